@@ -1,0 +1,60 @@
+"""The only place that knows that 1 GiB is 2**30 bytes, and how quantities are read and written."""
+
+import re
+from typing import Final
+
+from tonnage.errors import UsageError
+
+KIB: Final = 2**10
+MIB: Final = 2**20
+GIB: Final = 2**30
+
+_BINARY = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from `24GiB`, `80GB`, `512MiB` or a plain number.  Raises UsageError."""
+    return _parse(text, _BINARY, "a size such as 24GiB, 80GB or 512MiB")
+
+
+def parse_count(text: str) -> int:
+    """A whole number from `4096`, `4k`, `4M` (decimal multiples).  Raises UsageError."""
+    return _parse(text, _COUNT, "a whole number such as 4096 or 4M")
+
+
+def _parse(text: str, multiples: dict[str, int], expected: str) -> int:
+    match = _NUMBER.fullmatch(text)
+    if match is None or match[2].lower() not in multiples:
+        raise UsageError(f"{text!r} is not {expected}.")
+    value = float(match[1]) * multiples[match[2].lower()]
+    if value <= 0 or value != int(value):
+        raise UsageError(f"{text!r} is not {expected} above zero.")
+    return int(value)
+
+
+def gib(count_bytes: int) -> str:
+    """`74.85 GiB`; two decimals, because the third is noise to a reader."""
+    return f"{count_bytes / GIB:.2f} GiB"
+
+
+def size(count_bytes: int) -> str:
+    """The largest binary unit in which the value is at least 1: `512 B`, `32.0 MiB`, `74.85 GiB`."""
+    magnitude = abs(count_bytes)
+    if magnitude >= GIB:
+        return gib(count_bytes)
+    if magnitude >= MIB:
+        return f"{count_bytes / MIB:.1f} MiB"
+    if magnitude >= KIB:
+        return f"{count_bytes / KIB:.1f} KiB"
+    return f"{count_bytes} B"
+
+
+def count(value: int) -> str:
+    """`8.03 B`, `135 M`, `12,800`: a number of parameters or tokens, for reading."""
+    if value >= 10**9:
+        return f"{value / 10**9:.2f} B"
+    if value >= 10**6:
+        return f"{value / 10**6:.0f} M"
+    return f"{value:,}"
