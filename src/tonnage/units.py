@@ -9,14 +9,17 @@ KIB: Final = 2**10
 MIB: Final = 2**20
 GIB: Final = 2**30
 
-_BINARY = {"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_BYTES = {
+    **{"": 1, "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": 2**40},
+    **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
+}
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
     """Bytes from `24GiB`, `80GB`, `512MiB` or a plain number.  Raises UsageError."""
-    return _parse(text, _BINARY, "a size such as 24GiB, 80GB or 512MiB")
+    return _parse(text, _BYTES, "a size such as 24GiB, 80GB or 512MiB")
 
 
 def parse_count(text: str) -> int:
