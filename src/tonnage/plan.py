@@ -24,7 +24,7 @@ class Plan:
     """One value of every technique family; the defaults are what a plain PyTorch loop does under autocast."""
 
     precision: str = "bf16-mixed"
-    """`bf16-mixed`: fp32 weights, bf16 autocast; `bf16-true`: everything bf16; `fp16-mixed`: autocast and GradScaler."""
+    """`bf16-mixed`: fp32 weights, bf16 autocast; `bf16-true`: all bf16; `fp16-mixed`: autocast, GradScaler."""
     base_dtype: str | None = None
     """Dtype of LoRA's frozen weights; None: the compute dtype of `precision`."""
     optimizer: str = "adamw"
@@ -56,9 +56,8 @@ class Plan:
             self.checkpointing not in CHECKPOINTINGS[:2] + CHECKPOINTINGS[3:]
             and self.checkpoint_interval is None
         ):
-            raise UsageError(
-                f"Unknown checkpointing {self.checkpointing!r}; possible: {', '.join(CHECKPOINTINGS)} (N a number)."
-            )
+            possible = ", ".join(CHECKPOINTINGS)
+            raise UsageError(f"Unknown checkpointing {self.checkpointing!r}; possible: {possible} (N >= 1).")
 
     @property
     def checkpoint_interval(self) -> int | None:
