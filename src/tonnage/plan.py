@@ -52,10 +52,7 @@ class Plan:
         _one_of("allocator", self.allocator, ALLOCATORS)
         if self.base_dtype is not None:
             _one_of("base-dtype", self.base_dtype, DTYPES)
-        if (
-            self.checkpointing not in CHECKPOINTINGS[:2] + CHECKPOINTINGS[3:]
-            and self.checkpoint_interval is None
-        ):
+        if self.checkpointing not in CHECKPOINTINGS[:2] + CHECKPOINTINGS[3:] and self.checkpoint_interval is None:
             possible = ", ".join(CHECKPOINTINGS)
             raise UsageError(f"Unknown checkpointing {self.checkpointing!r}; possible: {possible} (N >= 1).")
 

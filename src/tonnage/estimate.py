@@ -1,0 +1,209 @@
+"""The answer: how much memory a step needs on each rank, whether it fits, and how that is known."""
+
+import json
+import zipfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tonnage.errors import UnreadableFile
+from tonnage.units import gib
+
+SCHEMA_VERSION: Final = 1
+
+CATEGORIES: Final = (
+    "parameter",
+    "gradient",
+    "optimizer_state",
+    "activation",
+    "workspace",
+    "communication",
+    "cached",
+    "runtime",
+)
+"""What the bytes of a process are for.  `cached`: reserved by the allocator but not handed out at the peak
+(fragmentation and slack); `runtime`: CUDA context, loaded kernels, NCCL: everything outside the allocator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The highest use of one rank's GPU, and who holds it at the moment of the allocated peak."""
+
+    allocated_bytes: int
+    """Most bytes in blocks handed out by the caching allocator (`torch.cuda.max_memory_allocated`)."""
+    reserved_bytes: int
+    """Most bytes the caching allocator held from the driver (`torch.cuda.max_memory_reserved`)."""
+    process_bytes: int
+    """Reserved plus what lives outside the allocator: what nvidia-smi shows."""
+    low_bytes: int
+    """Lower end of the interval for process_bytes."""
+    high_bytes: int
+    """Upper end of the interval for process_bytes."""
+    phase: str
+    """The phase in which the allocated peak happens."""
+    layer: str
+    """The module that was running then; empty if none."""
+    step: int
+    """The optimizer step (from 1) in which the allocated peak happens first."""
+    by_category: dict[str, int]
+    """Bytes by category at the peak; sums to process_bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhasePeak:
+    """The highest use within one phase, over all recorded steps."""
+
+    name: str
+    """`load`, `forward`, `backward`, `optimizer` or `other`."""
+    allocated_bytes: int
+    """Most bytes handed out while the phase ran."""
+    reserved_bytes: int
+    """Most bytes reserved while the phase ran."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Memory of the host that the process uses."""
+
+    peak_bytes: int | None
+    """Most resident bytes that the job itself would need on a real machine; None where unknown."""
+    pinned_bytes: int
+    """Most page-locked bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemory:
+    """What PyTorch said when the card was full."""
+
+    message: str
+    """PyTorch's own message."""
+    phase: str
+    """The phase in which it happened."""
+    layer: str
+    """The module that was running; empty if none."""
+    step: int
+    """The optimizer step (from 1) that could not be finished."""
+    stack: tuple[str, ...]
+    """The Python stack, outermost first, one `file:line function` a frame."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """What the numbers rest on."""
+
+    run: tuple[str, ...] = ()
+    """Parts that were really run."""
+    modelled: tuple[str, ...] = ()
+    """Parts that are constants or formulas, with their source."""
+    assumed: tuple[str, ...] = ()
+    """Values that could not be known, and what was taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """One point of the memory curve."""
+
+    mark: int
+    """Index of the Trace's mark."""
+    phase: str
+    """The phase then."""
+    allocated_bytes: int
+    """Most bytes handed out between this mark and the next."""
+    reserved_bytes: int
+    """Most bytes reserved between this mark and the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What one rank of a Job under a Plan needs on a Cluster; `ranks` holds the same for each rank that was run."""
+
+    source: str
+    """`ghost`, `meta` or `real`."""
+    versions: dict[str, str]
+    """Of everything that decides allocations: torch, cuda, transformers, tonnage."""
+    model: dict[str, Any]
+    """name, source, parameters, trainable_parameters."""
+    job: dict[str, Any]
+    """The Job's fields, or the command of a dry-run."""
+    plan: dict[str, Any]
+    """The Plan's fields; empty for a dry-run, where the script decides."""
+    cluster: dict[str, Any]
+    """gpu, gpus, nodes, capacity_bytes, and the like."""
+    fits: bool
+    """True when the steps ran to their end within the card's capacity."""
+    rank: int
+    """The rank these numbers belong to: the one with the highest process peak."""
+    peak: Peak
+    """The highest use."""
+    phases: tuple[PhasePeak, ...]
+    """The highest use by phase, in order of first appearance."""
+    host: Host
+    """Host memory."""
+    time: dict[str, Any]
+    """step_seconds, tokens_per_second_per_gpu, mfu, bound_by; each null until it is priced."""
+    coverage: Coverage
+    """What the numbers rest on."""
+    oom: OutOfMemory | None = None
+    """Set when the card was full."""
+    curve: tuple[Moment, ...] = ()
+    """The memory over the recorded steps, thinned for drawing."""
+    ranks: tuple[dict[str, Any], ...] = field(default_factory=tuple)
+    """rank, fits, peak of every rank that was run."""
+    notes: tuple[str, ...] = ()
+    """Sentences a reader should not miss, such as `no optimizer step was seen`."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `--json` prints (schema_version 1)."""
+        document = asdict(self)
+        return {"schema_version": SCHEMA_VERSION, **document}
+
+    @staticmethod
+    def from_json(document: dict[str, Any]) -> "Estimate":
+        """The Estimate that `to_json` wrote.  Raises UnreadableFile."""
+        try:
+            if document.get("schema_version") != SCHEMA_VERSION:
+                raise UnreadableFile(
+                    f"The estimate has schema version {document.get('schema_version')!r}; "
+                    f"this tonnage reads {SCHEMA_VERSION}."
+                )
+            values = {name: value for name, value in document.items() if name != "schema_version"}
+            oom = values.get("oom")
+            values |= {
+                "peak": Peak(**values["peak"]),
+                "phases": tuple(PhasePeak(**phase) for phase in values["phases"]),
+                "host": Host(**values["host"]),
+                "coverage": Coverage(**{name: tuple(items) for name, items in values["coverage"].items()}),
+                "oom": OutOfMemory(**{**oom, "stack": tuple(oom["stack"])}) if oom else None,
+                "curve": tuple(Moment(**moment) for moment in values.get("curve", ())),
+                "ranks": tuple(values.get("ranks", ())),
+                "notes": tuple(values.get("notes", ())),
+            }
+            return Estimate(**values)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise UnreadableFile(f"The estimate is damaged ({type(error).__name__}: {error}).") from error
+
+    def verdict(self) -> str:
+        """One sentence: fits or not, with the numbers that decide."""
+        capacity = self.cluster.get("capacity_bytes")
+        need = gib(self.peak.process_bytes)
+        where = f"of {gib(capacity)}" if capacity else ""
+        if self.fits:
+            return f"fits: {need} {where}".rstrip()
+        return f"does not fit: out of memory in {self.oom.phase if self.oom else self.peak.phase} ({need} {where})"
+
+    def _repr_html_(self) -> str:
+        from tonnage.report.html import fragment
+
+        return fragment(self)
+
+
+def load(path: Path) -> Estimate:
+    """The Estimate in a file written by `--save`.  Raises UnreadableFile; never executes anything."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            info = archive.getinfo("estimate.json")
+            if info.file_size > 64 * 2**20:
+                raise UnreadableFile(f"{path}: the estimate claims {info.file_size} bytes; the limit is 64 MiB.")
+            return Estimate.from_json(json.loads(archive.read(info)))
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile, EOFError, RecursionError) as error:
+        raise UnreadableFile(f"{path} is not a file that tonnage saved ({error}).") from error

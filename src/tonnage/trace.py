@@ -1,0 +1,282 @@
+"""A step written down: every allocator event, kernel, copy and collective of one rank, with phase and module.
+
+A Trace is what remains of a run: plain columns, no torch objects.  It is saved as a zip archive of one JSON
+document (`trace.json`, the small fields) and one file of raw little-endian numbers per column.  Reading it never
+executes anything; a damaged archive raises UnreadableFile.
+"""
+
+import json
+import struct
+import sys
+import zipfile
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from tonnage.errors import UnreadableFile
+
+FORMAT_VERSION: Final = 1
+
+ACTIONS: Final = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "oom",
+    "snapshot",
+    "workspace_snapshot",
+)
+"""The names of the allocator's trace events, in the order of their codes in a Trace."""
+
+KERNEL_KINDS: Final = {
+    1: "kernel",
+    2: "copy_h2d",
+    3: "copy_d2h",
+    4: "copy_d2d",
+    5: "memset",
+    6: "malloc",
+    7: "free",
+    8: "vm_map",
+    9: "vm_unmap",
+    10: "pinned_alloc",
+    11: "pinned_free",
+    12: "collective",
+    13: "library",
+    14: "event_record",
+    15: "stream_wait",
+    16: "synchronise",
+    17: "graph_launch",
+    18: "host_function",
+}
+"""What a record of the ghost's log says happened (`struct ghost_record`, field kind)."""
+
+EVENT_COLUMNS: Final = ("action", "address", "size", "stream", "mark")
+"""The columns of the allocator's trace, each 64-bit signed integers."""
+
+_RECORD: Final = struct.Struct("<BBHIIIIIIIQQQQ")  # struct ghost_record, 64 bytes
+_MAX_MEMBER_BYTES: Final = 2 * 2**30
+
+
+class Event(NamedTuple):
+    """One line of the caching allocator's own trace."""
+
+    action: str
+    address: int
+    size_bytes: int
+    """As requested by the program; blocks are larger (rounding and slack), see `timeline`."""
+    stream: int
+    mark: int
+
+
+class Activity(NamedTuple):
+    """One record of the ghost's log: something the program asked the GPU to do."""
+
+    kind: str
+    name: str
+    mark: int
+    device: int
+    grid: tuple[int, int, int]
+    block: int
+    stream: int
+    bytes: int
+    address: int
+    address2: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A moment at which the program entered or left a phase or a module; events carry the latest mark's number."""
+
+    step: int
+    """Optimizer steps completed before this moment."""
+    phase: str
+    """`load`, `forward`, `backward`, `recompute`, `optimizer` or `other`."""
+    module: str
+    """Dotted name of the module that is running; empty for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Knowledge about a block: the block that holds `address` at mark `mark` belongs to `category`."""
+
+    mark: int
+    address: int
+    category: str
+    """`parameter`, `gradient`, `optimizer_state` or `communication`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Everything that one rank asked of its GPU during the recorded steps."""
+
+    source: str
+    """`ghost`, `meta` or `real`."""
+    versions: dict[str, str]
+    """Of torch, CUDA, transformers and the like, as the process itself reported them."""
+    device: dict[str, Any]
+    """The card as the process saw it: name, total_bytes, context_bytes, capability."""
+    rank: int = 0
+    """Which rank of the job this is."""
+    world_size: int = 1
+    """How many ranks the job has."""
+    steps: int = 0
+    """Optimizer steps that were completed."""
+    allocator_settings: str = ""
+    """PYTORCH_ALLOC_CONF as the process had it."""
+    outcome: dict[str, Any] = field(default_factory=dict)
+    """`kind`: completed, oom or failed; for the latter two `message`, `stack`, `phase`, `module`."""
+    peaks: dict[str, int] = field(default_factory=dict)
+    """torch's own counters at the end: allocated_bytes, reserved_bytes (peaks), retries, ooms."""
+    host: dict[str, int] = field(default_factory=dict)
+    """peak_bytes (resident set) and pinned_bytes (peak of pinned memory)."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """What is known of the network: parameters, trainable_parameters, class."""
+    assumed: tuple[str, ...] = ()
+    """Values that a ghost cannot know and what was taken instead, one sentence each."""
+    unknown_calls: dict[str, int] = field(default_factory=dict)
+    """Calls of NVIDIA functions that the ghost does not implement: name to count."""
+    seconds: float = 0.0
+    """Wall time of the recorded steps on the machine that ran them (host time on a ghost)."""
+    marks: tuple[Mark, ...] = ()
+    """Phase and module changes, in order; events point at them by index."""
+    claims: tuple[Claim, ...] = ()
+    """Which blocks are parameters, gradients, optimizer states."""
+    names: tuple[str, ...] = ()
+    """Names of kernels and collectives; the log points at them by index."""
+    event_columns: dict[str, "array[int]"] = field(default_factory=dict)
+    """Columns action, address, size, stream, mark of the allocator's trace."""
+    log: bytes = b""
+    """The ghost's log, records of 64 bytes (`struct ghost_record`); empty when not recorded."""
+
+    @property
+    def event_count(self) -> int:
+        """Number of allocator events."""
+        return len(self.event_columns.get("action", ()))
+
+    def events(self) -> Iterator[Event]:
+        """The allocator's events in order."""
+        columns = self.event_columns
+        if not columns:
+            return
+        for action, address, size, stream, mark in zip(*(columns[name] for name in EVENT_COLUMNS), strict=True):
+            yield Event(ACTIONS[action], address, size, stream, mark)
+
+    def activities(self) -> Iterator[Activity]:
+        """The ghost's log in order: kernels, copies, collectives."""
+        for record in _RECORD.iter_unpack(self.log):
+            kind, device, _flags, mark, name, x, y, z, block, _shared, stream, count, address, address2 = record
+            yield Activity(
+                KERNEL_KINDS.get(kind, f"kind {kind}"),
+                self.names[name] if name < len(self.names) else "",
+                mark,
+                device,
+                (x, y, z),
+                block,
+                stream,
+                count,
+                address,
+                address2,
+            )
+
+
+def write(trace: Trace, archive: zipfile.ZipFile, prefix: str = "") -> None:
+    """Put a Trace into an open archive, its members' names starting with `prefix`."""
+    document: dict[str, Any] = {"format_version": FORMAT_VERSION}
+    for item in fields(Trace):
+        if item.name not in ("marks", "claims", "event_columns", "log"):
+            document[item.name] = getattr(trace, item.name)
+    document["marks"] = _marks_to_json(trace.marks)
+    document["claims"] = [[claim.mark, claim.address, claim.category] for claim in trace.claims]
+    archive.writestr(f"{prefix}trace.json", json.dumps(document))
+    for name, column in trace.event_columns.items():
+        archive.writestr(f"{prefix}events.{name}", _little_endian(column).tobytes())
+    archive.writestr(f"{prefix}log", trace.log)
+
+
+def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
+    """The Trace that `write` (or the recorder inside a ghost process) put into an archive.
+
+    Raises UnreadableFile when a member is missing, damaged, of absurd size or does not fit the others.
+    """
+    try:
+        document = json.loads(_member(archive, f"{prefix}trace.json"))
+        if document.pop("format_version") != FORMAT_VERSION:
+            raise UnreadableFile("The trace was written by another version of tonnage; record it again.")
+        columns = {name: _column(_member(archive, f"{prefix}events.{name}")) for name in EVENT_COLUMNS}
+        marks = _marks_from_json(document.pop("marks"))
+        claims = tuple(
+            Claim(mark=int(mark), address=int(address), category=str(category))
+            for mark, address, category in document.pop("claims")
+        )
+        known = {item.name for item in fields(Trace)}
+        plain = {name: value for name, value in document.items() if name in known}
+        for name in ("assumed", "names"):
+            plain[name] = tuple(str(text) for text in plain.get(name, ()))
+        trace = Trace(
+            **plain, marks=marks, claims=claims, event_columns=columns, log=_member(archive, f"{prefix}log")
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, OSError, EOFError) as error:
+        raise UnreadableFile(f"The trace is damaged ({type(error).__name__}: {error}).") from error
+    _check(trace)
+    return trace
+
+
+def load(path: Path, prefix: str = "") -> Trace:
+    """The Trace in a file.  Raises UnreadableFile."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return read(archive, prefix)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise UnreadableFile(f"{path} cannot be read as a trace ({error}).") from error
+
+
+def _check(trace: Trace) -> None:
+    lengths = {len(column) for column in trace.event_columns.values()}
+    if len(lengths) > 1 or len(trace.log) % _RECORD.size:
+        raise UnreadableFile("The trace is damaged: its columns differ in length.")
+    actions, marks = trace.event_columns["action"], trace.event_columns["mark"]
+    if len(actions) and not (0 <= min(actions) and max(actions) < len(ACTIONS)):
+        raise UnreadableFile("The trace is damaged: it holds an unknown event.")
+    if len(marks) and not (0 <= min(marks) and max(marks) < max(len(trace.marks), 1)):
+        raise UnreadableFile("The trace is damaged: an event points at a mark that is not there.")
+
+
+def _member(archive: zipfile.ZipFile, name: str) -> bytes:
+    size = archive.getinfo(name).file_size
+    if size > _MAX_MEMBER_BYTES:
+        raise UnreadableFile(f"The trace's part {name} claims {size} bytes; the limit is {_MAX_MEMBER_BYTES}.")
+    return archive.read(name)
+
+
+def _column(raw: bytes) -> "array[int]":
+    column = array("q")
+    column.frombytes(raw)
+    return _little_endian(column)
+
+
+def _little_endian(column: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        column = column[:]
+        column.byteswap()
+    return column
+
+
+def _marks_to_json(marks: tuple[Mark, ...]) -> dict[str, Any]:
+    phases = sorted({mark.phase for mark in marks})
+    modules = sorted({mark.module for mark in marks})
+    phase_index = {name: index for index, name in enumerate(phases)}
+    module_index = {name: index for index, name in enumerate(modules)}
+    rows = [[mark.step, phase_index[mark.phase], module_index[mark.module]] for mark in marks]
+    return {"phases": phases, "modules": modules, "rows": rows}
+
+
+def _marks_from_json(document: dict[str, Any]) -> tuple[Mark, ...]:
+    phases, modules = document["phases"], document["modules"]
+    return tuple(
+        Mark(step=int(step), phase=phases[phase], module=modules[module]) for step, phase, module in document["rows"]
+    )
