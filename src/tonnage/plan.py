@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from tonnage.errors import UsageError
+from tonnage.techniques import choices
+from tonnage.techniques.technique import listed
 
-PRECISIONS: Final = ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32")
-OPTIMIZERS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "adafactor", "muon")
-CHECKPOINTINGS: Final = ("none", "full", "every-N", "selective")
-SHARDS: Final = ("none", "ddp", "zero1", "zero2", "zero3", "hsdp")
-OFFLOADS: Final = ("none", "cpu")
-ATTENTIONS: Final = ("auto", "eager", "math", "efficient", "flash", "cudnn")
-LOSSES: Final = ("plain", "chunked")
-ALLOCATORS: Final = ("default", "expandable")
+PRECISIONS: Final = choices("precision")
+OPTIMIZERS: Final = choices("optimizer")
+CHECKPOINTINGS: Final = ("none", *choices("checkpointing"))
+SHARDS: Final = ("none", *choices("shard"))
+OFFLOADS: Final = ("none", *choices("param_offload"))
+ATTENTIONS: Final = ("auto", *choices("attention"))
+LOSSES: Final = ("plain", *choices("loss"))
+ALLOCATORS: Final = ("default", *choices("allocator"))
 DTYPES: Final = ("fp32", "bf16", "fp16")
 
 _EVERY = re.compile(r"every-([1-9][0-9]*)")
@@ -52,9 +54,7 @@ class Plan:
         _one_of("allocator", self.allocator, ALLOCATORS)
         if self.base_dtype is not None:
             _one_of("base-dtype", self.base_dtype, DTYPES)
-        if self.checkpointing not in CHECKPOINTINGS[:2] + CHECKPOINTINGS[3:] and self.checkpoint_interval is None:
-            possible = ", ".join(CHECKPOINTINGS)
-            raise UsageError(f"Unknown checkpointing {self.checkpointing!r}; possible: {possible} (N >= 1).")
+        _one_of("checkpointing", self.checkpointing, CHECKPOINTINGS)
 
     @property
     def checkpoint_interval(self) -> int | None:
@@ -69,5 +69,5 @@ class Plan:
 
 
 def _one_of(option: str, value: str, possible: tuple[str, ...]) -> None:
-    if value not in possible:
+    if not listed(value, possible):
         raise UsageError(f"Unknown {option} {value!r}; possible: {', '.join(possible)}.")

@@ -1,0 +1,284 @@
+"""The network of a job: from a configuration or a factory to an nn.Module and batches that it trains on.
+
+Hugging Face models are built on the meta device, tied, and then given memory parameter by parameter, as
+`from_pretrained` does; no random number is drawn unless `initialise` is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from tonnage.errors import CannotEstimate, UnreadableModel
+
+if TYPE_CHECKING:
+    from tonnage.job import Job, ModelRef
+
+Batch = dict[str, torch.Tensor]
+
+TASKS: Final = ("image-text-to-text", "seq2seq", "masked-lm", "causal-lm", "image-classification")
+"""What a Hugging Face configuration can be trained for here, in the order in which its type is looked up.
+
+BERT's type is in transformers' causal mapping as well, T5's and BART's in several; the first that fits is taken.
+"""
+
+
+def build(ref: ModelRef, *, dtype: torch.dtype, attention: str | None, device: torch.device) -> nn.Module:
+    """The untrained network with all weights in `dtype` on `device` (meta for no memory at all).
+
+    A factory is called under `device` with `dtype` as torch's default.
+    """
+    if ref.kind == "factory":
+        return _from_factory(ref, dtype, device)
+    network = _from_config(ref, dtype, attention)
+    materialise(network, device)
+    return network
+
+
+def materialise(module: nn.Module, device: torch.device) -> None:
+    """Give every meta parameter and buffer of `module` uninitialised memory on `device`, keeping ties.
+
+    `Module.to_empty` would break the tie between embedding and head, and allocate one of them twice.
+    """
+    if device.type == "meta":
+        return
+    made: dict[int, torch.Tensor] = {}
+    for child in module.modules():
+        for store in (child._parameters, child._buffers):
+            for name, tensor in store.items():
+                if tensor is not None and tensor.is_meta:
+                    if id(tensor) not in made:
+                        made[id(tensor)] = _allocate_like(tensor, device)
+                    store[name] = made[id(tensor)]
+
+
+def _allocate_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    memory = torch.empty_like(tensor, device=device, requires_grad=False)
+    return nn.Parameter(memory, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else memory
+
+
+def initialise(module: nn.Module) -> None:
+    """Fill weights and buffers with the values a freshly made network has.
+
+    Hugging Face models do it themselves; other modules through `reset_parameters`, as torch's own layers have it.
+    """
+    network = hugging_face(module)
+    if network is not None:
+        network.initialize_weights()
+        return
+    for child in module.modules():
+        reset = getattr(child, "reset_parameters", None)
+        if callable(reset):
+            reset()
+
+
+def hugging_face(module: nn.Module) -> Any | None:
+    """The outermost transformers model inside `module` (which may be a PEFT, DDP or FSDP wrapper), or None."""
+    from transformers import PreTrainedModel
+
+    return next((child for child in module.modules() if isinstance(child, PreTrainedModel)), None)
+
+
+def layer_lists(module: nn.Module) -> list[list[nn.Module]]:
+    """The repeated layers of a network: each outermost ModuleList or Sequential of identical-class children.
+
+    Encoder-decoders have two.  Lists inside a layer (experts, the parts of a T5 block) do not count.
+    """
+    if isinstance(module, nn.ModuleList | nn.Sequential) and _uniform(module):
+        return [list(module)]
+    return [found for child in module.children() for found in layer_lists(child)]
+
+
+def _uniform(children: nn.ModuleList | nn.Sequential) -> bool:
+    weighty = all(next(child.parameters(), None) is not None for child in children)
+    return len(children) > 0 and weighty and len({type(child) for child in children}) == 1
+
+
+def layers(module: nn.Module) -> list[nn.Module]:
+    """All repeated layers in order; see `layer_lists`."""
+    return [layer for found in layer_lists(module) for layer in found]
+
+
+def task(config: dict[str, Any]) -> str:
+    """Which of TASKS the configuration is for: by its `architectures` if they say so, else by its type."""
+    model_type = str(config.get("model_type"))
+    classes = _classes()
+    fitting = [name for name in TASKS if model_type in classes[name]]
+    if not fitting:
+        raise UnreadableModel(
+            f"transformers {_transformers_version()} has no trainable class for model_type {model_type!r} "
+            f"(looked for: {', '.join(TASKS)}); upgrade transformers or give package.module:factory."
+        )
+    named = set(config.get("architectures") or ())
+    for name in fitting:
+        if classes[name][model_type] in named:
+            return name
+    if config.get("is_decoder") and "causal-lm" in fitting:
+        return "causal-lm"
+    return fitting[0]
+
+
+def _classes() -> dict[str, dict[str, str]]:
+    from transformers.models.auto import modeling_auto as auto
+
+    return {
+        "image-text-to-text": dict(auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
+        "seq2seq": dict(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
+        "masked-lm": dict(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+        "causal-lm": dict(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+        "image-classification": dict(auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES),
+    }
+
+
+def _auto_class(name: str) -> Any:
+    import transformers
+
+    return {
+        "image-text-to-text": transformers.AutoModelForImageTextToText,
+        "seq2seq": transformers.AutoModelForSeq2SeqLM,
+        "masked-lm": transformers.AutoModelForMaskedLM,
+        "causal-lm": transformers.AutoModelForCausalLM,
+        "image-classification": transformers.AutoModelForImageClassification,
+    }[name]
+
+
+def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn.Module:
+    kind = task(ref.config)
+    config = _configuration(ref)
+    config.use_cache = False  # a cache of keys and values has no place in training
+    chosen = {"attn_implementation": attention} if attention else {}
+    try:
+        with torch.device("meta"), without_initialisation(), _quiet():
+            network = _auto_class(kind).from_config(config, dtype=dtype, **chosen)
+    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
+        raise UnreadableModel(f"transformers cannot build {ref.name}: {_first_line(error)}") from error
+    network.tie_weights()
+    return network.train()
+
+
+def _configuration(ref: ModelRef) -> Any:
+    from transformers import AutoConfig
+
+    fields = {key: value for key, value in ref.config.items() if not key.startswith("_")}
+    try:
+        return AutoConfig.for_model(fields.pop("model_type"), **fields)
+    except Exception as error:  # transformers' validation raises classes of several packages
+        raise UnreadableModel(f"The configuration of {ref.name} is not valid: {_first_line(error)}") from error
+
+
+@contextmanager
+def without_initialisation() -> Iterator[None]:
+    """Make weights without drawing random numbers, in torch's layers, transformers and PEFT alike."""
+    from transformers import initialization
+
+    with initialization.no_init_weights():
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _from_factory(ref: ModelRef, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    name = ref.factory or ""
+    factory = _imported(name)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            module = factory()
+    finally:
+        torch.set_default_dtype(before)
+    if not isinstance(module, nn.Module):
+        raise UnreadableModel(f"{name} returned {type(module).__name__}; it must return a torch.nn.Module.")
+    return module.train()
+
+
+def _imported(name: str) -> Any:
+    module_name, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UnreadableModel(
+            f"Cannot import the factory {name!r}: {_first_line(error)}; give package.module:callable."
+        ) from error
+
+
+def batch(job: Job, module: nn.Module, dtype: torch.dtype) -> Batch:
+    """One micro-batch on the host, as a data loader hands it over: full sequences, no padding, so no mask.
+
+    `dtype` is that of images.  A factory's module may offer `batch(job)`; a Hugging Face model inside it will do.
+    """
+    own = getattr(module, "batch", None)
+    if callable(own):
+        made: Batch = own(job)
+        return made
+    network = hugging_face(module)
+    if network is None:
+        raise CannotEstimate(
+            f"No batch is known for {type(module).__name__}; give it a method batch(job) that returns "
+            "a dict of CPU tensors for its forward."
+        )
+    return _MAKERS[task(network.config.to_dict())](job, network.config, dtype)
+
+
+def _token_batch(job: Job, config: Any, dtype: torch.dtype) -> Batch:
+    ids = torch.randint(0, config.get_text_config().vocab_size, (job.micro_batch, job.seq_len))
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def _image_batch(job: Job, config: Any, dtype: torch.dtype) -> Batch:
+    height, width = _pair(config.image_size)
+    images = torch.rand(job.micro_batch, config.num_channels, height, width).to(dtype)
+    return {"pixel_values": images, "labels": torch.randint(0, config.num_labels, (job.micro_batch,))}
+
+
+def _image_text_batch(job: Job, config: Any, dtype: torch.dtype) -> Batch:
+    raise CannotEstimate(
+        f"Batches of images and text are not made for {config.model_type}; train its text model alone "
+        "(its text_config as a config.json) or give package.module:factory with batch(job)."
+    )
+
+
+_MAKERS: Final = {
+    "image-text-to-text": _image_text_batch,
+    "seq2seq": _token_batch,
+    "masked-lm": _token_batch,
+    "causal-lm": _token_batch,
+    "image-classification": _image_batch,
+}
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def loss_of(output: Any) -> torch.Tensor:
+    """The loss in what a forward returned: its `loss`, the tensor itself, or the first of a tuple."""
+    loss = getattr(output, "loss", output[0] if isinstance(output, tuple) else output)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise CannotEstimate(
+            f"The forward returned {type(output).__name__} without a loss; it must return a scalar tensor, "
+            "a tuple that starts with one, or an object with .loss."
+        )
+    return loss
+
+
+def _transformers_version() -> str:
+    import transformers
+
+    return str(transformers.__version__)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

@@ -1,0 +1,276 @@
+"""The training step that a Job under a Plan makes: a value that techniques change, then something that runs.
+
+The same code runs on a ghost GPU, on a real one and on the CPU; nothing here knows which it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tonnage import model as models
+from tonnage.errors import CannotEstimate
+from tonnage.job import Job
+from tonnage.model import Batch
+from tonnage.plan import Plan
+from tonnage.techniques import chosen, environment
+
+__all__ = ["ReadyStep", "Step", "World", "build", "environment"]
+
+Context = Callable[[], AbstractContextManager[Any]]
+NewOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+OptimizerPart = tuple[list[nn.Parameter], NewOptimizer]
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Where a rank runs and how many others there are."""
+
+    size: int = 1
+    """Data-parallel ranks of the job."""
+    rank: int = 0
+    """Which of them this process is."""
+    gpus_per_node: int = 8
+    """Ranks of one node: the shard group of HSDP."""
+    device: torch.device
+    """Where this rank computes."""
+    made_group: bool = False
+    """Whether the process group was made for this step, and is to be destroyed with it."""
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that get gradients, each once."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def _no_optimizer(module: nn.Module) -> tuple[OptimizerPart, ...]:
+    raise LookupError("no technique of the plan has chosen an optimizer")
+
+
+def _plain_optimizer(parameters: list[nn.Parameter], new: NewOptimizer) -> torch.optim.Optimizer:
+    return new(parameters)
+
+
+def _no_context(module: nn.Module) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """How an optimizer step is made and run; each technique returns a changed copy."""
+
+    job: Job
+    """What is trained."""
+    plan: Plan
+    """How; techniques read their own option."""
+    world: World
+    """On how many ranks, and which one this is."""
+    initialise: bool
+    """Whether weights get values; without, they are whatever memory holds."""
+    weights_dtype: torch.dtype = torch.float32
+    """The dtype in which the network's own weights are made."""
+    autocast_dtype: torch.dtype | None = None
+    """The dtype of torch.autocast around the forward; None: no autocast."""
+    scales_loss: bool = False
+    """Whether a GradScaler multiplies the loss and skips steps whose gradients overflow."""
+    attention: str | None = None
+    """transformers' attn_implementation; None: its own choice."""
+    contexts: tuple[Context, ...] = ()
+    """Entered around forward and backward of every micro-batch."""
+    changes: tuple[Callable[[nn.Module], nn.Module], ...] = ()
+    """Applied to the network in order, before it is sharded."""
+    shard: Callable[[nn.Module], nn.Module] | None = None
+    """Divides or replicates the network among the ranks; None: each rank is alone."""
+    shards_parameters: bool = False
+    """Whether the network must be built without memory, which its shards get after `shard`."""
+    parameters_device: torch.device | None = None
+    """Where sharded parameters rest; None: the world's device."""
+    gradients_stay_local: Callable[[nn.Module], AbstractContextManager[Any]] = _no_context
+    """Held during all micro-batches of a step but the last: no communication of gradients."""
+    optimizer_parts: Callable[[nn.Module], tuple[OptimizerPart, ...]] = _no_optimizer
+    """Which parameters each optimizer takes, and how it is made."""
+    new_optimizer: Callable[[list[nn.Parameter], NewOptimizer], torch.optim.Optimizer] = _plain_optimizer
+    """Makes one optimizer of a part; ZeRO-1 divides it here."""
+
+    def build(self) -> ReadyStep:
+        """Make the network and its optimizers on this rank's device."""
+        network = models.build(
+            self.job.model,
+            dtype=self.weights_dtype,
+            attention=self.attention,
+            device=torch.device("meta") if self.shards_parameters else self.world.device,
+        )
+        if self.initialise and not self.shards_parameters:
+            models.initialise(network)
+        for change in self.changes:
+            network = change(network)
+        if self.shard is not None:
+            network = self.shard(network)
+        if self.shards_parameters:
+            network.to_empty(device=self.parameters_device or self.world.device)
+            if self.initialise:
+                models.initialise(network)
+        optimizers = tuple(self.new_optimizer(*part) for part in self.optimizer_parts(network))
+        return ReadyStep(step=self, model=network, optimizers=optimizers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadyStep:
+    """A network with its optimizers, ready to train; `run` is the loop a user would write."""
+
+    step: Step
+    """How it was made."""
+    model: nn.Module
+    """The network as it is called, with its wrappers."""
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    """One, or two where a technique trains some parameters differently (Muon)."""
+    scaler: torch.amp.GradScaler | None = field(init=False)
+    """The loss scaler of fp16-mixed."""
+
+    def __post_init__(self) -> None:
+        device = self.step.world.device.type
+        object.__setattr__(self, "scaler", torch.amp.GradScaler(device) if self.step.scales_loss else None)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The first of `optimizers`; the only one for most plans."""
+        return self.optimizers[0]
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all parameters of the whole network, each counted once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Elements of the parameters that get gradients, over all ranks."""
+        return sum(parameter.numel() for parameter in trainable(self.model))
+
+    def run(self, steps: int, on_step: Callable[[int], None] | None = None) -> None:
+        """Train for `steps` optimizer steps on made-up batches; `on_step(i)` is called after each."""
+        for index in range(steps):
+            self._optimizer_step()
+            if on_step is not None:
+                on_step(index)
+
+    def close(self) -> None:
+        """Destroy the process group if `build` made it."""
+        if self.step.world.made_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _optimizer_step(self) -> None:
+        rest = self.step.job.grad_accum - 1
+        if rest:
+            with self.step.gradients_stay_local(self.model):
+                for _ in range(rest):
+                    self.micro_batch(self.next_batch())
+        self.micro_batch(self.next_batch())
+        for optimizer in self.optimizers:
+            if self.scaler is None:
+                optimizer.step()
+            else:
+                self.scaler.step(optimizer)
+        if self.scaler is not None:
+            self.scaler.update()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def next_batch(self) -> Batch:
+        """A made-up micro-batch on this rank's device, copied from the host."""
+        host = models.batch(self.step.job, self.model, self.images_dtype)
+        return {name: tensor.to(self.step.world.device) for name, tensor in host.items()}
+
+    @property
+    def images_dtype(self) -> torch.dtype:
+        """What images are handed over in: autocast casts them itself, other networks want their own dtype."""
+        return torch.float32 if self.step.autocast_dtype else self.step.weights_dtype
+
+    def micro_batch(self, batch: Batch) -> None:
+        """Forward and backward of one micro-batch; gradients are added to those already there."""
+        with ExitStack() as stack:
+            for context in self.step.contexts:
+                stack.enter_context(context())
+            self._backward(self._forward(batch))
+
+    def _forward(self, batch: Batch) -> torch.Tensor:
+        with self._autocast():
+            loss = models.loss_of(self.model(**batch))
+        return loss / self.step.job.grad_accum if self.step.job.grad_accum > 1 else loss
+
+    def _autocast(self) -> torch.autocast:
+        dtype = self.step.autocast_dtype
+        return torch.autocast(self.step.world.device.type, dtype, enabled=dtype is not None)
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        loss.backward()
+
+
+def build(
+    job: Job,
+    plan: Plan,
+    *,
+    world_size: int = 1,
+    rank: int = 0,
+    gpus_per_node: int = 8,
+    device: str = "cuda",
+    initialise: bool = False,
+) -> ReadyStep:
+    """The step of one rank, with its network and optimizers made on `device`.
+
+    With several ranks, the process group that exists is used; otherwise that of torchrun's environment; otherwise
+    this process acts as rank `rank` of `world_size` alone, which only a ghost's NCCL can do.
+    `initialise` gives weights their usual random values; without it they are whatever memory holds, which is enough
+    to see what a step allocates.
+    """
+    world = World(size=world_size, rank=rank, gpus_per_node=gpus_per_node, device=_device(device))
+    if world_size > 1:
+        world = _join(world)
+    step = Step(job=job, plan=plan, world=world, initialise=initialise)
+    for technique in chosen(job, plan):
+        step = technique.apply(step)
+    return step.build()
+
+
+def _device(name: str) -> torch.device:
+    device = torch.device(name)
+    if device.type != "cuda":
+        return device
+    if device.index is None:
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        device = torch.device("cuda", local_rank % max(1, torch.cuda.device_count()))
+    torch.cuda.set_device(device)
+    return device
+
+
+def _join(world: World) -> World:
+    """Take part in the process group of the job's ranks, making it where there is none."""
+    if not dist.is_initialized():
+        _make_group(world)
+        world = replace(world, made_group=True)
+    if dist.get_world_size() != world.size:
+        raise CannotEstimate(
+            f"The process group has {dist.get_world_size()} ranks, the job {world.size}; start as many processes."
+        )
+    return replace(world, rank=dist.get_rank())
+
+
+def _make_group(world: World) -> None:
+    backend = "nccl" if world.device.type == "cuda" else "gloo"
+    if "RANK" in os.environ and os.environ.get("WORLD_SIZE") == str(world.size):
+        dist.init_process_group(backend)
+    elif backend == "nccl":
+        # One rank without its peers: a ghost's NCCL asks nothing of them, and no store needs to answer.
+        dist.init_process_group(backend, store=dist.HashStore(), rank=world.rank, world_size=world.size)
+    else:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)

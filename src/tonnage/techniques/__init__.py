@@ -1,0 +1,67 @@
+"""All techniques, in the order in which they are applied to a Step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tonnage.techniques import (
+    adafactor,
+    adamw,
+    allocator,
+    attention,
+    checkpointing,
+    chunked_loss,
+    cpu_offload,
+    ddp,
+    fsdp,
+    lora,
+    muon,
+    precision,
+    sgd,
+    zero1,
+)
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+
+TECHNIQUES: Final[tuple[Technique, ...]] = (
+    allocator.EXPANDABLE,
+    precision.PRECISION,
+    attention.ATTENTION,
+    lora.LORA,
+    checkpointing.CHECKPOINTING,
+    chunked_loss.CHUNKED_LOSS,
+    adamw.ADAMW,
+    sgd.SGD,
+    adafactor.ADAFACTOR,
+    muon.MUON,
+    cpu_offload.CPU_OFFLOAD,
+    ddp.DDP,
+    zero1.ZERO1,
+    fsdp.FSDP,
+)
+
+
+def choices(option: str) -> tuple[str, ...]:
+    """The values of an option that some technique answers for, in the order of application."""
+    return tuple(value for technique in TECHNIQUES if technique.option == option for value in technique.values)
+
+
+def chosen(job: Job, plan: Plan) -> tuple[Technique, ...]:
+    """The techniques that a job under a plan uses."""
+    return tuple(technique for technique in TECHNIQUES if technique.chosen(job, plan))
+
+
+def refusals(job: Job, plan: Plan, cluster: Cluster) -> tuple[Refusal, ...]:
+    """Why the plan cannot be carried out; empty if it can."""
+    answers = (technique.accepts(job, plan, cluster) for technique in chosen(job, plan))
+    return tuple(answer for answer in answers if answer is not None)
+
+
+def environment(plan: Plan) -> dict[str, str]:
+    """Environment variables that the plan needs before the training process starts."""
+    wanted = (t for t in TECHNIQUES if t.environment and t.takes(getattr(plan, t.option)))
+    return {name: value for technique in wanted for name, value in technique.environment.items()}

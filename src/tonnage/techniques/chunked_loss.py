@@ -1,0 +1,102 @@
+"""Chunked loss: the head and the cross-entropy run on slices of tokens, so all logits never exist at once.
+
+Each slice's logits are dropped after its loss and made again in backward (activation checkpointing of the slice).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import Step
+
+CHUNK_TOKENS: Final = 1024
+"""Tokens of one slice; its logits in fp32 are 0.5 GiB for a vocabulary of 128,256."""
+
+IGNORED_LABEL: Final = -100
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Only networks whose head is one linear layer over the decoder's last hidden states."""
+    if job.model.kind == "factory":
+        reason = "the head of a factory's network is not known"
+    elif job.model.config.get("is_encoder_decoder"):
+        reason = f"{job.model.config.get('model_type')} is an encoder-decoder"
+    else:
+        return None
+    return Refusal(technique="loss=chunked", reason=reason, instead="choose loss plain")
+
+
+def apply(step: Step) -> Step:
+    """Replace the network's forward by one that returns the loss alone."""
+    return replace(step, changes=(*step.changes, _with_chunked_loss))
+
+
+def _with_chunked_loss(module: nn.Module) -> nn.Module:
+    from tonnage.errors import CannotEstimate
+    from tonnage.model import hugging_face, task
+
+    network = hugging_face(module)
+    kind = task(network.config.to_dict()) if network is not None else "unknown"
+    if network is None or kind != "causal-lm":
+        raise CannotEstimate(f"A chunked loss needs a causal language model, not {kind}; choose loss plain.")
+    network.forward = MethodType(_forward, network)
+    return module
+
+
+def _forward(network: Any, input_ids: Tensor, labels: Tensor, **inputs: Any) -> tuple[Tensor]:
+    """The mean cross-entropy of predicting each token from those before it."""
+    from torch.nn.functional import pad
+
+    hidden = network.base_model(input_ids=input_ids, **inputs)[0]
+    following = pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:]  # shifting labels copies less than shifting hidden
+    return (chunked_cross_entropy(hidden, following, lambda part: _logits(network, part)),)
+
+
+def chunked_cross_entropy(hidden: Tensor, labels: Tensor, logits_of: Any) -> Tensor:
+    """Mean cross-entropy over labels that are not ignored; `logits_of` turns (tokens, width) into logits.
+
+    Equal to the plain loss up to the order of summation.
+    """
+    from torch.utils.checkpoint import checkpoint
+
+    def summed(part: Tensor, targets: Tensor) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        scores = logits_of(part).float()
+        return cross_entropy(scores, targets, reduction="sum", ignore_index=IGNORED_LABEL)
+
+    labels = labels.reshape(-1)
+    parts = hidden.reshape(-1, hidden.shape[-1]).split(CHUNK_TOKENS)
+    losses = [
+        checkpoint(summed, part, targets, use_reentrant=False)
+        for part, targets in zip(parts, labels.split(CHUNK_TOKENS), strict=True)
+    ]
+    return sum(losses[1:], losses[0]) / (labels != IGNORED_LABEL).sum()
+
+
+def _logits(network: Any, hidden: Tensor) -> Tensor:
+    """The head with the scalings that some families apply: Granite, Cohere, Gemma."""
+    import torch
+
+    config = network.config.get_text_config()
+    logits: Tensor = network.get_output_embeddings()(hidden)
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:
+        logits = logits / divisor
+    if (factor := getattr(config, "logit_scale", None)) is not None:
+        logits = logits * factor
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits
+
+
+CHUNKED_LOSS: Final = Technique(option="loss", values=("chunked",), accepts=accepts, apply=apply)

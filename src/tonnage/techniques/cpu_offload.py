@@ -1,0 +1,38 @@
+"""Parameter offload: shards, their gradients and optimizer states rest in host memory, where the optimizer runs.
+
+FSDP2's CPUOffloadPolicy with pinned memory, its default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import Step
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Only FSDP2 moves parameters."""
+    if plan.shard in ("zero2", "zero3", "hsdp"):
+        return None
+    return Refusal(
+        technique="param_offload=cpu",
+        reason=f"it is a part of FSDP2, and shard is {plan.shard}",
+        instead="choose shard zero3 (it works on one GPU as well)",
+    )
+
+
+def apply(step: Step) -> Step:
+    """Keep shards on the host; `fsdp` reads it."""
+    import torch
+
+    return replace(step, parameters_device=torch.device("cpu"))
+
+
+CPU_OFFLOAD: Final = Technique(option="param_offload", values=("cpu",), accepts=accepts, apply=apply)

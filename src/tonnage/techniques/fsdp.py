@@ -1,0 +1,79 @@
+"""FSDP2: parameters, gradients and optimizer states divided among the ranks, a layer at a time.
+
+`zero3` gathers a layer's parameters for its forward and again for its backward; `zero2` keeps them gathered in
+between; `hsdp` is zero3 within a node and replicates across nodes.  A mixed precision becomes FSDP2's own policy
+(sharded weights fp32, gathered ones in the compute dtype, gradients reduced in fp32), with no autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tonnage.step import Step
+
+
+def apply(step: Step) -> Step:
+    """Build without memory, wrap each layer and the whole, then allocate shards."""
+    return replace(
+        step,
+        autocast_dtype=None,
+        shards_parameters=True,
+        shard=lambda module: _sharded(module, step),
+        gradients_stay_local=_without_reduction,
+    )
+
+
+def _sharded(module: nn.Module, step: Step) -> nn.Module:
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+
+    from tonnage.model import layers
+
+    options: dict[str, Any] = {
+        "mesh": _mesh(step),
+        "mp_policy": _precision(step),
+        "reshard_after_forward": step.plan.shard != "zero2",
+        "offload_policy": CPUOffloadPolicy() if step.parameters_device else OffloadPolicy(),
+    }
+    for layer in layers(module):
+        fully_shard(layer, **options)
+    return fully_shard(module, **options)
+
+
+def _mesh(step: Step) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    world = step.world
+    if step.plan.shard != "hsdp":
+        return init_device_mesh(world.device.type, (world.size,))
+    shape = (world.size // world.gpus_per_node, world.gpus_per_node)
+    return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+
+
+def _precision(step: Step) -> Any:
+    import torch
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if step.autocast_dtype is None:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=step.autocast_dtype, reduce_dtype=torch.float32)
+
+
+@contextmanager
+def _without_reduction(module: Any) -> Iterator[None]:
+    module.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        module.set_requires_gradient_sync(True)
+
+
+FSDP: Final = Technique(option="shard", values=("zero2", "zero3", "hsdp"), apply=apply)

@@ -1,0 +1,60 @@
+"""LoRA: low-rank adapters beside frozen linear layers, by PEFT.
+
+The frozen weights are made in `base_dtype` (default: the compute dtype).  Adapters are fp32 under autocast, as PEFT
+casts them by default, and in the compute dtype for the -true precisions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+from tonnage.techniques.precision import dtype
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import Step
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """PEFT must be installed."""
+    if find_spec("peft") is None:
+        return Refusal(
+            technique="method=lora", reason="the package peft is not installed", instead="pip install peft"
+        )
+    return None
+
+
+def apply(step: Step) -> Step:
+    """Make the base in its dtype, and wrap it with adapters."""
+    base = step.plan.base_dtype or step.plan.compute_dtype
+    return replace(
+        step, weights_dtype=dtype(base), changes=(*step.changes, lambda module: _with_adapters(module, step))
+    )
+
+
+def _with_adapters(module: nn.Module, step: Step) -> nn.Module:
+    from contextlib import nullcontext
+
+    from peft import LoraConfig, get_peft_model
+
+    from tonnage.model import without_initialisation
+
+    targets = step.job.lora_targets
+    config = LoraConfig(
+        r=step.job.lora_rank,
+        lora_alpha=2 * step.job.lora_rank,
+        target_modules=targets[0] if targets == ("all-linear",) else list(targets),
+    )
+    with nullcontext() if step.initialise else without_initialisation():
+        adapted: nn.Module = get_peft_model(module, config, autocast_adapter_dtype=step.autocast_dtype is not None)
+    return adapted
+
+
+LORA: Final = Technique(option="method", values=("lora",), accepts=accepts, apply=apply)

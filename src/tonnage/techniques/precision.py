@@ -1,0 +1,46 @@
+"""Precision: the dtype of the weights, of the computation, and the loss scaling that fp16 needs.
+
+| value | weights | computation | loss scaling |
+|---|---|---|---|
+| bf16-mixed | fp32 | torch.autocast to bf16 | no |
+| fp16-mixed | fp32 | torch.autocast to fp16 | GradScaler |
+| bf16-true | bf16 | bf16, no autocast | no |
+| fp32 | fp32 | fp32; TF32 as torch has it by default | no |
+
+Under FSDP2 the mixed precisions become its MixedPrecisionPolicy instead of autocast (see `fsdp`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from tonnage.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    import torch
+
+    from tonnage.step import Step
+
+DTYPE_NAMES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def dtype(name: str) -> torch.dtype:
+    """`bf16` -> torch.bfloat16."""
+    import torch
+
+    found: torch.dtype = getattr(torch, DTYPE_NAMES[name])
+    return found
+
+
+def apply(step: Step) -> Step:
+    """Set the dtype of weights and autocast."""
+    compute, _, style = step.plan.precision.partition("-")
+    if style != "mixed":
+        return replace(step, weights_dtype=dtype(compute))
+    return replace(step, autocast_dtype=dtype(compute), scales_loss=compute == "fp16")
+
+
+PRECISION: Final = Technique(
+    option="precision", values=("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"), apply=apply
+)

@@ -1,0 +1,68 @@
+"""The interface of every technique: one option of the Plan or the Job, two questions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """Why a technique cannot be used for a job on a cluster, and what can."""
+
+    technique: str
+    """The option and value that were refused, as on the command line: `attention=flash`."""
+    reason: str
+    """What stands against it, with numbers or versions, in one line."""
+    instead: str
+    """What to choose in its place."""
+
+    def __str__(self) -> str:
+        return f"{self.technique}: {self.reason}; {self.instead}."
+
+
+def nothing_against(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """The `accepts` of a technique that works everywhere."""
+    return None
+
+
+def unchanged(step: Step) -> Step:
+    """The `apply` of a technique that acts before the process starts (see `environment`)."""
+    return step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Technique:
+    """One trade of time or precision for memory: when it may be used, and what it does to a Step."""
+
+    option: str
+    """The field of the Plan (or of the Job: `method`) that chooses it."""
+    values: tuple[str, ...]
+    """The values of that field which this technique answers for; a trailing `-N` stands for any whole number."""
+    accepts: Callable[[Job, Plan, Cluster], Refusal | None] = nothing_against
+    """Whether it can be used; imports no torch."""
+    apply: Callable[[Step], Step] = unchanged
+    """The changed Step; imports torch inside."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that must be set before the training process starts."""
+
+    def chosen(self, job: Job, plan: Plan) -> bool:
+        """True if the plan (or the job) asks for this technique."""
+        return self.takes(getattr(plan if hasattr(plan, self.option) else job, self.option))
+
+    def takes(self, value: str) -> bool:
+        """True if this technique answers for the value: `every-3` is taken by one that lists `every-N`."""
+        return listed(value, self.values)
+
+
+def listed(value: str, possible: tuple[str, ...]) -> bool:
+    """True if `possible` holds the value, or `every-N` for a value such as `every-3` (N is at least 1)."""
+    return re.sub(r"-[1-9][0-9]*$", "-N", value) in possible and not value.endswith("-N")

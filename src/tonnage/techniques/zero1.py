@@ -1,0 +1,30 @@
+"""ZeRO-1: DDP whose optimizer states are divided among the ranks (torch's ZeroRedundancyOptimizer)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from tonnage.techniques import ddp
+from tonnage.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from tonnage.step import NewOptimizer, Step
+
+
+def apply(step: Step) -> Step:
+    """DDP, with every optimizer made by ZeroRedundancyOptimizer."""
+    return replace(ddp.apply(step), new_optimizer=_divided)
+
+
+def _divided(parameters: list[nn.Parameter], new: NewOptimizer) -> Optimizer:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    divided: Optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=new)
+    return divided
+
+
+ZERO1: Final = Technique(option="shard", values=("zero1",), apply=apply)
