@@ -1,0 +1,296 @@
+"""The options of PYTORCH_ALLOC_CONF that decide where memory comes from, and the sizes that follow from them.
+
+Which values are accepted, and what they mean, was checked against the parser inside the torch 2.13 binary
+(`tests/test_allocator_against_torch.py`); this parser only refuses more: half-numbers such as `128.5` and
+signs, which torch cuts off or wraps around without a word.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from tonnage.errors import UsageError
+from tonnage.units import MIB
+
+MIN_BLOCK_BYTES: Final = 512
+"""Every block is a multiple of this (kMinBlockSize)."""
+SMALL_BYTES: Final = MIB
+"""Rounded sizes up to this live in the small pool (kSmallSize)."""
+SMALL_SEGMENT_BYTES: Final = 2 * MIB
+"""A segment of the small pool (kSmallBuffer), and the page of its expandable segments."""
+MIN_LARGE_BYTES: Final = 10 * MIB
+"""From this size a request gets a segment of its own size (kMinLargeAlloc)."""
+LARGE_ROUNDING_BYTES: Final = 2 * MIB
+"""Segments of their own size are multiples of this (kRoundLarge)."""
+LARGE_SEGMENT_BYTES: Final = 20 * MIB
+"""A segment for requests between 1 and 10 MiB, and the page of large expandable segments."""
+
+_DIVISION_ENTRIES: Final = 16  # one for each power of two from 1 MiB to 32 GiB, the last for all above
+
+TieRule = Literal["address", "block", "segment"]
+"""Which of two free blocks of equal size is taken: see `tie_rule`."""
+
+
+def version_numbers(torch_version: str) -> tuple[int, int]:
+    """(2, 13) from `2.13.0+cu130`, `2.13` or `2.13.0a0`.  Raises UsageError."""
+    match = re.match(r"(\d+)\.(\d+)", torch_version)
+    if match is None:
+        raise UsageError(f"{torch_version!r} is not a torch version such as 2.13.0.")
+    return int(match[1]), int(match[2])
+
+
+def tie_rule(torch_version: str) -> TieRule:
+    """How that torch chooses among free blocks of equal size on one stream.
+
+    Up to 2.11 the lowest address; 2.12 the Block object made first; since 2.13 the segment obtained first, then
+    the lowest address.  Read from the comparators' names in the binaries (`BlockComparatorSize`,
+    `BlockComparatorRegistrationCounter`, `BlockComparatorSizeCounterAddress`); pull requests 178362 and 183591.
+    """
+    version = version_numbers(torch_version)
+    if version <= (2, 11):
+        return "address"
+    return "block" if version == (2, 12) else "segment"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocatorSettings:
+    """The caching allocator's options, with torch's defaults."""
+
+    expandable_segments: bool = False
+    """One growing range of addresses for each stream and pool instead of one segment for each cudaMalloc."""
+    max_split_bytes: int | None = None
+    """Blocks of this size and more are never split; None: every block may be."""
+    max_non_split_rounding_bytes: int = 20 * MIB
+    """How much larger than the request a block that may not be split can be and still be handed out."""
+    roundup_power2_divisions: tuple[int, ...] = (0,) * _DIVISION_ENTRIES
+    """Steps between powers of two for sizes from 1, 2, 4 ... MiB; 0 and 1: multiples of 512 bytes."""
+    garbage_collection_threshold: float | None = None
+    """Fraction of the allowed memory above which old unsplit blocks are given back before growing."""
+    per_process_memory_fraction: float = 1.0
+    """Fraction of the device's total memory that may be reserved; 1.0: no limit."""
+    large_segment_bytes: int = LARGE_SEGMENT_BYTES
+    """Size of the segments that serve requests between 1 and 10 MiB, and page of large expandable ones."""
+    throw_on_cudamalloc_oom: bool = False
+    """Refuse a request that would exceed the fraction at once, without giving cached memory back first."""
+
+    @classmethod
+    def parse(cls, text: str, *, torch_version: str | None = None) -> "AllocatorSettings":
+        """Settings from the text of PYTORCH_ALLOC_CONF, e.g. `expandable_segments:True,max_split_size_mb:128`.
+
+        With `torch_version`, options that this torch did not know yet are refused, as it would refuse them.
+        Raises UsageError.
+        """
+        settings = cls()
+        for name, value in _pairs(_tokens(text)):
+            if torch_version is not None:
+                _check_known(name, torch_version)
+            settings = replace(settings, **_read(name, value))
+        _check_split_size(settings)
+        return settings
+
+    def round_size(self, size_bytes: int) -> int:
+        """The size of the block that a request of `size_bytes` needs (round_size in the C++ source)."""
+        if size_bytes < MIN_BLOCK_BYTES:
+            return MIN_BLOCK_BYTES
+        divisions = self._divisions(size_bytes)
+        if divisions > 1 and size_bytes > MIN_BLOCK_BYTES * divisions:
+            return _round_up_between_powers(size_bytes, divisions)
+        return round_up(size_bytes, MIN_BLOCK_BYTES)
+
+    def segment_size(self, block_bytes: int) -> int:
+        """The size of the segment that is asked of the driver for a block of this (rounded) size."""
+        if block_bytes <= SMALL_BYTES:
+            return SMALL_SEGMENT_BYTES
+        if block_bytes < MIN_LARGE_BYTES:
+            return self.large_segment_bytes
+        return round_up(block_bytes, LARGE_ROUNDING_BYTES)
+
+    def _divisions(self, size_bytes: int) -> int:
+        entry = size_bytes.bit_length() - 21  # 2**20 is the first entry
+        return self.roundup_power2_divisions[min(max(entry, 0), _DIVISION_ENTRIES - 1)]
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
+def _round_up_between_powers(size_bytes: int, divisions: int) -> int:
+    """With 4 divisions, 1200 becomes 1280: the steps between 1024 and 2048 are 1280, 1536, 1792."""
+    if size_bytes & (size_bytes - 1) == 0:
+        return size_bytes
+    power = 1 << (size_bytes.bit_length() - 1)
+    step = power >> (divisions.bit_length() - 1)
+    return round_up(size_bytes, step) if step else 2 * power
+
+
+# --- the text -------------------------------------------------------------------------------------------------
+
+
+def _tokens(text: str) -> list[str]:
+    return re.findall(r"[,:\[\]]|[^,:\[\]]+", re.sub(r"\s", "", text))
+
+
+def _pairs(tokens: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """`name:value` and `name:[a:1,b:2]`, the value as its tokens; a comma at the very end is allowed."""
+    position = 0
+    while position < len(tokens):
+        name = tokens[position]
+        if name in ",:[]" or tokens[position + 1 : position + 2] != [":"] or position + 2 >= len(tokens):
+            found = "".join(tokens[position : position + 3])
+            raise UsageError(f"Allocator option expected as name:value, got {found!r}.")
+        start = position + 2
+        end = start + 1
+        if tokens[start] == "[":
+            if "]" not in tokens[start:]:
+                raise UsageError(f"Allocator option {name}: the list has no closing bracket.")
+            end = tokens.index("]", start) + 1
+        yield name, tokens[start:end]
+        if tokens[end : end + 1] not in ([], [","]):
+            raise UsageError(f"Allocator option {name}: expected a comma after it, got {tokens[end]!r}.")
+        position = end + 1
+
+
+def _read(name: str, value: list[str]) -> dict[str, Any]:
+    """The field that an option sets, as arguments for `replace`; none for options that move no device memory."""
+    if name == "roundup_power2_divisions":
+        return {name: _read_divisions(value)}
+    if name not in _OPTIONS:
+        raise UsageError(f"Unknown allocator option {name!r}; possible: {', '.join(sorted(OPTION_NAMES))}.")
+    if len(value) != 1:
+        raise UsageError(f"Allocator option {name} takes one value, not a list.")
+    return _OPTIONS[name](name, value[0])
+
+
+def _boolean(name: str, text: str) -> dict[str, Any]:
+    if text not in ("True", "False"):
+        raise UsageError(f"Allocator option {name}: {text!r} is neither True nor False.")
+    return {name: text == "True"}
+
+
+def _mebibytes(field: str, minimum: int) -> Callable[[str, str], dict[str, Any]]:
+    def read(name: str, text: str) -> dict[str, Any]:
+        value = _whole(name, text)
+        if value < minimum:
+            raise UsageError(f"Allocator option {name}: {value} is too small; at least {minimum} (MiB).")
+        return {field: value * MIB}
+
+    return read
+
+
+def _fraction(closed: bool) -> Callable[[str, str], dict[str, Any]]:
+    def read(name: str, text: str) -> dict[str, Any]:
+        try:
+            value = float(text)
+        except ValueError:
+            raise UsageError(f"Allocator option {name}: {text!r} is not a number.") from None
+        if not (0 <= value <= 1 if closed else 0 < value < 1):
+            raise UsageError(
+                f"Allocator option {name}: {text} is not {'in [0, 1]' if closed else 'between 0 and 1'}."
+            )
+        return {name: value}
+
+    return read
+
+
+def _without_effect(name: str, text: str) -> dict[str, Any]:
+    """Locks and pinned host memory: nothing that moves device memory."""
+    return {}
+
+
+def _backend(name: str, text: str) -> dict[str, Any]:
+    if text == "cudaMallocAsync":
+        raise UsageError(
+            "Allocator option backend:cudaMallocAsync hands memory management to the CUDA driver, whose rules "
+            "are not published; only backend:native can be replayed."
+        )
+    if text != "native":
+        raise UsageError(f"Allocator option backend: {text!r} is unknown; possible: native, cudaMallocAsync.")
+    return {}
+
+
+def _whole(name: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]+", text):
+        raise UsageError(f"Allocator option {name}: {text!r} is not a whole number.")
+    return int(text)
+
+
+def _read_divisions(value: list[str]) -> tuple[int, ...]:
+    """`4` for all sizes, or `[256:1,512:2,>:8]`: sizes in MiB (powers of two) with their divisions.
+
+    The first listed size also sets everything below it, `>` everything above the last listed one; sizes left
+    out in between keep multiples of 512 bytes.  That is torch's reading, checked against it.
+    """
+    name = "roundup_power2_divisions"
+    if value[0] != "[":
+        return (_division(name, value[0], zero=False),) * _DIVISION_ENTRIES
+    table = [0] * _DIVISION_ENTRIES
+    last, first = 0, True
+    for bound, divisions in _pairs(value[1:-1]):
+        count = _division(name, divisions[0], zero=True)
+        if bound == ">":
+            table[last + 1 :] = [count] * (_DIVISION_ENTRIES - last - 1)
+            continue
+        size = _whole(name, bound)
+        if size == 0 or size & (size - 1):
+            raise UsageError(f"Allocator option {name}: the size {size} is not a power of two (MiB).")
+        last = min(size.bit_length() - 1, _DIVISION_ENTRIES - 1)
+        if first:
+            table[:last] = [count] * last
+            first = False
+        table[last] = count
+    return tuple(table)
+
+
+def _division(name: str, text: str, *, zero: bool) -> int:
+    value = _whole(name, text)
+    if value & (value - 1) or (value == 0 and not zero):
+        raise UsageError(f"Allocator option {name}: {value} divisions are not a power of two.")
+    return value
+
+
+def _check_split_size(settings: AllocatorSettings) -> None:
+    split, segment = settings.max_split_bytes, settings.large_segment_bytes
+    if split is not None and split < segment:
+        raise UsageError(
+            f"Allocator option max_split_size_mb: {split // MIB} is too small; at least {segment // MIB}, the size "
+            "of a large segment."
+        )
+
+
+def _check_known(name: str, torch_version: str) -> None:
+    first = _SINCE.get(name)
+    if first is not None and version_numbers(torch_version) < first:
+        raise UsageError(
+            f"Allocator option {name} came with torch {first[0]}.{first[1]}; torch {torch_version} would refuse it."
+        )
+
+
+_OPTIONS: Final[dict[str, Callable[[str, str], dict[str, Any]]]] = {
+    "backend": _backend,
+    "expandable_segments": _boolean,
+    "garbage_collection_threshold": _fraction(closed=False),
+    "graph_capture_record_stream_reuse": _without_effect,
+    "large_segment_size_mb": _mebibytes("large_segment_bytes", 11),
+    "max_non_split_rounding_mb": _mebibytes("max_non_split_rounding_bytes", 20),
+    "max_split_size_mb": _mebibytes("max_split_bytes", 0),
+    "per_process_memory_fraction": _fraction(closed=True),
+    "pinned_free_catch_all": _without_effect,
+    "pinned_num_register_threads": _without_effect,
+    "pinned_reserve_segment_size_mb": _without_effect,
+    "pinned_use_background_threads": _without_effect,
+    "pinned_use_cuda_host_register": _without_effect,
+    "release_lock_on_cudamalloc": _without_effect,
+    "throw_on_cudamalloc_oom": _boolean,
+}
+OPTION_NAMES: Final = frozenset({*_OPTIONS, "roundup_power2_divisions"})
+"""Every option that `AllocatorSettings.parse` knows."""
+
+_SINCE: Final = {  # read from the headers of the wheels 2.1 to 2.13
+    "max_non_split_rounding_mb": (2, 6),
+    "graph_capture_record_stream_reuse": (2, 9),
+    "per_process_memory_fraction": (2, 10),
+    "large_segment_size_mb": (2, 11),
+    "throw_on_cudamalloc_oom": (2, 12),
+}
