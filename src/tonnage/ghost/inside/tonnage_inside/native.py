@@ -1,0 +1,72 @@
+"""The ghost's C interface (libghost.so), or nothing at all where the GPU is real."""
+
+import ctypes
+import json
+from collections.abc import Callable
+from typing import Any
+
+
+class Native:
+    """Functions of libghost.so; `load` returns None where it is not loaded in this process."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        library.ghost_mark.argtypes = [ctypes.c_uint32]
+        library.ghost_mark.restype = None
+        library.ghost_forget.argtypes = [ctypes.c_uint64]
+        library.ghost_forget.restype = None
+        for name in ("ghost_pinned_bytes", "ghost_pinned_peak_bytes", "ghost_launches", "ghost_log_data"):
+            getattr(library, name).restype = ctypes.c_uint64
+        library.ghost_log_count.restype = ctypes.c_size_t
+        library.ghost_name_count.restype = ctypes.c_uint32
+        library.ghost_name.argtypes = [ctypes.c_uint32]
+        library.ghost_name.restype = ctypes.c_char_p
+        library.ghost_unknown_calls.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        library.ghost_unknown_calls.restype = ctypes.c_size_t
+        library.ghost_set.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+        library.ghost_known.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
+        self.mark: Callable[[int], None] = library.ghost_mark
+        self.forget: Callable[[int], None] = library.ghost_forget
+
+    def set(self, key: str, value: str) -> None:
+        """Configure the card; valid before its first use in this process."""
+        if self._library.ghost_set(key.encode(), value.encode()) != 0:
+            raise ValueError(f"the ghost knows no setting {key}={value}")
+
+    def known(self, address: int, count_bytes: int) -> bool:
+        """Whether these bytes were copied to the card, rather than left to a kernel to compute."""
+        return bool(self._library.ghost_known(address, count_bytes))
+
+    def log(self, enabled: bool) -> None:
+        """Record kernels, copies and collectives from now on, or stop."""
+        self._library.ghost_log_enable(1 if enabled else 0)
+
+    def log_bytes(self) -> bytes:
+        """The records so far, 64 bytes each."""
+        count = self._library.ghost_log_count()
+        return ctypes.string_at(self._library.ghost_log_data(), count * 64) if count else b""
+
+    def names(self) -> list[str]:
+        """Names that the records point at."""
+        library = self._library
+        return [library.ghost_name(i).decode(errors="replace") for i in range(library.ghost_name_count())]
+
+    def pinned_peak_bytes(self) -> int:
+        """Most page-locked host bytes so far."""
+        return int(self._library.ghost_pinned_peak_bytes())
+
+    def unknown_calls(self) -> dict[str, int]:
+        """Calls of functions that the ghost does not implement: `library:symbol` to count."""
+        buffer = ctypes.create_string_buffer(1 << 20)
+        self._library.ghost_unknown_calls(buffer, len(buffer))
+        found = json.loads(buffer.value or b"{}")
+        return {str(name): int(count) for name, count in found.items()}
+
+
+def load() -> Native | None:
+    """The ghost of this process; None where there is none."""
+    try:
+        library = ctypes.CDLL("libghost.so", mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return None
+    return Native(library)

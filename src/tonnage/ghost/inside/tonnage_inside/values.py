@@ -1,0 +1,246 @@
+"""The values policy: what a program reads back from a GPU that computes nothing.
+
+Really there: whatever was copied to the card from the host (up to 1 MiB a copy), set by memset, or copied on
+from there; libghost.so tracks which bytes these are.  Everything else was to be computed by a kernel and reads as
+zero: a loss prints 0.0, `isnan(x).any()` is False, GradScaler finds no infinity, a generation never meets its end
+token.  Where zero would send a program down a path that real data does not take, a small named patch below takes
+the usual one instead; each says so, once used, in the report's `assumed`.
+"""
+
+import functools
+import os
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .imports import after_import
+from .native import Native
+
+BIG_ELEMENTS = 1 << 16
+"""Host tensors from this size on are not filled with random numbers."""
+
+SMALL_WEIGHTS_BYTES = 1 << 30
+"""A local checkpoint up to this size is really read."""
+
+ASSUMED = {
+    "finite": "torch.isfinite of a computed tensor is True",
+    "all": "tensor.all() of a computed mask is True",
+    "nonzero": "nonzero() (also boolean indexing, where(mask)) of a computed mask selects every element",
+    "padding": "attention masks computed on the GPU hold no padding",
+    "packing": "position_ids computed on the GPU are one unpacked sequence",
+    "weights": "pretrained weights were not read: shapes and dtypes come from the configuration",
+    "initialisation": "host tensors were not filled with random numbers",
+}
+
+
+class Policy:
+    """The patches of one process, and which of them were needed."""
+
+    def __init__(self, torch: Any, native: Native | None) -> None:
+        self.torch = torch
+        self.native = native
+        self._used: dict[str, None] = {}
+        self._library: Any = None
+
+    def assumed(self) -> list[str]:
+        """One sentence for each patch that was needed."""
+        return [ASSUMED[name] for name in self._used]
+
+    def use(self, name: str) -> None:
+        """Note that the assumption `name` was made."""
+        self._used[name] = None
+
+    def install(self) -> None:
+        """Patch torch now, and other libraries when they are imported."""
+        self._patch_finite()
+        self._patch_all()
+        self._patch_initialisation()
+        self.torch.cuda._lazy_call(self._patch_nonzero)
+        after_import("transformers.masking_utils", self._patch_masks)
+        after_import("transformers.modeling_utils", self._patch_from_pretrained)
+
+    def read(self, tensor: Any) -> Any:
+        """The tensor's values on the host if they are known, else None."""
+        if not tensor.is_cuda:
+            return tensor
+        if self.native is None or tensor.numel() == 0:
+            return tensor.cpu()
+        reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        if not self.native.known(tensor.data_ptr(), reach * tensor.element_size()):
+            return None
+        flat = self.torch.as_strided(tensor, (reach,), (1,), tensor.storage_offset()).cpu()
+        return self.torch.as_strided(flat, tensor.shape, tensor.stride())
+
+    # -- torch
+
+    def _patch_finite(self) -> None:
+        torch, original = self.torch, self.torch.isfinite
+
+        @functools.wraps(original)
+        def isfinite(tensor: Any) -> Any:
+            result = original(tensor)
+            if torch.compiler.is_compiling() or not result.is_cuda:
+                return result
+            self.use("finite")
+            return result.copy_(torch.ones(result.shape, dtype=torch.bool))
+
+        torch.isfinite = isfinite
+        torch.Tensor.isfinite = isfinite
+
+    def _patch_all(self) -> None:
+        torch = self.torch
+
+        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def everywhere(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(tensor, *args, **kwargs)
+                if args or kwargs or torch.compiler.is_compiling() or not getattr(result, "is_cuda", False):
+                    return result
+                values = self.read(tensor)
+                if values is None:
+                    self.use("all")
+                return result.copy_(torch.tensor(True if values is None else bool(values.all())))
+
+            return everywhere
+
+        torch.all = patched(torch.all)
+        torch.Tensor.all = patched(torch.Tensor.all)
+
+    def _patch_nonzero(self) -> None:
+        """At the dispatcher, because boolean indexing calls it from C++."""
+        torch = self.torch
+
+        def nonzero(mask: Any) -> Any:
+            values = self.read(mask)
+            if values is None:
+                self.use("nonzero")
+                values = torch.ones(mask.shape, dtype=torch.bool)
+            return torch.nonzero(values).to(mask.device)
+
+        self._library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._library.impl("nonzero", nonzero, "CUDA")
+
+    def _patch_initialisation(self) -> None:
+        """Random numbers for billions of host elements take minutes and touch memory; their values do not matter."""
+        torch = self.torch
+
+        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def initialise(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                if tensor.device.type == "cpu" and tensor.numel() >= BIG_ELEMENTS:
+                    self.use("initialisation")
+                    return tensor
+                return original(tensor, *args, **kwargs)
+
+            return initialise
+
+        for name in (
+            *("normal_", "uniform_", "trunc_normal_", "orthogonal_", "sparse_"),
+            *("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_"),
+            *("zeros_", "ones_", "constant_"),
+        ):
+            setattr(torch.nn.init, name, patched(getattr(torch.nn.init, name)))
+        for name in ("normal_", "uniform_"):
+            setattr(torch.Tensor, name, patched(getattr(torch.Tensor, name)))
+
+    # -- transformers
+
+    def _patch_masks(self, module: ModuleType) -> None:
+        if hasattr(module, "fast_all"):
+            original_all = module.fast_all
+
+            def fast_all(mask: Any) -> Any:
+                result = original_all(mask)
+                if not mask.is_cuda or self.torch.compiler.is_compiling():
+                    return result
+                values = self.read(mask)
+                if values is None:
+                    self.use("padding")
+                    return True
+                return bool(values.all())
+
+            module.fast_all = fast_all  # type: ignore[attr-defined]
+        if hasattr(module, "find_packed_sequence_indices"):
+            original_packed = module.find_packed_sequence_indices
+
+            def find_packed_sequence_indices(position_ids: Any) -> Any:
+                result = original_packed(position_ids)
+                if not position_ids.is_cuda or self.torch.compiler.is_compiling():
+                    return result
+                values = self.read(position_ids)
+                if values is None:
+                    self.use("packing")
+                    return None
+                found = original_packed(values)
+                return None if found is None else found.to(position_ids.device)
+
+            module.find_packed_sequence_indices = find_packed_sequence_indices  # type: ignore[attr-defined]
+
+    def _patch_from_pretrained(self, module: ModuleType) -> None:
+        """Shapes from the configuration instead of weights from files, unless these are local and small."""
+        base = module.PreTrainedModel
+        original = base.from_pretrained.__func__
+
+        def from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+            if args or kwargs.get("quantization_config") is not None or _small_checkpoint(name):
+                return original(cls, name, *args, config=config, **kwargs)
+            self.use("weights")
+            return self._from_configuration(cls, name, config, kwargs)
+
+        base.from_pretrained = classmethod(from_pretrained)
+
+    def _from_configuration(self, cls: Any, name: Any, config: Any, kwargs: dict[str, Any]) -> Any:
+        torch = self.torch
+        options = {key: value for key, value in kwargs.items() if key not in _LOADING_OPTIONS}
+        if not hasattr(config, "to_dict"):
+            locating = {key: kwargs[key] for key in _LOCATING_OPTIONS if key in kwargs}
+            config, options = cls.config_class.from_pretrained(
+                config or name, return_unused_kwargs=True, **locating, **options
+            )
+        dtype = kwargs.get("dtype", kwargs.get("torch_dtype")) or "auto"
+        if dtype == "auto":
+            dtype = getattr(config, "dtype", None) or torch.float32
+        placed = _single_device(torch, kwargs.get("device_map"))
+        with torch.device(placed):
+            model = cls._from_config(config, dtype=dtype, **options)
+        model.eval()
+        if kwargs.get("output_loading_info"):
+            return model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
+        return model
+
+
+_LOCATING_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
+_LOADING_OPTIONS = {
+    *_LOCATING_OPTIONS,
+    *("state_dict", "output_loading_info", "_from_pipeline", "_from_auto", "dtype", "torch_dtype", "device_map"),
+    *("max_memory", "offload_folder", "offload_buffers", "variant", "adapter_kwargs", "adapter_name"),
+    *("generation_config", "use_safetensors", "weights_only", "low_cpu_mem_usage", "_commit_hash", "key_mapping"),
+    *("ignore_mismatched_sizes", "offload_state_dict", "trust_remote_code", "_fast_init", "quantization_config"),
+}
+
+
+def _single_device(torch: Any, device_map: Any) -> Any:
+    """Where a model with this device_map is built: the card, or the host when there is no map."""
+    if device_map is None:
+        return "cpu"
+    if isinstance(device_map, dict):
+        places = {str(place) for place in device_map.values()}
+        device_map = places.pop() if len(places) == 1 else "auto"
+    if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
+        return f"cuda:{torch.cuda.current_device()}"
+    return torch.device(int(device_map) if str(device_map).isdigit() else device_map)
+
+
+def _small_checkpoint(name: Any) -> bool:
+    """True for a local folder whose weights are few enough to be read."""
+    if not isinstance(name, str | os.PathLike) or not os.path.isdir(name):
+        return False
+    sizes = [
+        entry.stat().st_size
+        for entry in os.scandir(str(name))
+        if entry.name.endswith((".safetensors", ".bin", ".pt"))
+    ]
+    return 0 < sum(sizes) <= SMALL_WEIGHTS_BYTES

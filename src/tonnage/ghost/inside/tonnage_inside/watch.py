@@ -1,0 +1,317 @@
+"""Notes, while a program trains, which phase and module is running and which memory is whose.
+
+Every change of phase or module is a *mark*, numbered from 0.  The number is given to the caching allocator
+(`_cuda_setMemoryMetadata`, torch >= 2.10), which writes it into each of its trace events, and to the ghost's log.
+The watch only looks: it registers hooks that return nothing, keeps no tensor alive and adds no node to the
+autograd graph, so a watched program allocates exactly what it allocates alone (tests hold this).
+"""
+
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from .native import Native
+
+MAX_EVENTS = 20_000_000
+
+
+class Watch:
+    """Marks, claims and step counting for one process.  `start` once, after torch is imported."""
+
+    def __init__(self, torch: Any, native: Native | None = None, stop_after_steps: int | None = None) -> None:
+        self.torch = torch
+        self.native = native
+        self.stop_after_steps = stop_after_steps
+        self.on_stop: Callable[[], None] = lambda: None
+        self.marks: list[tuple[int, str, str]] = [(0, "load", "")]
+        self.claims: list[tuple[int, int, str]] = []
+        self.positions: list[int] = [0]
+        self.steps = 0
+        self.ooms: list[dict[str, Any]] = []
+        self.model: dict[str, Any] = {}
+        self.began = time.perf_counter()
+        self._set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
+        self._ticks = 0
+        self._recording = False
+        self._stepped = False
+        self._backward_seen = False
+        self._backward_depth = 0
+        self._names: dict[int, str] = {}
+        self._roots: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._claimed: dict[int, int] = {}
+        self._parameters: dict[int, weakref.ref[Any]] = {}
+        self._local = threading.local()
+
+    # -- marks
+
+    def mark(self, phase: str, module: str) -> None:
+        """From now on, what happens in this thread belongs to this phase and module."""
+        self.marks.append((self.steps, phase, module))
+        self.positions.append(self._ticks)
+        if self._recording:
+            self._announce()
+
+    def _announce(self) -> None:
+        number = len(self.marks) - 1
+        if self._set_metadata is not None:
+            self._set_metadata(str(number))
+        if self.native is not None:
+            self.native.mark(number)
+
+    def claim(self, tensor: Any, category: str) -> None:
+        """The memory behind `tensor`, as it was when the current mark began, is of this category."""
+        number = len(self.marks) - 1
+        for plain in plain_tensors(tensor):
+            address = plain.untyped_storage().data_ptr()
+            if address:
+                self.claims.append((number, address, category))
+
+    # -- installation
+
+    def start(self) -> None:
+        """Register every hook.  Nothing touches the GPU: the allocator's history begins when CUDA does."""
+        torch = self.torch
+        modules = torch.nn.modules.module
+        modules.register_module_forward_pre_hook(self._enter)
+        modules.register_module_forward_hook(self._leave, always_call=True)
+        from torch.optim import optimizer
+
+        optimizer.register_optimizer_step_pre_hook(self._before_step)
+        optimizer.register_optimizer_step_post_hook(self._after_step)
+        run_backward = torch.autograd._engine_run_backward
+        torch.autograd._engine_run_backward = functools.wraps(run_backward)(
+            functools.partial(self._backward, run_backward)
+        )
+        torch.cuda._lazy_call(self._cuda_begins)
+
+    def _cuda_begins(self) -> None:
+        torch = self.torch
+        torch.cuda.memory._record_memory_history("all", context=None, max_entries=MAX_EVENTS)
+        torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
+        self._count_allocations()
+        self._recording = True
+        self._announce()
+
+    def _count_allocations(self) -> None:
+        """Hear of each block handed out or given back: the ghost forgets what was copied there before."""
+        if self.native is None and self._set_metadata is not None:
+            return
+        from torch.cuda import _gpu_trace
+
+        callbacks: list[Callable[[int], None]] = [self.native.forget] if self.native is not None else []
+        if self._set_metadata is None:
+            callbacks.append(self._tick)
+        for callback in callbacks:
+            _gpu_trace.register_callback_for_memory_allocation(callback)
+            _gpu_trace.register_callback_for_memory_deallocation(callback)
+        self.torch._C._activate_gpu_trace()
+
+    def _tick(self, _address: int) -> None:
+        self._ticks += 1
+
+    # -- forward
+
+    def _stack(self) -> list[tuple[str, str]]:
+        """Modules that this thread is inside of, each with its phase."""
+        stack: list[tuple[str, str]] | None = getattr(self._local, "stack", None)
+        if stack is None:
+            stack = self._local.stack = []
+        return stack
+
+    def _enter(self, module: Any, _args: Any) -> None:
+        if self.torch.compiler.is_compiling():
+            return
+        stack = self._stack()
+        phase = stack[-1][1] if stack else self._begin_forward(module)
+        name = self._names.get(id(module))
+        if name is None:
+            name = type(module).__name__
+        stack.append((name, phase))
+        self.mark(phase, name)
+        self._claim_parameters(module)
+
+    def _begin_forward(self, module: Any) -> str:
+        if self._backward_depth:
+            return "recompute"
+        self._next_step()
+        if module not in self._roots:
+            self._meet(module)
+        return "forward" if self.torch.is_grad_enabled() else "evaluation"
+
+    def _meet(self, root: Any) -> None:
+        """A module called from outside any other: learn the names inside it, count and claim what it owns."""
+        self._roots.add(root)
+        self._names.update({id(module): name for name, module in root.named_modules()})
+        parameters = list(root.parameters())
+        for parameter in parameters:
+            self._parameters[id(parameter)] = weakref.ref(parameter)
+        for tensor in [*parameters, *root.buffers()]:
+            self.claim(tensor, "parameter")
+        total = sum(parameter.numel() for parameter in parameters)
+        if total >= self.model.get("parameters", 0):
+            self.model = {
+                "class": type(root).__name__,
+                "parameters": total,
+                "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+            }
+
+    def _claim_parameters(self, module: Any) -> None:
+        """Sharded parameters are gathered into new memory for each use: claim them where they are now."""
+        for parameter in module._parameters.values():
+            if parameter is None or not parameter.is_cuda:
+                continue
+            for plain in plain_tensors(parameter):
+                address = plain.untyped_storage().data_ptr()
+                if address and self._claimed.get(id(parameter)) != address:
+                    self._claimed[id(parameter)] = address
+                    self.claims.append((len(self.marks) - 1, address, "parameter"))
+
+    def _leave(self, module: Any, _args: Any, output: Any) -> None:
+        if self.torch.compiler.is_compiling():
+            return
+        stack = self._stack()
+        if not stack:
+            return
+        name, phase = stack.pop()
+        if phase == "forward":
+            self._follow_backward(module, name, output)
+        outer = stack[-1][0] if stack else ""
+        if not stack and phase == "recompute":
+            phase = "backward"
+        elif not stack and phase == "evaluation":
+            phase = "other"
+        self.mark(phase, outer)
+        self._claim_parameters(module)
+
+    def _follow_backward(self, module: Any, name: str, output: Any) -> None:
+        """Have the autograd engine tell when it comes to this module; of nested ones the innermost is told."""
+        tensor = first_differentiable(output)
+        if tensor is None or "tonnage" in tensor.grad_fn.metadata:
+            return
+        tensor.grad_fn.metadata["tonnage"] = True
+        tensor.grad_fn.register_prehook(functools.partial(self._enter_backward, weakref.ref(module), name))
+
+    # -- backward
+
+    def _backward(self, run_backward: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        outermost = self._backward_depth == 0
+        if outermost:
+            self._next_step()
+            self.mark("backward", "")
+            for tensor in outputs if isinstance(outputs, Iterable) else (outputs,):
+                if getattr(tensor, "grad_fn", None) is not None:
+                    # Runs in the engine's thread, where the next allocations are made.
+                    tensor.grad_fn.register_prehook(self._begin_backward)
+        self._backward_depth += 1
+        try:
+            return run_backward(outputs, *args, **kwargs)
+        finally:
+            self._backward_depth -= 1
+            if outermost:
+                self._backward_seen = True
+                self.mark("other", "")
+                self._claim_gradients()
+
+    def _begin_backward(self, _gradients: Any) -> None:
+        self.mark("backward", "")
+
+    def _enter_backward(self, reference: "weakref.ref[Any]", name: str, _gradients: Any) -> None:
+        self.mark("backward", name)
+        module = reference()
+        if module is not None:
+            self._claim_parameters(module)
+
+    def _claim_gradients(self) -> None:
+        for reference in self._parameters.values():
+            parameter = reference()
+            if parameter is not None and parameter.grad is not None:
+                self.claim(parameter.grad, "gradient")
+
+    # -- optimizer
+
+    def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self.mark("optimizer", "")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in self._parameters:
+                    self.claim(parameter, "optimizer_state")  # master copies that no module owns
+                if parameter.grad is not None:
+                    self.claim(parameter.grad, "gradient")
+
+    def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self.mark("other", "")
+        for state in optimizer.state.values():
+            for tensor in tensors_in(state, self.torch.Tensor):
+                self.claim(tensor, "optimizer_state")
+        self._stepped = self._stepped or self._backward_seen
+
+    def _next_step(self) -> None:
+        """A forward or backward begins: if an optimizer stepped since the last one, a step is complete."""
+        if not self._stepped:
+            return
+        self._stepped = self._backward_seen = False
+        self.steps += 1
+        if self.stop_after_steps is not None and self.steps >= self.stop_after_steps:
+            self.on_stop()
+
+    # -- the end
+
+    def _out_of_memory(self, device: int, requested: int, total: int, free: int) -> None:
+        step, phase, module = self.marks[-1]
+        self.ooms.append(
+            {
+                "step": step + 1,
+                "phase": "backward" if phase == "recompute" else phase,
+                "module": module,
+                "requested_bytes": requested,
+            }
+        )
+
+    def finish(self) -> None:
+        """The run is over: count the last step and claim what the last backward left."""
+        if self._stepped:
+            self._stepped = self._backward_seen = False
+            self.steps += 1
+        self.mark("other", "")
+        self._claim_gradients()
+
+
+def plain_tensors(tensor: Any) -> Iterator[Any]:
+    """The CUDA tensors that really hold memory behind a tensor: a DTensor's shard, a subclass's inner parts."""
+    local = getattr(tensor, "_local_tensor", None)
+    if local is not None:
+        yield from plain_tensors(local)
+    elif hasattr(type(tensor), "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from plain_tensors(getattr(tensor, name))
+    elif tensor.is_cuda:
+        yield tensor
+
+
+def tensors_in(value: Any, kind: type) -> Iterator[Any]:
+    """Every tensor in nested dictionaries, lists and tuples."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item, kind)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item, kind)
+
+
+def first_differentiable(output: Any) -> Any:
+    """The first tensor of a module's output that has a gradient function; None if there is none."""
+    if getattr(output, "grad_fn", None) is not None:
+        return output
+    if isinstance(output, dict):
+        output = tuple(output.values())
+    if isinstance(output, list | tuple):
+        for item in output:
+            found = first_differentiable(item)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,149 @@
+"""Writes what the watch saw into one file, in the format that `tonnage.trace` reads."""
+
+import json
+import os
+import resource
+import sys
+import time
+import zipfile
+from array import array
+from typing import Any
+
+FORMAT_VERSION = 1
+
+ACTIONS = {
+    name: code
+    for code, name in enumerate(
+        (
+            "alloc",
+            "free_requested",
+            "free_completed",
+            "segment_alloc",
+            "segment_free",
+            "segment_map",
+            "segment_unmap",
+            "oom",
+            "snapshot",
+            "workspace_snapshot",
+        )
+    )
+}
+
+
+def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], source: str) -> None:
+    """Collect everything and write it to `path`, appearing there only when it is whole."""
+    seconds = time.perf_counter() - watch.began
+    watch.finish()
+    torch = watch.torch
+    device = torch.cuda.current_device()
+    columns = event_columns(torch, watch, device)
+    stats = torch.cuda.memory_stats(device)
+    native = watch.native
+    document = {
+        "format_version": FORMAT_VERSION,
+        "source": source,
+        "versions": versions(torch),
+        "device": device_facts(torch, device),
+        "rank": int(os.environ.get("RANK", "0")) if not _distributed(torch) else torch.distributed.get_rank(),
+        "world_size": torch.distributed.get_world_size() if _distributed(torch) else 1,
+        "steps": watch.steps,
+        "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+        "outcome": outcome or {"kind": "completed"},
+        "peaks": {
+            "allocated_bytes": stats.get("allocated_bytes.all.peak", 0),
+            "reserved_bytes": stats.get("reserved_bytes.all.peak", 0),
+            "retries": stats.get("num_alloc_retries", 0),
+            "ooms": stats.get("num_ooms", 0),
+        },
+        "host": {
+            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "pinned_bytes": native.pinned_peak_bytes() if native is not None else 0,
+        },
+        "model": watch.model,
+        "assumed": assumed,
+        "unknown_calls": native.unknown_calls() if native is not None else {},
+        "seconds": seconds,
+        "names": native.names() if native is not None else [],
+        "marks": marks_document(watch.marks),
+        "claims": watch.claims,
+    }
+    partial = f"{path}.partial"
+    with zipfile.ZipFile(partial, "w") as archive:
+        archive.writestr("trace.json", json.dumps(document))
+        for name, column in columns.items():
+            archive.writestr(f"events.{name}", column.tobytes())
+        archive.writestr("log", native.log_bytes() if native is not None else b"")
+    os.replace(partial, path)
+
+
+def event_columns(torch: Any, watch: Any, device: int) -> dict[str, "array[int]"]:
+    """The allocator's trace of one device as columns; each event carries the latest mark up to then."""
+    events = torch.cuda.memory._snapshot(device)["device_traces"][device]
+    marks = event_marks(events, watch)
+    return {
+        "action": array("q", [ACTIONS[event["action"]] for event in events]),
+        "address": array("q", [event.get("addr", event.get("device_free", 0)) for event in events]),
+        "size": array("q", [event["size"] for event in events]),
+        "stream": array("q", [event["stream"] for event in events]),
+        "mark": array("q", marks),
+    }
+
+
+def event_marks(events: list[dict[str, Any]], watch: Any) -> list[int]:
+    """The mark of each event.
+
+    The allocator notes the mark that its thread last announced; marks only grow, so a thread that has announced
+    nothing lately is overtaken by the highest mark seen so far.  Before torch 2.10 the allocator takes no notes:
+    there the watch counted allocations and frees at each mark, and the same count here finds the mark.
+    """
+    marks: list[int] = []
+    latest = 0
+    if watch._set_metadata is not None:
+        for event in events:
+            text = event.get("user_metadata")
+            if text and text.isdigit():
+                latest = max(latest, int(text))
+            marks.append(latest)
+        return marks
+    seen = 0
+    for event in events:
+        if event["action"] in ("alloc", "free_requested"):
+            seen += 1
+        while latest + 1 < len(watch.positions) and watch.positions[latest + 1] < seen:
+            latest += 1
+        marks.append(latest)
+    return marks
+
+
+def marks_document(marks: list[tuple[int, str, str]]) -> dict[str, Any]:
+    """Marks with phases and modules written once."""
+    phases = {name: index for index, name in enumerate(dict.fromkeys(phase for _, phase, _ in marks))}
+    modules = {name: index for index, name in enumerate(dict.fromkeys(module for _, _, module in marks))}
+    rows = [[step, phases[phase], modules[module]] for step, phase, module in marks]
+    return {"phases": list(phases), "modules": list(modules), "rows": rows}
+
+
+def versions(torch: Any) -> dict[str, str]:
+    """Of what decides allocations, as imported in this process."""
+    found = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "python": sys.version.split()[0]}
+    for name in ("transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "torchao", "trl"):
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "__version__"):
+            found[name] = str(module.__version__)
+    return found
+
+
+def device_facts(torch: Any, device: int) -> dict[str, Any]:
+    """The card as this process sees it."""
+    properties = torch.cuda.get_device_properties(device)
+    return {
+        "name": properties.name,
+        "total_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "context_bytes": int(os.environ.get("GHOST_CONTEXT_BYTES", "0")),
+        "devices": torch.cuda.device_count(),
+    }
+
+
+def _distributed(torch: Any) -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())

@@ -1,0 +1,107 @@
+"""The environment of a ghost process: our libraries in place of NVIDIA's, the card's facts, and the watch.
+
+Nothing here changes the calling process: the ghost lives only in children started with this environment.
+"""
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tonnage.errors import GhostUnavailable
+from tonnage.ghost.wheel import Torch, find
+
+INSIDE = Path(__file__).parent / "inside"
+"""Goes first on PYTHONPATH: sitecustomize and tonnage_inside."""
+
+
+def libraries(cuda_major: int) -> Path:
+    """The folder of the ghost's libraries for this CUDA.  Raises GhostUnavailable."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise GhostUnavailable(
+            f"A ghost GPU needs Linux on x86-64; this is {platform.system()} on {platform.machine()}. "
+            "Run tonnage in a Linux container or machine."
+        )
+    folder = Path(__file__).parent / "lib" / f"cuda{cuda_major}"
+    if not (folder / "libghost.so").exists():
+        raise GhostUnavailable(
+            f"The ghost's libraries for CUDA {cuda_major} are not built. "
+            "Install a C compiler and run: python -m tonnage.ghost.native.build"
+        )
+    return folder
+
+
+def environment(
+    *,
+    torch: Torch | None = None,
+    inherit: Mapping[str, str] | None = None,
+    watch_into: Path | None = None,
+    steps: int = 3,
+    devices: int = 1,
+    **settings: str | int,
+) -> dict[str, str]:
+    """Variables for a child in which torch sees ghost cards.
+
+    `settings` are the GHOST_* variables in lower case (`total_bytes`, `capability`, `sms`, ...);
+    `watch_into` is a folder into which each process that trains writes its trace after `steps` optimizer steps.
+    Raises GhostUnavailable.
+    """
+    torch = torch or find(sys.executable)
+    variables = dict(os.environ if inherit is None else inherit)
+    folder = libraries(torch.cuda_major)
+    preload = [str(path) for path in sorted(folder.iterdir()) if ".so" in path.name]
+    paths = [str(INSIDE)]
+    if torch.path is not None:
+        paths.append(str(torch.path))
+    variables["LD_PRELOAD"] = ":".join([*preload, *filter(None, [variables.get("LD_PRELOAD")])])
+    variables["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [variables.get("PYTHONPATH")])])
+    variables["TRITON_LIBCUDA_PATH"] = str(folder)
+    variables["GHOST_DEVICES"] = str(devices)
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"):
+        variables.pop(name, None)
+    for name, value in settings.items():
+        variables[f"GHOST_{name.upper()}"] = str(value)
+    if watch_into is not None:
+        variables["TONNAGE_OUT"] = str(watch_into)
+        variables["TONNAGE_STEPS"] = str(steps)
+        variables["TONNAGE_SOURCE"] = "ghost"
+    return variables
+
+
+def interpreter(command: list[str]) -> str:
+    """The Python that a command line will run under: the command itself, or the one a console script names.
+
+    Raises GhostUnavailable when the command is not found.
+    """
+    program = shutil.which(command[0])
+    if program is None:
+        raise GhostUnavailable(f"The command {command[0]!r} is not found on PATH.")
+    if Path(program).name.startswith("python"):
+        return program
+    named = _shebang(Path(program))
+    if named is not None and Path(named).name.startswith("python") and Path(named).exists():
+        return named
+    fallback = shutil.which("python3") or shutil.which("python")
+    if fallback is None:
+        raise GhostUnavailable("No python3 is found on PATH.")
+    return fallback
+
+
+def _shebang(script: Path) -> str | None:
+    """The interpreter in a script's first line; also of the two-line form that pip writes for long paths."""
+    try:
+        with script.open("rb") as file:
+            head = file.read(1024).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    if not head or not head[0].startswith("#!"):
+        return None
+    words = head[0][2:].split()
+    if words and words[0].endswith("/env") and len(words) > 1:
+        return shutil.which(words[1])
+    if words and words[0] == "/bin/sh" and len(head) > 1 and "exec" in head[1]:
+        quoted = [word.strip("'\"") for word in head[1].split() if "python" in word]
+        return quoted[0] if quoted else None
+    return words[0] if words else None

@@ -1,0 +1,158 @@
+"""Finds a CUDA build of torch for a Python, or fetches the wheel alone (without its `nvidia-*` packages) once.
+
+The ghost stands in for NVIDIA's libraries, so the 0.5 GB wheel is enough.  `pip download --no-deps 'torch===X'`
+passes over local builds such as X+cpu; pip checks the hash.  Wheels are unpacked into a private cache
+(`$TONNAGE_CACHE`, else `$XDG_CACHE_HOME/tonnage`, else `~/.cache/tonnage`), never into the user's environment.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tonnage.errors import GhostUnavailable
+
+Progress = Callable[[str], None]
+
+_INSPECT = """
+import importlib.metadata as m, importlib.util as u, json, sys, os
+spec = u.find_spec("torch")
+where = os.path.dirname(spec.origin) if spec and spec.origin else None
+try: version = m.version("torch")
+except m.PackageNotFoundError: version = None
+print(json.dumps({"folder": where, "version": version, "python": list(sys.version_info[:2])}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torch:
+    """A CUDA build of torch that a ghost process can use."""
+
+    version: str
+    """As its metadata says, without the local part."""
+    cuda_major: int
+    """12 or 13: which of the ghost's library sets it needs."""
+    path: Path | None
+    """Folder to put on PYTHONPATH; None when the environment's own torch is the CUDA build."""
+    python: str
+    """The interpreter it belongs to."""
+
+
+def find(python: str, version: str | None = None, progress: Progress = lambda text: None) -> Torch:
+    """The CUDA torch for this interpreter: its own, a cached one, or one fetched now.
+
+    `version` asks for another version than the installed one.  Raises GhostUnavailable.
+    """
+    facts = _inspect(python)
+    installed = str(facts["version"]).split("+")[0] if facts["version"] else None
+    wanted = version or installed
+    if wanted is None:
+        raise GhostUnavailable(f"{python} has no torch; install it there, or name a version with --torch.")
+    if not re.fullmatch(r"[0-9]+(\.[0-9]+){1,2}[A-Za-z0-9.]*", wanted):
+        raise GhostUnavailable(f"{wanted!r} is not a version of torch such as 2.13.0.")
+    if wanted == installed and facts["folder"]:
+        own = _cuda_major(Path(str(facts["folder"])))
+        if own is not None:
+            return Torch(version=wanted, cuda_major=own, path=None, python=python)
+    tag = "".join(str(number) for number in facts["python"])
+    folder = cache_folder() / f"torch-{wanted}-cp{tag}"
+    cuda_major = _cuda_major(folder / "torch")
+    if cuda_major is None:
+        _fetch(python, wanted, folder, progress)
+        cuda_major = _cuda_major(folder / "torch")
+    if cuda_major is None:
+        raise GhostUnavailable(f"torch {wanted} from the package index is not a CUDA build for Linux x86-64.")
+    return Torch(version=wanted, cuda_major=cuda_major, path=folder, python=python)
+
+
+def cache_folder() -> Path:
+    """Where fetched wheels are unpacked."""
+    if named := os.environ.get("TONNAGE_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tonnage"
+
+
+def _inspect(python: str) -> dict[str, Any]:
+    try:
+        found = subprocess.run(
+            [python, "-c", _INSPECT], capture_output=True, text=True, timeout=120, cwd=tempfile.gettempdir()
+        )
+        return json.loads(found.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise GhostUnavailable(f"{python} does not run as a Python interpreter ({error}).") from error
+
+
+def _cuda_major(torch: Path) -> int | None:
+    """CUDA's major version of an unpacked torch; None when it is a CPU build or not there."""
+    if not (torch / "lib" / "libtorch_cuda.so").exists():
+        return None
+    try:
+        text = (torch / "version.py").read_text()
+    except OSError:
+        return None
+    match = re.search(r"^cuda\b[^=]*=\s*'(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else None
+
+
+def _fetch(python: str, version: str, folder: Path, progress: Progress) -> None:
+    """Download torch and its triton into a temporary folder, unpack, and rename into place."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="fetching-", dir=folder.parent))
+    try:
+        progress(f"fetching the CUDA build of torch {version} (about 0.5 GB, once) into {folder.parent}")
+        wheel = _download(python, f"torch==={version}", scratch)
+        _unpack(wheel, scratch / "unpacked")
+        triton = _required_triton(scratch / "unpacked")
+        if triton is not None:
+            progress(f"fetching {triton}")
+            _unpack(_download(python, triton, scratch), scratch / "unpacked")
+        try:
+            (scratch / "unpacked").rename(folder)
+        except OSError:
+            if not folder.exists():  # another process may have finished first, which is as good
+                raise
+    except OSError as error:
+        raise GhostUnavailable(
+            f"The CUDA build of torch {version} could not be stored in {folder} ({error})."
+        ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _download(python: str, requirement: str, folder: Path) -> Path:
+    target = folder / re.sub(r"[^A-Za-z0-9]+", "-", requirement)
+    command = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    done = subprocess.run([*command, "-d", str(target), requirement], capture_output=True, text=True)
+    wheels = sorted(target.glob("*.whl")) if target.exists() else []
+    if done.returncode != 0 or not wheels:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        reason = lines[-1] if lines else "no wheel came"
+        raise GhostUnavailable(
+            f"The CUDA build of torch is needed and not cached, and pip could not fetch {requirement} ({reason}). "
+            f"Connect once, or set TONNAGE_CACHE to a folder that holds it."
+        )
+    return wheels[0]
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    for program in ("ptxas", "ptxas-blackwell", "cuobjdump", "nvdisasm"):
+        for path in folder.glob(f"triton/backends/nvidia/bin/{program}"):
+            path.chmod(0o755)
+    wheel.unlink()
+
+
+def _required_triton(folder: Path) -> str | None:
+    """`triton==X` as this torch's metadata asks for it on Linux; None if it asks for none."""
+    for metadata in folder.glob("torch-*.dist-info/METADATA"):
+        match = re.search(r"^Requires-Dist: triton==([^\s;]+)", metadata.read_text(), re.MULTILINE)
+        return f"triton=={match[1]}" if match else None
+    return None
