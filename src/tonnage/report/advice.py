@@ -1,0 +1,147 @@
+"""What to try when a step did not fit: only what the Estimate itself shows to be at stake, most bytes first."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tonnage.estimate import Estimate
+from tonnage.units import GIB, KIB, MIB, gib, size
+
+_UNITS: Final = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+_AMOUNT: Final = r"([0-9.]+) (bytes|KiB|MiB|GiB)"
+_REQUEST: Final = re.compile(rf"Tried to allocate {_AMOUNT}")
+_FREE: Final = re.compile(rf"of which {_AMOUNT} is free")
+_UNALLOCATED: Final = re.compile(rf"{_AMOUNT} is reserved by PyTorch but unallocated")
+_MOST: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """One thing to try."""
+
+    what: str
+    """The option or setting."""
+    why: str
+    """The bytes it is about."""
+    at_stake_bytes: int
+    """How many bytes it can touch; an upper limit, not a promise."""
+
+
+def advice(estimate: Estimate) -> list[Advice]:
+    """What could help, most bytes at stake first; empty when it fits.  None of it is a promise: estimate again."""
+    if estimate.fits:
+        return []
+    pieces = _fragmentation(estimate)
+    found = sorted(_choices(estimate), key=lambda item: -item.at_stake_bytes)
+    return [*([pieces] if pieces else []), *found][:_MOST]
+
+
+def request_bytes(message: str) -> int | None:
+    """What PyTorch tried to allocate, from its message (which rounds to two decimals)."""
+    return _amount(_REQUEST, message)
+
+
+def _amount(pattern: re.Pattern[str], message: str) -> int | None:
+    match = pattern.search(message)
+    return int(float(match[1]) * _UNITS[match[2]]) if match else None
+
+
+def _fragmentation(estimate: Estimate) -> Advice | None:
+    """Expandable segments, when the bytes that lay unused would have been enough for this request."""
+    message = estimate.oom.message if estimate.oom else ""
+    asked, free, cached = (_amount(pattern, message) for pattern in (_REQUEST, _FREE, _UNALLOCATED))
+    if asked is None or cached is None or asked > cached + (free or 0) or _is_expandable(estimate):
+        return None
+    setting = "--allocator expandable" if estimate.plan else "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    return Advice(
+        what=setting,
+        why=f"{size(asked)} were asked for while {size(cached)} lay reserved but unallocated, in pieces too small; "
+        "expandable segments can join such pieces",
+        at_stake_bytes=cached,
+    )
+
+
+def _is_expandable(estimate: Estimate) -> bool:
+    settings = str(estimate.job.get("allocator_settings", "")).replace(" ", "")
+    return estimate.plan.get("allocator") == "expandable" or "expandable_segments:True" in settings
+
+
+def _choices(estimate: Estimate) -> Iterator[Advice]:
+    """Options of `tonnage estimate`; a dry-run's script decides for itself, so there are none for it."""
+    if not estimate.plan:
+        return
+    held, plan, job = estimate.peak.by_category, estimate.plan, estimate.job
+    activations = held.get("activation", 0)
+    if plan.get("checkpointing") == "none" and activations:
+        yield Advice(
+            what="--checkpointing full",
+            why=f"activations hold {gib(activations)}; most are recomputed in backward instead",
+            at_stake_bytes=activations,
+        )
+    batch = job.get("micro_batch")
+    if isinstance(batch, int) and batch > 1 and activations:
+        kept = (
+            f"; --grad-accum {2 * int(job.get('grad_accum') or 1)} keeps the global batch" if batch % 2 == 0 else ""
+        )
+        yield Advice(
+            what=f"--micro-batch {batch // 2}",
+            why=f"the {gib(activations)} of activations grow with it{kept}",
+            at_stake_bytes=activations // 2,
+        )
+    yield from _states(estimate, held)
+    yield from _temporaries(estimate, held)
+
+
+def _states(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
+    plan, gpus = estimate.plan, estimate.cluster.get("gpus")
+    states = [held.get(name, 0) for name in ("parameter", "gradient", "optimizer_state")]
+    if isinstance(gpus, int) and gpus > 1 and plan.get("shard") in ("none", "ddp", "zero1", "zero2"):
+        yield Advice(
+            what="--shard zero3",
+            why=f"parameters, gradients and optimizer states hold {gib(sum(states))}; "
+            f"they can be divided among {gpus} ranks",
+            at_stake_bytes=sum(states) * (gpus - 1) // gpus,
+        )
+    if estimate.job.get("method") == "full" and sum(states[1:]):
+        yield Advice(
+            what="--method lora",
+            why=f"gradients and optimizer states hold {gib(sum(states[1:]))}; adapters have few of either",
+            at_stake_bytes=sum(states[1:]),
+        )
+
+
+def _temporaries(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
+    oom, plan = estimate.oom, estimate.plan
+    if oom is not None and oom.phase == "optimizer" and plan.get("optimizer") in ("adamw", "adamw-foreach"):
+        yield Advice(
+            what="--optimizer adamw-fused",
+            why="it ran out in the optimizer, where the foreach implementation keeps lists of temporaries",
+            at_stake_bytes=held.get("workspace", 0),
+        )
+    logits = _logits_bytes(estimate)
+    asked = request_bytes(oom.message) if oom else None
+    if plan.get("loss") == "plain" and logits and asked and _close(asked, (logits, 2 * logits)):
+        yield Advice(
+            what="--loss chunked",
+            why=f"the {size(asked)} asked for are as large as the logits of one micro-batch",
+            at_stake_bytes=asked,
+        )
+
+
+def _logits_bytes(estimate: Estimate) -> int | None:
+    """Logits of one micro-batch in two bytes each; None when a dimension is not known."""
+    config = _mapping(_mapping(estimate.job.get("model")).get("config"))
+    sizes = (config.get("vocab_size"), estimate.job.get("seq_len"), estimate.job.get("micro_batch"))
+    if not all(isinstance(value, int) for value in sizes):
+        return None
+    vocabulary, tokens, batch = (int(value) for value in sizes if value is not None)
+    return 2 * vocabulary * tokens * batch
+
+
+def _close(asked: int, sizes: tuple[int, ...]) -> bool:
+    return any(abs(asked - value) <= value // 100 for value in sizes)
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

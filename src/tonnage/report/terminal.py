@@ -1,0 +1,345 @@
+"""An Estimate as text for a terminal: the verdict first, then where the bytes go, when, and how that is known.
+
+Everything can be read without colour: the bar's pieces differ by glyph, and each has a line that names it.  A
+terminal that cannot show those glyphs gets ASCII.
+"""
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tonnage.estimate import Estimate, Moment, PhasePeak
+from tonnage.report import wording
+from tonnage.report.advice import advice
+from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
+from tonnage.units import gib
+
+MIN_WIDTH: Final = 60
+MAX_WIDTH: Final = 200
+
+_ROOMY: Final = 90  # columns from which the legend explains its words
+_TIMELINE_ROWS: Final = 7
+_RANK_ROWS: Final = 12
+_EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
+_ALLOCATED: Final = "#0072B2"
+_RESERVED: Final = "#999999"
+_GOOD, _TIGHT, _BAD = "bold #009E73", "bold #E69F00", "bold #D55E00"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canvas:
+    """What the text is drawn on."""
+
+    width: int
+    """Columns, from 60 to 200."""
+    colour: bool
+    """Whether escape sequences for colour may be used."""
+    unicode: bool = True
+    """Whether block characters can be shown."""
+
+
+def render(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
+    """The report, `width` columns wide (at least 60, at most 200), ending in a newline."""
+    canvas = Canvas(width=min(max(width, MIN_WIDTH), MAX_WIDTH), colour=colour, unicode=unicode)
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=canvas.width,
+        force_terminal=colour,
+        color_system="256" if colour else None,
+        no_color=not colour,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+        _environ={},
+    )
+    for part in _parts(estimate, canvas):
+        console.print(part)
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Padding]:
+    yield _verdict(estimate)
+    yield from _notes(estimate)
+    yield from _bar(estimate, canvas)
+    yield from _out_of_memory(estimate)
+    yield from _timeline(estimate, canvas)
+    yield from _phases(estimate)
+    yield from _ranks(estimate)
+    yield _facts(estimate)
+
+
+# ---- the verdict -----------------------------------------------------------------------------------------------
+
+
+def _verdict(estimate: Estimate) -> Table:
+    style = _BAD if not estimate.fits else _TIGHT if wording.is_tight(estimate) else _GOOD
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column()
+    rows.add_row(Text(wording.headline(estimate), style=style), _text(wording.need(estimate), "bold"))
+    rows.add_row("", _text(f"{wording.subject(estimate)} on {wording.card(estimate)}"))
+    if chosen := wording.choices(estimate):
+        rows.add_row("", _text(chosen))
+    return rows
+
+
+def _notes(estimate: Estimate) -> Iterator[Padding]:
+    for note in estimate.notes:
+        rows = Table.grid(padding=(0, 1))
+        rows.add_row(Text("Note:", style=_TIGHT), _text(note))
+        yield Padding(rows, (1, 0, 0, 0))
+
+
+# ---- the stacked bar -------------------------------------------------------------------------------------------
+
+
+def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
+    shares = wording.shares(estimate)
+    total = sum(share.bytes for share in shares) + wording.free_bytes(estimate)
+    if not total:
+        return
+    capacity = wording.capacity_bytes(estimate)
+    title = f"At the peak: rank {estimate.rank}, {_peak_moment(estimate)}"
+    yield _title(title, f"on a card of {gib(capacity)}" if capacity else "", canvas)
+    bar, edge = Text(), 0
+    inner = canvas.width - 2
+    bar.append(_ends(canvas)[0])
+    seen = 0
+    for share in shares:
+        seen += share.bytes
+        end = round(seen * inner / total)
+        bar.append(_fill(share, canvas) * (end - edge), style=share.look.colour)
+        edge = end
+    bar.append((FREE_GLYPH if canvas.unicode else FREE_LETTER) * (inner - edge), style="dim")
+    bar.append(_ends(canvas)[1])
+    yield bar
+    yield Padding(_legend(estimate, shares, canvas), (0, 0, 0, 1))
+
+
+def _ends(canvas: Canvas) -> tuple[str, str]:
+    return ("▕", "▏") if canvas.unicode else ("|", "|")
+
+
+def _fill(share: wording.Share, canvas: Canvas) -> str:
+    if not canvas.unicode:
+        return share.look.letter
+    return "█" if canvas.colour else share.look.glyph
+
+
+def _legend(estimate: Estimate, shares: list[wording.Share], canvas: Canvas) -> Table:
+    whole = wording.capacity_bytes(estimate) or estimate.peak.process_bytes
+    rows = Table.grid(padding=(0, 2))
+    for justify in ("left", "left", "right", "right", "left"):
+        rows.add_column(justify=justify, no_wrap=justify != "left" or None)  # type: ignore[arg-type]
+    for share in shares:
+        rows.add_row(
+            Text(_fill(share, canvas), style=share.look.colour),
+            _text(share.look.label),
+            wording.amount(share.bytes),
+            wording.percent(share.bytes, whole),
+            _text(share.look.meaning if canvas.width >= _ROOMY else "", "dim"),
+        )
+    if wording.capacity_bytes(estimate):
+        free = wording.free_bytes(estimate)
+        mark = FREE_GLYPH if canvas.unicode else FREE_LETTER
+        rows.add_row(Text(mark, style="dim"), "free", gib(free), wording.percent(free, whole), "")
+    return rows
+
+
+def _peak_moment(estimate: Estimate) -> str:
+    return wording.moment(estimate.peak.step, estimate.peak.phase, estimate.peak.layer)
+
+
+# ---- when it did not fit ---------------------------------------------------------------------------------------
+
+
+def _out_of_memory(estimate: Estimate) -> Iterator[Text | Padding]:
+    if estimate.oom is not None:
+        oom = estimate.oom
+        yield _title(f"Out of memory in {wording.moment(oom.step, oom.phase, oom.layer)}, in PyTorch's words")
+        yield Padding(_text(" ".join(oom.message.split())), (0, 0, 0, 2))
+        for frame in wording.frames(oom.stack):
+            yield Padding(_text(frame, "dim"), (0, 0, 0, 4))
+    if found := advice(estimate):
+        yield _title("What to try (then estimate again: none of this is a promise)")
+        rows = Table.grid(padding=(0, 2))
+        rows.add_column(no_wrap=True)
+        for item in found:
+            rows.add_row(_text(item.what, "bold"), _text(item.why))
+        yield Padding(rows, (0, 0, 0, 2))
+
+
+# ---- the timeline ----------------------------------------------------------------------------------------------
+
+
+def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text]:
+    if len(estimate.curve) < 2:
+        return
+    top = max(max(point.reserved_bytes, point.allocated_bytes) for point in estimate.curve)
+    if top <= 0:
+        return
+    margin = len(gib(top)) + 1
+    columns = _columns(estimate.curve, canvas.width - margin - 1)
+    shown = (
+        "# allocated, : reserved" if not canvas.unicode else f"█ allocated, {'█' if canvas.colour else '░'} reserved"
+    )
+    yield _title("Memory through the steps", f"{shown}; across: modules as they ran, not seconds", canvas)
+    for row in range(_TIMELINE_ROWS, 0, -1):
+        line = Text({_TIMELINE_ROWS: gib(top), 1: gib(0)}.get(row, "").rjust(margin - 1) + " ", style="dim")
+        line.append("│" if canvas.unicode else "|", style="dim")
+        for column in columns:
+            line.append(*_cell(column, row, top, canvas))
+        yield line
+    yield _axis(estimate, columns, margin, canvas)
+    if strip := _phase_strip(columns):
+        yield Text(" " * (margin + 1) + strip, style="dim")
+        yield Text(" " * (margin + 1) + _phase_key(columns), style="dim")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    """One character's width of the timeline: the moments that fall into it."""
+
+    first: int
+    allocated_bytes: int
+    reserved_bytes: int
+    phase: str
+
+
+def _columns(curve: tuple[Moment, ...], width: int) -> list[_Column]:
+    columns = []
+    for index in range(width):
+        first = index * len(curve) // width
+        points = curve[first : max((index + 1) * len(curve) // width, first + 1)]
+        highest = max(points, key=lambda point: point.allocated_bytes)
+        columns.append(
+            _Column(
+                first=first,
+                allocated_bytes=highest.allocated_bytes,
+                reserved_bytes=max(point.reserved_bytes for point in points),
+                phase=highest.phase,
+            )
+        )
+    return columns
+
+
+def _cell(column: _Column, row: int, top: int, canvas: Canvas) -> tuple[str, str]:
+    """The character for one row (1 is the lowest) of a column, and its style."""
+    filled = column.allocated_bytes * _TIMELINE_ROWS * 8 // top - (row - 1) * 8
+    reserved = round(column.reserved_bytes * _TIMELINE_ROWS / top) >= row
+    if not canvas.unicode:
+        return ("#", "") if filled >= 4 else (":", "") if reserved else (" ", "")
+    if filled >= 8:
+        return ("█", _ALLOCATED)
+    if filled > 0 and canvas.colour:
+        return (_EIGHTHS[filled], _ALLOCATED + (f" on {_RESERVED}" if reserved else ""))
+    if filled >= 4:
+        return ("▄", _ALLOCATED)
+    if reserved:
+        return ("█" if canvas.colour else "░", _RESERVED)
+    return (" ", "")
+
+
+def _axis(estimate: Estimate, columns: list[_Column], margin: int, canvas: Canvas) -> Text:
+    """The line under the curve, with a mark where each optimizer step begins."""
+    dash, tick, corner = ("─", "┴", "└") if canvas.unicode else ("-", "+", "+")
+    line = [dash] * len(columns)
+    starts = list(wording.step_starts(estimate.curve))
+    position = 0
+    for number, start in enumerate(starts, start=1):
+        column = max(index for index, item in enumerate(columns) if item.first <= start)
+        name = f"{tick} step {number} "
+        if column >= position and column + len(name) <= len(line):
+            line[column : column + len(name)] = name
+            position = column + len(name)
+        elif column >= position:
+            line[column] = tick
+    if estimate.oom is not None:
+        name = " out of memory ×" if canvas.unicode else " out of memory x"
+        if len(line) - len(name) >= position:
+            line[-len(name) :] = name
+    return Text(" " * margin + corner + "".join(line), style="dim")
+
+
+def _phase_strip(columns: list[_Column]) -> str:
+    return "".join(PHASE_LETTERS.get(column.phase, column.phase[:1] or " ") for column in columns).rstrip()
+
+
+def _phase_key(columns: list[_Column]) -> str:
+    seen = dict.fromkeys(column.phase for column in columns)
+    return "  ".join(f"{PHASE_LETTERS.get(name, name[:1])} {name}" for name in seen if name not in ("", "other"))
+
+
+# ---- tables and facts ------------------------------------------------------------------------------------------
+
+
+def _phases(estimate: Estimate) -> Iterator[Text | Padding]:
+    if not estimate.phases:
+        return
+    yield _title("Peak of each phase")
+    rows = _table("phase", "allocated", "reserved", "reserved of the card")
+    capacity, peak = wording.capacity_bytes(estimate), estimate.peak
+    whole = PhasePeak(name="whole run", allocated_bytes=peak.allocated_bytes, reserved_bytes=peak.reserved_bytes)
+    for phase in (*estimate.phases, whole):
+        amounts = [wording.amount(value) for value in (phase.allocated_bytes, phase.reserved_bytes)]
+        share = wording.percent(phase.reserved_bytes, capacity) if capacity else "-"
+        rows.add_row(_text(phase.name), *amounts, share)
+    yield Padding(rows, (0, 0, 0, 2))
+
+
+def _ranks(estimate: Estimate) -> Iterator[Text | Padding]:
+    found = wording.rank_rows(estimate)
+    if not found:
+        return
+    yield _title(f"Ranks ({len(estimate.ranks)} were run)")
+    rows = _table("rank", "fits", "allocated", "reserved", "process", "peak in")
+    for row in found[:_RANK_ROWS]:
+        amounts = [wording.amount(value) for value in (row.allocated_bytes, row.reserved_bytes, row.process_bytes)]
+        rows.add_row(row.ranks, "yes" if row.fits else "no", *amounts, _text(row.phase))
+    yield Padding(rows, (0, 0, 0, 2))
+    if len(found) > _RANK_ROWS:
+        yield Text(f"  {len(found) - _RANK_ROWS} more rows in --json", style="dim")
+
+
+def _table(*headings: str) -> Table:
+    rows = Table.grid(padding=(0, 3))
+    for place, heading in enumerate(headings):
+        rows.add_column(justify="left" if place == 0 or not _is_amount(heading) else "right", no_wrap=True)
+    rows.add_row(*(Text(heading, style="dim") for heading in headings))
+    return rows
+
+
+def _is_amount(heading: str) -> bool:
+    return heading not in ("fits", "peak in", "rank", "phase")
+
+
+def _facts(estimate: Estimate) -> Padding:
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    for name, value in wording.facts(estimate):
+        rows.add_row(Text(name, style="dim"), _text(value))
+    return Padding(rows, (1, 0, 0, 0))
+
+
+def _title(text: str, aside: str = "", canvas: Canvas | None = None) -> Text:
+    """A heading after an empty line; what is said aside goes on a line of its own where there is no room."""
+    line = Text("\n")
+    line.append_text(_text(text, "bold"))
+    if aside and canvas is not None:
+        line.append("  " if len(text) + len(aside) + 2 <= canvas.width else "\n")
+        line.append_text(_text(aside, "dim"))
+    return line
+
+
+def _text(value: str, style: str = "") -> Text:
+    """Text from a value, which may come from a stranger's file: nothing in it reaches the terminal as a command."""
+    return Text("".join(letter if letter.isprintable() else "�" for letter in value), style=style)

@@ -1,0 +1,266 @@
+"""The sentences and rows of a report, worded once; the views only place and colour them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+from tonnage.estimate import Estimate, Moment
+from tonnage.report.palette import LOOKS, Look, look
+from tonnage.units import MIB, count, gib, size
+
+_UNREMARKABLE: Final = {"none", "auto", "plain", "default", None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """One piece of the stacked bar."""
+
+    look: Look
+    """Its name and colour."""
+    bytes: int
+    """How much of the card it takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """Ranks with equal numbers, as one row."""
+
+    ranks: str
+    """`0`, `1-7` or `0, 2, 5-7`."""
+    fits: bool
+    """Whether their steps ran to the end."""
+    allocated_bytes: int
+    """Peak of the caching allocator's blocks."""
+    reserved_bytes: int
+    """Peak of what it held."""
+    process_bytes: int
+    """Peak of the process."""
+    phase: str
+    """Where the allocated peak is."""
+
+
+def headline(estimate: Estimate) -> str:
+    """The answer in two or three words."""
+    if not estimate.fits:
+        return "DOES NOT FIT"
+    return "FITS, BARELY" if is_tight(estimate) else "FITS"
+
+
+def is_tight(estimate: Estimate) -> bool:
+    """True when it fits, but the upper end of the interval does not."""
+    capacity = capacity_bytes(estimate)
+    return estimate.fits and capacity is not None and estimate.peak.high_bytes > capacity
+
+
+def capacity_bytes(estimate: Estimate) -> int | None:
+    """What one card holds, as its driver reports it; None where unknown."""
+    value = estimate.cluster.get("capacity_bytes")
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def subject(estimate: Estimate) -> str:
+    """What was asked about: the model and its size, or the command of a dry-run."""
+    command = estimate.job.get("command")
+    if command:
+        return " ".join(command) if isinstance(command, list | tuple) else str(command)
+    name = str(estimate.model.get("name") or "model")
+    return f"{name} ({', '.join(_parameters(estimate.model))})" if _parameters(estimate.model) else name
+
+
+def _parameters(model: dict[str, Any]) -> list[str]:
+    total, trainable = model.get("parameters"), model.get("trainable_parameters")
+    found = []
+    if isinstance(total, int):
+        found.append(f"{count(total)} parameters")
+        if isinstance(trainable, int) and trainable != total:
+            found.append(f"{count(trainable)} trainable")
+    return found
+
+
+def choices(estimate: Estimate) -> str:
+    """The job and plan in one line: what was chosen, leaving out what is nobody's choice."""
+    job, plan = estimate.job, estimate.plan
+    parts = [str(job["method"])] if job.get("method") else []
+    if isinstance(job.get("seq_len"), int) and isinstance(job.get("micro_batch"), int):
+        parts.append(f"{job['micro_batch']} x {job['seq_len']:,} tokens")
+    if isinstance(job.get("grad_accum"), int) and job["grad_accum"] > 1:
+        parts.append(f"{job['grad_accum']} micro-batches a step")
+    for name, value in plan.items():
+        if value not in _UNREMARKABLE and isinstance(value, str | int):
+            parts.append(str(value) if name in ("precision", "optimizer", "shard") else f"{_words(name)} {value}")
+    if "command" in job and not any(_parameters(estimate.model)):
+        return ", ".join(parts)
+    return ", ".join(parts + (_parameters(estimate.model) if "command" in job else []))
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def card(estimate: Estimate) -> str:
+    """The card and how many of them: `H100-80GB`, `8 x A100-80GB`, `4 nodes x 8 x H100-80GB`."""
+    cluster = estimate.cluster
+    name = str(cluster.get("gpu") or "GPU")
+    gpus, nodes = cluster.get("gpus"), cluster.get("nodes")
+    if isinstance(nodes, int) and nodes > 1 and isinstance(gpus, int):
+        return (
+            f"{nodes} nodes x {gpus // nodes} x {name}" if gpus % nodes == 0 else f"{gpus} x {name} on {nodes} nodes"
+        )
+    return f"{gpus} x {name}" if isinstance(gpus, int) and gpus > 1 else name
+
+
+def need(estimate: Estimate) -> str:
+    """What the process takes, of how much, and what that leaves or where it ended."""
+    peak, capacity = estimate.peak, capacity_bytes(estimate)
+    if not estimate.fits:
+        return _shortage(estimate)
+    if capacity is None:
+        return f"{gib(peak.process_bytes)} at the peak."
+    free = capacity - peak.process_bytes
+    return (
+        f"{gib(peak.process_bytes)} of {gib(capacity)} ({percent(peak.process_bytes, capacity)}); {gib(free)} free."
+    )
+
+
+def _shortage(estimate: Estimate) -> str:
+    oom, capacity = estimate.oom, capacity_bytes(estimate)
+    limit = f" of {gib(capacity)}" if capacity else ""
+    used = f"{gib(estimate.peak.process_bytes)}{limit} in use at most"
+    if oom is None:
+        return f"The card was full: {used}."
+    return f"Out of memory in {moment(oom.step, oom.phase, oom.layer)}; {used} before that."
+
+
+def interval(estimate: Estimate) -> str:
+    """The interval of the process peak."""
+    peak = estimate.peak
+    if peak.low_bytes == peak.high_bytes:
+        return f"{gib(peak.process_bytes)}, without uncertainty"
+    over = "; its upper end is more than the card has" if is_tight(estimate) else ""
+    return f"{gib(peak.low_bytes)} to {gib(peak.high_bytes)}{over}"
+
+
+def moment(step: int, phase: str, layer: str) -> str:
+    """`step 2, backward, model.layers.31`."""
+    parts = [f"step {step}"] if step > 0 else []
+    return ", ".join([*parts, phase or "an unknown phase", *([layer] if layer else [])])
+
+
+def amount(value_bytes: int) -> str:
+    """GiB, so that a column can be compared at a glance; small amounts in their own unit, so that none reads as 0."""
+    return gib(value_bytes) if value_bytes >= 10 * MIB or value_bytes == 0 else size(value_bytes)
+
+
+def percent(part_bytes: int, whole_bytes: int) -> str:
+    """`18.9 %`."""
+    return f"{100 * part_bytes / whole_bytes:.1f} %" if whole_bytes else "-"
+
+
+def shares(estimate: Estimate) -> list[Share]:
+    """The pieces of the bar in stacking order, without the empty ones."""
+    held = estimate.peak.by_category
+    order = [*LOOKS, *(name for name in held if name not in LOOKS)]
+    return [Share(look=look(name), bytes=held[name]) for name in order if held.get(name, 0) > 0]
+
+
+def free_bytes(estimate: Estimate) -> int:
+    """What the bar leaves empty."""
+    return max((capacity_bytes(estimate) or 0) - sum(share.bytes for share in shares(estimate)), 0)
+
+
+def host(estimate: Estimate) -> str:
+    """Memory on the host's side."""
+    resident = estimate.host.peak_bytes
+    known = f"{size(resident)} resident at most" if resident is not None else "resident size unknown"
+    return f"{known}, {size(estimate.host.pinned_bytes)} of it pinned" if estimate.host.pinned_bytes else known
+
+
+def how(estimate: Estimate) -> str:
+    """Where the numbers come from: source and versions."""
+    source = {"ghost": "run on a ghost GPU", "meta": "traced without a GPU", "real": "recorded on a real GPU"}
+    versions = ", ".join(f"{name} {version}" for name, version in estimate.versions.items() if version)
+    return f"{source.get(estimate.source, estimate.source)}{f' ({versions})' if versions else ''}"
+
+
+def facts(estimate: Estimate) -> list[tuple[str, str]]:
+    """What a doubting reader asks next, by name: the interval, the host, where the numbers come from."""
+    rows = [
+        ("process", f"{interval(estimate)} ({gib(estimate.peak.reserved_bytes)} reserved, the rest runtime)"),
+        ("host", host(estimate)),
+        ("how", how(estimate)),
+        ("run", "; ".join(estimate.coverage.run)),
+        ("modelled", "; ".join(estimate.coverage.modelled)),
+        ("assumed", "; ".join(estimate.coverage.assumed)),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def rank_rows(estimate: Estimate) -> list[RankRow]:
+    """A row for every group of ranks with equal numbers, the fullest first; empty when one rank was run."""
+    if len(estimate.ranks) < 2:
+        return []
+    numbers: dict[tuple[bool, int, int, int, str], list[int]] = {}
+    for entry in estimate.ranks:
+        peak = entry["peak"]
+        key = (bool(entry["fits"]), *(int(peak[f"{name}_bytes"]) for name in ("allocated", "reserved", "process")))
+        numbers.setdefault((*key, str(peak["phase"])), []).append(int(entry["rank"]))  # type: ignore[arg-type]
+    rows = [
+        RankRow(
+            ranks=spans(ranks),
+            fits=fits,
+            allocated_bytes=most,
+            reserved_bytes=held,
+            process_bytes=process,
+            phase=phase,
+        )
+        for (fits, most, held, process, phase), ranks in numbers.items()
+    ]
+    return sorted(rows, key=lambda row: (row.fits, -row.process_bytes))
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """`0, 2-4, 7` from 0, 2, 3, 4, 7."""
+    runs = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
+    ends = [[value for _, value in run] for _, run in runs]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ends)
+
+
+def step_starts(curve: tuple[Moment, ...]) -> Iterator[int]:
+    """Indices in the curve at which an optimizer step begins: the first forward, then each one after an optimizer."""
+    armed = True
+    for index, point in enumerate(curve):
+        if point.phase == "optimizer":
+            armed = True
+        elif point.phase == "forward" and armed:
+            armed = False
+            yield index
+
+
+def frames(stack: tuple[str, ...]) -> list[str]:
+    """The frames worth a line: the user's own, then the four innermost; gaps say how many were left out."""
+    kept = {index for index, frame in enumerate(stack) if not _is_library(frame)}
+    kept = set(sorted(kept)[-8:]) | set(range(max(len(stack) - 4, 0), len(stack)))
+    lines: list[str] = []
+    last = -1
+    for index in sorted(kept):
+        if index - last > 1:
+            lines.append(_gap(index - last - 1))
+        lines.append(_short(stack[index]))
+        last = index
+    return lines
+
+
+def _gap(left_out: int) -> str:
+    return f"... {left_out} frame{'s' if left_out > 1 else ''} left out"
+
+
+def _is_library(frame: str) -> bool:
+    return any(part in frame for part in ("site-packages", "dist-packages", "/lib/python", "<frozen"))
+
+
+def _short(frame: str) -> str:
+    for root in ("site-packages/", "dist-packages/"):
+        if root in frame:
+            return frame.split(root, 1)[1]
+    return frame

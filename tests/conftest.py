@@ -1,0 +1,1 @@
+"""Makes the modules beside this file (such as `estimates`) importable from every test."""
