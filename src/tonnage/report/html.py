@@ -232,14 +232,11 @@ def _curve(estimate: Estimate) -> Iterator[str]:
     )
     seen = dict.fromkeys(point.phase for point in points if point.phase in _PHASE_COLOURS)
     keys = [("allocated", _ALLOCATED), ("reserved", _RESERVED), *((name, _PHASE_COLOURS[name]) for name in seen)]
-    yield (
-        "<p>"
-        + " &nbsp; ".join(
-            f'<span class="swatch" style="background: {colour}"></span> <span class="quiet">{_text(name)}</span>'
-            for name, colour in keys
-        )
-        + "</p>"
-    )
+    yield f"<p>{' &nbsp; '.join(_key(name, colour) for name, colour in keys)}</p>"
+
+
+def _key(name: str, colour: str) -> str:
+    return f'<span class="swatch" style="background: {colour}"></span> <span class="quiet">{_text(name)}</span>'
 
 
 def _across(index: float, count: int) -> float:
