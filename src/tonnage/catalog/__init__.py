@@ -1,0 +1,1 @@
+"""Facts with their sources: GPUs, memory outside torch's allocator, and model configurations."""

@@ -1,0 +1,321 @@
+"""Where a step runs: a GPU as the driver describes it, and how many of them."""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from statistics import median
+from typing import Any, Final
+
+from tonnage.errors import UnknownDevice, UsageError
+from tonnage.spelling import closest, normalise
+from tonnage.units import MIB, gib
+
+GPUS_PER_NODE: Final = 8
+"""GPUs of one machine when only a total is given: the largest common server."""
+
+_GENERIC_MODEL: Final = "a100-80gb"
+"""The card whose kernels and workspaces a GPU known only by its memory is assumed to have."""
+
+_SPEC = re.compile(r"\s*(?:([0-9]+)\s*[x×]\s*)?(?:([0-9]+)\s*[x×]\s*)?(.*?)\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """Dense operations per second by dtype; None where the card has no such path or no figure is published."""
+
+    fp32: float | None = None
+    """fp32 outside tensor cores."""
+    tf32: float | None = None
+    """fp32 matrices on tensor cores with tf32 precision."""
+    fp16: float | None = None
+    """fp16 matrices, fp32 accumulation."""
+    bf16: float | None = None
+    """bf16 matrices, fp32 accumulation."""
+    fp8: float | None = None
+    """fp8 matrices."""
+    int8: float | None = None
+    """int8 matrices."""
+    fp4: float | None = None
+    """fp4 matrices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU: what the driver reports of it, and how fast its maker says it is."""
+
+    id: str
+    """The catalog's name, e.g. `h100-80gb`."""
+    aliases: tuple[str, ...] = ()
+    """Other exact names, lower case with dashes."""
+    name: str
+    """Marketing name as the driver reports it, e.g. `NVIDIA H100 80GB HBM3`."""
+    capability: tuple[int, int]
+    """Compute capability, e.g. (9, 0)."""
+    capacity_bytes: int
+    """Memory a process can see (torch's total_memory); less than what is soldered on."""
+    context_low_bytes: int
+    """Least memory of the CUDA context and lazily loaded modules that was observed or derived."""
+    context_bytes: int
+    """Typical memory of the CUDA context and lazily loaded modules."""
+    context_high_bytes: int
+    """Most memory of the CUDA context and lazily loaded modules that was observed or derived."""
+    context_source: str
+    """How the three figures above were obtained."""
+    sms: int
+    """Streaming multiprocessors."""
+    threads_per_sm: int
+    """Most threads resident on one multiprocessor."""
+    shared_per_sm_bytes: int
+    """Shared memory of one multiprocessor."""
+    shared_per_block_bytes: int
+    """Most shared memory of one block, when it opts in."""
+    registers_per_sm: int
+    """32-bit registers of one multiprocessor."""
+    l2_bytes: int | None = None
+    """L2 cache."""
+    bus_bits: int | None = None
+    """Width of the memory bus."""
+    memory_khz: int | None = None
+    """Memory clock as the driver reports it."""
+    clock_khz: int | None = None
+    """Highest multiprocessor clock as the driver reports it."""
+    bandwidth_bytes_per_second: float | None = None
+    """Peak memory bandwidth by the datasheet."""
+    peak_flops: Peaks = field(default_factory=Peaks)
+    """Peak operations per second by dtype."""
+    pcie_generation: int | None = None
+    """Generation of the 16-lane PCI Express connection."""
+    pcie_bytes_per_second: float | None = None
+    """PCI Express bandwidth in one direction."""
+    nvlink_bytes_per_second: float | None = None
+    """NVLink bandwidth in one direction, all links of the GPU together; None: no NVLink."""
+    host_link_bytes_per_second: float | None = None
+    """Bandwidth in one direction to a host that is not reached over PCI Express (NVLink-C2C)."""
+    source: tuple[str, ...] = ()
+    """Where the figures come from."""
+    date: str = ""
+    """When they were looked up, YYYY-MM-DD."""
+
+    def with_capacity(self, capacity_bytes: int) -> "Device":
+        """The same card with another amount of visible memory."""
+        stated = f"capacity {gib(capacity_bytes)}: given by the user instead of {gib(self.capacity_bytes)}"
+        return replace(self, capacity_bytes=capacity_bytes, source=(stated, *self.source))
+
+    def ghost_settings(self) -> dict[str, str]:
+        """The environment that makes a ghost report this card; figures that are not known are left out."""
+        values = {
+            "TOTAL_BYTES": self.capacity_bytes,
+            "CONTEXT_BYTES": self.context_bytes,
+            "NAME": self.name,
+            "CAPABILITY": f"{self.capability[0]}.{self.capability[1]}",
+            "SMS": self.sms,
+            "THREADS_PER_SM": self.threads_per_sm,
+            "L2_BYTES": self.l2_bytes,
+            "SHARED_PER_BLOCK_BYTES": self.shared_per_block_bytes,
+            "SHARED_PER_SM_BYTES": self.shared_per_sm_bytes,
+            "REGISTERS_PER_SM": self.registers_per_sm,
+            "BUS_BITS": self.bus_bits,
+            "MEMORY_KHZ": self.memory_khz,
+            "CLOCK_KHZ": self.clock_khz,
+        }
+        return {f"GHOST_{key}": str(value) for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Equal machines with equal GPUs."""
+
+    device: Device
+    """The card."""
+    gpus_per_node: int = 1
+    """GPUs of one machine."""
+    nodes: int = 1
+    """Machines."""
+
+    def __post_init__(self) -> None:
+        for name in ("gpus_per_node", "nodes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all, which is the number of ranks."""
+        return self.nodes * self.gpus_per_node
+
+    def __str__(self) -> str:
+        counts = [self.nodes] if self.nodes > 1 else []
+        counts += [self.gpus_per_node] if self.gpus > 1 else []
+        return "x".join([*map(str, counts), self.device.id])
+
+
+def device_names() -> list[str]:
+    """The ids of all GPUs in the catalog, in its order (by generation)."""
+    return list(_devices())
+
+
+def find_device(name: str) -> Device:
+    """The GPU with this id or alias, compared exactly after lower-casing.
+
+    Raises UnknownDevice with the closest names.
+    """
+    known = _names()
+    device = known.get(normalise(name))
+    if device is not None:
+        return device
+    near = list(dict.fromkeys(known[found].id for found in closest(name, known, limit=5)))
+    hint = f"Close: {', '.join(near)}. " if near else ""
+    raise UnknownDevice(
+        f"Unknown GPU {name.strip()!r}. {hint}"
+        f"All {len(_devices())}: python -m tonnage.catalog devices; or give its memory: --gpu-memory 24GiB."
+    )
+
+
+def generic_device(capacity_bytes: int) -> Device:
+    """A GPU known only by its memory: an A100's kernels and context are assumed, and no speeds."""
+    model = find_device(_GENERIC_MODEL)
+    unknown_speeds: dict[str, Any] = dict.fromkeys(
+        ("bandwidth_bytes_per_second", "pcie_generation", "pcie_bytes_per_second", "nvlink_bytes_per_second")
+    )
+    return replace(
+        model,
+        id=f"gpu-{gib(capacity_bytes).replace(' ', '').lower()}",
+        aliases=(),
+        name="generic GPU",
+        capacity_bytes=capacity_bytes,
+        peak_flops=Peaks(),
+        source=(
+            f"only the memory was given ({gib(capacity_bytes)}); assumed: capability "
+            f"{model.capability[0]}.{model.capability[1]}, {model.sms} multiprocessors, context as on the {model.id}",
+        ),
+        **unknown_speeds,
+    )
+
+
+def parse_cluster(
+    spec: str | None = None, *, gpus: int | None = None, gpu_memory_bytes: int | None = None
+) -> Cluster:
+    """The cluster that `t4`, `8xA100-80GB` or `4x8xH100` (machines x GPUs) names.
+
+    `gpus` gives the total where the text does not; above 8 it must be whole machines of 8.
+    `gpu_memory_bytes` replaces the card's memory, or stands alone for a GPU that is not in the catalog.
+    Raises UnknownDevice and UsageError.
+    """
+    if gpus is not None and gpus < 1:
+        raise UsageError(f"The number of GPUs is {gpus}; it must be at least 1.")
+    if gpu_memory_bytes is not None and gpu_memory_bytes < 1:
+        raise UsageError(f"The GPU memory is {gpu_memory_bytes} bytes; it must be above zero.")
+    nodes, per_node, name = _split(spec)
+    if per_node is None:
+        nodes, per_node = _machines(gpus or 1)
+    elif gpus is not None and gpus != nodes * per_node:
+        raise UsageError(f"{spec!r} is {nodes * per_node} GPUs, but {gpus} were asked for; give one of the two.")
+    return Cluster(device=_device(name, gpu_memory_bytes), gpus_per_node=per_node, nodes=nodes)
+
+
+def _split(spec: str | None) -> tuple[int, int | None, str]:
+    """Machines, GPUs of each if stated, and the card's name from `4x8xH100`."""
+    match = _SPEC.fullmatch(spec or "")
+    if match is None:  # a line break within the name
+        return 1, None, spec or ""
+    counts = [_positive(digits, spec) for digits in match.groups()[:2] if digits is not None]
+    nodes = counts[0] if len(counts) == 2 else 1
+    return nodes, counts[-1] if counts else None, match[3]
+
+
+def _positive(digits: str, spec: str | None) -> int:
+    if len(digits) > 9 or int(digits) == 0:
+        raise UsageError(f"{spec!r}: {digits} is no number of GPUs; try 8xA100-80GB or 4x8xH100.")
+    return int(digits)
+
+
+def _machines(gpus: int) -> tuple[int, int]:
+    """Machines and GPUs of each for a total."""
+    if gpus <= GPUS_PER_NODE:
+        return 1, gpus
+    if gpus % GPUS_PER_NODE:
+        raise UsageError(
+            f"{gpus} GPUs are not whole machines of {GPUS_PER_NODE}; say how many machines, e.g. --gpu 2x6xA100-80GB."
+        )
+    return gpus // GPUS_PER_NODE, GPUS_PER_NODE
+
+
+def _device(name: str, memory_bytes: int | None) -> Device:
+    if name:
+        device = find_device(name)
+        return device if memory_bytes is None else device.with_capacity(memory_bytes)
+    if memory_bytes is None:
+        raise UsageError("No GPU named; give --gpu (t4, 8xA100-80GB, 4x8xH100) or --gpu-memory 24GiB.")
+    return generic_device(memory_bytes)
+
+
+@cache
+def _devices() -> Mapping[str, Device]:
+    """The catalog, read once."""
+    text = (files("tonnage") / "catalog" / "devices.toml").read_text(encoding="utf-8")
+    tables = tomllib.loads(text)
+    observed = {entry["id"]: entry for entry in tables["device"] if "context_observed_mib" in entry}
+    return {entry["id"]: _entry(entry, tables["capability"], observed) for entry in tables["device"]}
+
+
+@cache
+def _names() -> Mapping[str, Device]:
+    """Every id and alias."""
+    return {name: device for device in _devices().values() for name in (device.id, *device.aliases)}
+
+
+def _entry(
+    entry: Mapping[str, Any], capabilities: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]
+) -> Device:
+    """The Device of one table of devices.toml."""
+    values = {k: v for k, v in entry.items() if k not in ("context_observed_mib", "context_like")}
+    limits = {k: v for k, v in capabilities[entry["capability"]].items() if k not in ("source", "date")}
+    major, minor = entry["capability"].split(".")
+    values |= {
+        "aliases": tuple(entry.get("aliases", ())),
+        "capability": (int(major), int(minor)),
+        "peak_flops": Peaks(**entry.get("peak_flops", {})),
+        "source": tuple(entry["source"]),
+    }
+    return Device(**values, **limits, **_context(entry, observed))
+
+
+def _context(entry: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Memory of the CUDA context: observed on the card, or on the same chip, or by multiprocessors.
+
+    The context grows with the multiprocessors (each needs local memory for all its threads): the observed
+    cards lie between 2.5 and 5.1 MiB a multiprocessor.  A card observed fewer than three times is given
+    the spread of all cards around its own median.
+    """
+    per_sm = {name: median(e["context_observed_mib"]) / e["sms"] for name, e in observed.items()}
+    spread = _spread(observed)
+    like = observed.get(entry["id"]) or observed.get(entry.get("context_like", ""))
+    if like is None:
+        middle = median(per_sm.values()) * entry["sms"]
+        low, high = min(per_sm.values()) * entry["sms"], max(per_sm.values()) * entry["sms"]
+        how = f"derived from {len(observed)} observed cards by multiprocessors"
+    else:
+        figures = like["context_observed_mib"]
+        middle, low, high = median(figures), min(figures), max(figures)
+        how = f"observations on {like['id']}: {len(figures)}"
+        if len(figures) < 3:
+            low, high = min(low, middle * spread[0]), max(high, middle * spread[1])
+    return {
+        "context_low_bytes": round(low * MIB),
+        "context_bytes": round(middle * MIB),
+        "context_high_bytes": round(high * MIB),
+        "context_source": how,
+    }
+
+
+def _spread(observed: Mapping[str, Mapping[str, Any]]) -> tuple[float, float]:
+    """The least and most that any card observed more than once departs from its own median."""
+    repeated: list[Sequence[float]] = [
+        e["context_observed_mib"] for e in observed.values() if len(e["context_observed_mib"]) > 1
+    ]
+    return (
+        min(min(figures) / median(figures) for figures in repeated),
+        max(max(figures) / median(figures) for figures in repeated),
+    )
