@@ -119,8 +119,9 @@ class Replica:
         self.allocator.end_pool(self.pool_ids[number])
         self.allocator.release_pool(self.pool_ids[number])
 
-    def drop(self, number: int) -> None:
+    def drop(self, number: int) -> None:  # what the destructor of a MemPool does
         self.allocator.release_pool(self.pool_ids[number])
+        self.allocator.empty_cache(self.pool_ids[number])
 
 
 def replicate(
@@ -186,19 +187,17 @@ def compare_events(real: list[list[Any]], replica: CachingAllocator) -> str | No
     addresses = Addresses(replica.driver.total_bytes, replica.settings.large_segment_bytes)
     mine = [[event.action, event.address, event.size_bytes, event.stream] for event in replica.events]
     real = _in_one_order(real)
-    if len(real) != len(mine):
-        return f"{len(real)} real events, {len(mine)} of the replica"
     translated = []
-    for (action, address, *_), event in zip(real, mine, strict=True):
+    for (action, address, *_), event in zip(real, mine, strict=False):
         if event[0] == action and action in ("segment_alloc", "segment_map"):
             addresses.learn(action, event[1], event[2], address)
-        moved = event[1] if event[0] == "oom" else addresses.translate(event[1])
+        moved = event[1] if event[0] == "oom" else addresses.translate(event[1]) or -1
         translated.append([event[0], moved, *event[2:]])
     translated = _in_one_order(translated)
-    for position, (theirs, ours) in enumerate(zip(real, translated, strict=True)):
+    for position, (theirs, ours) in enumerate(zip(real, translated, strict=False)):
         if theirs != ours:
             return f"event {position}: real {theirs}, replica {ours}"
-    return None
+    return None if len(real) == len(mine) else f"{len(real)} real events, {len(mine)} of the replica"
 
 
 def _in_one_order(events: list[list[Any]]) -> list[list[Any]]:

@@ -125,7 +125,9 @@ class CachingAllocator:
         self._finished: dict[int, int] = {}
 
         self._private: dict[PoolId, PrivatePool] = {}
-        self._captures: list[tuple[PoolId, frozenset[int] | None]] = []
+        self._reserved_by_pool: dict[PoolId, dict[str, Stat]] = {}
+        self._uses: list[tuple[PoolId, frozenset[int] | None, bool]] = []
+        self._capturing = False
         self._deferred: dict[Block, None] = {}
         self._uses_in_capture: dict[Block, set[int]] = {}
 
@@ -135,7 +137,7 @@ class CachingAllocator:
         """The address of a block for `size_bytes` (at least 1).  Raises OutOfMemory."""
         if size_bytes < 1:
             raise ValueError(f"{size_bytes} bytes requested; torch asks its allocator for at least 1.")
-        if not self._captures:
+        if not self._capturing:
             self._process_events()
         request = self._request(size_bytes, stream)
         block = self._search(request)
@@ -167,7 +169,7 @@ class CachingAllocator:
             self._held[address] = block
         elif not block.uses:
             self._free(block)
-        elif self._captures:
+        elif self._capturing:
             self._deferred[block] = None
         else:
             self._insert_events(block)
@@ -186,7 +188,7 @@ class CachingAllocator:
         if stream == block.stream:
             return
         block.uses.add(stream)
-        if self._captures:
+        if self._capturing:
             self._uses_in_capture.setdefault(block, set()).add(stream)
 
     def synchronise(self, stream: int | None = None) -> None:
@@ -214,20 +216,28 @@ class CachingAllocator:
         private = PrivatePool(pool, self._all, self._statistics["small_pool"], self._statistics["large_pool"])
         private.splits, private.use_on_oom = splits, use_on_oom
         self._private[pool] = private
+        self._reserved_by_pool[pool] = private.reserved_bytes
 
-    def begin_pool(self, pool: PoolId, streams: Iterable[int] | None = None) -> None:
-        """From now on serve requests (on these streams; None: all) from a private pool, as in a graph capture."""
-        if any(pool == active for active, _ in self._captures):
+    def begin_pool(
+        self, pool: PoolId, *, streams: Iterable[int] | None = None, capturing: bool = False
+    ) -> None:
+        """From now on serve requests (on these streams; None: all) from a private pool.
+
+        While a graph is `capturing`, events may not be asked whether they are finished, nor memory given back.
+        """
+        if any(pool == active for active, _, _ in self._uses):
             raise ValueError(f"Pool {pool} is in use already.")
         self.create_pool(pool)
-        self._captures.append((pool, None if streams is None else frozenset(streams)))
+        self._uses.append((pool, None if streams is None else frozenset(streams), capturing))
+        self._capturing = any(capturing for *_, capturing in self._uses)
 
     def end_pool(self, pool: PoolId) -> None:
         """Stop serving requests from a private pool; it keeps its memory until released."""
-        remaining = [capture for capture in self._captures if capture[0] != pool]
-        if len(remaining) == len(self._captures):
+        remaining = [use for use in self._uses if use[0] != pool]
+        if len(remaining) == len(self._uses):
             raise ValueError(f"Pool {pool} is not in use.")
-        self._captures = remaining
+        self._uses = remaining
+        self._capturing = any(capturing for *_, capturing in self._uses)
 
     def release_pool(self, pool: PoolId) -> None:
         """Hold a private pool once less; without holders its free segments can be given back."""
@@ -265,9 +275,9 @@ class CachingAllocator:
         numbers.update(self.counters)
         numbers["max_split_size"] = -1 if self._reported_split_bytes is None else self._reported_split_bytes
         if self._version >= (2, 13):
-            for private in self._private.values():
-                for pool, stat in private.reserved_bytes.items():
-                    name = "_".join(map(str, private.id))
+            for pool_id, reserved in self._reserved_by_pool.items():
+                for pool, stat in reserved.items():
+                    name = "_".join(map(str, pool_id))
                     numbers.update(stat.items(f"reserved_bytes_by_private_pools.{name}.{pool}"))
         return numbers
 
@@ -291,7 +301,7 @@ class CachingAllocator:
 
     def _request(self, size_bytes: int, stream: int) -> _Request:
         size = self.settings.round_size(size_bytes)
-        owner = self._capturing_pool(stream)
+        owner = self._private_pool_for(stream)
         if size <= SMALL_BYTES:
             pool = self._small if owner is None else owner.small
         else:
@@ -299,8 +309,8 @@ class CachingAllocator:
         segment_bytes = self.settings.segment_size(size)
         return _Request(size, stream, pool, segment_bytes, self.settings.expandable_segments)
 
-    def _capturing_pool(self, stream: int) -> PrivatePool | None:
-        for pool, streams in reversed(self._captures):
+    def _private_pool_for(self, stream: int) -> PrivatePool | None:
+        for pool, streams, _ in reversed(self._uses):
             if streams is None or stream in streams:
                 return self._private[pool]
         return None
@@ -377,7 +387,7 @@ class CachingAllocator:
             block = self._obtain(request)
             if block is not None:
                 return block, request
-        if self._captures:
+        if self._capturing:
             return None, request
         self._release_cached(DEFAULT_POOL)
         self.counters["num_alloc_retries"] += 1
@@ -575,7 +585,7 @@ class CachingAllocator:
         return released >= wanted
 
     def _release_cached(self, pool: PoolId) -> None:
-        if pool == DEFAULT_POOL and not self._captures:
+        if pool == DEFAULT_POOL and not self._capturing:
             self._wait_for_events()
             self._release_free(self._large)
             self._release_free(self._small)
@@ -735,6 +745,8 @@ class CachingAllocator:
     def _every_stat(self) -> Iterator[Stat]:
         for statistics in self._statistics.values():
             yield from statistics
+        for reserved in self._reserved_by_pool.values():
+            yield from reserved.values()
         yield from (self._oversize_allocations, self._oversize_segments)
 
     def _every_pool(self) -> Iterator[Pool]:
