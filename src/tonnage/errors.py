@@ -8,6 +8,7 @@
     |   +-- UnreadableModel
     |   +-- UnreadableFile
     |   +-- GhostUnavailable
+    +-- UnwritableFile        (3)   an answer that could not be put where it was asked for
     +-- TrialFailed           (5)   the user's script, or the step, failed for a reason other than memory
 
 Not fitting is an answer, not an error: it is a field of the Estimate, and exit code 1.
@@ -53,6 +54,12 @@ class UnreadableFile(CannotEstimate):
 
 class GhostUnavailable(CannotEstimate):
     """This machine cannot run a ghost GPU as asked (platform, missing libraries, no CUDA build of torch)."""
+
+
+class UnwritableFile(TonnageError):
+    """A file that could not be written (no such folder, no permission, full disk)."""
+
+    exit_code = 3
 
 
 class TrialFailed(TonnageError):

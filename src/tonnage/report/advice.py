@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tonnage.estimate import Estimate
+from tonnage.report.wording import whole
 from tonnage.units import GIB, KIB, MIB, gib, size
 
 _UNITS: Final = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
@@ -79,11 +80,9 @@ def _choices(estimate: Estimate) -> Iterator[Advice]:
             why=f"activations hold {gib(activations)}; most are recomputed in backward instead",
             at_stake_bytes=activations,
         )
-    batch = job.get("micro_batch")
-    if isinstance(batch, int) and batch > 1 and activations:
-        kept = (
-            f"; --grad-accum {2 * int(job.get('grad_accum') or 1)} keeps the global batch" if batch % 2 == 0 else ""
-        )
+    batch, micro_batches = whole(job, "micro_batch") or 1, whole(job, "grad_accum") or 1
+    if batch > 1 and activations:
+        kept = f"; --grad-accum {2 * micro_batches} keeps the global batch" if batch % 2 == 0 else ""
         yield Advice(
             what=f"--micro-batch {batch // 2}",
             why=f"the {gib(activations)} of activations grow with it{kept}",
@@ -94,9 +93,9 @@ def _choices(estimate: Estimate) -> Iterator[Advice]:
 
 
 def _states(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
-    plan, gpus = estimate.plan, estimate.cluster.get("gpus")
+    plan, gpus = estimate.plan, whole(estimate.cluster, "gpus") or 1
     states = [held.get(name, 0) for name in ("parameter", "gradient", "optimizer_state")]
-    if isinstance(gpus, int) and gpus > 1 and plan.get("shard") in ("none", "ddp", "zero1", "zero2"):
+    if gpus > 1 and plan.get("shard") in ("none", "ddp", "zero1", "zero2"):
         yield Advice(
             what="--shard zero3",
             why=f"parameters, gradients and optimizer states hold {gib(sum(states))}; "
@@ -132,11 +131,9 @@ def _temporaries(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
 def _logits_bytes(estimate: Estimate) -> int | None:
     """Logits of one micro-batch in two bytes each; None when a dimension is not known."""
     config = _mapping(_mapping(estimate.job.get("model")).get("config"))
-    sizes = (config.get("vocab_size"), estimate.job.get("seq_len"), estimate.job.get("micro_batch"))
-    if not all(isinstance(value, int) for value in sizes):
-        return None
-    vocabulary, tokens, batch = (int(value) for value in sizes if value is not None)
-    return 2 * vocabulary * tokens * batch
+    vocabulary = whole(config, "vocab_size")
+    tokens, batch = whole(estimate.job, "seq_len"), whole(estimate.job, "micro_batch")
+    return 2 * vocabulary * tokens * batch if vocabulary and tokens and batch else None
 
 
 def _close(asked: int, sizes: tuple[int, ...]) -> bool:

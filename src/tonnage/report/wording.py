@@ -9,7 +9,7 @@ from tonnage.estimate import Estimate, Moment
 from tonnage.report.palette import LOOKS, Look, look
 from tonnage.units import MIB, count, gib, size
 
-_UNREMARKABLE: Final = {"none", "auto", "plain", "default", None}
+_UNREMARKABLE: Final = ("none", "auto", "plain", "default", None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,13 @@ def is_tight(estimate: Estimate) -> bool:
 
 def capacity_bytes(estimate: Estimate) -> int | None:
     """What one card holds, as its driver reports it; None where unknown."""
-    value = estimate.cluster.get("capacity_bytes")
-    return value if isinstance(value, int) and value > 0 else None
+    return whole(estimate.cluster, "capacity_bytes") or None
+
+
+def whole(values: dict[str, Any], name: str) -> int | None:
+    """A number from the fields that may hold anything; None when it is absent, negative or of another type."""
+    value = values.get(name)
+    return value if type(value) is int and value >= 0 else None
 
 
 def subject(estimate: Estimate) -> str:
@@ -69,29 +74,29 @@ def subject(estimate: Estimate) -> str:
 
 
 def _parameters(model: dict[str, Any]) -> list[str]:
-    total, trainable = model.get("parameters"), model.get("trainable_parameters")
-    found = []
-    if isinstance(total, int):
-        found.append(f"{count(total)} parameters")
-        if isinstance(trainable, int) and trainable != total:
-            found.append(f"{count(trainable)} trainable")
-    return found
+    total, trainable = whole(model, "parameters"), whole(model, "trainable_parameters")
+    if total is None:
+        return []
+    return [f"{count(total)} parameters"] + (
+        [f"{count(trainable)} trainable"] if trainable not in (None, total) else []
+    )
 
 
 def choices(estimate: Estimate) -> str:
     """The job and plan in one line: what was chosen, leaving out what is nobody's choice."""
     job, plan = estimate.job, estimate.plan
     parts = [str(job["method"])] if job.get("method") else []
-    if isinstance(job.get("seq_len"), int) and isinstance(job.get("micro_batch"), int):
-        parts.append(f"{job['micro_batch']} x {job['seq_len']:,} tokens")
-    if isinstance(job.get("grad_accum"), int) and job["grad_accum"] > 1:
-        parts.append(f"{job['grad_accum']} micro-batches a step")
+    length, batch, micro_batches = (whole(job, name) for name in ("seq_len", "micro_batch", "grad_accum"))
+    if length is not None and batch is not None:
+        parts.append(f"{batch} x {length:,} tokens")
+    if micro_batches is not None and micro_batches > 1:
+        parts.append(f"{micro_batches} micro-batches a step")
     for name, value in plan.items():
         if value not in _UNREMARKABLE and isinstance(value, str | int):
             parts.append(str(value) if name in ("precision", "optimizer", "shard") else f"{_words(name)} {value}")
-    if "command" in job and not any(_parameters(estimate.model)):
-        return ", ".join(parts)
-    return ", ".join(parts + (_parameters(estimate.model) if "command" in job else []))
+    if "command" in job:
+        parts += _parameters(estimate.model)
+    return ", ".join(parts)
 
 
 def _words(name: str) -> str:
@@ -99,7 +104,7 @@ def _words(name: str) -> str:
 
 
 def card(estimate: Estimate) -> str:
-    """The card and how many of them: `H100-80GB`, `8 x A100-80GB`, `4 nodes x 8 x H100-80GB`."""
+    """The card and how many of them: `H100-80GB`, `8 x A100-80GB`, `4 x 8 x H100-80GB`."""
     cluster = estimate.cluster
     name = str(cluster.get("gpu") or "GPU")
     gpus, nodes = cluster.get("gpus"), cluster.get("nodes")

@@ -1,0 +1,59 @@
+"""Files that appear whole or not at all: written beside their place, then moved into it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from tonnage.errors import UnwritableFile
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that takes the place of `path` when the block ends without an error.
+
+    Until then an older file stays as it was, and afterwards nothing half-written is left.  What is no regular
+    file (`/dev/stdout`, a pipe) is written in place.  Raises UnwritableFile.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
+        place = path.resolve()
+        draft = place.with_name(f".{place.name}.{os.getpid()}.part")
+        try:
+            with draft.open("xb") as file:
+                yield file
+            draft.replace(place)
+        except BaseException:
+            with suppress(OSError):
+                draft.unlink()
+            raise
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put UTF-8 text into a file, whole or not at all.  Raises UnwritableFile."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def check_writable(path: Path) -> None:
+    """Find out before the work what would fail after it: a missing folder, no permission, a folder of that name.
+
+    Raises UnwritableFile.
+    """
+    folder = path.resolve().parent
+    if path.is_dir():
+        raise UnwritableFile(f"{path} cannot be written: it is a folder.")
+    if not folder.is_dir():
+        raise UnwritableFile(f"{path} cannot be written: there is no folder {folder}.")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise UnwritableFile(f"{path} cannot be written: no permission.")
+
+
+def _unwritable(path: Path, error: OSError) -> UnwritableFile:
+    return UnwritableFile(f"{path} cannot be written ({error.strerror or error}); nothing was changed.")

@@ -1,0 +1,143 @@
+"""What `--save FILE` keeps: an Estimate and the Traces it was computed from, in one zip archive.
+
+Members: `estimate.json` (the document that `--json` prints) and, for each rank that was run, the parts of its Trace
+under `rank<N>/`.  Reading never executes anything: the archive holds JSON and raw numbers, nothing is unpickled and
+nothing is unpacked to disk.
+"""
+
+import json
+import lzma
+import re
+import struct
+import types
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from tonnage import estimate as estimates
+from tonnage import trace as traces_format
+from tonnage.errors import UnreadableFile
+from tonnage.estimate import Estimate, Peak
+from tonnage.files import replacing
+from tonnage.trace import Trace
+
+_MAX_BYTES: Final = 4 * 2**30  # of all members together, unpacked
+_MAX_NUMBER: Final = 2**63
+_RANK: Final = re.compile(r"(rank[0-9]{1,7}/)trace\.json")
+_DAMAGE: Final = (
+    OSError,
+    EOFError,
+    KeyError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    RecursionError,
+    NotImplementedError,  # a compression method that this Python does not know
+    RuntimeError,  # an encrypted member
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+)
+
+Value = TypeVar("Value")
+
+
+def save(path: Path, estimate: Estimate, traces: Sequence[Trace] = ()) -> None:
+    """Write the archive, whole or not at all.  Raises UnwritableFile."""
+    with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
+        archive.writestr("estimate.json", json.dumps(estimate.to_json(), allow_nan=False))
+        for trace in traces:
+            traces_format.write(trace, archive, f"rank{trace.rank}/")
+
+
+def load_estimate(path: Path) -> Estimate:
+    """The Estimate of a saved file, every field of the type it should have.  Raises UnreadableFile."""
+    return _guarded(path, lambda: _verified(estimates.load(path)))
+
+
+def load_traces(path: Path) -> tuple[Trace, ...]:
+    """The Traces of a saved file, by rank; empty when it was saved without.  Raises UnreadableFile."""
+    return _guarded(path, lambda: _traces(path))
+
+
+def _traces(path: Path) -> tuple[Trace, ...]:
+    with zipfile.ZipFile(path) as archive:
+        claimed = sum(info.file_size for info in archive.infolist())
+        if claimed > _MAX_BYTES:
+            raise UnreadableFile(f"{path} claims to hold {claimed} bytes; the limit is {_MAX_BYTES}.")
+        prefixes = [match[1] for name in archive.namelist() if (match := _RANK.fullmatch(name))]
+        return tuple(sorted((traces_format.read(archive, prefix) for prefix in prefixes), key=_rank))
+
+
+def _rank(trace: Trace) -> int:
+    return trace.rank
+
+
+def _guarded(path: Path, read: Callable[[], Value]) -> Value:
+    """Whatever a damaged archive makes the standard library raise, as one line."""
+    try:
+        return read()
+    except UnreadableFile:
+        raise
+    except FileNotFoundError as error:
+        raise UnreadableFile(f"{path} does not exist; give a file written by --save.") from error
+    except IsADirectoryError as error:
+        raise UnreadableFile(f"{path} is a folder; give a file written by --save.") from error
+    except _DAMAGE as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UnreadableFile(f"{path} is damaged, or no file that tonnage saved ({reason}).") from error
+
+
+# ---- types -----------------------------------------------------------------------------------------------------
+
+
+def _verified(estimate: Estimate) -> Estimate:
+    """The same Estimate, after a look at every field.  Raises UnreadableFile."""
+    _check(estimate, Estimate, "estimate")
+    for entry in estimate.ranks:
+        _check(entry.get("rank"), int, "ranks: rank")
+        _check(entry.get("fits"), bool, "ranks: fits")
+        _check(Peak(**entry["peak"]), Peak, "ranks: peak")
+    return estimate
+
+
+def _check(value: object, expected: Any, where: str) -> None:
+    """Compare a value with a type annotation, through dataclasses and containers; numbers must be usable ones."""
+    origin, arguments = get_origin(expected), get_args(expected)
+    if is_dataclass(expected) and isinstance(value, expected):  # type: ignore[arg-type]
+        hints = get_type_hints(expected)
+        for item in fields(expected):
+            _check(getattr(value, item.name), hints[item.name], f"{where}: {item.name}")
+    elif origin in (Union, types.UnionType):
+        if value is not None:
+            _check(value, next(choice for choice in arguments if choice is not types.NoneType), where)
+    elif origin is tuple and isinstance(value, tuple):
+        for item in value:
+            _check(item, arguments[0], where)
+    elif origin is dict and isinstance(value, dict):
+        for name, item in value.items():
+            _check(item, arguments[1], f"{where}: {name}"[:100])
+    elif expected is Any:
+        _check_plain(value, where)
+    elif type(value) is not expected:
+        raise UnreadableFile(f"The saved estimate is damaged: {where} is a {type(value).__name__}.")
+    elif expected is int and not 0 <= cast(int, value) < _MAX_NUMBER:
+        raise UnreadableFile(f"The saved estimate is damaged: {where} is out of range.")
+
+
+def _check_plain(value: object, where: str) -> None:
+    """Within values that may be of any JSON type: no number that cannot be computed with."""
+    if isinstance(value, dict):
+        for item in value.values():
+            _check_plain(item, where)
+    elif isinstance(value, list):
+        for item in value:
+            _check_plain(item, where)
+    elif isinstance(value, int | float) and not abs(value) < _MAX_NUMBER:  # also false for NaN
+        raise UnreadableFile(f"The saved estimate is damaged: {where} holds a number out of range.")
