@@ -111,6 +111,8 @@ class Moment:
     """Most bytes handed out between this mark and the next."""
     reserved_bytes: int
     """Most bytes reserved between this mark and the next."""
+    step: int = 0
+    """Optimizer steps completed before."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,7 +184,7 @@ class Policy:
         base = module.PreTrainedModel
         original = base.from_pretrained.__func__
 
-        def from_pretrained(cls: Any, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+        def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
             if args or kwargs.get("quantization_config") is not None or _small_checkpoint(name):
                 return original(cls, name, *args, config=config, **kwargs)
             self.use("weights")

@@ -1,0 +1,126 @@
+"""`tonnage dry-run`: the user's own command, unchanged, for a few optimizer steps on ghost GPUs."""
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tonnage import trace as traces
+from tonnage.device import Cluster
+from tonnage.errors import TrialFailed, UsageError
+from tonnage.ghost.process import environment, interpreter
+from tonnage.ghost.wheel import find
+from tonnage.summary import Run, summarise
+from tonnage.trace import Trace
+
+Progress = Callable[[str], None]
+
+TAIL_LINES = 12
+"""Lines of a failed command's output that its error shows."""
+
+
+def run(
+    command: list[str],
+    cluster: Cluster,
+    *,
+    steps: int = 3,
+    timeout_seconds: float = 900.0,
+    torch_version: str | None = None,
+    variables: Mapping[str, str] | None = None,
+    progress: Progress = lambda text: None,
+) -> Run:
+    """Run `command` on ghost cards until `steps` optimizer steps are done, and sum up what each rank did.
+
+    The command's output goes to standard error.  Raises TrialFailed when it fails for a reason other than memory,
+    hangs, or never uses the GPU; GhostUnavailable when no ghost can run here; UsageError for an empty command.
+    """
+    if not command:
+        raise UsageError("No command to run; write it after two dashes: tonnage dry-run --gpu t4 -- python train.py")
+    if steps < 1:
+        raise UsageError(f"{steps} steps cannot be run; at least 1.")
+    inherited = dict(os.environ if variables is None else variables)
+    torch = find(interpreter(command), torch_version, progress)
+    with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
+        settings = {
+            key.removeprefix("GHOST_").lower(): value for key, value in cluster.device.ghost_settings().items()
+        }
+        variables = environment(
+            torch=torch,
+            inherit=inherited,
+            watch_into=Path(folder),
+            steps=steps,
+            devices=cluster.gpus_per_node,
+            **settings,
+        )
+        progress(f"running {' '.join(command)} on {cluster.gpus_per_node} ghost {cluster.device.id}")
+        ended = _run(command, variables, timeout_seconds)
+        found = _traces(Path(folder))
+    if not found:
+        raise TrialFailed(_why_nothing(command, ended))
+    failures = [trace for trace in found if trace.outcome.get("kind") == "failed"]
+    if failures:
+        worst = failures[0].outcome
+        where = worst.get("stack") or [""]
+        raise TrialFailed(
+            f"The command failed: {worst.get('error')}: {worst.get('message')} (at {where[-1]}). "
+            "If it needs a value that only a real GPU computes, skip that part in the dry-run."
+        )
+    if ended is None:
+        raise TrialFailed(
+            f"The command did not finish {steps} optimizer steps within {timeout_seconds:.0f} s and was stopped; "
+            "give it more time with --timeout, or fewer steps with --steps."
+        )
+    if ended != 0 and not any(trace.outcome.get("kind") == "oom" for trace in found):
+        raise TrialFailed(f"The command ended with exit code {ended} after {found[0].steps} optimizer steps.")
+    return summarise(found, cluster, model={"name": command[-1]}, job={"command": command, "steps": steps}, plan={})
+
+
+def _run(command: list[str], variables: dict[str, str], timeout_seconds: float) -> int | None:
+    """The command's exit code; None if it had to be stopped.  Its whole process group ends with it."""
+    process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+    deadline = time.monotonic() + timeout_seconds
+    try:
+        return process.wait(timeout=max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end_group(process)
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, signal_number)
+        except ProcessLookupError:
+            break
+        if process.poll() is None:
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                continue
+    process.wait()
+
+
+def _traces(folder: Path) -> list[Trace]:
+    """The traces that the command's processes wrote, by rank; of several with one rank the longest."""
+    by_rank: dict[int, Trace] = {}
+    for path in sorted(folder.glob("*.trace")):
+        trace = traces.load(path)
+        known = by_rank.get(trace.rank)
+        if known is None or trace.event_count > known.event_count:
+            by_rank[trace.rank] = trace
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _why_nothing(command: list[str], ended: int | None) -> str:
+    if ended is None:
+        return "The command was stopped at the time limit and had not used the GPU; give it more with --timeout."
+    if ended != 0:
+        return f"The command ended with exit code {ended} before it used the GPU; its own message is above."
+    return (
+        f"The command {' '.join(command)!r} ended without using a GPU. Does it train, and does it choose the GPU "
+        "when torch.cuda.is_available() is true?"
+    )

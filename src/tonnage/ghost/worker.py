@@ -1,0 +1,125 @@
+"""The process that answers estimates: imports torch and transformers once, then forks a child for each job.
+
+Started by `tonnage.ghost.pool` inside a ghost environment.  Requests come as JSON lines on standard input, an
+answer line goes to standard output for each: `{"error": null}` when the trace is in the file that was asked for,
+else the message and the exit code.  The parent never touches CUDA, so each child meets a fresh card of its own.
+"""
+
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+from dataclasses import fields
+from typing import Any
+
+import torch
+from tonnage_inside import native, outcome, values, written
+from tonnage_inside.watch import Watch
+
+from tonnage import step
+from tonnage.errors import CannotEstimate, TonnageError
+from tonnage.job import Job, ModelRef
+from tonnage.plan import Plan
+
+
+def serve() -> None:
+    """Answer requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever libraries print must not mix with the answers
+    answers.write(json.dumps({"ready": True}) + "\n")
+    for line in sys.stdin:
+        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Fork, let the child do the job, and say how it went."""
+    read_end, write_end = os.pipe()
+    _import_libraries(request)
+    child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        try:
+            answer = _do(request)
+        except BaseException as error:  # the child must answer whatever happens
+            answer = {"error": _one_line(error), "exit_code": getattr(error, "exit_code", CannotEstimate.exit_code)}
+            if os.environ.get("TONNAGE_DEBUG"):
+                traceback.print_exc()
+        os.write(write_end, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        reply = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if not reply:
+        reason = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {status >> 8}"
+        return {"error": f"The process that ran the step died ({reason}).", "exit_code": CannotEstimate.exit_code}
+    answer = json.loads(reply)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def _import_libraries(request: dict[str, Any]) -> None:
+    """Import what the model needs in the parent, so that the next job with it need not."""
+    if request["job"]["method"] == "lora" and importlib.util.find_spec("peft"):
+        importlib.import_module("peft")
+    name = str(request["job"]["model"]["config"].get("model_type", "")).replace("-", "_")
+    if name.isidentifier() and importlib.util.find_spec(f"transformers.models.{name}"):
+        importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+
+
+def _do(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the job's steps in this process and write the trace."""
+    began = time.perf_counter()
+    os.environ.update(request["environment"])
+    ghost = native.load()
+    if ghost is None:
+        raise CannotEstimate("The worker runs outside a ghost environment.")
+    for name, value in request["settings"].items():
+        ghost.set(name.removeprefix("GHOST_"), value)
+        os.environ[name] = value
+    settings = request["environment"].get("PYTORCH_ALLOC_CONF") or request["environment"].get(
+        "PYTORCH_CUDA_ALLOC_CONF"
+    )
+    if settings:
+        torch.cuda.memory._set_allocator_settings(settings)
+    job, plan = _job(request["job"]), Plan(**request["plan"])
+    policy = values.Policy(torch, ghost)
+    policy.install()
+    watch = Watch(torch, ghost)
+    watch.start()
+    ghost.log(True)
+    ended: dict[str, Any] = {}
+    try:
+        ready = step.build(
+            job,
+            plan,
+            world_size=request["world_size"],
+            rank=request["rank"],
+            gpus_per_node=request["gpus_per_node"],
+        )
+        ready.run(request["steps"])
+    except torch.OutOfMemoryError as error:
+        ended = outcome.of_exception(error, watch)
+    watch.began = began
+    written.write(request["trace"], watch, ended, policy.assumed(), "ghost")
+    return {"error": None, "seconds": time.perf_counter() - began}
+
+
+def _job(document: dict[str, Any]) -> Job:
+    """The Job that `asdict` wrote."""
+    plain = {item.name: document[item.name] for item in fields(Job) if item.name != "model"}
+    plain["lora_targets"] = tuple(plain["lora_targets"])
+    return Job(model=ModelRef(**document["model"]), **plain)
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, TonnageError):
+        return str(error)
+    text = " ".join(str(error).split())
+    return f"The step failed: {type(error).__name__}: {text[:600]}"
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,62 @@
+"""`tonnage.estimate`: a Job under a Plan, run on ghost GPUs, summed up."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from tonnage.device import Cluster
+from tonnage.errors import UsageError
+from tonnage.job import Job
+from tonnage.plan import Plan
+from tonnage.summary import Run, summarise
+
+Progress = Callable[[str], None]
+
+
+def estimate(
+    job: Job,
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    rank: int = 0,
+    steps: int = 3,
+    torch_version: str | None = None,
+    worker: Any = None,
+    progress: Progress = lambda text: None,
+) -> Run:
+    """Run `steps` optimizer steps of one rank on a ghost of the cluster's card, in a process of its own.
+
+    `worker` is a warm `tonnage.ghost.pool.Worker` to use instead of a new one.  Raises UsageError when a technique
+    refuses the job, CannotEstimate when the model cannot be built, GhostUnavailable when no ghost can run here.
+    """
+    check(job, plan, cluster)
+    if not 0 <= rank < cluster.gpus:
+        raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
+    if worker is not None:
+        return _run(worker, job, plan, cluster, rank, steps)
+    from tonnage.ghost.pool import Worker
+
+    with Worker(torch_version, progress) as fresh:
+        progress(f"running {steps} steps on a ghost {cluster.device.id}")
+        return _run(fresh, job, plan, cluster, rank, steps)
+
+
+def check(job: Job, plan: Plan, cluster: Cluster) -> None:
+    """Raise UsageError with the first reason why a technique of the plan cannot be used for this job."""
+    from tonnage.techniques import refusals
+
+    for refusal in refusals(job, plan, cluster):
+        raise UsageError(f"{refusal}")
+
+
+def _run(worker: Any, job: Job, plan: Plan, cluster: Cluster, rank: int, steps: int) -> Run:
+    trace = worker.run(job, plan, cluster, rank=rank, steps=steps)
+    described = {**asdict(job), "steps": steps}
+    model = described.pop("model")
+    return summarise(
+        [trace],
+        cluster,
+        model={"name": model["name"], "source": model["source"]},
+        job=described,
+        plan=asdict(plan),
+    )

@@ -1,0 +1,199 @@
+"""Sums up Traces in an Estimate: adds what lives outside the allocator, and says what everything rests on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from tonnage import __version__
+from tonnage.device import Cluster
+from tonnage.estimate import CATEGORIES, Coverage, Estimate, Host, Moment, OutOfMemory, Peak, PhasePeak
+from tonnage.timeline import Timeline, timeline
+from tonnage.trace import Trace
+from tonnage.units import size
+
+CURVE_POINTS: Final = 400
+"""Moments kept of the memory curve; between them the highest counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What was run: the answer, and the Traces it was summed up from (the answer's rank first)."""
+
+    estimate: Estimate
+    """The answer for the worst rank."""
+    traces: tuple[Trace, ...]
+    """One for each rank that was run."""
+
+
+def summarise(
+    traces: Sequence[Trace],
+    cluster: Cluster,
+    *,
+    model: dict[str, Any],
+    job: dict[str, Any],
+    plan: dict[str, Any],
+    notes: Sequence[str] = (),
+) -> Run:
+    """The Estimate of the rank with the highest process peak, with the others listed."""
+    estimates = [_of_rank(trace, cluster, model=model, job=job, plan=plan, notes=notes) for trace in traces]
+    order = sorted(range(len(traces)), key=lambda i: (estimates[i].fits, -estimates[i].peak.process_bytes))
+    worst = estimates[order[0]]
+    ranks = tuple(
+        {
+            "rank": estimate.rank,
+            "fits": estimate.fits,
+            "allocated_bytes": estimate.peak.allocated_bytes,
+            "reserved_bytes": estimate.peak.reserved_bytes,
+            "process_bytes": estimate.peak.process_bytes,
+        }
+        for estimate in sorted(estimates, key=lambda estimate: estimate.rank)
+    )
+    return Run(estimate=replace(worst, ranks=ranks), traces=tuple(traces[i] for i in order))
+
+
+def _of_rank(
+    trace: Trace,
+    cluster: Cluster,
+    *,
+    model: dict[str, Any],
+    job: dict[str, Any],
+    plan: dict[str, Any],
+    notes: Sequence[str],
+) -> Estimate:
+    walked = timeline(trace)
+    oom = _out_of_memory(trace)
+    return Estimate(
+        source=trace.source,
+        versions={"tonnage": __version__, **trace.versions},
+        model={**model, **trace.model},
+        job=job,
+        plan=plan,
+        cluster={
+            "gpu": cluster.device.id,
+            "name": cluster.device.name,
+            "gpus": cluster.gpus,
+            "gpus_per_node": cluster.gpus_per_node,
+            "nodes": cluster.nodes,
+            "capacity_bytes": cluster.device.capacity_bytes,
+        },
+        fits=oom is None,
+        rank=trace.rank,
+        peak=_peak(trace, walked, cluster),
+        phases=_phases(walked),
+        host=Host(peak_bytes=trace.host.get("peak_bytes"), pinned_bytes=trace.host.get("pinned_bytes", 0)),
+        time={"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None, "bound_by": None},
+        coverage=_coverage(trace, walked, cluster),
+        oom=oom,
+        curve=_curve(walked),
+        notes=(*notes, *_notes(trace)),
+    )
+
+
+def _peak(trace: Trace, walked: Timeline, cluster: Cluster) -> Peak:
+    from tonnage.catalog import overheads
+
+    device = cluster.device
+    outside = overheads(device, communicators=_communicators(trace))
+    process = walked.peak_reserved_bytes + outside.bytes
+    mark = walked.marks[walked.peak_mark] if walked.marks else None
+    held = walked.by_category()
+    by_category = dict.fromkeys(CATEGORIES, 0) | held
+    by_category["cached"] = walked.peak_reserved_bytes - walked.peak_allocated_bytes
+    by_category["runtime"] = outside.bytes
+    return Peak(
+        allocated_bytes=walked.peak_allocated_bytes,
+        reserved_bytes=walked.peak_reserved_bytes,
+        process_bytes=process,
+        low_bytes=walked.peak_reserved_bytes + outside.low_bytes,
+        high_bytes=walked.peak_reserved_bytes + outside.high_bytes,
+        phase=_phase_name(mark.phase) if mark else "load",
+        layer=mark.module if mark else "",
+        step=mark.step + 1 if mark else 1,
+        by_category=by_category,
+    )
+
+
+def _communicators(trace: Trace) -> int:
+    """How many NCCL communicators the rank used."""
+    return len({activity.grid[1] for activity in trace.activities() if activity.kind == "collective"})
+
+
+def _phase_name(phase: str) -> str:
+    return "backward" if phase == "recompute" else phase
+
+
+def _phases(walked: Timeline) -> tuple[PhasePeak, ...]:
+    peaks: dict[str, tuple[int, int]] = {}
+    for mark, (allocated, reserved) in zip(walked.marks, walked.by_mark, strict=True):
+        name = _phase_name(mark.phase)
+        before = peaks.get(name, (0, 0))
+        peaks[name] = (max(before[0], allocated), max(before[1], reserved))
+    return tuple(
+        PhasePeak(name=name, allocated_bytes=allocated, reserved_bytes=reserved)
+        for name, (allocated, reserved) in peaks.items()
+    )
+
+
+def _curve(walked: Timeline) -> tuple[Moment, ...]:
+    """The highest use in each of up to CURVE_POINTS stretches of equal numbers of marks."""
+    count = len(walked.by_mark)
+    stride = max(1, -(-count // CURVE_POINTS))
+    moments = []
+    for first in range(0, count, stride):
+        stretch = range(first, min(first + stride, count))
+        highest = max(stretch, key=lambda mark: walked.by_mark[mark][0])
+        moments.append(
+            Moment(
+                mark=highest,
+                step=walked.marks[highest].step if walked.marks else 0,
+                phase=_phase_name(walked.marks[highest].phase) if walked.marks else "",
+                allocated_bytes=walked.by_mark[highest][0],
+                reserved_bytes=max(walked.by_mark[mark][1] for mark in stretch),
+            )
+        )
+    return tuple(moments)
+
+
+def _out_of_memory(trace: Trace) -> OutOfMemory | None:
+    outcome = trace.outcome
+    if outcome.get("kind") != "oom":
+        return None
+    return OutOfMemory(
+        message=str(outcome.get("message", "")),
+        phase=_phase_name(str(outcome.get("phase", "other"))),
+        layer=str(outcome.get("module", "")),
+        step=int(outcome.get("step", 1)),
+        stack=tuple(str(line) for line in outcome.get("stack", ())),
+    )
+
+
+def _coverage(trace: Trace, walked: Timeline, cluster: Cluster) -> Coverage:
+    from tonnage.catalog import overheads
+
+    torch = trace.versions.get("torch", "?")
+    run = [f"{trace.steps} optimizer steps of torch {torch} with its caching allocator, {trace.event_count} events"]
+    outside = overheads(cluster.device, communicators=_communicators(trace))
+    modelled = [f"memory outside the allocator, {size(outside.bytes)}: {outside.source}"]
+    if unknown := {name: count for name, count in trace.unknown_calls.items() if count}:
+        listed = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items())[:8])
+        more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+        modelled.append(f"NVIDIA functions that did nothing: {listed}{more}")
+    for name, mine in (("allocated", walked.peak_allocated_bytes), ("reserved", walked.peak_reserved_bytes)):
+        torchs = trace.peaks.get(f"{name}_bytes", mine)
+        if torchs != mine:
+            modelled.append(f"block sizes: the walk's {name} peak differs from torch's counter by {mine - torchs} B")
+    return Coverage(run=tuple(run), modelled=tuple(modelled), assumed=trace.assumed)
+
+
+def _notes(trace: Trace) -> list[str]:
+    notes = []
+    if trace.steps == 0 and trace.outcome.get("kind") == "completed":
+        notes.append("No optimizer step was seen: the peaks are those of what ran.")
+    if trace.outcome.get("kind") == "completed" and trace.peaks.get("ooms", 0):
+        notes.append(f"The program ran out of memory {trace.peaks['ooms']} times and recovered by itself.")
+    if trace.peaks.get("retries", 0):
+        notes.append(
+            f"The allocator had to give back cached memory {trace.peaks['retries']} times to go on: "
+            "the card is nearly full, and such steps are slow."
+        )
+    return notes
