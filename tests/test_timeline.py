@@ -1,0 +1,132 @@
+"""Timelines short enough to add up by hand."""
+
+from array import array
+
+from tonnage.timeline import timeline
+from tonnage.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
+from tonnage.units import MIB
+
+STEP = (
+    Mark(step=0, phase="load", module=""),
+    Mark(step=0, phase="forward", module="layer"),
+    Mark(step=0, phase="backward", module="layer"),
+    Mark(step=0, phase="optimizer", module=""),
+    Mark(step=0, phase="other", module=""),
+)
+
+
+def trace(events: list[tuple[str, int, int, int]], claims: tuple[Claim, ...] = (), conf: str = "") -> Trace:
+    """A Trace of (action, address, requested size, mark) on stream 0."""
+    columns = {name: array("q") for name in EVENT_COLUMNS}
+    for action, address, size, mark in events:
+        for name, value in zip(EVENT_COLUMNS, (ACTIONS.index(action), address, size, 0, mark), strict=True):
+            columns[name].append(value)
+    return Trace(
+        source="ghost",
+        versions={},
+        device={},
+        marks=STEP,
+        claims=claims,
+        event_columns=columns,
+        allocator_settings=conf,
+    )
+
+
+def test_sizes_are_rounded_to_512_bytes() -> None:
+    walked = timeline(trace([("segment_alloc", 0, 2 * MIB, 0), ("alloc", 0, 1, 0), ("alloc", 512, 513, 0)]))
+    assert walked.peak_allocated_bytes == 512 + 1024
+    assert walked.peak_reserved_bytes == 2 * MIB
+
+
+def test_a_remainder_of_up_to_one_mib_belongs_to_the_block() -> None:
+    # 19.5 MiB of a 20 MiB segment: the half MiB behind it is never split off
+    walked = timeline(trace([("segment_alloc", 0, 20 * MIB, 0), ("alloc", 0, 19 * MIB + MIB // 2, 0)]))
+    assert walked.peak_allocated_bytes == 20 * MIB
+
+
+def test_a_larger_remainder_is_free_memory() -> None:
+    walked = timeline(trace([("segment_alloc", 0, 20 * MIB, 0), ("alloc", 0, 18 * MIB, 0)]))
+    assert walked.peak_allocated_bytes == 18 * MIB
+
+
+def test_the_neighbour_bounds_the_slack() -> None:
+    # A takes 4 of 20, B takes 4 behind it; A is given back and C of 3.5 MiB takes its place and its last half MiB
+    events = [
+        ("segment_alloc", 0, 20 * MIB, 0),
+        ("alloc", 0, 4 * MIB, 0),
+        ("alloc", 4 * MIB, 4 * MIB, 0),
+        ("free_requested", 0, 4 * MIB, 0),
+        ("free_completed", 0, 4 * MIB, 0),
+        ("alloc", 0, 7 * MIB // 2, 0),
+    ]
+    walked = timeline(trace(events))
+    assert [life.size_bytes for life in walked.lives] == [4 * MIB] * 3
+
+
+def test_expandable_segments_have_no_slack() -> None:
+    events = [("segment_map", 0, 20 * MIB, 0), ("alloc", 0, 19 * MIB + MIB // 2, 0)]
+    walked = timeline(trace(events, conf="expandable_segments:True"))
+    assert walked.peak_allocated_bytes == 19 * MIB + MIB // 2
+    assert walked.peak_reserved_bytes == 20 * MIB
+
+
+def test_what_a_forward_leaves_alive_is_activation_and_the_rest_workspace() -> None:
+    events = [
+        ("segment_alloc", 0, 2 * MIB, 1),
+        ("alloc", 0, 512, 1),  # kept for backward
+        ("alloc", 512, 1024, 1),  # freed within forward
+        ("free_requested", 512, 1024, 1),
+        ("free_completed", 512, 1024, 1),
+        ("alloc", 512, 2048, 2),  # a temporary of backward: the peak
+        ("free_requested", 512, 2048, 2),
+        ("free_completed", 512, 2048, 2),
+        ("free_requested", 0, 512, 2),
+        ("free_completed", 0, 512, 2),
+    ]
+    walked = timeline(trace(events))
+    held = walked.by_category()
+    assert (held["activation"], held["workspace"]) == (512, 2048)
+    assert sum(held.values()) == walked.peak_allocated_bytes == 2560
+    assert walked.marks[walked.peak_mark].phase == "backward"
+
+
+def test_a_claim_holds_for_the_whole_life_and_for_inner_addresses() -> None:
+    events = [
+        ("segment_alloc", 0, 2 * MIB, 0),
+        ("alloc", 0, 4096, 0),
+        ("alloc", 4096, 512, 2),
+        ("free_requested", 4096, 512, 4),
+    ]
+    claims = (
+        Claim(mark=1, address=1024, category="parameter"),
+        Claim(mark=3, address=4096, category="gradient"),
+    )
+    held = timeline(trace(events, claims)).by_category()
+    assert (held["parameter"], held["gradient"], held["workspace"]) == (4096, 512, 0)
+
+
+def test_a_claim_on_memory_that_was_given_back_claims_nothing() -> None:
+    events = [
+        ("segment_alloc", 0, 2 * MIB, 0),
+        ("alloc", 0, 512, 0),
+        ("free_requested", 0, 512, 0),
+        ("free_completed", 0, 512, 0),
+    ]
+    walked = timeline(trace(events, (Claim(mark=1, address=0, category="parameter"),)))
+    assert walked.by_category()["workspace"] == 512
+
+
+def test_each_mark_knows_its_highest_use_including_what_it_began_with() -> None:
+    events = [
+        ("segment_alloc", 0, 2 * MIB, 0),
+        ("alloc", 0, 1024, 0),
+        ("alloc", 1024, 512, 2),
+        ("free_requested", 1024, 512, 2),
+    ]
+    walked = timeline(trace(events))
+    assert [allocated for allocated, _ in walked.by_mark] == [1024, 1024, 1536, 1024, 1024]
+
+
+def test_an_empty_trace_has_no_peak() -> None:
+    walked = timeline(Trace(source="ghost", versions={}, device={}))
+    assert (walked.peak_allocated_bytes, walked.peak_reserved_bytes, walked.lives) == (0, 0, ())
