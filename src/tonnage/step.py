@@ -226,13 +226,13 @@ def build(
 ) -> ReadyStep:
     """The step of one rank, with its network and optimizers made on `device`.
 
-    With several ranks, the process group that exists is used; otherwise that of torchrun's environment; otherwise
+    With several ranks, or to shard, the process group that exists is used; else that of torchrun's environment; else
     this process acts as rank `rank` of `world_size` alone, which only a ghost's NCCL can do.
     `initialise` gives weights their usual random values; without it they are whatever memory holds, which is enough
     to see what a step allocates.
     """
     world = World(size=world_size, rank=rank, gpus_per_node=gpus_per_node, device=_device(device))
-    if world_size > 1:
+    if world_size > 1 or plan.shard != "none":
         world = _join(world)
     step = Step(job=job, plan=plan, world=world, initialise=initialise)
     for technique in chosen(job, plan):

@@ -6,8 +6,11 @@ backends of torch's scaled_dot_product_attention, each alone, so that a call whi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -23,18 +26,36 @@ BACKENDS: Final = {
     "flash": "FLASH_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
 }
-HALF_ONLY: Final = ("flash", "cudnn")
+AMPERE: Final = (8, 0)
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """Flash and cuDNN attention compute in half precision only."""
-    if plan.attention in HALF_ONLY and plan.precision == "fp32":
+    """What is known beforehand to stand against a backend; the rest torch says when it runs."""
+    if plan.attention in ("flash", "cudnn"):
+        return _refuse_half_precision_only(plan, cluster)
+    if plan.attention == "efficient" and _groups_heads(job.model.config):
         return Refusal(
-            technique=f"attention={plan.attention}",
-            reason="it computes in bf16 or fp16 only, and the precision is fp32",
-            instead="choose attention efficient, or precision bf16-mixed",
+            technique="attention=efficient",
+            reason="transformers hands grouped key and value heads to torch, which this backend does not take",
+            instead="choose attention flash, math or auto",
         )
     return None
+
+
+def _refuse_half_precision_only(plan: Plan, cluster: Cluster) -> Refusal | None:
+    if plan.precision == "fp32":
+        reason, instead = "it computes in bf16 or fp16 only, and the precision is fp32", "choose precision bf16-mixed"
+    elif cluster.device.capability < AMPERE:
+        capability = ".".join(map(str, cluster.device.capability))
+        reason, instead = f"it needs compute capability 8.0, and {cluster.device.id} has {capability}", "choose auto"
+    else:
+        return None
+    return Refusal(technique=f"attention={plan.attention}", reason=reason, instead=instead)
+
+
+def _groups_heads(config: dict[str, Any]) -> bool:
+    heads = config.get("num_attention_heads")
+    return config.get("num_key_value_heads", heads) != heads
 
 
 def apply(step: Step) -> Step:
@@ -44,10 +65,26 @@ def apply(step: Step) -> Step:
     """
     if step.plan.attention == "eager":
         return replace(step, attention="eager")
+    only = partial(_only, step.plan.attention)
+    return replace(step, attention="sdpa", contexts=(*step.contexts, only))
+
+
+@contextmanager
+def _only(name: str) -> Iterator[None]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    backend = getattr(SDPBackend, BACKENDS[step.plan.attention])
-    return replace(step, attention="sdpa", contexts=(*step.contexts, lambda: sdpa_kernel(backend)))
+    from tonnage.errors import CannotEstimate
+
+    try:
+        with sdpa_kernel(getattr(SDPBackend, BACKENDS[name])):
+            yield
+    except RuntimeError as error:
+        if "No available kernel" not in str(error):
+            raise
+        raise CannotEstimate(
+            f"torch's {name} attention cannot serve this network (card, dtype, mask or head size); "
+            "choose attention auto."
+        ) from error
 
 
 ATTENTION: Final = Technique(option="attention", values=("eager", *BACKENDS), accepts=accepts, apply=apply)

@@ -12,13 +12,27 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.techniques.technique import Technique
+from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
     from tonnage.step import Step
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """HSDP needs nodes to replicate across and GPUs within them to shard over."""
+    if plan.shard == "hsdp" and 1 in (cluster.nodes, cluster.gpus_per_node):
+        return Refusal(
+            technique="shard=hsdp",
+            reason=f"it needs several nodes of several GPUs, and there are {cluster.nodes} x {cluster.gpus_per_node}",
+            instead="choose shard zero3",
+        )
+    return None
 
 
 def apply(step: Step) -> Step:
@@ -76,4 +90,4 @@ def _without_reduction(module: Any) -> Iterator[None]:
         module.set_requires_gradient_sync(True)
 
 
-FSDP: Final = Technique(option="shard", values=("zero2", "zero3", "hsdp"), apply=apply)
+FSDP: Final = Technique(option="shard", values=("zero2", "zero3", "hsdp"), accepts=accepts, apply=apply)

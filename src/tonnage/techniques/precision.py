@@ -15,11 +15,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tonnage.techniques.technique import Technique
+from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
     import torch
 
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
     from tonnage.step import Step
 
 DTYPE_NAMES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -33,6 +36,17 @@ def dtype(name: str) -> torch.dtype:
     return found
 
 
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """A dtype for frozen weights needs frozen weights."""
+    if plan.base_dtype is not None and job.method == "full":
+        return Refusal(
+            technique=f"base_dtype={plan.base_dtype}",
+            reason="nothing is frozen under method full",
+            instead="choose method lora, or say it by the precision",
+        )
+    return None
+
+
 def apply(step: Step) -> Step:
     """Set the dtype of weights and autocast."""
     compute, _, style = step.plan.precision.partition("-")
@@ -42,5 +56,5 @@ def apply(step: Step) -> Step:
 
 
 PRECISION: Final = Technique(
-    option="precision", values=("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"), apply=apply
+    option="precision", values=("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"), accepts=accepts, apply=apply
 )
