@@ -1,0 +1,225 @@
+"""One case on the GPU at hand: its step run a few times and everything about memory and time written down.
+
+Runs in a process of its own that has not touched CUDA before.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any, Final
+
+import driver
+import events
+import torch
+from kernels import kernels_of
+from matrix import Case
+
+from tonnage import step as steps
+from tonnage.step import ReadyStep
+
+MEMORY_STEPS: Final = 3
+"""The first makes the optimizer's state, the second is the first with it, the third shows whether it repeats."""
+TIMED_SECONDS: Final = 1.5
+"""About how long the steps for timing may take together; at least three, at most ten."""
+PEAKS: Final = {
+    "allocated_bytes": "allocated_bytes.all.peak",
+    "reserved_bytes": "reserved_bytes.all.peak",
+    "active_bytes": "active_bytes.all.peak",
+    "requested_bytes": "requested_bytes.all.peak",
+    "inactive_split_bytes": "inactive_split_bytes.all.peak",
+    "segments": "segment.all.peak",
+}
+"""What is kept of a phase, by its name in `torch.cuda.memory_stats`."""
+COUNTERS: Final = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+    "inactive_split_bytes.all.current",
+    "segment.all.current",
+)
+
+
+class Phases:
+    """Peaks between marks: each mark ends a phase, and its peaks are added to the phase's of this step."""
+
+    def __init__(self) -> None:
+        self.of_step: dict[str, dict[str, int]] = {}
+        self._running: str | None = None
+
+    def mark(self, name: str | None) -> None:
+        """The running phase ends and `name` begins; None: nothing is running."""
+        if self._running is not None:
+            stats = torch.cuda.memory_stats()
+            peaks = self.of_step.setdefault(self._running, dict.fromkeys(PEAKS, 0))
+            for name, counter in PEAKS.items():
+                peaks[name] = max(peaks[name], stats[counter])
+        self._running = name
+        torch.cuda.reset_peak_memory_stats()
+
+    @property
+    def running(self) -> str | None:
+        """The phase that has begun last."""
+        return self._running
+
+    def take(self) -> dict[str, dict[str, int]]:
+        """The peaks since the last call, by phase."""
+        taken, self.of_step = self.of_step, {}
+        return taken
+
+
+def measure(case: Case, *, source: str) -> dict[str, Any]:
+    """The record of a case; an out-of-memory error is part of it, anything else is raised."""
+    record: dict[str, Any] = {
+        "case": case.name,
+        "source": source,
+        "job": asdict(case.job),
+        "plan": asdict(case.plan),
+        "limit_bytes": case.limit_bytes,
+        "before": {"nvml_used_bytes": driver.device_used()},
+    }
+    began = time.perf_counter()
+    torch.cuda.init()
+    torch.cuda.set_device(0)
+    record["context"] = driver.observe()
+    record["context_seconds"] = time.perf_counter() - began
+    _limit(case)
+    events.start()
+    phases = Phases()
+    try:
+        _run(case, record, phases, source)
+    except torch.OutOfMemoryError as error:
+        record["oom"] = {"message": str(error), "phase": phases.running, "step": len(record.get("steps", []))}
+        phases.mark(None)
+        record["unfinished"] = phases.take()
+    record["end"] = driver.observe()
+    record["host_bytes"] = driver.host_bytes()
+    record["versions"] = driver.versions()
+    record["allocator_settings"] = torch.cuda.memory._snapshot(0).get("allocator_settings")
+    return record
+
+
+def _limit(case: Case) -> None:
+    if case.limit_bytes is None:
+        return
+    total_bytes = torch.cuda.get_device_properties(0).total_memory
+    # half a byte more, so that rounding down in the allocator gives the limit itself
+    torch.cuda.set_per_process_memory_fraction((case.limit_bytes + 0.5) / total_bytes)
+
+
+def _run(case: Case, record: dict[str, Any], phases: Phases, source: str) -> None:
+    torch.manual_seed(0)
+    if case.plan.shard != "none":
+        _alone_in_a_group(record)
+    phases.mark("load")
+    began = time.perf_counter()
+    ready = steps.build(case.job, case.plan, device="cuda", initialise=True)
+    torch.cuda.synchronize()
+    phases.mark(None)
+    record["load"] = {
+        "seconds": time.perf_counter() - began,
+        "phases": phases.take(),
+        "parameters": sum(parameter.numel() for parameter in ready.model.parameters()),
+        "trainable_parameters": sum(p.numel() for p in ready.model.parameters() if p.requires_grad),
+        **driver.observe(),
+    }
+    record["steps"] = []
+    unhook = _hook(ready, phases)
+    try:
+        _memory_steps(ready, record, phases)
+    finally:
+        unhook()
+        if case.traced:
+            record["trace"] = events.pack(events.columns(events.recorded()))
+    torch.cuda.memory._record_memory_history(None)
+    if source == "real":
+        record["timing"] = _timed_steps(ready, case, record["steps"][-1]["seconds"])
+        if case.profiled:
+            record["kernels"] = events.pack(kernels_of(lambda: ready.run(1)))
+
+
+def _alone_in_a_group(record: dict[str, Any]) -> None:
+    import torch.distributed as dist
+
+    before = driver.observe()
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.ones(1024, device="cuda"))
+    torch.cuda.synchronize()
+    record["process_group"] = {"before": before, "after": driver.observe()}
+
+
+def _hook(ready: ReadyStep, phases: Phases) -> Callable[[], None]:
+    """Marks at the borders of forward, backward and optimizer; returns what takes them away again."""
+    handles = [
+        ready.model.register_forward_pre_hook(lambda *_: phases.mark("forward")),
+        ready.model.register_forward_hook(lambda *_: phases.mark("backward")),
+    ]
+    for optimizer in ready.optimizers:
+        handles.append(optimizer.register_step_pre_hook(lambda *_: phases.mark("optimizer")))
+
+    def unhook() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return unhook
+
+
+def _memory_steps(ready: ReadyStep, record: dict[str, Any], phases: Phases) -> None:
+    began = time.perf_counter()
+
+    def on_step(index: int) -> None:
+        nonlocal began
+        torch.cuda.synchronize()
+        phases.mark(None)
+        stats = torch.cuda.memory_stats()
+        record["steps"].append(
+            {
+                "seconds": time.perf_counter() - began,
+                "phases": phases.take(),
+                "counters": {key: stats.get(key) for key in COUNTERS},
+                **driver.observe(),
+            }
+        )
+        began = time.perf_counter()
+
+    ready.run(MEMORY_STEPS, on_step)
+
+
+def _timed_steps(ready: ReadyStep, case: Case, seconds: float) -> dict[str, Any]:
+    """Seconds from step to step by CUDA events, without waiting in between, after one step to warm up."""
+    count = max(3, min(10, int(TIMED_SECONDS / max(seconds, 1e-3))))
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 2)]
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    marks[0].record()
+    began = time.perf_counter()
+    ready.run(count + 1, lambda index: marks[index + 1].record())
+    torch.cuda.synchronize()
+    wall_seconds = time.perf_counter() - began
+    each = [first.elapsed_time(second) / 1e3 for first, second in pairwise(marks[1:])]
+    median = sorted(each)[len(each) // 2]
+    return {
+        "step_seconds": each,
+        "median_seconds": median,
+        "wall_seconds": wall_seconds / (count + 1),
+        "tokens_per_second": case.job.tokens_per_micro_batch * case.job.grad_accum / median,
+        "allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+
+
+def environment(case: Case) -> dict[str, str]:
+    """What must be set before the case's process touches CUDA."""
+    return {**steps.environment(case.plan), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def apply_environment(case: Case) -> None:
+    """Set it here: the allocator reads its settings when it is first used."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        os.environ.pop(name, None)
+    os.environ.update(environment(case))
