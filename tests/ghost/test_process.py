@@ -1,0 +1,69 @@
+"""The environment of a ghost process, and which Python a command runs under."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tonnage.errors import GhostUnavailable
+from tonnage.ghost import process
+from tonnage.ghost.wheel import Torch
+
+
+@pytest.fixture
+def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of libraries, as if built."""
+    for name in ("libghost.so", "libcudart.so.13"):
+        (tmp_path / name).write_bytes(b"")
+    monkeypatch.setattr(process, "libraries", lambda cuda_major: tmp_path)
+    return tmp_path
+
+
+def test_the_environment_names_our_libraries_the_card_and_the_torch(built: Path, tmp_path: Path) -> None:
+    torch = Torch(version="2.13.0", cuda_major=13, path=tmp_path / "torch", python=sys.executable)
+    inherited = {"PYTHONPATH": "/own/code", "CUDA_VISIBLE_DEVICES": "3", "HOME": "/home/me"}
+    variables = process.environment(
+        torch=torch, inherit=inherited, watch_into=tmp_path, steps=2, devices=8, total_bytes=1 << 34, capability="8.0"
+    )
+    assert variables["LD_PRELOAD"].split(":") == [str(built / "libcudart.so.13"), str(built / "libghost.so")]
+    assert variables["PYTHONPATH"].split(":") == [str(process.INSIDE), str(tmp_path / "torch"), "/own/code"]
+    assert (variables["GHOST_TOTAL_BYTES"], variables["GHOST_CAPABILITY"]) == (str(1 << 34), "8.0")
+    assert (variables["GHOST_DEVICES"], variables["TONNAGE_STEPS"]) == ("8", "2")
+    assert "CUDA_VISIBLE_DEVICES" not in variables
+    assert variables["HOME"] == "/home/me"
+    assert inherited["CUDA_VISIBLE_DEVICES"] == "3", "the caller's own environment stays as it is"
+
+
+def test_a_worker_is_not_watched_by_sitecustomize(built: Path) -> None:
+    torch = Torch(version="2.13.0", cuda_major=13, path=None, python=sys.executable)
+    assert "TONNAGE_OUT" not in process.environment(torch=torch, inherit={})
+
+
+def test_another_platform_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process.sys, "platform", "darwin")
+    with pytest.raises(GhostUnavailable, match="needs Linux on x86-64"):
+        process.libraries(13)
+
+
+def test_missing_libraries_name_the_command_that_builds_them() -> None:
+    with pytest.raises(GhostUnavailable, match=r"CUDA 99 are not built.*native\.build"):
+        process.libraries(99)
+
+
+def script(path: Path, head: str) -> str:
+    path.write_text(f"{head}\nprint()\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_interpreter_of_a_command(tmp_path: Path) -> None:
+    python = script(tmp_path / "python3.11", "#!/bin/sh")
+    assert process.interpreter([python, "train.py"]) == python
+    assert process.interpreter([script(tmp_path / "torchrun", f"#!{python}"), "train.py"]) == python
+    long = script(tmp_path / "accelerate", f"#!/bin/sh\n'''exec' '{python}' \"$0\" \"$@\"\n' '''")
+    assert process.interpreter([long, "launch"]) == python
+
+
+def test_a_command_that_is_not_there_is_named() -> None:
+    with pytest.raises(GhostUnavailable, match="'no-such-program' is not found"):
+        process.interpreter(["no-such-program"])

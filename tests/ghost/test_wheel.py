@@ -1,0 +1,114 @@
+"""Finding and fetching the CUDA build of torch, without the network: a stand-in pip and stand-in wheels."""
+
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tonnage.errors import GhostUnavailable
+from tonnage.ghost import wheel
+
+
+def make_torch(folder: Path, version: str, cuda: str | None) -> Path:
+    """A folder that looks like site-packages with a torch in it."""
+    package = folder / "torch"
+    (package / "lib").mkdir(parents=True)
+    (package / "__init__.py").write_text(f"__version__ = '{version}'\n")
+    (package / "version.py").write_text(f"cuda: Optional[str] = {cuda!r}\n")
+    if cuda is not None:
+        (package / "lib" / "libtorch_cuda.so").write_bytes(b"")
+    info = folder / f"torch-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    return folder
+
+
+def interpreter_with(
+    folder: Path, site: Path | None, pip: str = "import sys; sys.exit('ERROR: no network here')"
+) -> str:
+    """A Python that sees only `site` and whose pip is the given program."""
+    (folder / "pip").mkdir(parents=True, exist_ok=True)
+    (folder / "pip" / "__init__.py").write_text("")
+    (folder / "pip" / "__main__.py").write_text(pip)
+    script = folder / "python3"
+    paths = ":".join(str(path) for path in (folder, site) if path is not None)
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={paths} exec {sys.executable} -S "$@"\n')
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TONNAGE_CACHE", str(tmp_path / "cache"))
+
+
+def test_an_installed_cuda_build_is_used_where_it_is(tmp_path: Path) -> None:
+    site = make_torch(tmp_path / "site", "2.9.1", "12.8")
+    found = wheel.find(interpreter_with(tmp_path / "bin", site))
+    assert (found.version, found.cuda_major, found.path) == ("2.9.1", 12, None)
+
+
+def test_a_cached_build_stands_in_for_a_cpu_build(tmp_path: Path) -> None:
+    site = make_torch(tmp_path / "site", "2.13.0+cpu", None)
+    python = interpreter_with(tmp_path / "bin", site)
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    make_torch(tmp_path / "cache" / f"torch-2.13.0-{tag}", "2.13.0", "13.0")
+    found = wheel.find(python)
+    assert (found.version, found.cuda_major) == ("2.13.0", 13)
+    assert found.path == tmp_path / "cache" / f"torch-2.13.0-{tag}"
+
+
+FETCH = """
+import pathlib, shutil, sys
+folder = pathlib.Path(sys.argv[sys.argv.index("-d") + 1]); folder.mkdir(parents=True)
+name = "triton" if "triton" in sys.argv[-1] else "torch"
+shutil.copy(pathlib.Path({source!r}) / f"{{name}}.whl", folder / f"{{name}}-1-py3-none-any.whl")
+"""
+
+
+def test_a_wheel_is_fetched_once_with_its_triton(tmp_path: Path) -> None:
+    unpacked = make_torch(tmp_path / "unpacked", "2.13.0", "13.0")
+    with (unpacked / "torch-2.13.0.dist-info" / "METADATA").open("a") as metadata:
+        metadata.write("Requires-Dist: triton==3.7.0 ; platform_system == 'Linux'\n")
+    with zipfile.ZipFile(tmp_path / "torch.whl", "w") as archive:
+        for path in unpacked.rglob("*"):
+            archive.write(path, path.relative_to(unpacked))
+    with zipfile.ZipFile(tmp_path / "triton.whl", "w") as archive:
+        archive.writestr("triton/__init__.py", "")
+    site = make_torch(tmp_path / "site", "2.13.0+cpu", None)
+    said: list[str] = []
+    python = interpreter_with(tmp_path / "bin", site, FETCH.format(source=str(tmp_path)))
+    found = wheel.find(python, progress=said.append)
+    assert found.path is not None
+    assert (found.path / "triton" / "__init__.py").exists()
+    assert any("triton==3.7.0" in text for text in said)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [found.path.name]
+    said.clear()
+    assert wheel.find(python, progress=said.append) == found
+    assert said == []
+
+
+def test_offline_and_not_cached_is_one_line_with_a_way_out(tmp_path: Path) -> None:
+    python = interpreter_with(tmp_path / "bin", make_torch(tmp_path / "site", "2.13.0+cpu", None))
+    with pytest.raises(GhostUnavailable, match=r"no network here.*TONNAGE_CACHE") as caught:
+        wheel.find(python)
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("version", ["latest", "2", "2.13; rm -rf /", "../2.13"])
+def test_an_absurd_version_is_refused(tmp_path: Path, version: str) -> None:
+    python = interpreter_with(tmp_path / "bin", make_torch(tmp_path / "site", "2.13.0+cpu", None))
+    with pytest.raises(GhostUnavailable, match="is not a version"):
+        wheel.find(python, version)
+
+
+def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
+    with pytest.raises(GhostUnavailable, match="has no torch"):
+        wheel.find(interpreter_with(tmp_path / "bin", None))
+
+
+def test_what_is_no_python_is_named() -> None:
+    with pytest.raises(GhostUnavailable, match="does not run as a Python"):
+        wheel.find("/bin/true")
