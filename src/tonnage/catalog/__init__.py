@@ -1,1 +1,136 @@
-"""Facts with their sources: GPUs, memory outside torch's allocator, and model configurations."""
+"""Facts with their sources: memory outside torch's allocator, and model configurations.
+
+GPUs are in the same folder; `tonnage.device` reads them.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tonnage.device import GPUS_PER_NODE, Device
+from tonnage.spelling import normalise
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overhead:
+    """GPU memory of one process that torch's allocator does not see, as an interval."""
+
+    low_bytes: int
+    """The least that sources support."""
+    bytes: int
+    """The figure to reckon with."""
+    high_bytes: int
+    """The most that sources support."""
+    context_bytes: int
+    """Of `bytes`: the CUDA context and lazily loaded modules."""
+    nccl_bytes: int
+    """Of `bytes`: buffers of NCCL communicators and of direct sends."""
+    source: tuple[str, ...]
+    """Where the figures come from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A published network: where its configuration is, and how many weights it must have."""
+
+    id: str
+    """The catalog's name, e.g. `llama-3.1-8b`."""
+    hub: str
+    """The Hub repository whose config.json it is."""
+    aliases: tuple[str, ...] = ()
+    """Other exact names, among them Hub repositories with the same network."""
+    parameters: int
+    """Weights of the class that is trained, ties counted once."""
+    parameters_source: str
+    """Where that number was published."""
+    config_url: str
+    """Where the configuration was published."""
+    note: str = ""
+    """What the network is with or without."""
+    date: str
+    """When it was looked up, YYYY-MM-DD."""
+
+    def config(self) -> dict[str, Any]:
+        """A fresh copy of the configuration, as config.json has it."""
+        text = (files("tonnage") / "catalog" / "models" / f"{self.id}.json").read_text(encoding="utf-8")
+        config: dict[str, Any] = json.loads(text)
+        return config
+
+
+def model_names() -> list[str]:
+    """The ids of all models in the catalog, in its order (by family)."""
+    return list(_models())
+
+
+def find_model(name: str) -> Model | None:
+    """The model with this id, alias or Hub repository, compared exactly after lower-casing; None if there is none."""
+    return _model_names().get(normalise(name))
+
+
+def known_model_names() -> Iterable[str]:
+    """Every name that `find_model` knows, lower case."""
+    return _model_names().keys()
+
+
+def overheads(
+    device: Device,
+    communicators: Iterable[int] = (),
+    *,
+    gpus_per_node: int = GPUS_PER_NODE,
+    send_recv_peers: int = 0,
+) -> Overhead:
+    """Memory of one rank outside torch's allocator.
+
+    `communicators` are the numbers of ranks of the NCCL communicators in which it takes part; one larger than
+    `gpus_per_node` spans machines.  `send_recv_peers` are the ranks with which it exchanges directly.
+    """
+    tables = _overheads()["nccl"]
+    kinds = [_communicator(ranks, gpus_per_node) for ranks in communicators] + ["peer"] * send_recv_peers
+    low, typical, high = (
+        sum(tables[kind][column] for kind in kinds) for column in ("low_bytes", "typical_bytes", "high_bytes")
+    )
+    nccl_sources = (line for kind in dict.fromkeys(kinds) for line in tables[kind]["source"])
+    return Overhead(
+        low_bytes=device.context_low_bytes + low,
+        bytes=device.context_bytes + typical,
+        high_bytes=device.context_high_bytes + high,
+        context_bytes=device.context_bytes,
+        nccl_bytes=typical,
+        source=(f"CUDA context: {device.context_source}", *(f"NCCL: {line}" for line in nccl_sources)),
+    )
+
+
+def _communicator(ranks: int, gpus_per_node: int) -> str:
+    """The table of overheads.toml for a communicator of so many ranks."""
+    if ranks > gpus_per_node:
+        return "machines"
+    return {1: "one", 2: "two"}.get(ranks, "node")
+
+
+@cache
+def _overheads() -> Mapping[str, Any]:
+    return tomllib.loads((files("tonnage") / "catalog" / "overheads.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _models() -> Mapping[str, Model]:
+    """The catalog's models, read once."""
+    tables = tomllib.loads((files("tonnage") / "catalog" / "models.toml").read_text(encoding="utf-8"))
+    return {
+        name: Model(id=name, **{**entry, "aliases": tuple(entry.get("aliases", ()))})
+        for name, entry in tables.items()
+    }
+
+
+@cache
+def _model_names() -> Mapping[str, Model]:
+    """Every id, alias and Hub repository, normalised; the first model that names a repository has it."""
+    named: dict[str, Model] = {}
+    for model in _models().values():
+        for name in (model.id, *model.aliases, model.hub):
+            named.setdefault(normalise(name), model)
+    return named
