@@ -18,8 +18,7 @@ from tonnage.trace import Trace
 
 Progress = Callable[[str], None]
 
-TAIL_LINES = 12
-"""Lines of a failed command's output that its error shows."""
+_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 
 
 def run(
@@ -28,12 +27,15 @@ def run(
     *,
     steps: int = 3,
     timeout_seconds: float = 900.0,
+    rank: int | None = None,
     torch_version: str | None = None,
     variables: Mapping[str, str] | None = None,
     progress: Progress = lambda text: None,
 ) -> Run:
     """Run `command` on ghost cards until `steps` optimizer steps are done, and sum up what each rank did.
 
+    `rank` runs only this rank of the cluster's, in one process and without the command's launcher (torchrun,
+    accelerate launch, deepspeed), which is how hundreds of ranks are tried on a laptop.
     The command's output goes to standard error.  Raises TrialFailed when it fails for a reason other than memory,
     hangs, or never uses the GPU; GhostUnavailable when no ghost can run here; UsageError for an empty command.
     """
@@ -42,7 +44,11 @@ def run(
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be run; at least 1.")
     inherited = dict(os.environ if variables is None else variables)
-    torch = find(interpreter(command), torch_version, progress)
+    python = interpreter(command)
+    torch = find(python, torch_version, progress)
+    if rank is not None:
+        command = [python, *_without_launcher(command)]
+        inherited |= _alone(rank, cluster)
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
         settings = {
             key.removeprefix("GHOST_").lower(): value for key, value in cluster.device.ghost_settings().items()
@@ -76,6 +82,32 @@ def run(
     if ended != 0 and not any(trace.outcome.get("kind") == "oom" for trace in found):
         raise TrialFailed(f"The command ended with exit code {ended} after {found[0].steps} optimizer steps.")
     return summarise(found, cluster, model={"name": command[-1]}, job={"command": command, "steps": steps}, plan={})
+
+
+def _without_launcher(command: list[str]) -> list[str]:
+    """The script and its arguments, as the launcher would hand them to Python.  Raises UsageError."""
+    for place, word in enumerate(command):
+        if word.endswith(".py"):
+            return command[place:]
+        if word == "-m" and place + 1 < len(command) and command[place + 1] not in _LAUNCHER_MODULES:
+            return command[place:]
+    raise UsageError(f"No script (a .py file or -m module) is found in {' '.join(command)!r}; --rank needs one.")
+
+
+def _alone(rank: int, cluster: Cluster) -> dict[str, str]:
+    """What torchrun would tell this rank, and that it is alone."""
+    if not 0 <= rank < cluster.gpus:
+        raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
+    return {
+        "TONNAGE_ALONE": "1",
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % cluster.gpus_per_node),
+        "GROUP_RANK": str(rank // cluster.gpus_per_node),
+        "WORLD_SIZE": str(cluster.gpus),
+        "LOCAL_WORLD_SIZE": str(cluster.gpus_per_node),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
 
 
 def _run(command: list[str], variables: dict[str, str], timeout_seconds: float) -> int | None:

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def environment(
     variables["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [variables.get("PYTHONPATH")])])
     variables["TRITON_LIBCUDA_PATH"] = str(folder)
     variables["GHOST_DEVICES"] = str(devices)
+    variables["GHOST_SHM"] = f"tonnage-{uuid.uuid4().hex[:12]}"
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"):
         variables.pop(name, None)
     for name, value in settings.items():

@@ -79,11 +79,6 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
     for name, value in request["settings"].items():
         ghost.set(name.removeprefix("GHOST_"), value)
         os.environ[name] = value
-    settings = request["environment"].get("PYTORCH_ALLOC_CONF") or request["environment"].get(
-        "PYTORCH_CUDA_ALLOC_CONF"
-    )
-    if settings:
-        torch.cuda.memory._set_allocator_settings(settings)
     job, plan = _job(request["job"]), Plan(**request["plan"])
     policy = values.Policy(torch, ghost)
     policy.install()

@@ -1,6 +1,7 @@
 """Sets up the watch in a process of a dry-run.
 
-Environment: TONNAGE_OUT (folder for the traces), TONNAGE_STEPS (optimizer steps to run), TONNAGE_SOURCE.
+Environment: TONNAGE_OUT (folder for the traces), TONNAGE_STEPS (optimizer steps to run),
+TONNAGE_SOURCE, TONNAGE_ALONE (this process stands for its rank alone, see `ranks`).
 """
 
 import atexit
@@ -9,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from . import native, outcome, values, written
+from . import native, outcome, ranks, values, written
 from .imports import after_import
 from .watch import Watch
 
@@ -27,6 +28,7 @@ def _torch_is_here(torch: ModuleType) -> None:
     policy = values.Policy(torch, ghost)
     if ghost is not None:
         policy.install()
+        ranks.prepare(torch, ghost)
         ghost.log(True)
     ended: dict[str, Any] = {}
     own_process = os.getpid()
