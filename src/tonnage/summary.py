@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tonnage import __version__
+from tonnage.catalog import Overhead, overheads
 from tonnage.device import Cluster
 from tonnage.estimate import CATEGORIES, Coverage, Estimate, Host, Moment, OutOfMemory, Peak, PhasePeak
 from tonnage.timeline import Timeline, timeline
@@ -61,6 +62,7 @@ def _of_rank(
     notes: Sequence[str],
 ) -> Estimate:
     walked = timeline(trace)
+    outside = overheads(cluster.device, _communicators(trace), gpus_per_node=cluster.gpus_per_node)
     oom = _out_of_memory(trace)
     return Estimate(
         source=trace.source,
@@ -78,22 +80,18 @@ def _of_rank(
         },
         fits=oom is None,
         rank=trace.rank,
-        peak=_peak(trace, walked, cluster),
+        peak=_peak(walked, outside),
         phases=_phases(walked),
         host=Host(peak_bytes=trace.host.get("peak_bytes"), pinned_bytes=trace.host.get("pinned_bytes", 0)),
         time={"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None, "bound_by": None},
-        coverage=_coverage(trace, walked, cluster),
+        coverage=_coverage(trace, walked, outside),
         oom=oom,
         curve=_curve(walked),
         notes=(*notes, *_notes(trace)),
     )
 
 
-def _peak(trace: Trace, walked: Timeline, cluster: Cluster) -> Peak:
-    from tonnage.catalog import overheads
-
-    device = cluster.device
-    outside = overheads(device, communicators=_communicators(trace))
+def _peak(walked: Timeline, outside: Overhead) -> Peak:
     process = walked.peak_reserved_bytes + outside.bytes
     mark = walked.marks[walked.peak_mark] if walked.marks else None
     held = walked.by_category()
@@ -113,9 +111,10 @@ def _peak(trace: Trace, walked: Timeline, cluster: Cluster) -> Peak:
     )
 
 
-def _communicators(trace: Trace) -> int:
-    """How many NCCL communicators the rank used."""
-    return len({activity.grid[1] for activity in trace.activities() if activity.kind == "collective"})
+def _communicators(trace: Trace) -> list[int]:
+    """The sizes of the NCCL communicators that the rank used: those with at least one collective."""
+    used = {activity.grid[1]: activity.grid[0] for activity in trace.activities() if activity.kind == "collective"}
+    return sorted(used.values())
 
 
 def _phase_name(phase: str) -> str:
@@ -167,13 +166,10 @@ def _out_of_memory(trace: Trace) -> OutOfMemory | None:
     )
 
 
-def _coverage(trace: Trace, walked: Timeline, cluster: Cluster) -> Coverage:
-    from tonnage.catalog import overheads
-
+def _coverage(trace: Trace, walked: Timeline, outside: Overhead) -> Coverage:
     torch = trace.versions.get("torch", "?")
     run = [f"{trace.steps} optimizer steps of torch {torch} with its caching allocator, {trace.event_count} events"]
-    outside = overheads(cluster.device, communicators=_communicators(trace))
-    modelled = [f"memory outside the allocator, {size(outside.bytes)}: {outside.source}"]
+    modelled = [f"memory outside the allocator, {size(outside.bytes)}: {'; '.join(outside.source)}"]
     if unknown := {name: count for name, count in trace.unknown_calls.items() if count}:
         listed = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items())[:8])
         more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
