@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -24,10 +24,30 @@ OPERATIONS_SECONDS: Final = 300
 TIMED_SECONDS: Final = 0.02
 """About how long one operation is repeated for its time."""
 
+GROWING: Final = (
+    "sdpa flash bf16 b1 h32/8 s4096 d128 causal backward",
+    "sdpa efficient bf16 b1 h32/32 s4096 d128 causal backward",
+    "sdpa cudnn bf16 b1 h32/8 s4096 d128 causal backward",
+    "cross_entropy bf16 4096x32000 backward",
+    "layer_norm bf16 8x512x1024 backward",
+    "embedding bf16 4096x128256x2048 backward",
+    "sort 1048576 fp32",
+    "optimizer adamw fp32",
+    "optimizer adamw fused fp32",
+    "conv patches 16 bf16 backward",
+    "LSTM fp32 backward",
+    "svd 512",
+    "fft 512",
+    "sparse csr mm",
+    "grouped_mm bf16 8 groups",
+    "scaled_mm fp8 4096",
+)
+"""Operations that load more libraries or kernels, in the order in which `growth` runs them."""
+
 
 def record(done: set[str], *, source: str, deadline: float) -> Iterator[dict[str, Any]]:
     """Every fact that is not in `done`, one line each, until the deadline; failures are lines with `error`."""
-    whole: dict[str, Callable[[], dict[str, Any]]] = {
+    whole: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "device": device,
         "libraries": libraries,
         "growth": growth,
@@ -41,7 +61,7 @@ def record(done: set[str], *, source: str, deadline: float) -> Iterator[dict[str
     yield from _operations(done, source, deadline)
 
 
-def device() -> dict[str, Any]:
+def device() -> Iterator[dict[str, Any]]:
     """What runtime and driver report of the card, and the context's bytes before anything else is loaded."""
     before = driver.device_used()
     torch.cuda.init()
@@ -49,7 +69,7 @@ def device() -> dict[str, Any]:
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     properties = torch.cuda.get_device_properties(0)
     names = [name for name in dir(properties) if not name.startswith("_") and name != "uuid"]
-    return {
+    yield {
         "nvml_used_before_bytes": before,
         "nvml_used_after_bytes": driver.device_used(),
         "nvml": _nvml_facts(),
@@ -136,7 +156,7 @@ def _raw_malloc(size_bytes: int) -> int | None:
     return None if failed else pointer.value
 
 
-def libraries() -> dict[str, Any]:
+def libraries() -> Iterator[dict[str, Any]]:
     """Which NVIDIA libraries a training process has loaded, and what the driver's own two export."""
     x = torch.ones(256, 256, device="cuda", dtype=torch.bfloat16)
     (x @ x).sum().item()
@@ -146,116 +166,108 @@ def libraries() -> dict[str, Any]:
         path for path in mapped if re.search(r"nvidia|cuda|cublas|cudnn|nccl|nvrtc|cupti|cu[a-z]+\.so", path)
     )
     own = [path for path in loaded if re.search(r"/lib(cuda|nvidia-ml)\.so", path)]
-    return {
+    yield {
         "loaded": [Path(path).name for path in loaded],
         "exports": {Path(path).name: exported_symbols(Path(path)) for path in own},
     }
 
 
-def growth() -> dict[str, Any]:
+Work = tuple[str, Callable[[], Any]]
+
+
+def growth() -> Iterator[dict[str, Any]]:
     """Memory outside the allocator after each library is first used, in one process, in order."""
+    x = half = torch.empty(0)
+
+    def allocated() -> None:
+        nonlocal x, half
+        x = torch.empty(1024, 1024, device="cuda")
+        half = torch.empty(1024, 1024, device="cuda", dtype=torch.bfloat16)
+
+    calls = operations()
+    yield from _noted(
+        [
+            ("first allocation", allocated),
+            ("fill", lambda: x.fill_(0.5)),
+            ("normal_", lambda: x.normal_()),
+            ("cast", lambda: half.copy_(x)),
+            ("reduction", lambda: x.sum()),
+            ("cublas fp32", lambda: x @ x),
+            ("cublas bf16", lambda: half @ half),
+            ("cublas fp16", lambda: x.half() @ x.half()),
+            ("cublasLt bias", lambda: torch.addmm(half[0], half, half)),
+            ("cublas batched", lambda: torch.bmm(half[None], half[None])),
+            *((name, lambda name=name: calls[name]()()) for name in GROWING),
+            ("second stream", _on_another_stream),
+            ("cuda graph", _captured),
+        ]
+    )
+
+
+def growth_of_triton() -> Iterator[dict[str, Any]]:
+    """The same for the first kernel that Triton compiles."""
+    yield from _noted([("fill", lambda: torch.ones(1024, device="cuda")), ("triton", _compiled)])
+
+
+def growth_of_a_communicator() -> Iterator[dict[str, Any]]:
+    """Memory of NCCL with one rank: the group, its first collective of each kind, a second communicator."""
+    import torch.distributed as dist
+
+    x = torch.empty(0)
+
+    def filled() -> None:
+        nonlocal x
+        x = torch.ones(1 << 20, device="cuda")
+
+    yield from _noted(
+        [
+            ("fill", filled),
+            ("group", lambda: dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)),
+            ("all_reduce", lambda: dist.all_reduce(x)),
+            ("all_gather", lambda: dist.all_gather_into_tensor(torch.empty_like(x), x)),
+            ("reduce_scatter", lambda: dist.reduce_scatter_tensor(torch.empty_like(x), x)),
+            ("all_to_all", lambda: dist.all_to_all_single(torch.empty_like(x), x)),
+            ("broadcast", lambda: dist.broadcast(x, 0)),
+            ("second group", lambda: dist.all_reduce(x, group=dist.new_group([0]))),
+        ]
+    )
+
+
+def _noted(works: Iterable[Work]) -> Iterator[dict[str, Any]]:
+    """Where the bytes are after each work, the context's own first; all so far each time, lest a crash lose them."""
     before = driver.device_used()
     torch.cuda.init()
     torch.cuda.set_device(0)
-    noted = [{"after": "context", **driver.observe(), "nvml_used_before_bytes": before}]
-
-    def note(name: str, work: Callable[[], Any]) -> None:
+    noted: list[dict[str, Any]] = [{"after": "context", **driver.observe()}]
+    for name, work in works:
         answer = _or_error(work)
         torch.cuda.synchronize()
-        failed = {"error": answer[:200]} if isinstance(answer, str) else {}
+        failed = {"failed": answer.splitlines()[0][:200]} if isinstance(answer, str) else {}
         noted.append({"after": name, **driver.observe(), **failed})
-
-    x = torch.empty(1024, 1024, device="cuda")
-    note("first allocation", lambda: None)
-    note("fill", lambda: x.fill_(0.5))
-    note("normal_", lambda: x.normal_())
-    half = x.to(torch.bfloat16)
-    note("cast", lambda: None)
-    note("reduction", lambda: x.sum())
-    note("cublas fp32", lambda: x @ x)
-    note("cublas bf16", lambda: half @ half)
-    note("cublas fp16", lambda: x.half() @ x.half())
-    note("cublasLt bias", lambda: torch.addmm(half[0], half, half))
-    note("cublas batched", lambda: torch.bmm(half[None], half[None]))
-    calls = operations()
-    for name in (
-        "sdpa flash bf16 b1 h32/8 s4096 d128 causal backward",
-        "sdpa efficient bf16 b1 h32/8 s4096 d128 causal backward",
-        "sdpa cudnn bf16 b1 h32/8 s4096 d128 causal backward",
-        "cross_entropy bf16 4096x32000 backward",
-        "layer_norm bf16 8x512x1024 backward",
-        "embedding bf16 4096x128256x2048 backward",
-        "sort 1048576 fp32",
-        "optimizer adamw fp32",
-        "optimizer adamw fused fp32",
-        "conv patches 16 bf16 backward",
-        "LSTM fp32 backward",
-        "svd 512",
-        "fft 512",
-        "sparse csr mm",
-        "grouped_mm bf16 8 groups",
-        "scaled_mm fp8 4096",
-    ):
-        note(name, lambda name=name: calls[name]()())
-    note("second stream", _on_another_stream)
-    note("cuda graph", _captured)
-    return {"noted": noted, "host_bytes": driver.host_bytes()}
+        yield {"nvml_used_before_bytes": before, "noted": noted}
 
 
 def _on_another_stream() -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         x = torch.ones(512, 512, device="cuda")
-        x @ x
+        torch.mm(x, x)
 
 
 def _captured() -> None:
     graph = torch.cuda.CUDAGraph()
     x = torch.ones(512, 512, device="cuda")
     with torch.cuda.graph(graph):
-        x * 2
+        torch.mul(x, 2)
     graph.replay()
 
 
-def _triton() -> None:
-    """A compiled function, which makes Inductor write and load one Triton kernel."""
+def _compiled() -> None:
+    """Makes Inductor write and load one Triton kernel."""
     torch.compile(lambda x: (x * 2 + 1).relu())(torch.ones(1024, device="cuda"))
 
 
-def growth_of_triton() -> dict[str, Any]:
-    """The same for the first kernel that Triton compiles."""
-    torch.ones(1024, device="cuda")
-    noted = [{"after": "context", **driver.observe()}]
-    _triton()
-    torch.cuda.synchronize()
-    noted.append({"after": "triton", **driver.observe()})
-    return {"noted": noted}
-
-
-def growth_of_a_communicator() -> dict[str, Any]:
-    """Memory of NCCL with one rank: the group, its first collective of each kind, a second communicator."""
-    import torch.distributed as dist
-
-    x = torch.ones(1 << 20, device="cuda")
-    noted = [{"after": "context", **driver.observe()}]
-
-    def note(name: str, work: Callable[[], Any]) -> None:
-        answer = _or_error(work)
-        torch.cuda.synchronize()
-        failed = {"error": answer[:200]} if isinstance(answer, str) else {}
-        noted.append({"after": name, **driver.observe(), **failed})
-
-    note("group", lambda: dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1))
-    note("all_reduce", lambda: dist.all_reduce(x))
-    note("all_gather", lambda: dist.all_gather_into_tensor(torch.empty_like(x), x))
-    note("reduce_scatter", lambda: dist.reduce_scatter_tensor(torch.empty_like(x), x))
-    note("all_to_all", lambda: dist.all_to_all_single(torch.empty_like(x), x))
-    note("broadcast", lambda: dist.broadcast(x, 0))
-    note("second group", lambda: dist.all_reduce(x, group=dist.new_group([0])))
-    return {"noted": noted}
-
-
-def workspaces() -> dict[str, Any]:
+def workspaces() -> Iterator[dict[str, Any]]:
     """cuBLAS workspaces: what the first product of each thread and stream asks the allocator for."""
     events.start()
     x = torch.ones(256, 256, device="cuda", requires_grad=True)
@@ -272,7 +284,7 @@ def workspaces() -> dict[str, Any]:
     note("second stream", _on_another_stream)
     note("bias", lambda: torch.addmm(x[0], x, x))
     note("bf16", lambda: x.bfloat16() @ x.bfloat16())
-    return {"sizes": seen}
+    yield {"sizes": seen}
 
 
 def _operations(done: set[str], source: str, deadline: float) -> Iterator[dict[str, Any]]:

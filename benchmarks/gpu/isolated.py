@@ -17,10 +17,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 
-def run(work: Callable[[], dict[str, Any]], *, timeout_seconds: float) -> dict[str, Any]:
-    """What `work` returned, or `{"error": ...}` if it raised, crashed or took too long."""
-    answers = list(stream(lambda: iter([work()]), timeout_seconds=timeout_seconds))
-    return answers[-1] if answers else {"error": "no answer"}
+def run(work: Callable[[], Iterator[dict[str, Any]]], *, timeout_seconds: float) -> dict[str, Any]:
+    """Everything `work` yielded, put together, with `error` if it then raised, crashed or took too long."""
+    return {key: value for part in stream(work, timeout_seconds=timeout_seconds) for key, value in part.items()}
 
 
 def stream(work: Callable[[], Iterator[dict[str, Any]]], *, timeout_seconds: float) -> Iterator[dict[str, Any]]:

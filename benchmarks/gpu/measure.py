@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, Final
@@ -59,6 +59,8 @@ class Phases:
             peaks = self.of_step.setdefault(self._running, dict.fromkeys(PEAKS, 0))
             for name, counter in PEAKS.items():
                 peaks[name] = max(peaks[name], stats[counter])
+            free_bytes, total_bytes = torch.cuda.mem_get_info()
+            peaks["cuda_used_bytes"] = max(peaks.get("cuda_used_bytes", 0), total_bytes - free_bytes)
         self._running = name
         torch.cuda.reset_peak_memory_stats()
 
@@ -73,35 +75,42 @@ class Phases:
         return taken
 
 
-def measure(case: Case, *, source: str) -> dict[str, Any]:
-    """The record of a case; an out-of-memory error is part of it, anything else is raised."""
-    record: dict[str, Any] = {
+def measure(case: Case, *, source: str) -> Iterator[dict[str, Any]]:
+    """The record of a case in parts, so that what comes late cannot lose what came first.
+
+    An out-of-memory error is part of it; anything else is raised.
+    """
+    before = {"nvml_used_bytes": driver.device_used()}
+    began = time.perf_counter()
+    torch.cuda.init()
+    torch.cuda.set_device(0)
+    yield {
         "case": case.name,
         "source": source,
         "job": asdict(case.job),
         "plan": asdict(case.plan),
         "limit_bytes": case.limit_bytes,
-        "before": {"nvml_used_bytes": driver.device_used()},
+        "before": before,
+        "context": driver.observe(),
+        "context_seconds": time.perf_counter() - began,
     }
-    began = time.perf_counter()
-    torch.cuda.init()
-    torch.cuda.set_device(0)
-    record["context"] = driver.observe()
-    record["context_seconds"] = time.perf_counter() - began
     _limit(case)
     events.start()
     phases = Phases()
     try:
-        _run(case, record, phases, source)
+        yield from _run(case, phases, source)
     except torch.OutOfMemoryError as error:
-        record["oom"] = {"message": str(error), "phase": phases.running, "step": len(record.get("steps", []))}
+        oom = {"message": str(error), "phase": phases.running}
         phases.mark(None)
-        record["unfinished"] = phases.take()
-    record["end"] = driver.observe()
-    record["host_bytes"] = driver.host_bytes()
-    record["versions"] = driver.versions()
-    record["allocator_settings"] = torch.cuda.memory._snapshot(0).get("allocator_settings")
-    return record
+        yield {"oom": oom, "unfinished": phases.take()}
+        if case.traced:
+            yield {"trace": events.pack(events.columns(events.recorded()))}
+    yield {
+        "end": driver.observe(),
+        "host_bytes": driver.host_bytes(),
+        "versions": driver.versions(),
+        "allocator_settings": torch.cuda.memory._snapshot(0).get("allocator_settings"),
+    }
 
 
 def _limit(case: Case) -> None:
@@ -112,45 +121,46 @@ def _limit(case: Case) -> None:
     torch.cuda.set_per_process_memory_fraction((case.limit_bytes + 0.5) / total_bytes)
 
 
-def _run(case: Case, record: dict[str, Any], phases: Phases, source: str) -> None:
+def _run(case: Case, phases: Phases, source: str) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     if case.plan.shard != "none":
-        _alone_in_a_group(record)
+        yield {"process_group": _alone_in_a_group()}
     phases.mark("load")
     began = time.perf_counter()
     ready = steps.build(case.job, case.plan, device="cuda", initialise=True)
     torch.cuda.synchronize()
     phases.mark(None)
-    record["load"] = {
-        "seconds": time.perf_counter() - began,
-        "phases": phases.take(),
-        "parameters": sum(parameter.numel() for parameter in ready.model.parameters()),
-        "trainable_parameters": sum(p.numel() for p in ready.model.parameters() if p.requires_grad),
-        **driver.observe(),
+    yield {
+        "load": {
+            "seconds": time.perf_counter() - began,
+            "phases": phases.take(),
+            "parameters": sum(parameter.numel() for parameter in ready.model.parameters()),
+            "trainable_parameters": sum(p.numel() for p in ready.model.parameters() if p.requires_grad),
+            **driver.observe(),
+        }
     }
-    record["steps"] = []
-    unhook = _hook(ready, phases)
+    taken: list[dict[str, Any]] = []
     try:
-        _memory_steps(ready, record, phases)
+        _memory_steps(ready, phases, taken)
     finally:
-        unhook()
-        if case.traced:
-            record["trace"] = events.pack(events.columns(events.recorded()))
+        yield {"steps": taken}
+    if case.traced:
+        yield {"trace": events.pack(events.columns(events.recorded()))}
     torch.cuda.memory._record_memory_history(None)
     if source == "real":
-        record["timing"] = _timed_steps(ready, case, record["steps"][-1]["seconds"])
+        yield {"timing": _timed_steps(ready, case, taken[-1]["seconds"])}
         if case.profiled:
-            record["kernels"] = events.pack(kernels_of(lambda: ready.run(1)))
+            yield {"kernels": events.pack(kernels_of(lambda: ready.run(1)))}
 
 
-def _alone_in_a_group(record: dict[str, Any]) -> None:
+def _alone_in_a_group() -> dict[str, Any]:
     import torch.distributed as dist
 
     before = driver.observe()
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(1024, device="cuda"))
     torch.cuda.synchronize()
-    record["process_group"] = {"before": before, "after": driver.observe()}
+    return {"before": before, "after": driver.observe()}
 
 
 def _hook(ready: ReadyStep, phases: Phases) -> Callable[[], None]:
@@ -169,7 +179,8 @@ def _hook(ready: ReadyStep, phases: Phases) -> Callable[[], None]:
     return unhook
 
 
-def _memory_steps(ready: ReadyStep, record: dict[str, Any], phases: Phases) -> None:
+def _memory_steps(ready: ReadyStep, phases: Phases, taken: list[dict[str, Any]]) -> None:
+    """Runs MEMORY_STEPS steps and adds to `taken` what each did, waiting for the GPU after each."""
     began = time.perf_counter()
 
     def on_step(index: int) -> None:
@@ -177,7 +188,7 @@ def _memory_steps(ready: ReadyStep, record: dict[str, Any], phases: Phases) -> N
         torch.cuda.synchronize()
         phases.mark(None)
         stats = torch.cuda.memory_stats()
-        record["steps"].append(
+        taken.append(
             {
                 "seconds": time.perf_counter() - began,
                 "phases": phases.take(),
@@ -187,7 +198,11 @@ def _memory_steps(ready: ReadyStep, record: dict[str, Any], phases: Phases) -> N
         )
         began = time.perf_counter()
 
-    ready.run(MEMORY_STEPS, on_step)
+    unhook = _hook(ready, phases)
+    try:
+        ready.run(MEMORY_STEPS, on_step)
+    finally:
+        unhook()
 
 
 def _timed_steps(ready: ReadyStep, case: Case, seconds: float) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,10 @@ def main() -> int:
     deadline = time.monotonic() + options.budget_seconds
     began = time.monotonic()
     cases = [case for case in chosen(matrix(), options.only) if case.name not in done]
-    _import(cases)
+    _import(cases, lean=options.lean)
     print(f"imports {time.monotonic() - began:.1f} s; {len(cases)} cases to do, {len(done)} done", flush=True)
     if not _forked_children_work():
-        print("A forked process cannot use CUDA here: some import has already touched it.", file=sys.stderr)
-        return 3
+        return _again_with_fewer_imports(options)
     if options.facts:
         _record_facts(out, done, deadline, options.source)
     return _record_cases(cases, out, deadline, options)
@@ -55,6 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--source", choices=("real", "ghost"), default="real", help="what the GPU is")
     parser.add_argument("--facts", action="store_true", help="first the properties of the card and single operations")
     parser.add_argument("--retry", action="store_true", help="also the cases that ended with an error before")
+    parser.add_argument("--lean", action="store_true", help="import only torch before children are forked")
     return parser.parse_args()
 
 
@@ -71,8 +71,11 @@ def _done(out: Path) -> set[str]:
     return {line.get("case") or line.get("fact") for line in lines if not (again and "error" in line)}
 
 
-def _import(cases: Iterable[Case]) -> None:
-    """Everything a child would import, so that it need not; none of it opens the GPU."""
+def _import(cases: Iterable[Case], *, lean: bool) -> None:
+    """Everything a child would import, so that it need not; none of it should open the GPU."""
+    if lean:
+        importlib.import_module("torch")
+        return
     for name in (
         "torch._dynamo",
         "torch.distributed.fsdp",
@@ -94,10 +97,17 @@ def _forked_children_work() -> bool:
     return "error" not in isolated.run(_touch, timeout_seconds=120)
 
 
-def _touch() -> dict[str, Any]:
+def _touch() -> Iterator[dict[str, Any]]:
     import torch
 
-    return {"sum": float(torch.ones(8, device="cuda").sum())}
+    yield {"sum": float(torch.ones(8, device="cuda").sum())}
+
+
+def _again_with_fewer_imports(options: argparse.Namespace) -> int:
+    print("A forked process cannot use CUDA here: some import has already opened it.", file=sys.stderr, flush=True)
+    if options.lean:
+        return 3
+    os.execv(sys.executable, [sys.executable, *sys.argv, "--lean"])
 
 
 def _record_facts(out: Path, done: set[str], deadline: float, source: str) -> None:
@@ -130,11 +140,11 @@ def _record_cases(cases: list[Case], out: Path, deadline: float, options: argpar
     return 0
 
 
-def _measured(case: Case, source: str) -> dict[str, Any]:
+def _measured(case: Case, source: str) -> Iterator[dict[str, Any]]:
     import measure
 
     measure.apply_environment(case)
-    return measure.measure(case, source=source)
+    yield from measure.measure(case, source=source)
 
 
 def _append(out: Path, record: dict[str, Any]) -> None:
