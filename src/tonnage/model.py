@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from tonnage.errors import CannotEstimate, UnreadableModel
+from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 
 if TYPE_CHECKING:
     from tonnage.job import Job, ModelRef
@@ -151,7 +151,9 @@ def _auto_class(name: str) -> Any:
 def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn.Module:
     kind = task(ref.config)
     config = _configuration(ref)
-    config.use_cache = False  # a cache of keys and values has no place in training
+    config.get_text_config().use_cache = False  # a cache of keys and values has no place in training
+    if kind == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = config.pad_token_id or 0
     chosen = {"attn_implementation": attention} if attention else {}
     try:
         with torch.device("meta"), without_initialisation(), _quiet():
@@ -211,6 +213,23 @@ def _imported(name: str) -> Any:
         raise UnreadableModel(
             f"Cannot import the factory {name!r}: {_first_line(error)}; give package.module:callable."
         ) from error
+
+
+def check_positions(job: Job, module: nn.Module) -> None:
+    """Refuse sequences longer than a table of learned positions, which a GPU would read beyond its end."""
+    network = hugging_face(module)
+    if network is None:
+        return
+    limit = getattr(network.config, "max_position_embeddings", None)
+    learned = any(
+        isinstance(child, nn.Embedding) and ("pos" in name or name.endswith("wpe"))
+        for name, child in network.named_modules()
+    )
+    if learned and isinstance(limit, int) and job.seq_len > limit and network.main_input_name == "input_ids":
+        raise UsageError(
+            f"{job.model.name} has learned positions for {limit} tokens, and seq_len is {job.seq_len}; "
+            f"choose at most {limit}."
+        )
 
 
 def batch(job: Job, module: nn.Module, dtype: torch.dtype) -> Batch:

@@ -107,6 +107,7 @@ class Step:
             attention=self.attention,
             device=torch.device("meta") if self.shards_parameters else self.world.device,
         )
+        models.check_positions(self.job, network)
         if self.initialise and not self.shards_parameters:
             models.initialise(network)
         for change in self.changes:

@@ -1,0 +1,105 @@
+"""Tiny networks of the architectures that the tests train: built from configurations, without dropout."""
+
+from typing import Any
+
+from tonnage.job import Job, ModelRef
+
+_GROUPED = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+}
+
+TINY: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **_GROUPED},
+    "qwen3": {"model_type": "qwen3", **_GROUPED, "head_dim": 16, "tie_word_embeddings": True},
+    "gemma2": {"model_type": "gemma2", **_GROUPED, "head_dim": 8, "final_logit_softcapping": 3.0},
+    "granite": {"model_type": "granite", **_GROUPED, "logits_scaling": 4.0},
+    "cohere": {"model_type": "cohere", **_GROUPED, "logit_scale": 0.5},
+    "mixtral": {"model_type": "mixtral", **_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        "model_type": "qwen3_moe",
+        **_GROUPED,
+        "head_dim": 16,
+        "moe_intermediate_size": 16,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **_GROUPED,
+        "num_key_value_heads": 4,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "vocab_size": 61,
+        "n_positions": 64,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+    },
+    "bert": {
+        "model_type": "bert",
+        "architectures": ["BertForMaskedLM"],
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "vocab_size": 61,
+        "max_position_embeddings": 64,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+    "t5": {
+        "model_type": "t5",
+        "d_model": 32,
+        "d_kv": 8,
+        "d_ff": 48,
+        "num_layers": 3,
+        "num_heads": 4,
+        "vocab_size": 61,
+        "dropout_rate": 0.0,
+    },
+    "vit": {
+        "model_type": "vit",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "image_size": 16,
+        "patch_size": 4,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+    },
+}
+
+EVERY_KIND = ("llama", "qwen3", "mixtral", "gpt2", "bert", "t5", "vit")
+"""One of each kind of network that is trained differently."""
+
+
+def tiny(name: str, **changes: Any) -> ModelRef:
+    """A reference to a tiny network, with some fields of its configuration changed."""
+    return ModelRef(name=name, kind="config", config={**TINY[name], **changes})
+
+
+def tiny_job(name: str = "llama", **fields: Any) -> Job:
+    """A job on a tiny network with sequences of 24 tokens."""
+    return Job(**{"model": tiny(name), "seq_len": 24, "micro_batch": 2, **fields})

@@ -1,0 +1,187 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+from networks import EVERY_KIND, TINY, tiny, tiny_job
+from torch import nn
+
+from tonnage import model as models
+from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
+from tonnage.job import Job, ModelRef
+
+CPU = torch.device("cpu")
+META = torch.device("meta")
+
+
+def built(name: str, device: torch.device = CPU, **changes: Any) -> nn.Module:
+    return models.build(tiny(name, **changes), dtype=torch.float32, attention=None, device=device)
+
+
+def initialised(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    network = built(name)
+    models.initialise(network)
+    return network
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_architecture_trains(name: str) -> None:
+    network = initialised(name)
+    loss = models.loss_of(network(**models.batch(tiny_job(name), network, torch.float32)))
+    loss.backward()
+    assert math.isfinite(loss.item())
+    without = [key for key, p in network.named_parameters() if p.grad is None]
+    # DeepSeek-V3's router bias is moved by a rule of its own, not by gradients; it is a buffer
+    assert not without
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_nothing_is_allocated_on_meta(name: str) -> None:
+    network = built(name, META)
+    assert all(tensor.is_meta for tensor in (*network.parameters(), *network.buffers()))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen3", "bert", "t5"])
+def test_tied_weights_stay_tied_and_are_counted_once(name: str) -> None:
+    network: Any = built(name)
+    assert network.get_input_embeddings().weight is network.get_output_embeddings().weight
+    assert len({id(p) for p in network.parameters()}) == len(list(network.parameters()))
+
+
+def test_initialised_as_transformers_does_it() -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {key: value for key, value in TINY["llama"].items() if key != "model_type"}
+    expected = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **fields), dtype=torch.float32)
+    network = initialised("llama")
+    for (name, ours), (_, theirs) in zip(network.named_buffers(), expected.named_buffers(), strict=True):
+        assert torch.equal(ours, theirs), name  # the frequencies of the rotary positions
+    for (name, ours), (_, theirs) in zip(network.named_parameters(), expected.named_parameters(), strict=True):
+        if ours.ndim == 1:
+            assert torch.equal(ours, theirs), name  # norms
+        else:
+            assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.15), name
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_layers_are_found_in_every_architecture(name: str) -> None:
+    lists = models.layer_lists(built(name, META))
+    assert [len(found) for found in lists] == ([3, 3] if name == "t5" else [3])
+
+
+def test_layers_are_outermost_uniform_lists() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(nn.Linear(2, 2) for _ in range(4))
+
+    network = nn.Sequential(nn.Linear(2, 2), nn.ModuleList(Layer() for _ in range(2)), nn.ModuleList())
+    assert [type(layer).__name__ for layer in models.layers(network)] == ["Layer", "Layer"]
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [
+        ({"model_type": "bert"}, "masked-lm"),
+        ({"model_type": "bert", "is_decoder": True}, "causal-lm"),
+        ({"model_type": "bert", "architectures": ["BertLMHeadModel"]}, "causal-lm"),
+        ({"model_type": "t5"}, "seq2seq"),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "causal-lm"),
+        ({"model_type": "vit", "architectures": ["ViTModel"]}, "image-classification"),
+        ({"model_type": "qwen2_5_vl"}, "image-text-to-text"),
+    ],
+)
+def test_task(config: dict[str, Any], task: str) -> None:
+    assert models.task(config) == task
+
+
+def test_batches_are_full_sequences_without_a_mask() -> None:
+    made = models.batch(tiny_job("llama"), built("llama", META), torch.float32)
+    assert {key: tuple(tensor.shape) for key, tensor in made.items()} == {"input_ids": (2, 24), "labels": (2, 24)}
+    assert all(tensor.device == CPU for tensor in made.values())
+
+
+def test_images_come_in_the_dtype_asked_for() -> None:
+    made = models.batch(tiny_job("vit"), built("vit", META), torch.bfloat16)
+    assert made["pixel_values"].shape == (2, 3, 16, 16)
+    assert made["pixel_values"].dtype == torch.bfloat16
+
+
+def test_sequences_longer_than_learned_positions_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"64 tokens, and seq_len is 65"):
+        models.check_positions(tiny_job("gpt2", seq_len=65), built("gpt2", META))
+    models.check_positions(tiny_job("llama", seq_len=65), built("llama", META))  # rotary positions have no table
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "no-such-type"},
+        {},
+        {**TINY["llama"], "hidden_act": "no-such-activation"},
+        {**TINY["llama"], "vocab_size": "many"},
+    ],
+)
+def test_unusable_configurations_end_in_one_line(config: dict[str, Any]) -> None:
+    reference = ModelRef(name="mine", kind="config", config=config)
+    with pytest.raises(UnreadableModel) as caught:
+        models.build(reference, dtype=torch.float32, attention=None, device=META)
+    assert "\n" not in str(caught.value)
+
+
+class Regression(nn.Module):
+    """A network of one's own that says what it trains on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def batch(self, job: Job) -> dict[str, torch.Tensor]:
+        return {"points": torch.ones(job.micro_batch, 4)}
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            points = layer(points)
+        return points.square().mean()
+
+
+def silent() -> nn.Module:
+    return nn.Linear(2, 2)
+
+
+def not_a_module() -> int:
+    return 3
+
+
+def factory(name: str) -> ModelRef:
+    return ModelRef(name=name, kind="factory", factory=f"{__name__}:{name}")
+
+
+def test_a_factory_is_called_with_dtype_and_device() -> None:
+    module = models.build(factory("Regression"), dtype=torch.bfloat16, attention=None, device=META)
+    assert {(p.dtype, p.device) for p in module.parameters()} == {(torch.bfloat16, META)}
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_factory_that_returns_no_module_is_refused() -> None:
+    with pytest.raises(UnreadableModel, match="returned int"):
+        models.build(factory("not_a_module"), dtype=torch.float32, attention=None, device=CPU)
+
+
+def test_a_factory_that_cannot_be_imported_is_refused() -> None:
+    with pytest.raises(UnreadableModel, match=r"Cannot import.*no_such_thing"):
+        models.build(factory("no_such_thing"), dtype=torch.float32, attention=None, device=CPU)
+
+
+def test_a_module_without_a_batch_is_refused() -> None:
+    module = models.build(factory("silent"), dtype=torch.float32, attention=None, device=CPU)
+    job = Job(model=factory("silent"))
+    with pytest.raises(CannotEstimate, match=r"batch\(job\)"):
+        models.batch(job, module, torch.float32)
+
+
+def test_a_forward_without_a_loss_is_refused() -> None:
+    with pytest.raises(CannotEstimate, match="without a loss"):
+        models.loss_of(torch.ones(3))
+    assert models.loss_of((torch.tensor(2.0), "rest")).item() == 2.0
