@@ -2,6 +2,7 @@
 
 from tonnage.allocator.caching import CachingAllocator, OutOfMemory, Shortage
 from tonnage.allocator.driver import Driver
+from tonnage.allocator.replay import Replay, follow, replay
 from tonnage.allocator.segments import Segment, SegmentBlock
 from tonnage.allocator.settings import AllocatorSettings
 
@@ -10,7 +11,10 @@ __all__ = [
     "CachingAllocator",
     "Driver",
     "OutOfMemory",
+    "Replay",
     "Segment",
     "SegmentBlock",
     "Shortage",
+    "follow",
+    "replay",
 ]

@@ -23,6 +23,7 @@ from tonnage.allocator.settings import (
     version_numbers,
 )
 from tonnage.allocator.statistics import Stat, Statistics
+from tonnage.errors import CannotEstimate
 from tonnage.trace import Event
 from tonnage.units import size as in_units
 
@@ -150,10 +151,11 @@ class CachingAllocator:
             raise self._shortage(request)
         return self._hand_out(block, request, size_bytes)
 
-    def free(self, address: int, *, held: bool = False) -> None:
+    def free(self, address: int, *, held: bool = False) -> int:
         """The program is done with a block; other streams on which it was used may not be.
 
-        With `held`, the caller decides when those are: at `complete`, or before, when all streams are waited for.
+        With `held`, the caller decides when those are: at `complete` of the returned ticket, or before, when all
+        streams are waited for.
         """
         block = self._live.pop(address, None)
         if block is None:
@@ -166,17 +168,19 @@ class CachingAllocator:
             self._oversize_allocations.decrease(1)
         if held:
             block.events = 1
-            self._held[address] = block
+            self._tickets += 1
+            self._held[self._tickets] = block
         elif not block.uses:
             self._free(block)
         elif self._capturing:
             self._deferred[block] = None
         else:
             self._insert_events(block)
+        return self._tickets
 
-    def complete(self, address: int) -> bool:
+    def complete(self, ticket: int) -> bool:
         """Other streams are done with a block freed as `held`; False when it is no longer waited for."""
-        block = self._held.pop(address, None)
+        block = self._held.pop(ticket, None)
         if block is None:
             return False
         self._event_finished(block)
@@ -218,9 +222,7 @@ class CachingAllocator:
         self._private[pool] = private
         self._reserved_by_pool[pool] = private.reserved_bytes
 
-    def begin_pool(
-        self, pool: PoolId, *, streams: Iterable[int] | None = None, capturing: bool = False
-    ) -> None:
+    def begin_pool(self, pool: PoolId, *, streams: Iterable[int] | None = None, capturing: bool = False) -> None:
         """From now on serve requests (on these streams; None: all) from a private pool.
 
         While a graph is `capturing`, events may not be asked whether they are finished, nor memory given back.
@@ -297,6 +299,105 @@ class CachingAllocator:
         heads = [block for block in self._every_mapped_block() if block.previous is None or not block.previous.mapped]
         return tuple(_segment(head) for head in sorted(heads, key=lambda block: block.address))
 
+    # --- placing by hand --------------------------------------------------------------------------------------
+
+    def restore(self, segments: Iterable[Segment]) -> dict[int, int]:
+        """Hold these segments, obtained in this order, before the program's first request.
+
+        Returns, by address, the tickets of blocks that await other streams (see `complete`).  Raises CannotEstimate
+        for expandable segments: what addresses they reserve is not known.
+        """
+        tickets: dict[int, int] = {}
+        for segment in segments:
+            if segment.is_expandable:
+                raise CannotEstimate(
+                    "An expandable segment cannot be restored, because the addresses it reserved are not known; "
+                    "record from the start of the program."
+                )
+            pool = self._small if segment.is_small else self._large
+            head = self.place_segment(segment.address, segment.size_bytes, segment.stream, pool)
+            pool.remove(head)
+            self._divide(head, segment.blocks)
+            for block in segment.blocks:
+                if block.state == "active_awaiting_free":
+                    tickets[block.address] = self.free(block.address, held=True)
+        self.events.clear()
+        return tickets
+
+    def place_segment(self, address: int, size: int, stream: int, pool: Pool | None = None) -> Block:
+        """A segment that the real allocator obtained there; small ones are those of 2 MiB."""
+        if pool is None:
+            pool = self._small if size == SMALL_SEGMENT_BYTES else self._large
+        self.driver.create(size)
+        block = self._segment_obtained(address, size, stream, pool)
+        pool.add(block)
+        return block
+
+    def place(self, address: int, size_bytes: int, stream: int) -> None:
+        """A request that the real allocator served there.  Raises CannotEstimate when no free block begins there."""
+        request = self._request(size_bytes, stream)
+        for block in islice(request.pool.free, request.pool.best_fit(stream, request.size), None):
+            if block.address == address and block.stream == stream:
+                request.pool.remove(block)
+                self._hand_out(block, request._replace(expandable=block.range is not None), size_bytes)
+                return
+        raise CannotEstimate(
+            f"The recording hands out {size_bytes} bytes at {address:#x}, where no free block of that size begins."
+        )
+
+    def place_release(self, address: int) -> None:
+        """A segment that the real allocator gave back."""
+        for pool in (self._small, self._large):
+            for block in pool.free:
+                if block.address == address and not block.is_split:
+                    self._release_segment(block)
+                    return
+        raise CannotEstimate(f"The recording gives back a segment at {address:#x}, where no free segment begins.")
+
+    def place_mapping(self, address: int, size: int, stream: int) -> None:
+        """Memory that the real allocator mapped there, in an expandable segment known or new."""
+        pool = self._small if size == SMALL_SEGMENT_BYTES else self._large
+        known = [
+            block
+            for each in (self._small, self._large)
+            for block in each.unmapped(stream)
+            if block.address <= address < block.address + block.size
+        ]
+        block = known[0] if known else self._new_range(pool, stream, address)
+        if block.address != address or not self._map(block, size):
+            raise CannotEstimate(f"The recording maps {size} bytes at {address:#x}, where that is not possible.")
+
+    def place_unmapping(self, address: int) -> None:
+        """Memory of an expandable segment that the real allocator gave back."""
+        for pool in (self._small, self._large):
+            for block in pool.free:
+                if block.range is not None and block.range.pages_within(block)[0] == address:
+                    self._unmap(block)
+                    return
+        raise CannotEstimate(f"The recording unmaps memory at {address:#x}, where no free pages begin.")
+
+    def _divide(self, rest: Block, parts: tuple[SegmentBlock, ...]) -> None:
+        """Cut a new segment into blocks; the last part keeps the Block object that the segment came with."""
+        pool = rest.pool
+        is_split = len(parts) > 1
+        for part in parts[:-1]:
+            front = self._split_front(rest, part.size_bytes)
+            pool.remove(rest)
+            self._set_state(front, part, is_split)
+        self._set_state(rest, parts[-1], is_split)
+
+    def _set_state(self, block: Block, part: SegmentBlock, is_split: bool) -> None:
+        if part.state == "inactive":
+            block.pool.add(block)
+            if is_split:
+                self._count_split(block.pool, 1, block.size)
+            return
+        block.allocated = True
+        block.requested = part.requested_bytes
+        self._live[block.address] = block
+        for statistics in block.pool.statistics:
+            statistics.handed_out(block.size, part.requested_bytes)
+
     # --- finding a block --------------------------------------------------------------------------------------
 
     def _request(self, size_bytes: int, stream: int) -> _Request:
@@ -361,17 +462,19 @@ class CachingAllocator:
             raise OutOfMemory(self._describe_shortage(request))
 
     def _new_segment(self, request: _Request) -> Block | None:
-        size = request.segment_bytes
-        address = self.driver.malloc(size)
+        address = self.driver.malloc(request.segment_bytes)
         if address is None:
             return None
-        self._reserve(request.pool, size)
-        for statistics in request.pool.statistics:
+        return self._segment_obtained(address, request.segment_bytes, request.stream, request.pool)
+
+    def _segment_obtained(self, address: int, size: int, stream: int, pool: Pool) -> Block:
+        self._reserve(pool, size)
+        for statistics in pool.statistics:
             statistics.segment.increase(1)
         if self._is_oversize(size):
             self._oversize_segments.increase(1)
-        self._note("segment_alloc", address, size, request.stream)
-        return Block(address, size, request.stream, request.pool, self._next_order(None))
+        self._note("segment_alloc", address, size, stream)
+        return Block(address, size, stream, pool, self._next_order(None))
 
     def _last_resorts(self, request: _Request) -> tuple[Block | None, _Request]:
         """Pools lent for this moment; then giving back large cached blocks; then all of them."""
@@ -527,9 +630,9 @@ class CachingAllocator:
                 self._waiting[stream] = remaining
             else:
                 del self._waiting[stream]
-        for address, block in list(self._held.items()):
+        for ticket, block in list(self._held.items()):
             if private is None or block.pool.owner is private:
-                self.complete(address)
+                self.complete(ticket)
 
     def _insert_deferred_events(self) -> None:
         """Blocks freed during a capture: only streams recorded before it still have to be waited for."""

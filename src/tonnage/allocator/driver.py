@@ -1,5 +1,6 @@
 """The memory of one device as the CUDA driver deals it out: a capacity, and addresses."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from tonnage.allocator.settings import round_up
@@ -18,12 +19,16 @@ class Driver:
     versions two runs may place equal blocks differently.  From 2.12 on addresses decide nothing.
     """
 
-    def __init__(self, total_bytes: int, *, taken_bytes: int = 0) -> None:
-        """`total_bytes` as the driver reports it; `taken_bytes` by context, NCCL and other processes."""
+    def __init__(self, total_bytes: int, *, taken_bytes: int = 0, recorded_addresses: Iterable[int] = ()) -> None:
+        """`total_bytes` as the driver reports it; `taken_bytes` by context, NCCL and other processes.
+
+        `recorded_addresses` are what a real cudaMalloc returned, in order; they are returned while they last.
+        """
         self.total_bytes = total_bytes
         self.used_bytes = taken_bytes
         self._next = _FIRST_ADDRESS
         self._freed: list[tuple[int, int]] = []
+        self._recorded = iter(recorded_addresses)
 
     @property
     def free_bytes(self) -> int:
@@ -35,6 +40,9 @@ class Driver:
         size = round_up(size_bytes, GRANULARITY_BYTES)
         if not self.create(size):
             return None
+        recorded = next(self._recorded, None)
+        if recorded is not None:
+            return recorded
         candidates = [entry for entry in self._freed if entry[1] >= size]
         if not candidates:
             return self._take(size, GRANULARITY_BYTES)

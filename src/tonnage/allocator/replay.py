@@ -1,0 +1,197 @@
+"""Recorded requests, served again: under other settings and capacities, or exactly where they were served."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tonnage.allocator.caching import NEWEST, CachingAllocator, OutOfMemory, Shortage
+from tonnage.allocator.driver import Driver
+from tonnage.allocator.segments import Segment
+from tonnage.allocator.settings import AllocatorSettings
+from tonnage.trace import Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What the allocator would have done with the same requests."""
+
+    peak_allocated_bytes: int
+    """Highest sum of the blocks handed out."""
+    peak_allocated_at: int | None
+    """Number of the recorded event that reached it; None when nothing was allocated."""
+    peak_reserved_bytes: int
+    """Highest sum of the segments held."""
+    peak_reserved_at: int | None
+    """Number of the recorded event that reached it; None when nothing was reserved."""
+    shortage: Shortage | None
+    """What was missing when the replay ran out of memory; None when every request was served."""
+    stopped_at: int | None
+    """Number of the recorded event that ran out of memory; nothing after it was replayed."""
+    unmatched_frees: int
+    """Frees of blocks that had been handed out before the recording began; they were left out."""
+    events: tuple[Event, ...]
+    """Everything the allocator did, with the marks of the recorded events that caused it."""
+    statistics: dict[str, int]
+    """At the end, under the names of `torch.cuda.memory_stats`."""
+    segments: tuple[Segment, ...]
+    """What is held at the end."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether every request was served."""
+        return self.shortage is None
+
+
+def replay(
+    events: Iterable[Event],
+    settings: AllocatorSettings,
+    capacity_bytes: int,
+    torch_version: str = NEWEST,
+    *,
+    taken_bytes: int = 0,
+    before: Iterable[Segment] = (),
+    recorded_limit_bytes: int | None = None,
+    recorded_addresses: Iterable[int] = (),
+) -> Replay:
+    """Serve recorded requests with a fresh allocator on a device of `capacity_bytes`.
+
+    `taken_bytes` is what context, NCCL and other processes hold of it.  `before` is what the allocator held when the
+    recording began.  `recorded_addresses` are where the driver placed the recorded segments: with them, and the
+    recorded settings and version, the recording repeats itself exactly (see Driver).  Memory used on other streams
+    is free again where the recording says so, or when the allocator waits for all streams.  The first request that
+    cannot be served ends the replay, as it would end the program.
+
+    A recording does not say when the program itself called `empty_cache`; segments given back outside a request are
+    taken as such a call.  When they are followed by a new segment, it was one if the new segment would have fitted
+    anyway into `recorded_limit_bytes`, the most that the recorded process could reserve; None: that is not known,
+    and it is taken for a retry.  Raises CannotEstimate for a `before` that cannot be restored.
+    """
+    recorded, before = list(events), tuple(before)
+    driver = Driver(capacity_bytes, taken_bytes=taken_bytes, recorded_addresses=recorded_addresses)
+    allocator = CachingAllocator(driver, settings, torch_version=torch_version)
+    player = _Player(allocator, before)
+    cache_emptied = set(_emptied(recorded, recorded_limit_bytes, allocator.reserved_bytes))
+    shortage = stopped_at = None
+    for number, event in enumerate(recorded):
+        if number in cache_emptied:
+            allocator.empty_cache()
+        try:
+            player.play(number, event)
+        except OutOfMemory as error:
+            shortage, stopped_at = error.shortage, number
+            break
+    return Replay(
+        peak_allocated_bytes=allocator.peak_allocated_bytes,
+        peak_allocated_at=player.peak_allocated_at,
+        peak_reserved_bytes=allocator.peak_reserved_bytes,
+        peak_reserved_at=player.peak_reserved_at,
+        shortage=shortage,
+        stopped_at=stopped_at,
+        unmatched_frees=player.unmatched_frees,
+        events=tuple(allocator.events),
+        statistics=allocator.memory_stats(),
+        segments=allocator.segments(),
+    )
+
+
+def follow(
+    events: Iterable[Event],
+    settings: AllocatorSettings,
+    total_bytes: int,
+    *,
+    before: Iterable[Segment] = (),
+) -> CachingAllocator:
+    """The allocator after it did what the recording says, block by block at the recorded addresses.
+
+    Sizes of blocks (with slack), statistics and segments are then those of the recorded process, whichever torch it
+    ran and however its ties were broken.  Raises CannotEstimate when the recording contradicts itself.
+    """
+    allocator = CachingAllocator(Driver(total_bytes), settings)
+    tickets = allocator.restore(before)
+    for event in events:
+        allocator.mark = event.mark
+        _follow(allocator, event, tickets)
+    return allocator
+
+
+class _Player:
+    """Carries requests over, from recorded addresses to the replica's."""
+
+    def __init__(self, allocator: CachingAllocator, before: Iterable[Segment]) -> None:
+        self.allocator = allocator
+        self.tickets = allocator.restore(before)
+        self.addresses = {address: address for segment in before for address in _held(segment)}
+        self.unmatched_frees = 0
+        self.peak_allocated_at: int | None = None
+        self.peak_reserved_at: int | None = None
+        self._peaks = (0, 0)
+
+    def play(self, number: int, event: Event) -> None:
+        allocator = self.allocator
+        if event.action == "alloc":
+            allocator.mark = event.mark
+            self.addresses[event.address] = allocator.malloc(event.size_bytes, event.stream)
+            self._note_peaks(number)
+        elif event.action == "free_requested":
+            address = self.addresses.pop(event.address, None)
+            if address is None:
+                self.unmatched_frees += 1
+                return
+            allocator.mark = event.mark
+            self.tickets[event.address] = allocator.free(address, held=True)
+        elif event.action == "free_completed":
+            ticket = self.tickets.pop(event.address, None)
+            if ticket is not None:
+                allocator.mark = event.mark
+                allocator.complete(ticket)
+
+    def _note_peaks(self, number: int) -> None:
+        allocated, reserved = self._peaks
+        if self.allocator.peak_allocated_bytes > allocated:
+            self.peak_allocated_at = number
+        if self.allocator.peak_reserved_bytes > reserved:
+            self.peak_reserved_at = number
+        self._peaks = (self.allocator.peak_allocated_bytes, self.allocator.peak_reserved_bytes)
+
+
+def _emptied(events: Sequence[Event], limit_bytes: int | None, reserved_bytes: int) -> Iterable[int]:
+    """Numbers of the events that begin a run of segments given back by the program's own `empty_cache`."""
+    run_start: int | None = None
+    reserved_before_run = 0
+    for number, (action, _, size, *_) in enumerate(events):
+        if action in ("segment_free", "segment_unmap"):
+            if run_start is None:
+                run_start, reserved_before_run = number, reserved_bytes
+            reserved_bytes -= size
+            continue
+        if run_start is not None:
+            grows = action in ("segment_alloc", "segment_map", "oom")
+            fits = action != "oom" and limit_bytes is not None and reserved_before_run + size <= limit_bytes
+            if not grows or fits:
+                yield run_start
+            run_start = None
+        if action in ("segment_alloc", "segment_map"):
+            reserved_bytes += size
+    if run_start is not None:
+        yield run_start
+
+
+def _held(segment: Segment) -> Iterable[int]:
+    return (block.address for block in segment.blocks if block.state == "active_allocated")
+
+
+def _follow(allocator: CachingAllocator, event: Event, tickets: dict[int, int]) -> None:
+    match event.action:
+        case "alloc":
+            allocator.place(event.address, event.size_bytes, event.stream)
+        case "free_requested":
+            tickets[event.address] = allocator.free(event.address, held=True)
+        case "free_completed":
+            allocator.complete(tickets.pop(event.address))
+        case "segment_alloc":
+            allocator.place_segment(event.address, event.size_bytes, event.stream)
+        case "segment_free":
+            allocator.place_release(event.address)
+        case "segment_map":
+            allocator.place_mapping(event.address, event.size_bytes, event.stream)
+        case "segment_unmap":
+            allocator.place_unmapping(event.address)
