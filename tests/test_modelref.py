@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import string
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
@@ -206,27 +207,48 @@ def test_a_catalog_repository_needs_no_network():
     assert resolve("Qwen/Qwen3-8B", offline=True).name == "qwen3-8b"
 
 
-def test_the_hub_is_asked_for_the_configuration_alone(written, monkeypatch):
-    asked = {}
+@pytest.fixture
+def hub(monkeypatch):
+    """A Hub that answers, with an empty cache; `answer(repository, file)` is what a download does."""
 
-    def download(repository, file, **options):
-        asked.update(options, repository=repository, file=file)
-        return written(TINY)
+    def install(answer):
+        def download(repository, file, *, local_files_only=False, **_):
+            if local_files_only:
+                raise huggingface_hub.errors.LocalEntryNotFoundError("not in the cache")
+            return answer(repository, file)
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        monkeypatch.setattr(huggingface_hub, "get_session", lambda: SimpleNamespace(head=lambda *_, **__: None))
+
+    return install
+
+
+def test_the_hub_is_asked_for_the_configuration_alone(written, hub):
+    asked = []
+    hub(lambda repository, file: asked.append((repository, file)) or written(TINY))
     ref = resolve("someone/some-model")
-    assert (ref.name, ref.config, ref.source) == (
-        "someone/some-model",
-        TINY,
-        "https://huggingface.co/someone/some-model",
-    )
-    assert (asked["repository"], asked["file"]) == ("someone/some-model", "config.json")
-    assert asked["local_files_only"] is False
+    assert (ref.name, ref.config) == ("someone/some-model", TINY)
+    assert ref.source == "https://huggingface.co/someone/some-model"
+    assert asked == [("someone/some-model", "config.json")]
+
+
+def test_the_cache_is_used_without_network(written, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: written(TINY))
+    assert resolve("someone/some-model", offline=True).config == TINY
 
 
 def test_a_repository_that_is_not_in_the_cache_is_refused_offline(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    assert "offline, and not in the Hub cache" in refusal("someone/no-such-model-at-all", offline=True)
+    assert "Offline, and the Hub's cache has no such model" in refusal("someone/no-such-model", offline=True)
+
+
+def test_no_network_is_found_out_with_one_question(tmp_path, monkeypatch):
+    def head(*_, **__):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "get_session", lambda: SimpleNamespace(head=head))
+    assert "The Hub was not reached (ConnectionError)" in refusal("someone/no-such-model")
 
 
 @pytest.mark.parametrize(
@@ -235,17 +257,14 @@ def test_a_repository_that_is_not_in_the_cache_is_refused_offline(tmp_path, monk
         ("GatedRepoError", "is gated on the Hub: accept its licence"),
         ("RepositoryNotFoundError", "The Hub has no repository of that name"),
         ("RemoteEntryNotFoundError", "has no config.json"),
-        (None, "the Hub was not reached (ConnectionError)"),
     ],
 )
-def test_what_the_hub_answers_is_said_in_one_line(monkeypatch, error, words):
-    def fail(*_, **__):
-        if error is None:
-            raise ConnectionError("no route\nto host")
+def test_what_the_hub_answers_is_said_in_one_line(hub, error, words):
+    def fail(*_):
         kind = getattr(huggingface_hub.errors, error)
         raise kind.__new__(kind)
 
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    hub(fail)
     assert words in refusal("someone/some-model")
 
 

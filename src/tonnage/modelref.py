@@ -109,11 +109,11 @@ def _reference(name: str, config: dict[str, Any], where: str) -> ModelRef:
 
 
 def _from_hub(name: str, offline: bool) -> ModelRef:
-    """The config.json of a Hub repository: only that file, from the cache when offline."""
-    from huggingface_hub import errors, hf_hub_download
+    """The config.json of a Hub repository, and only that file: from the Hub's cache, or downloaded into it."""
+    from huggingface_hub import errors
 
     try:
-        file = hf_hub_download(name, "config.json", local_files_only=offline, etag_timeout=_DOWNLOAD_SECONDS)
+        file = _cached(name) or (None if offline else _downloaded(name))
     except errors.GatedRepoError:
         raise UnknownModel(
             f"{name} is gated on the Hub: accept its licence there and run `hf auth login`, or give a config.json."
@@ -124,10 +124,28 @@ def _from_hub(name: str, offline: bool) -> ModelRef:
         raise UnknownModel(f"{name} on the Hub has no config.json; give package.module:factory instead.") from None
     except errors.HFValidationError:
         return _unknown(name)
-    except Exception as error:  # no network in its many forms: requests', httpx's, OS errors, offline mode
-        why = "offline, and not in the Hub cache" if offline else f"the Hub was not reached ({type(error).__name__})"
-        return _unknown(name, f"config.json: {why}. ")
+    except Exception as error:  # no network in its many forms: httpx's, OS errors, offline mode
+        return _unknown(name, f"The Hub was not reached ({type(error).__name__}), and its cache has no such model. ")
+    if file is None:
+        return _unknown(name, "Offline, and the Hub's cache has no such model. ")
     return _reference(name, read_config(Path(file)), f"https://huggingface.co/{name}")
+
+
+def _cached(name: str) -> str | None:
+    from huggingface_hub import errors, hf_hub_download
+
+    try:
+        return str(hf_hub_download(name, "config.json", local_files_only=True))
+    except errors.LocalEntryNotFoundError:
+        return None
+
+
+def _downloaded(name: str) -> str:
+    """Asks once whether the Hub answers, because a download without network is tried for half a minute."""
+    from huggingface_hub import constants, get_session, hf_hub_download
+
+    get_session().head(constants.ENDPOINT, timeout=_DOWNLOAD_SECONDS)
+    return str(hf_hub_download(name, "config.json", etag_timeout=_DOWNLOAD_SECONDS))
 
 
 def _unknown(model: str, reason: str = "") -> NoReturn:
