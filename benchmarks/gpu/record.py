@@ -36,6 +36,8 @@ def main() -> int:
     deadline = time.monotonic() + options.budget_seconds
     began = time.monotonic()
     cases = [case for case in chosen(matrix(), options.only) if case.name not in done]
+    if options.source == "ghost":
+        _take_the_usual_paths()
     _import(cases, lean=options.lean)
     print(f"imports {time.monotonic() - began:.1f} s; {len(cases)} cases to do, {len(done)} done", flush=True)
     if not _forked_children_work():
@@ -91,6 +93,18 @@ def _import(cases: Iterable[Case], *, lean: bool) -> None:
         importlib.import_module(name)
     for kind in sorted({case.job.model.config["model_type"] for case in cases}):
         importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+
+
+def _take_the_usual_paths() -> None:
+    """A ghost computes no values; where control flow depends on them, the same policy as in every prediction."""
+    import torch
+
+    from tonnage import ghost
+
+    sys.path.append(str(Path(ghost.__file__).parent / "inside"))
+    from tonnage_inside import native, values
+
+    values.Policy(torch, native.load()).install()
 
 
 def _forked_children_work() -> bool:
