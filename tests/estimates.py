@@ -53,15 +53,17 @@ def peak(process_bytes: int = 60 * GIB, phase: str = "optimizer", layer: str = "
 
 def curve() -> tuple[Moment, ...]:
     """Loading, then two steps of forward up, backward down, optimizer flat."""
-    points: list[tuple[str, int]] = [("load", level) for level in range(2, 15, 4)]
-    for base in (14, 42):
-        points += [("forward", base + rise) for rise in range(0, 13, 2)]
-        points += [("backward", base + 12 - fall // 2) for fall in range(0, 13, 2)]
-        points += [("optimizer", 42 if base == 42 else 28), ("optimizer", 56), ("other", 42)]
+    points: list[tuple[str, int, int]] = [("load", 0, level) for level in range(2, 15, 4)]
+    for step, base in enumerate((14, 42)):
+        points += [("forward", step, base + rise) for rise in range(0, 13, 2)]
+        points += [("backward", step, base + 12 - fall // 2) for fall in range(0, 13, 2)]
+        points += [("optimizer", step, 42 if step else 28), ("optimizer", step, 56), ("other", step + 1, 42)]
     held, moments = 0, []
-    for mark, (phase, level) in enumerate(points):
+    for mark, (phase, step, level) in enumerate(points):
         held = max(held, level + 1)
-        moments.append(Moment(mark=mark, phase=phase, allocated_bytes=level * GIB, reserved_bytes=held * GIB))
+        moments.append(
+            Moment(mark=mark, step=step, phase=phase, allocated_bytes=level * GIB, reserved_bytes=held * GIB)
+        )
     return tuple(moments)
 
 
@@ -97,7 +99,7 @@ def fitting() -> Estimate:
             assumed=("loss values read as zero",),
         ),
         curve=curve(),
-        ranks=({"rank": 0, "fits": True, "peak": _plain(peak())},),
+        ranks=(rank_entry(0, True, peak()),),
     )
 
 
@@ -112,9 +114,7 @@ def full_card() -> Estimate:
         cluster={"gpu": "H100-80GB", "gpus": 4, "nodes": 1, "capacity_bytes": CAPACITY},
         peak=high,
         oom=OutOfMemory(message=MESSAGE, phase="backward", layer="model.layers.3.mlp", step=2, stack=FRAMES),
-        ranks=tuple(
-            {"rank": rank, "fits": rank > 0, "peak": _plain(high if rank == 0 else peak())} for rank in range(4)
-        ),
+        ranks=tuple(rank_entry(rank, rank > 0, high if rank == 0 else peak()) for rank in range(4)),
         notes=("Rank 0 ran out of memory; the others were stopped.",),
     )
 
@@ -129,5 +129,12 @@ def scripted() -> Estimate:
     )
 
 
-def _plain(value: Peak) -> dict[str, object]:
-    return dict(vars(value))
+def rank_entry(rank: int, fits: bool, high: Peak) -> dict[str, object]:
+    """One of `Estimate.ranks`."""
+    return {
+        "rank": rank,
+        "fits": fits,
+        "allocated_bytes": high.allocated_bytes,
+        "reserved_bytes": high.reserved_bytes,
+        "process_bytes": high.process_bytes,
+    }

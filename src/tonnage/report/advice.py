@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tonnage.estimate import Estimate
 from tonnage.report.wording import whole
@@ -130,15 +130,10 @@ def _temporaries(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
 
 def _logits_bytes(estimate: Estimate) -> int | None:
     """Logits of one micro-batch in two bytes each; None when a dimension is not known."""
-    config = _mapping(_mapping(estimate.job.get("model")).get("config"))
-    vocabulary = whole(config, "vocab_size")
+    vocabulary = whole(estimate.model, "vocab_size")
     tokens, batch = whole(estimate.job, "seq_len"), whole(estimate.job, "micro_batch")
     return 2 * vocabulary * tokens * batch if vocabulary and tokens and batch else None
 
 
 def _close(asked: int, sizes: tuple[int, ...]) -> bool:
     return any(abs(asked - value) <= value // 100 for value in sizes)
-
-
-def _mapping(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

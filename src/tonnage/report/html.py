@@ -130,13 +130,12 @@ def _ranks(estimate: Estimate) -> Iterator[str]:
             row.ranks,
             "yes" if row.fits else "no",
             *(wording.amount(value) for value in (row.allocated_bytes, row.reserved_bytes, row.process_bytes)),
-            _text(row.phase),
         )
         for row in wording.rank_rows(estimate)
     ]
     if rows:
         yield f"<h3>Ranks ({len(estimate.ranks)} were run)</h3>"
-        yield _table(("rank", "fits", "allocated", "reserved", "process", "peak in"), rows, numbers=(2, 3, 4))
+        yield _table(("rank", "fits", "allocated", "reserved", "process"), rows, numbers=(2, 3, 4))
 
 
 def _facts(estimate: Estimate) -> str:
@@ -284,7 +283,7 @@ def _phase_strip(estimate: Estimate) -> Iterator[str]:
 
 
 def _steps(estimate: Estimate) -> Iterator[str]:
-    for number, start in enumerate(wording.step_starts(estimate.curve), start=1):
+    for number, start in wording.step_starts(estimate.curve).items():
         x = _across(start, len(estimate.curve))
         yield (
             f'<line x1="{x:.1f}" x2="{x:.1f}" y1="8" y2="{_CURVE_HEIGHT + 24}" stroke="currentColor" '

@@ -7,6 +7,7 @@ terminal that cannot show those glyphs gets ASCII.
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final
 
 from rich.console import Console
@@ -194,10 +195,12 @@ def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text]:
     )
     yield _title("Memory through the steps", f"{shown}; across: modules as they ran, not seconds", canvas)
     for row in range(_TIMELINE_ROWS, 0, -1):
-        line = Text({_TIMELINE_ROWS: gib(top), 1: gib(0)}.get(row, "").rjust(margin - 1) + " ", style="dim")
+        line = Text()
+        line.append({_TIMELINE_ROWS: gib(top), 1: gib(0)}.get(row, "").rjust(margin - 1) + " ", style="dim")
         line.append("│" if canvas.unicode else "|", style="dim")
-        for column in columns:
-            line.append(*_cell(column, row, top, canvas))
+        cells = [_cell(column, row, top, canvas) for column in columns]
+        for style, run in groupby(cells, key=lambda cell: cell[1]):
+            line.append("".join(glyph for glyph, _ in run), style=style)
         yield line
     yield _axis(estimate, columns, margin, canvas)
     if strip := _phase_strip(columns):
@@ -253,9 +256,8 @@ def _axis(estimate: Estimate, columns: list[_Column], margin: int, canvas: Canva
     """The line under the curve, with a mark where each optimizer step begins."""
     dash, tick, corner = ("─", "┴", "└") if canvas.unicode else ("-", "+", "+")
     line = [dash] * len(columns)
-    starts = list(wording.step_starts(estimate.curve))
     position = 0
-    for number, start in enumerate(starts, start=1):
+    for number, start in wording.step_starts(estimate.curve).items():
         column = max(index for index, item in enumerate(columns) if item.first <= start)
         name = f"{tick} step {number} "
         if column >= position and column + len(name) <= len(line):
@@ -301,10 +303,10 @@ def _ranks(estimate: Estimate) -> Iterator[Text | Padding]:
     if not found:
         return
     yield _title(f"Ranks ({len(estimate.ranks)} were run)")
-    rows = _table("rank", "fits", "allocated", "reserved", "process", "peak in")
+    rows = _table("rank", "fits", "allocated", "reserved", "process")
     for row in found[:_RANK_ROWS]:
         amounts = [wording.amount(value) for value in (row.allocated_bytes, row.reserved_bytes, row.process_bytes)]
-        rows.add_row(row.ranks, "yes" if row.fits else "no", *amounts, _text(row.phase))
+        rows.add_row(row.ranks, "yes" if row.fits else "no", *amounts)
     yield Padding(rows, (0, 0, 0, 2))
     if len(found) > _RANK_ROWS:
         yield Text(f"  {len(found) - _RANK_ROWS} more rows in --json", style="dim")
@@ -319,7 +321,7 @@ def _table(*headings: str) -> Table:
 
 
 def _is_amount(heading: str) -> bool:
-    return heading not in ("fits", "peak in", "rank", "phase")
+    return heading not in ("fits", "rank", "phase")
 
 
 def _facts(estimate: Estimate) -> Padding:

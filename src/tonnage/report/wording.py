@@ -1,6 +1,6 @@
 """The sentences and rows of a report, worded once; the views only place and colour them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -36,8 +36,6 @@ class RankRow:
     """Peak of what it held."""
     process_bytes: int
     """Peak of the process."""
-    phase: str
-    """Where the allocated peak is."""
 
 
 def headline(estimate: Estimate) -> str:
@@ -107,12 +105,10 @@ def card(estimate: Estimate) -> str:
     """The card and how many of them: `H100-80GB`, `8 x A100-80GB`, `4 x 8 x H100-80GB`."""
     cluster = estimate.cluster
     name = str(cluster.get("gpu") or "GPU")
-    gpus, nodes = cluster.get("gpus"), cluster.get("nodes")
-    if isinstance(nodes, int) and nodes > 1 and isinstance(gpus, int):
-        return (
-            f"{nodes} nodes x {gpus // nodes} x {name}" if gpus % nodes == 0 else f"{gpus} x {name} on {nodes} nodes"
-        )
-    return f"{gpus} x {name}" if isinstance(gpus, int) and gpus > 1 else name
+    gpus, nodes = whole(cluster, "gpus") or 1, whole(cluster, "nodes") or 1
+    if nodes > 1 and gpus % nodes == 0:
+        return f"{nodes} x {gpus // nodes} x {name}"
+    return f"{gpus} x {name}" if gpus > 1 else name
 
 
 def need(estimate: Estimate) -> str:
@@ -205,21 +201,15 @@ def rank_rows(estimate: Estimate) -> list[RankRow]:
     """A row for every group of ranks with equal numbers, the fullest first; empty when one rank was run."""
     if len(estimate.ranks) < 2:
         return []
-    numbers: dict[tuple[bool, int, int, int, str], list[int]] = {}
+    groups: dict[tuple[bool, int, int, int], list[int]] = {}
     for entry in estimate.ranks:
-        peak = entry["peak"]
-        key = (bool(entry["fits"]), *(int(peak[f"{name}_bytes"]) for name in ("allocated", "reserved", "process")))
-        numbers.setdefault((*key, str(peak["phase"])), []).append(int(entry["rank"]))  # type: ignore[arg-type]
+        numbers = (entry["allocated_bytes"], entry["reserved_bytes"], entry["process_bytes"])
+        groups.setdefault((entry["fits"], *numbers), []).append(entry["rank"])
     rows = [
         RankRow(
-            ranks=spans(ranks),
-            fits=fits,
-            allocated_bytes=most,
-            reserved_bytes=held,
-            process_bytes=process,
-            phase=phase,
+            ranks=spans(ranks), fits=fits, allocated_bytes=allocated, reserved_bytes=reserved, process_bytes=process
         )
-        for (fits, most, held, process, phase), ranks in numbers.items()
+        for (fits, allocated, reserved, process), ranks in groups.items()
     ]
     return sorted(rows, key=lambda row: (row.fits, -row.process_bytes))
 
@@ -231,15 +221,13 @@ def spans(numbers: Iterable[int]) -> str:
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in ends)
 
 
-def step_starts(curve: tuple[Moment, ...]) -> Iterator[int]:
-    """Indices in the curve at which an optimizer step begins: the first forward, then each one after an optimizer."""
-    armed = True
+def step_starts(curve: tuple[Moment, ...]) -> dict[int, int]:
+    """Where in the curve each optimizer step (from 1) first runs forward."""
+    starts: dict[int, int] = {}
     for index, point in enumerate(curve):
-        if point.phase == "optimizer":
-            armed = True
-        elif point.phase == "forward" and armed:
-            armed = False
-            yield index
+        if point.phase == "forward":
+            starts.setdefault(point.step + 1, index)
+    return starts
 
 
 def frames(stack: tuple[str, ...]) -> list[str]:

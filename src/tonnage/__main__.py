@@ -1,0 +1,5 @@
+"""`python -m tonnage` is `tonnage`."""
+
+from tonnage.cli.main import main
+
+main()

@@ -1,0 +1,52 @@
+"""`tonnage dry-run -- COMMAND...`: the user's own script on ghost GPUs."""
+
+from typing import Annotated
+
+import typer
+
+from tonnage.cli.options import (
+    CARD,
+    Gpu,
+    GpuMemory,
+    Gpus,
+    Html,
+    Json,
+    Save,
+    Snapshot,
+    Steps,
+    TorchVersion,
+    count,
+)
+
+
+def dry_run(
+    command: Annotated[
+        list[str], typer.Argument(help="As you would type it: python train.py, torchrun ..., accelerate launch ...")
+    ],
+    gpu: Gpu = None,
+    gpus: Gpus = None,
+    gpu_memory: GpuMemory = None,
+    steps: Steps = 3,
+    timeout: Annotated[
+        int, count("--timeout", "Seconds after which a command that has not made its steps is stopped.", CARD)
+    ] = 900,
+    torch: TorchVersion = None,
+    json: Json = False,
+    html: Html = None,
+    save: Save = None,
+    snapshot: Snapshot = None,
+) -> int:
+    """Your own script, unchanged, for a few optimizer steps on GPUs that aren't there; then it is stopped."""
+    from tonnage import dryrun
+    from tonnage.cli.answer import Wanted, deliver
+    from tonnage.cli.progress import progress
+    from tonnage.device import parse_cluster
+
+    wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
+    wanted.check()
+    cluster = parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
+    with progress() as say:
+        run = dryrun.run(
+            command, cluster, steps=steps, timeout_seconds=float(timeout), torch_version=torch, progress=say
+        )
+    return deliver(run.estimate, lambda: run.traces, wanted)

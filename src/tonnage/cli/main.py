@@ -1,0 +1,92 @@
+"""`tonnage COMMAND`: finds the command, and turns every way of ending into one line and an exit code."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from tonnage.cli import devices, dry_run, estimate, models, report
+from tonnage.errors import TonnageError
+
+INTERRUPTED = 130
+USAGE = 2
+BROKEN = 70
+"""A bug in tonnage itself (EX_SOFTWARE of sysexits.h)."""
+
+app = typer.Typer(
+    name="tonnage",
+    help="Know what your GPUs can carry before you load them: the real PyTorch, on a GPU that isn't there.",
+    epilog="Exit codes: 0 fits, 1 does not fit, 2 usage, 3 cannot estimate, 5 the script failed, 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("estimate")(estimate.estimate)
+app.command("dry-run", context_settings={"allow_interspersed_args": False})(dry_run.dry_run)
+app.command("report")(report.report)
+app.command("devices")(devices.devices)
+app.command("models")(models.models)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and end.")) -> None:
+    if version:
+        from tonnage import __version__
+
+        print(f"tonnage {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """The `tonnage` program."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; errors are one line on standard error."""
+    command = typer.main.get_command(app)
+    try:
+        code: Any = command.main(list(arguments), prog_name="tonnage", standalone_mode=False)
+        if code == INTERRUPTED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
+        return code if isinstance(code, int) else 0
+    except TonnageError as error:
+        return _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted.", INTERRUPTED)
+    except Exception as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help was printed, and says what was missing
+            return USAGE
+        if (message := _usage_message(error)) is not None:
+            return _fail(message, USAGE)
+        return _bug(error)
+
+
+def _usage_message(error: Exception) -> str | None:
+    """What typer says about wrong options, which it keeps in classes that only some versions export."""
+    if not hasattr(error, "format_message"):
+        return None
+    context = getattr(error, "ctx", None)
+    where = context.command_path if context is not None else "tonnage"
+    message = str(error.format_message()).strip()
+    return f"{message} See {where} --help." if message.endswith(".") else f"{message}. See {where} --help."
+
+
+def _fail(message: str, code: int) -> int:
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+def _bug(error: Exception) -> int:
+    if os.environ.get("TONNAGE_DEBUG"):
+        traceback.print_exception(error)
+        return BROKEN
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return _fail(
+        f"this is a bug in tonnage: {type(error).__name__}: {error} ({where.name}, line {where.lineno} of "
+        f"{os.path.basename(where.filename)}). TONNAGE_DEBUG=1 shows the traceback; please report it.",
+        BROKEN,
+    )

@@ -1,0 +1,52 @@
+"""`tonnage models`: the model configurations of the catalog."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tonnage.cli.options import Json
+
+if TYPE_CHECKING:
+    from tonnage.catalog import Model
+
+
+def models(
+    search: Annotated[str | None, typer.Argument(help="Only names that contain this.")] = None, json: Json = False
+) -> int:
+    """The models that `estimate` knows by name, with the Hub repository whose configuration each is."""
+    from dataclasses import asdict
+
+    from tonnage.catalog import find_model, model_names
+    from tonnage.cli.answer import emit, print_json
+
+    known = [model for model in map(find_model, model_names()) if model is not None]
+    chosen = [model for model in known if search is None or _contains(model, search)]
+    if json:
+        print_json([asdict(model) for model in chosen])
+    elif chosen:
+        emit(_table(chosen))
+    else:
+        return _none(search or "", len(known))
+    return 0 if chosen else 1
+
+
+def _contains(model: "Model", search: str) -> bool:
+    return any(search.lower() in name.lower() for name in (model.id, model.hub, *model.aliases))
+
+
+def _table(chosen: "list[Model]") -> str:
+    from tonnage.cli.table import table
+    from tonnage.units import count
+
+    rows = [(model.id, count(model.parameters), model.hub, model.note) for model in chosen]
+    return table(("MODEL", "parameters", "Hub repository", "note"), rows, numbers=(1,))
+
+
+def _none(search: str, known: int) -> int:
+    import sys
+
+    print(
+        f"None of the {known} models' names contains {search!r}; a Hub id or a config.json also works.",
+        file=sys.stderr,
+    )
+    return 1

@@ -1,0 +1,83 @@
+"""Options that several commands share, each worded once."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tonnage.errors import UsageError
+from tonnage.units import parse_bytes, parse_count
+
+CARD = "Where it runs"
+OUTPUT = "What you get"
+
+
+def _count(text: str) -> int:
+    try:
+        return parse_count(str(text))
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _bytes(text: str) -> int:
+    try:
+        return parse_bytes(str(text))
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def count(name: str, text: str, panel: str | None = None) -> Any:
+    """An option that takes a whole number such as 4096 or 4M."""
+    return typer.Option(name, help=text, metavar="N", parser=_count, rich_help_panel=panel)
+
+
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu",
+        help="The card: t4, 8xA100-80GB, 4x8xH100 (machines x GPUs). `tonnage devices` lists them.",
+        metavar="NAME",
+        rich_help_panel=CARD,
+    ),
+]
+Gpus = Annotated[int | None, count("--gpus", "How many cards, where --gpu does not say.", CARD)]
+GpuMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--gpu-memory",
+        help="Memory of the card, in place of the catalog's or for a card that is not in it: 24GiB.",
+        metavar="SIZE",
+        parser=_bytes,
+        rich_help_panel=CARD,
+    ),
+]
+Steps = Annotated[int, count("--steps", "Optimizer steps to run.", CARD)]
+TorchVersion = Annotated[
+    str | None,
+    typer.Option(
+        "--torch",
+        help="Run this version of torch instead of the installed one: 2.12.0.",
+        metavar="VERSION",
+        rich_help_panel=CARD,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.", rich_help_panel=OUTPUT)]
+Html = Annotated[
+    Path | None,
+    typer.Option("--html", help="Also write a page that stands alone.", metavar="FILE", rich_help_panel=OUTPUT),
+]
+Save = Annotated[
+    Path | None,
+    typer.Option(
+        "--save", help="Keep estimate and trace for `tonnage report`.", metavar="FILE", rich_help_panel=OUTPUT
+    ),
+]
+Snapshot = Annotated[
+    Path | None,
+    typer.Option(
+        "--snapshot",
+        help="Also write a snapshot for PyTorch's memory viewer (pytorch.org/memory_viz).",
+        metavar="FILE",
+        rich_help_panel=OUTPUT,
+    ),
+]

@@ -1,0 +1,35 @@
+"""`tonnage report FILE`: what `--save` kept, shown again; without torch, on any machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tonnage.cli.options import Html, Json, Snapshot
+
+if TYPE_CHECKING:
+    from tonnage.trace import Trace
+
+
+def report(
+    file: Annotated[Path, typer.Argument(help="A file written by --save.", metavar="FILE")],
+    json: Json = False,
+    html: Html = None,
+    snapshot: Snapshot = None,
+) -> int:
+    """Show a saved estimate again. Nothing is run, and nothing in the file is executed."""
+    from tonnage import saved
+    from tonnage.cli.answer import Wanted, deliver
+    from tonnage.errors import UnreadableFile
+
+    wanted = Wanted(json=json, html=html, snapshot=snapshot)
+    wanted.check()
+    estimate = saved.load_estimate(file)
+
+    def traces() -> "list[Trace]":
+        found = sorted(saved.load_traces(file), key=lambda trace: trace.rank != estimate.rank)
+        if not found:
+            raise UnreadableFile(f"{file} holds no trace to make a snapshot of; save it again with --save.")
+        return found
+
+    return deliver(estimate, traces, wanted)

@@ -1,0 +1,76 @@
+"""Fakes for what the commands call, so that their own part can be tested without running a step."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import estimates
+from tonnage import dryrun, predict
+from tonnage.cli import main
+from tonnage.estimate import Estimate
+from tonnage.job import Job
+from tonnage.plan import Plan
+from tonnage.summary import Run
+
+
+@dataclass
+class Calls:
+    """What the commands asked for, and what they are answered."""
+
+    estimate: Estimate = field(default_factory=estimates.fitting)
+    error: BaseException | None = None
+    job: Job | None = None
+    plan: Plan | None = None
+    command: list[str] | None = None
+    cluster: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def answer(self) -> Run:
+        if self.error is not None:
+            raise self.error
+        return Run(estimate=self.estimate, traces=())
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The two functions that run something, replaced by ones that note their arguments."""
+    noted = Calls()
+
+    def estimate(job: Job, plan: Plan, cluster: Any, **options: Any) -> Run:
+        noted.job, noted.plan, noted.cluster, noted.options = job, plan, cluster, options
+        return noted.answer()
+
+    def run(command: list[str], cluster: Any, **options: Any) -> Run:
+        noted.command, noted.cluster, noted.options = command, cluster, options
+        return noted.answer()
+
+    monkeypatch.setattr(predict, "estimate", estimate)
+    monkeypatch.setattr(dryrun, "run", run)
+    return noted
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def tonnage(capsys: pytest.CaptureFixture[str]):
+    """Runs a command line and returns exit code, standard output and standard error."""
+
+    def run(*arguments: str) -> Ended:
+        code = main.run(arguments)
+        out, err = capsys.readouterr()
+        return Ended(code, out, err)
+
+    return run
+
+
+def is_one_line(text: str) -> bool:
+    """Whether an error is what it should be."""
+    return text.startswith("error: ") and text.count("\n") == 1 and "Traceback" not in text

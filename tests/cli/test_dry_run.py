@@ -1,0 +1,40 @@
+"""`tonnage dry-run`: where its own options end and the command begins."""
+
+import pytest
+
+import estimates
+from conftest import is_one_line
+from tonnage.errors import TrialFailed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["--", "python", "train.py", "--gpu", "x"], ["python", "train.py", "--gpu", "x"]),
+        (["python", "train.py", "--steps", "9", "--help"], ["python", "train.py", "--steps", "9", "--help"]),
+        (["--", "torchrun", "--", "x"], ["torchrun", "--", "x"]),
+    ],
+)
+def test_the_command_is_left_alone(arguments, command, tonnage, calls):
+    assert tonnage("dry-run", "--gpu", "t4", "--steps", "2", *arguments).code == 0
+    assert calls.command == command
+    assert calls.options["steps"] == 2
+
+
+def test_options_arrive(tonnage, calls):
+    text = "dry-run --gpu a100-80gb --gpus 4 --gpu-memory 40GiB --timeout 60 --torch 2.11.0 -- python train.py"
+    assert tonnage(*text.split()).code == 0
+    assert (calls.cluster.gpus, calls.cluster.device.capacity_bytes) == (4, 40 * 2**30)
+    assert (calls.options["timeout_seconds"], calls.options["torch_version"]) == (60.0, "2.11.0")
+
+
+def test_the_report_is_about_the_command(tonnage, calls):
+    calls.estimate = estimates.scripted()
+    assert "python train.py --epochs 3 on H100-80GB" in tonnage("dry-run", "--gpu", "t4", "--", "x").out
+
+
+def test_a_failed_script_is_5(tonnage, calls):
+    calls.error = TrialFailed("The command ended with exit code 1.")
+    ended = tonnage("dry-run", "--gpu", "t4", "--", "false")
+    assert ended.code == 5
+    assert is_one_line(ended.err)

@@ -1,0 +1,133 @@
+"""`tonnage estimate`: what reaches the Job, Plan and Cluster, and what comes out."""
+
+import json
+
+import pytest
+
+import estimates
+from conftest import is_one_line
+from tonnage import saved
+from tonnage.estimate import CATEGORIES, Estimate
+from tonnage.job import Job
+from tonnage.plan import Plan
+
+
+def test_defaults_are_those_of_job_and_plan(tonnage, calls):
+    assert tonnage("estimate", "gpt2", "--gpu", "t4").code == 0
+    assert calls.plan == Plan()
+    assert calls.job == Job(model=calls.job.model)
+    assert calls.job.model.name == "gpt2"
+    assert (calls.cluster.device.id, calls.cluster.gpus) == ("t4", 1)
+    assert {name: calls.options[name] for name in ("rank", "steps", "torch_version")} == {
+        "rank": 0,
+        "steps": 3,
+        "torch_version": None,
+    }
+
+
+def test_every_option_arrives(tonnage, calls):
+    text = (
+        "estimate gpt2 --gpu 4x8xH100-80GB --method lora --lora-rank 8 --lora-targets q_proj,v_proj --seq-len 8192 "
+        "--micro-batch 2 --grad-accum 4 --precision bf16-true --base-dtype fp32 --optimizer adamw-fused "
+        "--checkpointing every-2 --shard zero3 --param-offload cpu --attention flash --loss chunked "
+        "--allocator expandable --rank 5 --steps 2 --torch 2.12.0 --offline"
+    )
+    assert tonnage(*text.split()).code == 0
+    job, plan = calls.job, calls.plan
+    assert (job.method, job.lora_rank, job.lora_targets) == ("lora", 8, ("q_proj", "v_proj"))
+    assert (job.seq_len, job.micro_batch, job.grad_accum) == (8192, 2, 4)
+    assert plan == Plan(
+        precision="bf16-true",
+        base_dtype="fp32",
+        optimizer="adamw-fused",
+        checkpointing="every-2",
+        shard="zero3",
+        param_offload="cpu",
+        attention="flash",
+        loss="chunked",
+        allocator="expandable",
+    )
+    assert (calls.cluster.nodes, calls.cluster.gpus_per_node) == (4, 8)
+    assert (calls.options["rank"], calls.options["steps"], calls.options["torch_version"]) == (5, 2, "2.12.0")
+
+
+def test_memory_alone_is_a_card(tonnage, calls):
+    assert tonnage("estimate", "gpt2", "--gpu-memory", "24GiB", "--gpus", "2").code == 0
+    assert (calls.cluster.device.capacity_bytes, calls.cluster.gpus) == (24 * 2**30, 2)
+
+
+@pytest.mark.parametrize(("make", "code"), [(estimates.fitting, 0), (estimates.full_card, 1)])
+def test_exit_code_says_whether_it_fits(make, code, tonnage, calls):
+    calls.estimate = make()
+    ended = tonnage("estimate", "gpt2", "--gpu", "t4")
+    assert ended.code == code
+    assert ended.err == ""
+    assert ended.out.startswith("FITS" if code == 0 else "DOES NOT FIT")
+
+
+CONTRACT = {
+    "schema_version": int,
+    "source": str,
+    "versions": dict,
+    "model": dict,
+    "job": dict,
+    "plan": dict,
+    "cluster": dict,
+    "fits": bool,
+    "rank": int,
+    "peak": dict,
+    "phases": list,
+    "host": dict,
+    "time": dict,
+    "coverage": dict,
+    "ranks": list,
+}
+PEAK = {
+    **dict.fromkeys(("allocated_bytes", "reserved_bytes", "process_bytes", "low_bytes", "high_bytes"), int),
+    "phase": str,
+    "layer": str,
+    "by_category": dict,
+}
+
+
+@pytest.mark.parametrize("make", [estimates.fitting, estimates.full_card])
+def test_json_is_the_contracts(make, tonnage, calls):
+    calls.estimate = make()
+    ended = tonnage("estimate", "gpt2", "--gpu", "t4", "--json")
+    document = json.loads(ended.out)
+    assert {name: type(document[name]) for name in CONTRACT} == CONTRACT
+    assert {name: type(document["peak"][name]) for name in PEAK} == PEAK
+    assert set(document["peak"]["by_category"]) == set(CATEGORIES)
+    assert sum(document["peak"]["by_category"].values()) == document["peak"]["process_bytes"]
+    assert set(document["time"]) == {"step_seconds", "tokens_per_second_per_gpu", "mfu", "bound_by"}
+    assert set(document["coverage"]) == {"run", "modelled", "assumed"}
+    assert Estimate.from_json(document) == make()
+
+
+def test_errors_leave_standard_output_empty_even_with_json(tonnage, calls):
+    ended = tonnage("estimate", "no-such-model-anywhere", "--gpu", "t4", "--offline", "--json")
+    assert (ended.code, ended.out) == (3, "")
+    assert is_one_line(ended.err)
+
+
+def test_files(tonnage, calls, tmp_path):
+    page, kept = tmp_path / "page.html", tmp_path / "run.tonnage"
+    assert tonnage("estimate", "gpt2", "--gpu", "t4", "--html", str(page), "--save", str(kept)).code == 0
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert saved.load_estimate(kept) == calls.estimate
+
+
+def test_a_file_that_cannot_be_written_stops_before_the_work(tonnage, calls, tmp_path):
+    for option in ("--save", "--html", "--snapshot"):
+        ended = tonnage("estimate", "gpt2", "--gpu", "t4", option, str(tmp_path / "none" / "file"))
+        assert ended.code == 3
+        assert is_one_line(ended.err)
+        assert calls.job is None
+
+
+def test_a_full_disk_does_not_cost_the_answer(tonnage, calls):
+    ended = tonnage("estimate", "gpt2", "--gpu", "t4", "--save", "/dev/full")
+    assert ended.code == 3
+    assert ended.out.startswith("FITS")
+    assert is_one_line(ended.err)
+    assert "No space left on device" in ended.err

@@ -1,0 +1,42 @@
+"""`tonnage devices` and `tonnage models`."""
+
+import json
+
+from tonnage.catalog import model_names
+from tonnage.device import device_names
+
+
+def test_every_device_is_listed_on_a_line(tonnage):
+    ended = tonnage("devices")
+    assert ended.code == 0
+    assert [line.split()[0] for line in ended.out.splitlines()[1:]] == device_names()
+
+
+def test_one_device_with_its_sources(tonnage):
+    out = tonnage("devices", "Tesla T4").out
+    assert "14.56 GiB" in out
+    assert "source" in out
+
+
+def test_devices_as_json(tonnage):
+    assert [entry["id"] for entry in json.loads(tonnage("devices", "--json").out)] == device_names()
+    assert json.loads(tonnage("devices", "t4", "--json").out)["capacity_bytes"] > 14 * 2**30
+
+
+def test_every_model_is_listed_on_a_line(tonnage):
+    ended = tonnage("models")
+    assert ended.code == 0
+    assert [line.split()[0] for line in ended.out.splitlines()[1:]] == model_names()
+
+
+def test_models_can_be_searched(tonnage):
+    found = [line.split()[0] for line in tonnage("models", "LLAMA-3.1").out.splitlines()[1:]]
+    assert "llama-3.1-8b" in found
+    assert "gpt2" not in found
+
+
+def test_no_model_found_is_an_answer(tonnage):
+    ended = tonnage("models", "zzz")
+    assert (ended.code, ended.out) == (1, "")
+    assert "zzz" in ended.err
+    assert (tonnage("models", "zzz", "--json").out, ended.code) == ("[]\n", 1)

@@ -1,0 +1,58 @@
+"""`tonnage report`: what was saved, shown again."""
+
+import json
+import pickle
+
+import pytest
+
+import estimates
+from conftest import is_one_line
+from tonnage import saved
+from tonnage.report.terminal import render
+
+
+@pytest.fixture
+def kept(tmp_path):
+    path = tmp_path / "run.tonnage"
+    saved.save(path, estimates.full_card())
+    return path
+
+
+def test_same_report_same_json_same_exit_code(kept, tonnage, calls):
+    calls.estimate = estimates.full_card()
+    again, first = tonnage("report", str(kept)), tonnage("estimate", "gpt2", "--gpu", "t4")
+    assert (again.code, again.out) == (first.code, first.out)
+    assert again.out == render(estimates.full_card(), width=100)
+    assert json.loads(tonnage("report", str(kept), "--json").out) == json.loads(json.dumps(calls.estimate.to_json()))
+
+
+def test_width_follows_the_terminal(kept, tonnage, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    assert tonnage("report", str(kept)).out == render(estimates.full_card(), width=70)
+
+
+def test_page(kept, tonnage, tmp_path):
+    tonnage("report", str(kept), "--html", str(tmp_path / "page.html"))
+    assert "DOES NOT FIT" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_snapshot_needs_a_trace(kept, tonnage, tmp_path):
+    ended = tonnage("report", str(kept), "--snapshot", str(tmp_path / "snapshot.pickle"))
+    assert ended.code == 3
+    assert is_one_line(ended.err)
+    assert "holds no trace" in ended.err
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", pickle.dumps([1]), b"{}"])
+def test_other_files_are_one_line(content, tmp_path, tonnage):
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    ended = tonnage("report", str(path))
+    assert (ended.code, ended.out) == (3, "")
+    assert is_one_line(ended.err)
+
+
+def test_missing_file(tonnage, tmp_path):
+    ended = tonnage("report", str(tmp_path / "none"))
+    assert ended.code == 3
+    assert "is not there; give a file written by --save" in ended.err

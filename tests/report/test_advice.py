@@ -1,0 +1,88 @@
+"""Advice: said when the numbers bear it out, and not otherwise."""
+
+from dataclasses import replace
+
+import estimates
+from tonnage.estimate import Estimate
+from tonnage.report.advice import advice, request_bytes
+from tonnage.units import GIB, MIB
+
+
+def options(estimate: Estimate) -> list[str]:
+    return [item.what for item in advice(estimate)]
+
+
+def with_message(old: str, new: str, **changes: object) -> Estimate:
+    estimate = estimates.full_card()
+    assert old in estimates.MESSAGE
+    return replace(estimate, oom=replace(estimate.oom, message=estimates.MESSAGE.replace(old, new)), **changes)
+
+
+def test_nothing_to_say_when_it_fits():
+    assert advice(estimates.fitting()) == []
+
+
+def test_request_is_read_from_pytorchs_message():
+    assert request_bytes(estimates.MESSAGE) == 512 * MIB
+    assert request_bytes("CUDA out of memory. Tried to allocate 20.00 GiB.") == 20 * GIB
+    assert request_bytes("something else") is None
+
+
+def test_expandable_segments_only_if_the_unused_bytes_would_have_sufficed():
+    assert options(estimates.full_card())[0] == "--allocator expandable"
+    # 9 GiB unallocated and 0.25 GiB free: 9.2 GiB would have found room, 9.5 GiB not.
+    assert "--allocator expandable" in options(with_message("512.00 MiB", "9.20 GiB"))
+    assert "--allocator expandable" not in options(with_message("512.00 MiB", "9.50 GiB"))
+
+
+def test_expandable_segments_not_to_those_who_have_them():
+    estimate = estimates.full_card()
+    assert "--allocator expandable" not in options(
+        replace(estimate, plan={**estimate.plan, "allocator": "expandable"})
+    )
+    script = replace(estimate, plan={}, job={"command": ["x"], "allocator_settings": "expandable_segments:True"})
+    assert options(script) == []
+
+
+def test_a_script_is_told_of_the_environment_and_no_options_of_ours():
+    assert options(replace(estimates.full_card(), plan={})) == ["PYTORCH_ALLOC_CONF=expandable_segments:True"]
+
+
+def test_most_bytes_first():
+    # 56 GiB of states on 4 ranks (42 can go), 42 GiB of gradients and states, 21.5 GiB of activations.
+    assert options(estimates.full_card())[1:] == ["--shard zero3", "--method lora", "--checkpointing full"]
+
+
+def test_one_card_is_not_told_to_shard():
+    estimate = estimates.full_card()
+    assert "--shard zero3" not in options(replace(estimate, cluster={**estimate.cluster, "gpus": 1}))
+
+
+def test_what_is_used_already_is_not_advised():
+    estimate = estimates.full_card()
+    plan = {**estimate.plan, "checkpointing": "full", "shard": "zero3", "allocator": "expandable"}
+    used = replace(estimate, plan=plan, job={**estimate.job, "method": "lora", "micro_batch": 1})
+    assert options(used) == []
+
+
+def test_half_a_batch_keeps_the_global_batch_only_when_it_can():
+    even = replace(estimates.full_card(), plan={"checkpointing": "full"}, job={"micro_batch": 4, "grad_accum": 3})
+    odd = replace(even, job={"micro_batch": 3})
+    assert [(item.what, "--grad-accum 6 keeps" in item.why) for item in advice(even)][-1] == ("--micro-batch 2", True)
+    assert [(item.what, "keeps" in item.why) for item in advice(odd)][-1] == ("--micro-batch 1", False)
+
+
+def test_foreach_temporaries_only_in_the_optimizer():
+    estimate = estimates.full_card()
+    in_step = replace(estimate, oom=replace(estimate.oom, phase="optimizer", message=""), plan={"optimizer": "adamw"})
+    assert "--optimizer adamw-fused" in options(in_step)
+    assert "--optimizer adamw-fused" not in options(replace(in_step, oom=estimate.oom))
+
+
+def test_chunked_loss_when_the_request_is_as_large_as_the_logits():
+    # 4 x 4096 tokens and 128,256 words in two bytes: 3.91 GiB.
+    estimate = with_message("512.00 MiB", "3.91 GiB", plan={"loss": "plain"})
+    model = {**estimate.model, "vocab_size": 128256}
+    assert "--loss chunked" in options(replace(estimate, model=model))
+    assert "--loss chunked" not in options(replace(estimate, model={**model, "vocab_size": 32000}))
+    assert "--loss chunked" not in options(estimate)

@@ -1,0 +1,69 @@
+"""A Trace as a snapshot: the same events, the blocks that are left, and the module in place of the call stack."""
+
+import pickle
+from array import array
+
+import pytest
+
+from tonnage import snapshot as snapshots
+from tonnage.errors import CannotEstimate
+from tonnage.report import viewer
+from tonnage.trace import ACTIONS, EVENT_COLUMNS, Mark, Trace
+from tonnage.units import MIB
+
+BASE = 0x7F0000000000
+
+
+def trace(*rows: tuple[str, int, int, int]) -> Trace:
+    """Rows of action, address, size and mark, on stream 0."""
+    columns = [(ACTIONS.index(action), address, size, 0, mark) for action, address, size, mark in rows]
+    return Trace(
+        source="ghost",
+        versions={},
+        device={"total_bytes": 80 * 1024 * MIB},
+        marks=(Mark(step=0, phase="forward", module="layers.0"), Mark(step=1, phase="optimizer", module="")),
+        event_columns={
+            name: array("q", column) for name, column in zip(EVENT_COLUMNS, zip(*columns, strict=True), strict=True)
+        },
+    )
+
+
+TWO_BLOCKS = trace(
+    ("segment_alloc", BASE, 2 * MIB, 0),
+    ("alloc", BASE, 1000, 0),
+    ("alloc", BASE + 1024, 512, 1),
+    ("free_requested", BASE, 1000, 1),
+    ("free_completed", BASE, 1000, 1),
+)
+
+
+def test_written_snapshot_reads_back(tmp_path):
+    path = tmp_path / "snapshot.pickle"
+    viewer.write(TWO_BLOCKS, path)
+    read = snapshots.read(path)
+    (memory,) = read.devices
+    assert [event.action for event in memory.events] == [event.action for event in TWO_BLOCKS.events()]
+    (segment,) = memory.segments
+    assert segment.size_bytes == 2 * MIB
+    # 1,000 bytes were rounded to 1,024 and given back; 512 are held; the rest was never handed out.
+    assert [(block.size_bytes, block.state) for block in segment.blocks] == [
+        (1024, "inactive"),
+        (512, "active_allocated"),
+        (2 * MIB - 1536, "inactive"),
+    ]
+
+
+def test_the_module_stands_in_for_the_stack(tmp_path):
+    path = tmp_path / "snapshot.pickle"
+    viewer.write(TWO_BLOCKS, path)
+    plain = pickle.loads(path.read_bytes())
+    (first, allocated, second, *_), (segment,) = plain["device_traces"][0], plain["segments"]
+    assert first["frames"] == allocated["frames"] == [{"filename": "layers.0", "line": 1, "name": "forward"}]
+    assert second["frames"] == [{"filename": "(no module)", "line": 2, "name": "optimizer"}]
+    assert segment["blocks"][1]["frames"] == second["frames"]
+
+
+def test_a_trace_that_contradicts_itself_is_an_error_and_leaves_no_file(tmp_path):
+    with pytest.raises(CannotEstimate):
+        viewer.write(trace(("free_requested", BASE, 512, 0)), tmp_path / "snapshot.pickle")
+    assert list(tmp_path.iterdir()) == []

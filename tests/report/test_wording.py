@@ -1,0 +1,67 @@
+"""Sentences and rows that every view shares."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import estimates
+from tonnage.estimate import CATEGORIES
+from tonnage.report import wording
+from tonnage.report.palette import LOOKS
+
+
+def test_every_category_has_a_look():
+    assert tuple(LOOKS) == CATEGORIES
+    for part in ("label", "colour", "glyph", "letter"):
+        assert len({getattr(look, part) for look in LOOKS.values()}) == len(LOOKS)
+
+
+def test_shares_sum_to_the_process():
+    estimate = estimates.full_card()
+    assert sum(share.bytes for share in wording.shares(estimate)) == estimate.peak.process_bytes
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ({"gpu": "t4", "gpus": 1, "nodes": 1}, "t4"),
+        ({"gpu": "t4", "gpus": 8, "nodes": 1}, "8 x t4"),
+        ({"gpu": "t4", "gpus": 16, "nodes": 2}, "2 x 8 x t4"),
+        ({}, "GPU"),
+    ],
+)
+def test_card(cluster, said):
+    assert wording.card(replace(estimates.fitting(), cluster=cluster)) == said
+
+
+def test_choices_leave_out_what_is_nobodys_choice():
+    assert wording.choices(estimates.fitting()) == "full, 1 x 4,096 tokens, bf16-true, adamw, checkpointing full"
+    assert wording.choices(estimates.scripted()) == "6.74 B parameters, 20 M trainable"
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_spans_name_each_number_once(numbers):
+    named: list[int] = []
+    for part in filter(None, wording.spans(numbers).split(", ")):
+        first, _, last = part.partition("-")
+        named += range(int(first), int(last or first) + 1)
+    assert named == sorted(numbers)
+
+
+def test_frames_keep_the_users_own_and_the_innermost():
+    library = [f"/env/site-packages/torch/a.py:{line} f" for line in range(20)]
+    stack = ("/home/ada/train.py:1 main", *library[:10], "/home/ada/model.py:2 forward", *library[10:])
+    assert wording.frames(stack) == [
+        "/home/ada/train.py:1 main",
+        "... 10 frames left out",
+        "/home/ada/model.py:2 forward",
+        "... 6 frames left out",
+        *(f"torch/a.py:{line} f" for line in range(16, 20)),
+    ]
+
+
+def test_a_short_stack_is_shown_whole():
+    assert wording.frames(("a:1 f", "b:2 g")) == ["a:1 f", "b:2 g"]
+    assert wording.frames(()) == []
