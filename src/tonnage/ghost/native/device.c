@@ -1,0 +1,392 @@
+/* Devices: how many, what they are, and how many bytes of each are taken by this process. */
+#define _GNU_SOURCE
+#include "ghost.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+__thread int current_device;
+
+static struct {
+    bool active;
+    uint64_t used, peak;
+} devices[MAX_DEVICES];
+static bool any_active;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool valid(int device)
+{
+    return device >= 0 && device < config()->devices;
+}
+
+void device_use(int device)
+{
+    if (!valid(device) || __atomic_load_n(&devices[device].active, __ATOMIC_ACQUIRE))
+        return;
+    pthread_mutex_lock(&lock);
+    if (!devices[device].active) {
+        devices[device].used += config()->context_bytes;
+        devices[device].peak = devices[device].used;
+        any_active = true;
+        __atomic_store_n(&devices[device].active, true, __ATOMIC_RELEASE);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+bool device_active(int device)
+{
+    return valid(device) && devices[device].active;
+}
+
+bool device_any_active(void)
+{
+    return any_active;
+}
+
+bool device_take(int device, uint64_t bytes)
+{
+    device_use(device);
+    pthread_mutex_lock(&lock);
+    uint64_t total = config()->total_bytes, used = devices[device].used;
+    bool fits = used <= total && bytes <= total - used;
+    if (fits) {
+        devices[device].used += bytes;
+        if (devices[device].used > devices[device].peak)
+            devices[device].peak = devices[device].used;
+    }
+    pthread_mutex_unlock(&lock);
+    return fits;
+}
+
+void device_give(int device, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    devices[device].used -= bytes;
+    pthread_mutex_unlock(&lock);
+}
+
+uint64_t device_free_bytes(int device)
+{
+    uint64_t total = config()->total_bytes, used = devices[device].used;
+    return used < total ? total - used : 0;
+}
+
+/* Bytes this process has of the device, its context included. */
+API uint64_t ghost_device_used(int device)
+{
+    return device >= 0 && device < MAX_DEVICES ? devices[device].used : 0;
+}
+
+API uint64_t ghost_device_peak(int device)
+{
+    return device >= 0 && device < MAX_DEVICES ? devices[device].peak : 0;
+}
+
+void device_uuid(int device, unsigned char bytes[16])
+{
+    memcpy(bytes, "ghost GPU number", 16);
+    bytes[15] = (unsigned char)device;
+}
+
+/* Resident blocks per multiprocessor by compute capability: CUDA programming guide, table of technical
+ * specifications per compute capability. */
+int blocks_per_multiprocessor(void)
+{
+    int capability = 10 * config()->major + config()->minor;
+    switch (capability) {
+    case 75:
+    case 86:
+    case 87:
+        return 16;
+    case 89:
+    case 110:
+        return 24;
+    case 120:
+    case 121:
+        return 24;
+    default:
+        return 32;
+    }
+}
+
+int device_attribute(int attribute, int device)
+{
+    const struct config *c = config();
+    switch (attribute) {
+    case ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+    case ATTRIBUTE_MAX_BLOCK_DIM_X:
+    case ATTRIBUTE_MAX_BLOCK_DIM_Y:
+    case ATTRIBUTE_RESERVED_SHARED_PER_BLOCK:
+        if (attribute == ATTRIBUTE_RESERVED_SHARED_PER_BLOCK && c->major < 8)
+            return 0; /* the system's 1 KiB a block came with compute capability 8 */
+        return 1024;
+    case ATTRIBUTE_MAX_BLOCK_DIM_Z:
+        return 64;
+    case ATTRIBUTE_MAX_GRID_DIM_X:
+    case ATTRIBUTE_MAX_PITCH:
+        return INT32_MAX;
+    case ATTRIBUTE_MAX_GRID_DIM_Y:
+    case ATTRIBUTE_MAX_GRID_DIM_Z:
+        return 65535;
+    case ATTRIBUTE_MAX_SHARED_PER_BLOCK:
+        return 48 * 1024;
+    case ATTRIBUTE_TOTAL_CONSTANT:
+        return 65536;
+    case ATTRIBUTE_WARP_SIZE:
+        return 32;
+    case ATTRIBUTE_MAX_REGISTERS_PER_BLOCK:
+        return 65536;
+    case ATTRIBUTE_CLOCK_RATE:
+        return c->clock_khz;
+    case ATTRIBUTE_TEXTURE_ALIGNMENT:
+        return 512;
+    case ATTRIBUTE_MULTIPROCESSORS:
+        return c->multiprocessors;
+    case ATTRIBUTE_PCI_BUS:
+        return device + 1;
+    case ATTRIBUTE_MEMORY_CLOCK:
+        return c->memory_khz;
+    case ATTRIBUTE_BUS_WIDTH:
+        return c->bus_bits;
+    case ATTRIBUTE_L2_BYTES:
+        return c->l2_bytes;
+    case ATTRIBUTE_THREADS_PER_MULTIPROCESSOR:
+        return c->threads_per_multiprocessor;
+    case ATTRIBUTE_ASYNC_ENGINES:
+        return 3;
+    case ATTRIBUTE_MAJOR:
+        return c->major;
+    case ATTRIBUTE_MINOR:
+        return c->minor;
+    case ATTRIBUTE_SHARED_PER_MULTIPROCESSOR:
+        return c->shared_per_multiprocessor_bytes;
+    case ATTRIBUTE_REGISTERS_PER_MULTIPROCESSOR:
+        return c->registers_per_multiprocessor;
+    case ATTRIBUTE_SHARED_PER_BLOCK_OPTIN:
+        return c->shared_per_block_bytes;
+    case ATTRIBUTE_BLOCKS_PER_MULTIPROCESSOR:
+        return blocks_per_multiprocessor();
+    case ATTRIBUTE_PERSISTING_L2:
+        return c->major >= 8 ? c->l2_bytes / 8 * 5 : 0;
+    case ATTRIBUTE_CLUSTER_LAUNCH:
+        return c->major >= 9;
+    case ATTRIBUTE_GPU_OVERLAP:
+    case ATTRIBUTE_CAN_MAP_HOST:
+    case ATTRIBUTE_CONCURRENT_KERNELS:
+    case ATTRIBUTE_ECC:
+    case ATTRIBUTE_UNIFIED_ADDRESSING:
+    case ATTRIBUTE_STREAM_PRIORITIES:
+    case ATTRIBUTE_GLOBAL_L1:
+    case ATTRIBUTE_LOCAL_L1:
+    case ATTRIBUTE_MANAGED_MEMORY:
+    case ATTRIBUTE_CONCURRENT_MANAGED:
+    case ATTRIBUTE_COMPUTE_PREEMPTION:
+    case ATTRIBUTE_HOST_POINTER_REGISTERED:
+    case ATTRIBUTE_COOPERATIVE_LAUNCH:
+    case ATTRIBUTE_HOST_REGISTER:
+    case ATTRIBUTE_VIRTUAL_MEMORY:
+    case ATTRIBUTE_POSIX_HANDLES:
+    case ATTRIBUTE_MEMORY_POOLS:
+    case ATTRIBUTE_UNIFIED_FUNCTION_POINTERS:
+        return 1;
+    default:
+        return 0; /* optional features we do not claim */
+    }
+}
+
+static void fill_properties(struct cudaDeviceProp *p, int device)
+{
+    const struct config *c = config();
+    memset(p, 0, sizeof *p);
+    snprintf(p->name, sizeof p->name, "%s", c->name);
+    device_uuid(device, p->uuid);
+    p->totalGlobalMem = c->total_bytes;
+    p->sharedMemPerBlock = 48 * 1024;
+    p->regsPerBlock = 65536;
+    p->warpSize = 32;
+    p->memPitch = INT32_MAX;
+    p->maxThreadsPerBlock = p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024;
+    p->maxThreadsDim[2] = 64;
+    p->maxGridSize[0] = INT32_MAX;
+    p->maxGridSize[1] = p->maxGridSize[2] = 65535;
+    p->totalConstMem = 65536;
+    p->major = c->major;
+    p->minor = c->minor;
+    p->textureAlignment = p->surfaceAlignment = 512;
+    p->texturePitchAlignment = 32;
+    p->multiProcessorCount = c->multiprocessors;
+    p->canMapHostMemory = p->concurrentKernels = p->ECCEnabled = p->unifiedAddressing = 1;
+    p->pciBusID = device + 1;
+    p->asyncEngineCount = 3;
+    p->memoryBusWidth = c->bus_bits;
+    p->l2CacheSize = c->l2_bytes;
+    p->persistingL2CacheMaxSize = device_attribute(ATTRIBUTE_PERSISTING_L2, device);
+    p->maxThreadsPerMultiProcessor = c->threads_per_multiprocessor;
+    p->streamPrioritiesSupported = p->globalL1CacheSupported = p->localL1CacheSupported = 1;
+    p->sharedMemPerMultiprocessor = c->shared_per_multiprocessor_bytes;
+    p->regsPerMultiprocessor = c->registers_per_multiprocessor;
+    p->managedMemory = p->concurrentManagedAccess = p->computePreemptionSupported = 1;
+    p->canUseHostPointerForRegisteredMem = p->cooperativeLaunch = p->hostRegisterSupported = 1;
+    p->sharedMemPerBlockOptin = c->shared_per_block_bytes;
+    p->maxBlocksPerMultiProcessor = blocks_per_multiprocessor();
+    p->reservedSharedMemPerBlock = device_attribute(ATTRIBUTE_RESERVED_SHARED_PER_BLOCK, device);
+    p->memoryPoolsSupported = p->unifiedFunctionPointers = 1;
+    p->clusterLaunch = device_attribute(ATTRIBUTE_CLUSTER_LAUNCH, device);
+#if GHOST_CUDA == 12
+    p->clockRate = c->clock_khz;
+    p->memoryClockRate = c->memory_khz;
+    p->deviceOverlap = 1;
+#endif
+}
+
+API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device)
+{
+    if (!valid(device))
+        return runtime_result(ERROR_INVALID_DEVICE);
+    fill_properties(properties, device);
+    return SUCCESS;
+}
+
+API cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp *properties, int device)
+{
+    return cudaGetDeviceProperties(properties, device);
+}
+
+API cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device)
+{
+    if (!valid(device))
+        return runtime_result(ERROR_INVALID_DEVICE);
+    *value = device_attribute(attribute, device);
+    return SUCCESS;
+}
+
+API cudaError_t cudaGetDeviceCount(int *count)
+{
+    *count = config()->devices;
+    return runtime_result(*count ? SUCCESS : ERROR_NO_DEVICE);
+}
+
+API cudaError_t cudaGetDevice(int *device)
+{
+    *device = current_device;
+    return SUCCESS;
+}
+
+API cudaError_t cudaSetDevice(int device)
+{
+    if (!valid(device))
+        return runtime_result(ERROR_INVALID_DEVICE);
+    current_device = device;
+    device_use(device); /* since CUDA 12 this makes the context */
+    return SUCCESS;
+}
+
+API cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags)
+{
+    if (!valid(device))
+        return runtime_result(ERROR_INVALID_DEVICE);
+    device_use(device);
+    return SUCCESS;
+}
+
+API cudaError_t cudaSetValidDevices(int *list, int count)
+{
+    return SUCCESS;
+}
+
+API cudaError_t cudaChooseDevice(int *device, const struct cudaDeviceProp *wanted)
+{
+    *device = 0;
+    return SUCCESS;
+}
+
+API cudaError_t cudaSetDeviceFlags(unsigned flags)
+{
+    return SUCCESS;
+}
+
+API cudaError_t cudaGetDeviceFlags(unsigned *flags)
+{
+    *flags = 0;
+    return SUCCESS;
+}
+
+API cudaError_t cudaDeviceReset(void)
+{
+    return SUCCESS;
+}
+
+API cudaError_t cudaDeviceGetLimit(size_t *value, int limit)
+{
+    static const size_t defaults[] = {1024, 1048576, 8388608, 2, 2048}; /* stack, printf, heap, depth, launches */
+    *value = limit >= 0 && limit < 5 ? defaults[limit] : 0;
+    return SUCCESS;
+}
+
+API cudaError_t cudaDeviceSetLimit(int limit, size_t value)
+{
+    return SUCCESS;
+}
+
+API cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device)
+{
+    if (!valid(device))
+        return runtime_result(ERROR_INVALID_DEVICE);
+    snprintf(text, size, "0000:%02x:00.0", device + 1);
+    return SUCCESS;
+}
+
+API cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *text)
+{
+    unsigned domain, bus;
+    if (sscanf(text, "%x:%x", &domain, &bus) != 2 || !valid((int)bus - 1))
+        return runtime_result(ERROR_INVALID_DEVICE);
+    *device = (int)bus - 1;
+    return SUCCESS;
+}
+
+API cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    if (least)
+        *least = 0;
+    if (greatest)
+        *greatest = -5;
+    return SUCCESS;
+}
+
+/* ---- peers: every device of a process reaches every other ---- */
+
+static bool peers[MAX_DEVICES][MAX_DEVICES];
+
+API cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    if (!valid(device) || !valid(peer))
+        return runtime_result(ERROR_INVALID_DEVICE);
+    *can = device != peer;
+    return SUCCESS;
+}
+
+API cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
+    if (!valid(peer) || peer == current_device)
+        return runtime_result(ERROR_INVALID_DEVICE);
+    if (peers[current_device][peer])
+        return runtime_result(ERROR_PEER_ALREADY_ENABLED);
+    peers[current_device][peer] = true;
+    return SUCCESS;
+}
+
+API cudaError_t cudaDeviceDisablePeerAccess(int peer)
+{
+    if (!valid(peer))
+        return runtime_result(ERROR_INVALID_DEVICE);
+    peers[current_device][peer] = false;
+    return SUCCESS;
+}
+
+API cudaError_t cudaDeviceGetP2PAttribute(int *value, int attribute, int device, int peer)
+{
+    *value = attribute == 2; /* access supported; no performance rank, no native atomics claimed */
+    return SUCCESS;
+}

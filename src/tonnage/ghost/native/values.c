@@ -1,0 +1,231 @@
+/* Values: which bytes of device memory are known, because a small copy or fill put them there.
+ *
+ * Known ranges hold their bytes; everything else on the device reads as zero.  Copies of more than
+ * VALUES_COPY_BYTES carry no values.  Kernels write nothing we could see, so the process that watches the
+ * allocator calls ghost_forget whenever a block is handed out anew or freed. */
+#define _GNU_SOURCE
+#include "ghost.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define KNOWN_LIMIT (512 * MIB) /* of host memory; what comes after is not remembered */
+#define PAGE 4096ull
+
+struct value {
+    struct range range; /* first: a pointer to it is a pointer to the value */
+    unsigned char bytes[];
+};
+
+static struct range *known;  /* struct value */
+static struct range *starts; /* where blocks begin, as far as ghost_forget told */
+static uint64_t known_bytes;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void remember(uint64_t address, const void *bytes, uint64_t size)
+{
+    if (known_bytes + size > KNOWN_LIMIT || size == 0)
+        return;
+    struct value *value = malloc(sizeof *value + size);
+    value->range.start = address;
+    value->range.bytes = size;
+    memcpy(value->bytes, bytes, size);
+    range_insert(&known, &value->range);
+    known_bytes += size;
+}
+
+/* The first known range that overlaps [start, end). */
+static struct value *overlapping(uint64_t start, uint64_t end)
+{
+    struct range *range = range_holding(known, start);
+    if (!range)
+        range = range_ceiling(known, start);
+    return range && range->start < end ? (struct value *)range : NULL;
+}
+
+static void forget(uint64_t start, uint64_t end)
+{
+    struct value *value;
+    while ((value = overlapping(start, end))) {
+        uint64_t from = value->range.start, to = from + value->range.bytes;
+        range_remove(&known, &value->range);
+        known_bytes -= value->range.bytes;
+        if (from < start)
+            remember(from, value->bytes, start - from);
+        if (to > end)
+            remember(end, value->bytes + (end - from), to - end);
+        free(value);
+    }
+}
+
+/* One write lies in one block: block starts strictly inside it are out of date. */
+static void written(uint64_t start, uint64_t end)
+{
+    struct range *inside;
+    forget(start, end);
+    while ((inside = range_ceiling(starts, start + 1)) && inside->start < end) {
+        range_remove(&starts, inside);
+        free(inside);
+    }
+}
+
+static void write_values(uint64_t target, const void *source, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    written(target, target + bytes);
+    if (bytes <= VALUES_COPY_BYTES)
+        remember(target, source, bytes);
+    pthread_mutex_unlock(&lock);
+}
+
+static void read_values(unsigned char *target, uint64_t source, uint64_t bytes)
+{
+    memset(target, 0, bytes);
+    pthread_mutex_lock(&lock);
+    uint64_t end = source + bytes;
+    struct value *value = overlapping(source, end);
+    while (value) {
+        uint64_t from = value->range.start, to = from + value->range.bytes;
+        uint64_t first = from > source ? from : source, last = to < end ? to : end;
+        memcpy(target + (first - source), value->bytes + (first - from), last - first);
+        struct range *next = range_ceiling(known, from + 1);
+        value = next && next->start < end ? (struct value *)next : NULL;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* Device to device: what is known at the source becomes known at the target, the rest unknown. */
+static void move_values(uint64_t target, uint64_t source, uint64_t bytes)
+{
+    struct piece {
+        struct piece *next;
+        uint64_t offset, bytes;
+        unsigned char data[];
+    } *pieces = NULL;
+
+    pthread_mutex_lock(&lock);
+    uint64_t end = source + bytes;
+    struct value *value = bytes <= VALUES_COPY_BYTES ? overlapping(source, end) : NULL;
+    while (value) {
+        uint64_t from = value->range.start, to = from + value->range.bytes;
+        uint64_t first = from > source ? from : source, last = to < end ? to : end;
+        struct piece *piece = malloc(sizeof *piece + (last - first));
+        *piece = (struct piece){pieces, first - source, last - first};
+        memcpy(piece->data, value->bytes + (first - from), last - first);
+        pieces = piece;
+        struct range *next = range_ceiling(known, from + 1);
+        value = next && next->start < end ? (struct value *)next : NULL;
+    }
+    written(target, target + bytes);
+    while (pieces) {
+        struct piece *piece = pieces;
+        remember(target + piece->offset, piece->data, piece->bytes);
+        pieces = piece->next;
+        free(piece);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+/* Makes host memory read as zero without taking memory for pages that were never touched: those read as
+ * zero already.  A process may read which of its own pages are present. */
+static void zero_host(unsigned char *target, uint64_t bytes)
+{
+    static int pagemap = -2;
+    if (pagemap == -2)
+        pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    uint64_t entries[512];
+    while (bytes) {
+        uint64_t page = (uint64_t)target / PAGE, offset = (uint64_t)target % PAGE;
+        uint64_t pages = (offset + bytes + PAGE - 1) / PAGE;
+        if (pages > 512)
+            pages = 512;
+        ssize_t got = pagemap < 0 ? -1 : pread(pagemap, entries, pages * 8, (off_t)(page * 8));
+        for (uint64_t i = 0; i < pages; i++) {
+            uint64_t size = PAGE - offset < bytes ? PAGE - offset : bytes;
+            bool untouched = got == (ssize_t)(pages * 8) && (entries[i] >> 62) == 0;
+            if (!untouched)
+                memset(target, 0, size);
+            target += size;
+            bytes -= size;
+            offset = 0;
+        }
+    }
+}
+
+/* A copy between any two places, by the rule at the top of this file. */
+void values_copy(void *target, const void *source, size_t bytes)
+{
+    if (is_device_address(target)) {
+        if (is_device_address(source))
+            move_values((uint64_t)target, (uint64_t)source, bytes);
+        else
+            write_values((uint64_t)target, source, bytes);
+    } else if (!is_device_address(source)) {
+        memmove(target, source, bytes);
+    } else if (bytes <= VALUES_COPY_BYTES) {
+        read_values(target, (uint64_t)source, bytes);
+    } else {
+        zero_host(target, bytes);
+    }
+}
+
+static void fill_host(unsigned char *target, int value, int value_bytes, size_t bytes)
+{
+    if (value_bytes == 1) {
+        memset(target, value, bytes);
+        return;
+    }
+    for (size_t i = 0; i + value_bytes <= bytes; i += value_bytes)
+        memcpy(target + i, &value, value_bytes);
+}
+
+void values_fill(void *target, int value, int value_bytes, size_t bytes)
+{
+    if (!is_device_address(target)) {
+        fill_host(target, value, value_bytes, bytes);
+    } else if (value == 0 || bytes > VALUES_COPY_BYTES) {
+        values_forget((uint64_t)target, bytes); /* unknown reads as zero */
+    } else {
+        unsigned char *pattern = malloc(bytes);
+        fill_host(pattern, value, value_bytes, bytes);
+        write_values((uint64_t)target, pattern, bytes);
+        free(pattern);
+    }
+}
+
+void values_forget(uint64_t address, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    written(address, address + bytes);
+    pthread_mutex_unlock(&lock);
+}
+
+/* The block at `address` was handed out anew or freed: it reaches to the next block start we know of. */
+API void ghost_forget(uint64_t address)
+{
+    pthread_mutex_lock(&lock);
+    struct range *start = range_floor(starts, address);
+    if (!start || start->start != address) {
+        start = calloc(1, sizeof *start);
+        start->start = address;
+        range_insert(&starts, start);
+    }
+    struct range *next = range_ceiling(starts, address + 1);
+    forget(address, next ? next->start : UINT64_MAX);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Whether every byte of the range is known: copied or filled there, rather than left to a kernel. */
+API int ghost_known(uint64_t address, uint64_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t reached = address, end = address + bytes;
+    struct range *range;
+    while (reached < end && (range = range_holding(known, reached)))
+        reached = range->start + range->bytes;
+    pthread_mutex_unlock(&lock);
+    return reached >= end;
+}
