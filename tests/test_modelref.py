@@ -127,6 +127,12 @@ def test_fields_that_may_be_unset_or_several_are_accepted(written):
     assert "depths is 0" in refusal(written({**config, "depths": [2, 0]}))
 
 
+def test_a_dense_member_of_a_family_with_experts_has_none(written):
+    config = {**TINY, "num_local_experts": 0, "num_experts_per_tok": 0, "type_vocab_size": 0}
+    assert resolve(written(config)).config == config
+    assert "from 0 to" in refusal(written({**config, "num_local_experts": -1}))
+
+
 def test_heads_of_their_own_size_need_not_divide_the_width(written):
     assert resolve(written({**TINY, "hidden_size": 66, "head_dim": 16})).config["hidden_size"] == 66
 
@@ -278,7 +284,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(value=JSON | st.dictionaries(FIELDS, JSON).map(lambda change: {**TINY, **change}))
 def test_any_json_is_a_configuration_or_one_line(tmp_path_factory, value):
     file = tmp_path_factory.getbasetemp() / "any.json"
@@ -289,7 +295,7 @@ def test_any_json_is_a_configuration_or_one_line(tmp_path_factory, value):
         assert json.loads(json.dumps(config)) is not None
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(content=st.binary(max_size=60))
 def test_any_bytes_are_a_configuration_or_one_line(tmp_path_factory, content):
     file = tmp_path_factory.getbasetemp() / "bytes.json"
@@ -299,7 +305,7 @@ def test_any_bytes_are_a_configuration_or_one_line(tmp_path_factory, content):
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(name=st.text(string.printable, max_size=30) | st.text(max_size=30))
 def test_any_text_is_a_model_or_one_line(tmp_path_factory, name):
     place = os.getcwd()

@@ -43,6 +43,14 @@ _LIMITS: Final[Mapping[str, int]] = {
 }
 """Fields that count something in a network, with a number beyond any network that was ever built."""
 
+_MAY_BE_ZERO: Final = frozenset(
+    {
+        *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "type_vocab_size"),
+        *("encoder_layers", "decoder_layers", "num_decoder_layers"),
+    }
+)
+"""Dense members of a family with experts (Granite 4), models without segments (DeBERTa), half an encoder-decoder."""
+
 _SIZES: Final = (
     *("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_sizes", "hidden_dim"),
     *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "depth", "depths", "num_blocks"),
@@ -253,9 +261,12 @@ def _check_part(part: dict[str, Any], where: str) -> None:
 
 def _check_count(where: str, field: str, value: Any, most: int) -> None:
     """None is `not set`, which several architectures allow."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most):
+    least = 0 if field in _MAY_BE_ZERO else 1
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and least <= value <= most):
         return
-    raise UnreadableModel(f"{where!r}: {field} is {_shown(value)}; it must be a whole number from 1 to {most:,}.")
+    raise UnreadableModel(
+        f"{where!r}: {field} is {_shown(value)}; it must be a whole number from {least} to {most:,}."
+    )
 
 
 def _check_divisible(where: str, part: dict[str, Any], whole: str, parts: str) -> None:
