@@ -225,11 +225,13 @@ class CachingAllocator:
     def begin_pool(self, pool: PoolId, *, streams: Iterable[int] | None = None, capturing: bool = False) -> None:
         """From now on serve requests (on these streams; None: all) from a private pool.
 
-        While a graph is `capturing`, events may not be asked whether they are finished, nor memory given back.
+        While a graph is `capturing`, events may not be asked whether they are finished, nor memory given back;
+        up to torch 2.12 the same holds while any private pool is in use.
         """
         if any(pool == active for active, _, _ in self._uses):
             raise ValueError(f"Pool {pool} is in use already.")
         self.create_pool(pool)
+        capturing = capturing or self._version < (2, 13)
         self._uses.append((pool, None if streams is None else frozenset(streams), capturing))
         self._capturing = any(capturing for *_, capturing in self._uses)
 
@@ -275,6 +277,8 @@ class CachingAllocator:
         numbers.update(self._oversize_allocations.items("oversize_allocations"))
         numbers.update(self._oversize_segments.items("oversize_segments"))
         numbers.update(self.counters)
+        if self._version < (2, 12):
+            del numbers["num_oom_rejections"]
         numbers["max_split_size"] = -1 if self._reported_split_bytes is None else self._reported_split_bytes
         if self._version >= (2, 13):
             for pool_id, reserved in self._reserved_by_pool.items():
