@@ -28,7 +28,8 @@ def process_used() -> int | None:
         listed = library.nvmlDeviceGetComputeRunningProcesses(handle)
     except library.NVMLError:
         return None
-    own = [entry.usedGpuMemory for entry in listed if entry.pid == os.getpid()]
+    # inside a container the driver may know this process by another number; then it must be the only one
+    own = [entry.usedGpuMemory for entry in listed if entry.pid == os.getpid() or len(listed) == 1]
     return int(own[0]) if own and own[0] else None
 
 

@@ -108,7 +108,7 @@ def _one_choice_at_a_time() -> list[Case]:
         *({"precision": value} for value in ("fp16-mixed", "fp32")),
         *({"optimizer": value} for value in ("adamw-loop", "adamw-fused", "sgd", "adafactor", "muon")),
         *({"checkpointing": value} for value in ("full", "every-2", "selective")),
-        *({"attention": value} for value in ("eager", "math", "efficient", "flash", "cudnn")),
+        *({"attention": value} for value in ("eager", "math", "flash", "cudnn")),
         {"loss": "chunked"},
         {"grad_accum": 4},
         {"allocator": "expandable"},
@@ -169,6 +169,8 @@ def _encoders() -> list[Case]:
         case("t5-base", seq_len=512, micro_batch=8, precision="fp32", optimizer="adafactor"),
         case("t5-base", seq_len=512, micro_batch=16, precision="bf16-true", checkpointing="full"),
         case("gpt2-medium", seq_len=1024, micro_batch=8, precision="bf16-true", attention="eager"),
+        case("gpt2-medium", seq_len=1024, micro_batch=8, attention="efficient", traced=True),
+        case("gpt2-medium", seq_len=1024, micro_batch=8, attention="flash"),
         case("gpt2-medium", seq_len=1024, micro_batch=16, checkpointing="full"),
         case("gpt2-medium", seq_len=1024, micro_batch=8, precision="fp32", optimizer="sgd"),
     ]
