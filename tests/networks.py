@@ -70,6 +70,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "t5": {
         "model_type": "t5",
+        "is_encoder_decoder": True,
         "d_model": 32,
         "d_kv": 8,
         "d_ff": 48,

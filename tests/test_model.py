@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 import torch
-from networks import EVERY_KIND, TINY, tiny, tiny_job
 from torch import nn
 
+from networks import EVERY_KIND, TINY, tiny, tiny_job
 from tonnage import model as models
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 from tonnage.job import Job, ModelRef

@@ -156,7 +156,7 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
         config.decoder_start_token_id = config.pad_token_id or 0
     chosen = {"attn_implementation": attention} if attention else {}
     try:
-        with torch.device("meta"), without_initialisation(), _quiet():
+        with torch.device("meta"), without_initialisation(), quiet():
             network = _auto_class(kind).from_config(config, dtype=dtype, **chosen)
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
         raise UnreadableModel(f"transformers cannot build {ref.name}: {_first_line(error)}") from error
@@ -184,7 +184,8 @@ def without_initialisation() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
+    """Without the warnings that libraries give each other about names that will change."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 CHUNK_TOKENS: Final = 1024
 """Tokens of one slice; its logits in fp32 are 0.5 GiB for a vocabulary of 128,256."""
 
+CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
+"""How transformers' class names of causal language models end."""
+
 IGNORED_LABEL: Final = -100
 
 
@@ -31,6 +34,8 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         reason = "the head of a factory's network is not known"
     elif job.model.config.get("is_encoder_decoder"):
         reason = f"{job.model.config.get('model_type')} is an encoder-decoder"
+    elif (classes := job.model.config.get("architectures")) and not classes[0].endswith(CAUSAL):
+        reason = f"{classes[0]} is not a causal language model"
     else:
         return None
     return Refusal(technique="loss=chunked", reason=reason, instead="choose loss plain")

@@ -47,7 +47,7 @@ def apply(step: Step) -> Step:
 
 
 def _sharded(module: nn.Module, step: Step) -> nn.Module:
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import fully_shard
 
     from tonnage.model import layers
 
@@ -55,11 +55,19 @@ def _sharded(module: nn.Module, step: Step) -> nn.Module:
         "mesh": _mesh(step),
         "mp_policy": _precision(step),
         "reshard_after_forward": step.plan.shard != "zero2",
-        "offload_policy": CPUOffloadPolicy() if step.parameters_device else OffloadPolicy(),
+        "offload_policy": _offload(step),
     }
     for layer in layers(module):
         fully_shard(layer, **options)
     return fully_shard(module, **options)
+
+
+def _offload(step: Step) -> Any:
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+
+    if step.parameters_device is None:
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=step.world.device.type != "cpu")
 
 
 def _mesh(step: Step) -> DeviceMesh:

@@ -50,7 +50,7 @@ def _with_adapters(module: nn.Module, step: Step) -> nn.Module:
 
     from peft import LoraConfig, get_peft_model
 
-    from tonnage.model import without_initialisation
+    from tonnage.model import quiet, without_initialisation
 
     targets = step.job.lora_targets
     config = LoraConfig(
@@ -58,7 +58,7 @@ def _with_adapters(module: nn.Module, step: Step) -> nn.Module:
         lora_alpha=2 * step.job.lora_rank,
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
     )
-    with nullcontext() if step.initialise else without_initialisation():
+    with nullcontext() if step.initialise else without_initialisation(), quiet():
         adapted: nn.Module = get_peft_model(module, config, autocast_adapter_dtype=step.autocast_dtype is not None)
     return adapted
 

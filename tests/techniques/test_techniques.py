@@ -1,0 +1,111 @@
+"""Every technique by the tuple: what it takes, refuses and sets, without torch."""
+
+import subprocess
+import sys
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from networks import tiny_job
+from tonnage.device import Cluster, find_device
+from tonnage.errors import UsageError
+from tonnage.job import METHODS, Job
+from tonnage.plan import Plan
+from tonnage.techniques import TECHNIQUES, chosen, environment, refusals
+from tonnage.techniques.technique import Technique
+
+H100 = Cluster(device=find_device("h100-80gb"), gpus_per_node=8, nodes=2)
+T4 = Cluster(device=find_device("t4"))
+
+
+def asking_for(technique: Technique, value: str) -> tuple[Job, Plan]:
+    """A job and plan that choose this value and whatever it cannot do without."""
+    value = value.replace("-N", "-3")
+    if technique.option == "method":
+        return tiny_job("gpt2", method=value), Plan()
+    plan = Plan(**{technique.option: value})
+    return tiny_job("gpt2"), replace(plan, shard="zero3") if technique.option == "param_offload" else plan
+
+
+@pytest.mark.parametrize(("technique", "value"), [(t, value) for t in TECHNIQUES for value in t.values])
+def test_every_value_has_one_technique_that_accepts_a_plain_job(technique: Technique, value: str) -> None:
+    job, plan = asking_for(technique, value)
+    assert [t for t in chosen(job, plan) if t.option == technique.option] == [technique]
+    assert technique.accepts(job, plan, H100) is None
+    assert technique.__doc__
+
+
+def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
+    neutral = {
+        "checkpointing": "none",
+        "shard": "none",
+        "param_offload": "none",
+        "attention": "auto",
+        "loss": "plain",
+    }
+    for option in {t.option for t in TECHNIQUES} - {"method"}:
+        values = [value for t in TECHNIQUES if t.option == option for value in t.values]
+        assert len(values) == len(set(values))
+        default = {field.name: field.default for field in fields(Plan)}[option]
+        assert default in (*values, neutral.get(option, "default"))
+    assert {value for t in TECHNIQUES if t.option == "method" for value in t.values} < set(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("job", "plan", "cluster", "reason"),
+    [
+        ({}, {"attention": "flash", "precision": "fp32"}, H100, "precision is fp32"),
+        ({}, {"attention": "flash"}, T4, "needs compute capability 8.0, and t4 has 7.5"),
+        ({}, {"attention": "cudnn"}, T4, "needs compute capability 8.0, and t4 has 7.5"),
+        ({"name": "llama"}, {"attention": "efficient"}, H100, "grouped key and value heads"),
+        ({"name": "t5"}, {"loss": "chunked"}, H100, "t5 is an encoder-decoder"),
+        ({}, {"optimizer": "adafactor", "shard": "zero3"}, H100, "Adafactor fails on FSDP2"),
+        ({}, {"param_offload": "cpu"}, H100, "shard is none"),
+        ({}, {"shard": "hsdp"}, T4, "there are 1 x 1"),
+        ({}, {"base_dtype": "fp16"}, H100, "nothing is frozen"),
+        ({"method": "lora"}, {"base_dtype": "bf16", "precision": "fp32"}, H100, "precision is fp32"),
+    ],
+)
+def test_refusals_say_why_and_what_instead(
+    job: dict[str, Any], plan: dict[str, Any], cluster: Cluster, reason: str
+) -> None:
+    (refusal,) = refusals(tiny_job(**{"name": "gpt2", **job}), Plan(**plan), cluster)
+    assert reason in refusal.reason
+    assert refusal.instead
+    assert "\n" not in str(refusal)
+
+
+def test_lora_without_peft_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonnage.techniques.lora.find_spec", lambda name: None)
+    (refusal,) = refusals(tiny_job(method="lora"), Plan(), H100)
+    assert refusal.instead == "pip install peft"
+
+
+def test_expandable_segments_are_named_for_old_and_new_torch() -> None:
+    assert environment(Plan()) == {}
+    assert environment(Plan(allocator="expandable")) == {
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    }
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("checkpointing", "every-0"), ("checkpointing", "every-N"), ("checkpointing", "every-x"), ("shard", "zero9")],
+)
+def test_unknown_values_list_the_possible_ones(option: str, value: str) -> None:
+    with pytest.raises(UsageError, match=r"possible: none, "):
+        Plan(**{option: value})
+
+
+def test_every_n() -> None:
+    assert Plan(checkpointing="every-12").checkpoint_interval == 12
+    assert Plan().checkpoint_interval is None
+
+
+def test_plans_and_techniques_import_no_torch() -> None:
+    program = "import sys, tonnage.plan, tonnage.techniques; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    program = "import sys, tonnage.step; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1

@@ -1,0 +1,368 @@
+"""The step against a loop written out in plain PyTorch: same losses, same gradients, same weights."""
+
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from networks import EVERY_KIND, tiny, tiny_job
+from tonnage import model as models
+from tonnage import step as steps
+from tonnage.job import Job, ModelRef
+from tonnage.plan import Plan
+from tonnage.step import ReadyStep
+
+FP32 = Plan(precision="fp32", optimizer="sgd")
+
+
+def ready(job: Job, plan: Plan) -> ReadyStep:
+    torch.manual_seed(0)
+    made = steps.build(job, plan, device="cpu", initialise=True)
+    torch.manual_seed(1)  # what follows draws batches
+    return made
+
+
+def gradients(job: Job, plan: Plan) -> dict[str, torch.Tensor]:
+    """After one micro-batch, by parameter name."""
+    made = ready(job, plan)
+    made.micro_batch(made.next_batch())
+    return {name: p.grad for name, p in made.model.named_parameters() if p.grad is not None}
+
+
+def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], **tolerance: float) -> None:
+    assert ours.keys() == theirs.keys()
+    assert any(tensor.abs().max() > 0 for tensor in ours.values())
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], **{"rtol": 1e-5, "atol": 1e-7, **tolerance}, msg=name)
+
+
+def weights_after(job: Job, plan: Plan, count: int) -> dict[str, torch.Tensor]:
+    made = ready(job, plan)
+    made.run(count)
+    return {name: p.detach() for name, p in made.model.named_parameters()}
+
+
+def by_hand(job: Job, optimizer: Callable[[Any], torch.optim.Optimizer], count: int) -> dict[str, torch.Tensor]:
+    """The same training in plain PyTorch and transformers."""
+    torch.manual_seed(0)
+    network = models.build(job.model, dtype=torch.float32, attention=None, device=torch.device("cpu"))
+    models.initialise(network)
+    chosen = optimizer(network.parameters())
+    torch.manual_seed(1)
+    for _ in range(count):
+        for _ in range(job.grad_accum):
+            batch = models.batch(job, network, torch.float32)
+            (network(**batch).loss / job.grad_accum).backward()
+        chosen.step()
+        chosen.zero_grad()
+    return {name: p.detach() for name, p in network.named_parameters()}
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda ps: torch.optim.AdamW(ps, lr=1e-4),
+    "adamw-loop": lambda ps: torch.optim.AdamW(ps, lr=1e-4, foreach=False),
+    "adamw-foreach": lambda ps: torch.optim.AdamW(ps, lr=1e-4, foreach=True),
+    "adamw-fused": lambda ps: torch.optim.AdamW(ps, lr=1e-4, fused=True),
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=1e-3, momentum=0.9),
+    "adafactor": torch.optim.Adafactor,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_are_torchs_own(name: str) -> None:
+    job = tiny_job()
+    expected = by_hand(job, OPTIMIZERS[name], 2)
+    start = by_hand(job, OPTIMIZERS[name], 0)
+    ours = weights_after(job, Plan(precision="fp32", optimizer=name), 2)
+    assert any(not torch.equal(ours[key], start[key]) for key in ours)
+    assert all(torch.equal(ours[key], expected[key]) for key in ours)
+
+
+def test_muon_takes_the_matrices_of_the_layers() -> None:
+    made = ready(tiny_job(), Plan(precision="fp32", optimizer="muon"))
+    muon, adamw = made.optimizers
+    assert isinstance(muon, torch.optim.Muon)
+    assert isinstance(adamw, torch.optim.AdamW)
+    taken = {id(p) for p in muon.param_groups[0]["params"]}
+    named = {name for name, p in made.model.named_parameters() if id(p) in taken}
+    assert len(named) == 3 * 7  # q, k, v, o, gate, up, down of each layer
+    assert all(name.startswith("model.layers.") and "norm" not in name for name in named)
+    assert len(adamw.param_groups[0]["params"]) == 3 * 2 + 3  # norms, embedding, head, last norm
+    made.run(1)
+
+
+def test_accumulation_is_one_large_batch() -> None:
+    job = tiny_job(micro_batch=1, grad_accum=3)
+    ours = weights_after(job, FP32, 2)
+    assert all(torch.equal(ours[name], weights) for name, weights in by_hand(job, OPTIMIZERS["sgd"], 2).items())
+
+
+def test_run_calls_back_after_every_step() -> None:
+    seen: list[int] = []
+    ready(tiny_job(), FP32).run(3, seen.append)
+    assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+@pytest.mark.parametrize("checkpointing", ["full", "every-2", "selective"])
+def test_checkpointing_changes_no_gradient(name: str, checkpointing: str) -> None:
+    plain = gradients(tiny_job(name), FP32)
+    checkpointed = gradients(tiny_job(name), Plan(precision="fp32", optimizer="sgd", checkpointing=checkpointing))
+    assert_close(checkpointed, plain)
+
+
+@pytest.mark.parametrize(("checkpointing", "calls"), [("none", 1), ("full", 2), ("every-2", 5 / 3), ("selective", 2)])
+def test_checkpointed_layers_run_twice(checkpointing: str, calls: float) -> None:
+    made = ready(tiny_job(), Plan(precision="fp32", optimizer="sgd", checkpointing=checkpointing))
+    count = 0
+
+    def counted(module: nn.Module, arguments: Any) -> None:
+        nonlocal count
+        count += 1
+
+    for layer in models.layers(made.model):
+        layer.post_attention_layernorm.register_forward_pre_hook(counted)  # type: ignore[union-attr]
+    made.micro_batch(made.next_batch())
+    assert count == 3 * calls
+
+
+def test_selective_checkpointing_saves_matrix_products() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Products(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
+
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.count += op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+            return op(*args, **(kwargs or {}))
+
+    def products(checkpointing: str) -> int:
+        made = ready(tiny_job(), Plan(precision="fp32", optimizer="sgd", checkpointing=checkpointing))
+        batch = made.next_batch()
+        with Products() as counted:
+            made.micro_batch(batch)
+        return counted.count
+
+    plain = products("none")
+    assert products("selective") == plain
+    assert products("full") > plain
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "granite", "cohere", "mixtral", "gpt2"])
+def test_chunked_loss_is_the_plain_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tonnage.techniques import chunked_loss
+
+    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 10)  # 48 tokens: four full slices and a rest
+    plain = gradients(tiny_job(name), FP32)
+    chunked = gradients(tiny_job(name), Plan(precision="fp32", optimizer="sgd", loss="chunked"))
+    assert_close(chunked, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_chunked_loss_never_makes_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tonnage.techniques import chunked_loss
+
+    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 10)
+    made = ready(tiny_job(), Plan(precision="fp32", optimizer="sgd", loss="chunked"))
+    shapes: list[int] = []
+    head = made.model.get_output_embeddings()  # type: ignore[operator]
+    head.register_forward_hook(lambda module, arguments, output: shapes.append(output.shape[0]))
+    made.micro_batch(made.next_batch())
+    assert max(shapes) == 10
+    assert sum(shapes) == 2 * 48  # once in forward, once again in backward
+
+
+def test_chunked_loss_ignores_what_the_labels_say() -> None:
+    from tonnage.techniques.chunked_loss import chunked_cross_entropy
+
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(2, 5, 4), torch.randn(7, 4)
+    labels = torch.tensor([[1, -100, 3, 4, -100], [0, 2, -100, 6, 5]])
+    expected = nn.functional.cross_entropy((hidden @ weight.T).flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(chunked_cross_entropy(hidden, labels, lambda part: part @ weight.T), expected)
+
+
+@pytest.mark.parametrize("attention", ["eager", "math"])
+def test_attention_backends_agree(attention: str) -> None:
+    plain = gradients(tiny_job(), FP32)
+    assert_close(
+        gradients(tiny_job(), Plan(precision="fp32", optimizer="sgd", attention=attention)), plain, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "gradient"),
+    [
+        ("bf16-mixed", torch.float32, torch.float32),
+        ("bf16-true", torch.bfloat16, torch.bfloat16),
+        ("fp16-mixed", torch.float32, torch.float32),
+        ("fp32", torch.float32, torch.float32),
+    ],
+)
+def test_precisions(precision: str, weights: torch.dtype, gradient: torch.dtype) -> None:
+    made = ready(tiny_job(), Plan(precision=precision))
+    inside: set[torch.dtype] = set()
+    made.model.model.layers[0].mlp.register_forward_hook(lambda m, a, output: inside.add(output.dtype))  # type: ignore
+    made.micro_batch(made.next_batch())
+    computed = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision.split("-")[0]]
+    assert {p.dtype for p in made.model.parameters()} == {weights}
+    assert {p.grad.dtype for p in made.model.parameters() if p.grad is not None} == {gradient}
+    assert inside == {computed}
+
+
+def test_fp16_scales_the_loss_and_skips_steps_that_overflow() -> None:
+    made = ready(tiny_job(), Plan(precision="fp16-mixed"))
+    assert made.scaler is not None
+    before = {name: p.detach().clone() for name, p in made.model.named_parameters()}
+    made.scaler.scale(torch.ones(()))  # it starts on first use
+    made.scaler.update(1e30)  # far beyond what fp16 holds
+    made.run(1)
+    assert all(torch.equal(p, before[name]) for name, p in made.model.named_parameters())
+    made.scaler.update(2.0**8)
+    made.run(1)
+    assert any(not torch.equal(p, before[name]) for name, p in made.model.named_parameters())
+
+
+class TestLora:
+    """Adapters by PEFT."""
+
+    @pytest.fixture(autouse=True)
+    def _peft(self) -> None:
+        pytest.importorskip("peft")
+
+    def test_only_adapters_are_trained(self) -> None:
+        made = ready(tiny_job(method="lora", lora_rank=4), Plan(precision="fp32"))
+        frozen = {name: p.detach().clone() for name, p in made.model.named_parameters() if not p.requires_grad}
+        trained = [name for name, p in made.model.named_parameters() if p.requires_grad]
+        assert all("lora_" in name for name in trained)
+        assert len(trained) == 3 * 7 * 2
+        # q and o: 32 -> 32, k and v: 32 -> 16, gate and up: 32 -> 48, down: 48 -> 32, all of rank 4
+        assert made.trainable_parameters == 3 * 4 * (2 * 64 + 2 * 48 + 3 * 80)
+        made.run(1)
+        assert all(torch.equal(p, frozen[name]) for name, p in made.model.named_parameters() if name in frozen)
+
+    def test_targets_by_name(self) -> None:
+        made = ready(tiny_job(method="lora", lora_targets=("q_proj", "v_proj")), Plan(precision="fp32"))
+        trained = {
+            name.split(".lora_")[0].split(".")[-1] for name, p in made.model.named_parameters() if p.requires_grad
+        }
+        assert trained == {"q_proj", "v_proj"}
+
+    @pytest.mark.parametrize(
+        ("plan", "base", "adapters"),
+        [
+            (Plan(precision="bf16-mixed"), torch.bfloat16, torch.float32),
+            (Plan(precision="bf16-mixed", base_dtype="fp32"), torch.float32, torch.float32),
+            (Plan(precision="fp16-mixed"), torch.float16, torch.float32),
+            (Plan(precision="bf16-true"), torch.bfloat16, torch.bfloat16),
+            (Plan(precision="fp32"), torch.float32, torch.float32),
+        ],
+    )
+    def test_dtypes(self, plan: Plan, base: torch.dtype, adapters: torch.dtype) -> None:
+        made = ready(tiny_job(method="lora"), plan)
+        made.run(1)
+        assert {p.dtype for p in made.model.parameters() if not p.requires_grad} == {base}
+        assert {p.dtype for p in made.model.parameters() if p.requires_grad} == {adapters}
+
+    def test_starts_as_the_base(self) -> None:
+        """PEFT's B matrices are zero, so the first loss is that of the network without adapters."""
+        losses = []
+        for method in ("full", "lora"):
+            made = ready(tiny_job(method=method), Plan(precision="fp32"))
+            losses.append(models.loss_of(made.model(**tokens())).item())
+        assert losses[0] == losses[1]
+
+    @pytest.mark.parametrize("checkpointing", ["full", "selective"])
+    def test_checkpointing_changes_no_gradient(self, checkpointing: str) -> None:
+        job = tiny_job(method="lora")
+        plan = Plan(precision="fp32", optimizer="sgd", checkpointing=checkpointing)
+        assert_close(gradients(job, plan), gradients(job, FP32))
+
+    def test_chunked_loss(self) -> None:
+        job = tiny_job(method="lora")
+        chunked = gradients(job, Plan(precision="fp32", optimizer="sgd", loss="chunked"))
+        assert_close(chunked, gradients(job, FP32), rtol=1e-4, atol=1e-6)
+
+
+def tokens() -> dict[str, torch.Tensor]:
+    ids = torch.arange(24).reshape(1, 24)
+    return {"input_ids": ids, "labels": ids}
+
+
+@pytest.mark.parametrize("name", EVERY_KIND)
+def test_every_architecture_runs_under_autocast(name: str) -> None:
+    made = ready(tiny_job(name), Plan())
+    start = [p.detach().clone() for p in made.model.parameters()]
+    made.run(2)
+    assert all(math.isfinite(p.sum().item()) for p in made.model.parameters())
+    assert any(not torch.equal(p, before) for p, before in zip(made.model.parameters(), start, strict=True))
+
+
+def test_counts() -> None:
+    made = ready(tiny_job("qwen3"), FP32)
+    # embedding (tied with the head) + 3 layers of attention, head norms, mlp, two norms + the last norm
+    layer = 2 * 32 * 64 + 2 * 32 * 32 + 2 * 16 + 3 * 32 * 48 + 2 * 32
+    assert made.parameters == made.trainable_parameters == 61 * 32 + 3 * layer + 32
+
+
+class Blocks(nn.Module):
+    """A network that is not from transformers: checkpointed by its ModuleList."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(4))
+
+    def batch(self, job: Job) -> dict[str, torch.Tensor]:
+        return {"points": torch.rand(job.micro_batch, 4)}
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            points = layer(points)
+        return points.square().mean()
+
+
+def blocks_job() -> Job:
+    return Job(model=ModelRef(name="blocks", kind="factory", factory=f"{__name__}:Blocks"))
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "every-3", "selective"])
+def test_own_networks_are_checkpointed(checkpointing: str) -> None:
+    plan = Plan(precision="fp32", optimizer="sgd", checkpointing=checkpointing)
+    assert_close(gradients(blocks_job(), plan), gradients(blocks_job(), FP32))
+
+
+def test_nothing_is_initialised_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(*arguments: Any, **options: Any) -> None:
+        raise AssertionError("random numbers were drawn")
+
+    for name in ("normal_", "uniform_", "kaiming_uniform_", "trunc_normal_"):
+        monkeypatch.setattr(nn.init, name, drawn)
+    for method in ("full", "lora") if "peft" in sys.modules else ("full",):
+        steps.build(tiny_job(method=method), Plan(), device="cpu")
+
+
+def test_one_rank_of_many_builds_alone() -> None:
+    made = steps.build(
+        tiny_job(), Plan(precision="fp32", shard="zero3"), device="cpu", world_size=64, rank=3, gpus_per_node=8
+    )
+    try:
+        local = made.model.get_input_embeddings().weight.to_local()  # type: ignore[operator]
+        assert local.shape == (1, 32)  # 61 rows over 64 ranks
+        assert made.parameters == parameters_of_llama()
+    finally:
+        made.close()
+    assert not torch.distributed.is_initialized()
+
+
+def parameters_of_llama() -> int:
+    return sum(
+        p.numel()
+        for p in models.build(
+            tiny("llama"), dtype=torch.float32, attention=None, device=torch.device("meta")
+        ).parameters()
+    )
