@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import estimates
 from tonnage.estimate import Estimate
-from tonnage.report.advice import advice, request_bytes
-from tonnage.units import GIB, MIB
+from tonnage.report.advice import advice
 
 
 def options(estimate: Estimate) -> list[str]:
@@ -20,12 +19,6 @@ def with_message(old: str, new: str, **changes: object) -> Estimate:
 
 def test_nothing_to_say_when_it_fits():
     assert advice(estimates.fitting()) == []
-
-
-def test_request_is_read_from_pytorchs_message():
-    assert request_bytes(estimates.MESSAGE) == 512 * MIB
-    assert request_bytes("CUDA out of memory. Tried to allocate 20.00 GiB.") == 20 * GIB
-    assert request_bytes("something else") is None
 
 
 def test_expandable_segments_only_if_the_unused_bytes_would_have_sufficed():
@@ -86,3 +79,10 @@ def test_chunked_loss_when_the_request_is_as_large_as_the_logits():
     assert "--loss chunked" in options(replace(estimate, model=model))
     assert "--loss chunked" not in options(replace(estimate, model={**model, "vocab_size": 32000}))
     assert "--loss chunked" not in options(estimate)
+
+
+def test_what_is_smaller_than_the_request_is_not_worth_saying():
+    estimate = with_message("512.00 MiB", "22.00 GiB")  # more than the 21.5 GiB of activations
+    assert "--checkpointing full" in options(estimates.full_card())
+    assert "--checkpointing full" not in options(estimate)
+    assert "--shard zero3" in options(estimate)

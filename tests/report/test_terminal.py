@@ -129,7 +129,7 @@ def test_out_of_memory_shows_pytorchs_words_the_users_frames_and_what_to_try():
     text = " ".join(render(estimates.full_card(), width=200).split())
     assert estimates.MESSAGE in text
     assert "/home/ada/train.py:61 main" in text
-    assert "... 3 frames left out" in text
+    assert "... 2 frames left out" in text
     assert "--allocator expandable" in text
 
 

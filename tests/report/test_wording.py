@@ -62,6 +62,16 @@ def test_frames_keep_the_users_own_and_the_innermost():
     ]
 
 
+def test_frames_leave_out_how_modules_are_called():
+    call = "/env/lib/python3.11/site-packages/torch/nn/modules/module.py:1884 _call_impl"
+    stack = ("/cache/tonnage/torch-2.13.0-cp311/torch/nn/modules/linear.py:1 forward", call, "train.py:2 main", call)
+    assert wording.frames(stack) == [
+        "torch/nn/modules/linear.py:1 forward",
+        "... 1 frame left out",
+        "train.py:2 main",
+    ]
+
+
 def test_a_short_stack_is_shown_whole():
     assert wording.frames(("a:1 f", "b:2 g")) == ["a:1 f", "b:2 g"]
     assert wording.frames(()) == []

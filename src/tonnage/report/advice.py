@@ -1,19 +1,14 @@
 """What to try when a step did not fit: only what the Estimate itself shows to be at stake, most bytes first."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from tonnage.estimate import Estimate
+from tonnage.report.shortage import Shortage, shortage
 from tonnage.report.wording import whole
-from tonnage.units import GIB, KIB, MIB, gib, size
+from tonnage.units import gib, size
 
-_UNITS: Final = {"bytes": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
-_AMOUNT: Final = r"([0-9.]+) (bytes|KiB|MiB|GiB)"
-_REQUEST: Final = re.compile(rf"Tried to allocate {_AMOUNT}")
-_FREE: Final = re.compile(rf"of which {_AMOUNT} is free")
-_UNALLOCATED: Final = re.compile(rf"{_AMOUNT} is reserved by PyTorch but unallocated")
 _MOST: Final = 4
 
 
@@ -30,29 +25,24 @@ class Advice:
 
 
 def advice(estimate: Estimate) -> list[Advice]:
-    """What could help, most bytes at stake first; empty when it fits.  None of it is a promise: estimate again."""
+    """What could help, most bytes at stake first; empty when it fits.  None of it is a promise: estimate again.
+
+    What touches fewer bytes than were asked for when the card was full is left out.
+    """
     if estimate.fits:
         return []
     pieces = _fragmentation(estimate)
+    worth = _shortage(estimate).asked_bytes or estimate.peak.process_bytes // 100
     found = sorted(_choices(estimate), key=lambda item: -item.at_stake_bytes)
+    found = [item for item in found if item.at_stake_bytes >= worth]
     return [*([pieces] if pieces else []), *found][:_MOST]
-
-
-def request_bytes(message: str) -> int | None:
-    """What PyTorch tried to allocate, from its message (which rounds to two decimals)."""
-    return _amount(_REQUEST, message)
-
-
-def _amount(pattern: re.Pattern[str], message: str) -> int | None:
-    match = pattern.search(message)
-    return int(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def _fragmentation(estimate: Estimate) -> Advice | None:
     """Expandable segments, when the bytes that lay unused would have been enough for this request."""
-    message = estimate.oom.message if estimate.oom else ""
-    asked, free, cached = (_amount(pattern, message) for pattern in (_REQUEST, _FREE, _UNALLOCATED))
-    if asked is None or cached is None or asked > cached + (free or 0) or _is_expandable(estimate):
+    lack = _shortage(estimate)
+    asked, cached = lack.asked_bytes, lack.unallocated_bytes
+    if asked is None or cached is None or asked > cached + (lack.free_bytes or 0) or _is_expandable(estimate):
         return None
     setting = "--allocator expandable" if estimate.plan else "PYTORCH_ALLOC_CONF=expandable_segments:True"
     return Advice(
@@ -61,6 +51,10 @@ def _fragmentation(estimate: Estimate) -> Advice | None:
         "expandable segments can join such pieces",
         at_stake_bytes=cached,
     )
+
+
+def _shortage(estimate: Estimate) -> Shortage:
+    return shortage(estimate.oom.message if estimate.oom else "")
 
 
 def _is_expandable(estimate: Estimate) -> bool:
@@ -115,11 +109,12 @@ def _temporaries(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
     if oom is not None and oom.phase == "optimizer" and plan.get("optimizer") in ("adamw", "adamw-foreach"):
         yield Advice(
             what="--optimizer adamw-fused",
-            why="it ran out in the optimizer, where the foreach implementation keeps lists of temporaries",
-            at_stake_bytes=held.get("workspace", 0),
+            why="it ran out in the optimizer, where the foreach implementation makes temporaries as large as the "
+            f"parameters ({gib(held.get('parameter', 0))})",
+            at_stake_bytes=held.get("parameter", 0),
         )
     logits = _logits_bytes(estimate)
-    asked = request_bytes(oom.message) if oom else None
+    asked = _shortage(estimate).asked_bytes
     if plan.get("loss") == "plain" and logits and asked and _close(asked, (logits, 2 * logits)):
         yield Advice(
             what="--loss chunked",

@@ -1,5 +1,6 @@
 """The sentences and rows of a report, worded once; the views only place and colour them."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
@@ -7,9 +8,16 @@ from typing import Any, Final
 
 from tonnage.estimate import Estimate, Moment
 from tonnage.report.palette import LOOKS, Look, look
+from tonnage.report.shortage import shortage
 from tonnage.units import MIB, count, gib, size
 
 _UNREMARKABLE: Final = ("none", "auto", "plain", "default", None)
+
+_LIBRARY: Final = re.compile(
+    r"^.*(?:(?:site|dist)-packages|tonnage/torch-[^/]+|/lib/python3[^/]*)/|^.*/(?=tonnage/(?:ghost|techniques|step\.py))"
+    r"|^<frozen.*"
+)
+_PLUMBING: Final = re.compile(r"/torch/nn/modules/module\.py:")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +138,9 @@ def _shortage(estimate: Estimate) -> str:
     used = f"{gib(estimate.peak.process_bytes)}{limit} in use at most"
     if oom is None:
         return f"The card was full: {used}."
-    return f"Out of memory in {moment(oom.step, oom.phase, oom.layer)}; {used} before that."
+    asked = shortage(oom.message).asked_bytes
+    request = f"{size(asked)} asked for, " if asked is not None else ""
+    return f"Out of memory in {moment(oom.step, oom.phase, oom.layer)}: {request}{used} before."
 
 
 def interval(estimate: Estimate) -> str:
@@ -231,29 +241,21 @@ def step_starts(curve: tuple[Moment, ...]) -> dict[int, int]:
 
 
 def frames(stack: tuple[str, ...]) -> list[str]:
-    """The frames worth a line: the user's own, then the four innermost; gaps say how many were left out."""
-    kept = {index for index, frame in enumerate(stack) if not _is_library(frame)}
-    kept = set(sorted(kept)[-8:]) | set(range(max(len(stack) - 4, 0), len(stack)))
+    """The frames worth a line: the user's own, and the four innermost of libraries; gaps say how many were left out.
+
+    How torch gets from one module to the next (`_call_impl` and the like) is never worth one.
+    """
+    own = [index for index, frame in enumerate(stack) if not _LIBRARY.search(frame)]
+    libraries = [index for index, frame in enumerate(stack) if _LIBRARY.search(frame) and not _PLUMBING.search(frame)]
     lines: list[str] = []
     last = -1
-    for index in sorted(kept):
+    for index in sorted(own[-8:] + libraries[-4:]):
         if index - last > 1:
             lines.append(_gap(index - last - 1))
-        lines.append(_short(stack[index]))
+        lines.append(_LIBRARY.sub("", stack[index]))
         last = index
     return lines
 
 
 def _gap(left_out: int) -> str:
     return f"... {left_out} frame{'s' if left_out > 1 else ''} left out"
-
-
-def _is_library(frame: str) -> bool:
-    return any(part in frame for part in ("site-packages", "dist-packages", "/lib/python", "<frozen"))
-
-
-def _short(frame: str) -> str:
-    for root in ("site-packages/", "dist-packages/"):
-        if root in frame:
-            return frame.split(root, 1)[1]
-    return frame
