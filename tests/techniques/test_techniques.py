@@ -37,18 +37,12 @@ def test_every_value_has_one_technique_that_accepts_a_plain_job(technique: Techn
 
 
 def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
-    neutral = {
-        "checkpointing": "none",
-        "shard": "none",
-        "param_offload": "none",
-        "attention": "auto",
-        "loss": "plain",
-    }
+    neutral = {"attention": "auto", "loss": "plain", "allocator": "default"}
     for option in {t.option for t in TECHNIQUES} - {"method"}:
         values = [value for t in TECHNIQUES if t.option == option for value in t.values]
         assert len(values) == len(set(values))
         default = {field.name: field.default for field in fields(Plan)}[option]
-        assert default in (*values, neutral.get(option, "default"))
+        assert default in (*values, neutral.get(option, "none"))
     assert {value for t in TECHNIQUES if t.option == "method" for value in t.values} < set(METHODS)
 
 
@@ -60,6 +54,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({}, {"attention": "cudnn"}, T4, "needs compute capability 8.0, and t4 has 7.5"),
         ({"name": "llama"}, {"attention": "efficient"}, H100, "grouped key and value heads"),
         ({"name": "t5"}, {"loss": "chunked"}, H100, "t5 is an encoder-decoder"),
+        ({"name": "bert"}, {"loss": "chunked"}, H100, "BertForMaskedLM is not a causal language model"),
         ({}, {"optimizer": "adafactor", "shard": "zero3"}, H100, "Adafactor fails on FSDP2"),
         ({}, {"param_offload": "cpu"}, H100, "shard is none"),
         ({}, {"shard": "hsdp"}, T4, "there are 1 x 1"),
