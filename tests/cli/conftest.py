@@ -69,8 +69,3 @@ def tonnage(capsys: pytest.CaptureFixture[str]):
         return Ended(code, out, err)
 
     return run
-
-
-def is_one_line(text: str) -> bool:
-    """Whether an error is what it should be."""
-    return text.startswith("error: ") and text.count("\n") == 1 and "Traceback" not in text

@@ -45,7 +45,7 @@ def dry_run(
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check()
     cluster = parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
-    with progress() as say:
+    with progress(moving=False) as say:
         run = dryrun.run(
             command, cluster, steps=steps, timeout_seconds=float(timeout), torch_version=torch, progress=say
         )

@@ -10,9 +10,12 @@ _PATIENCE_SECONDS: Final = 2.0
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A function to be called with what comes next; the display ends with the block."""
-    if sys.stderr.isatty():
+def progress(*, moving: bool = True) -> Iterator[Callable[[str], None]]:
+    """A function to be called with what comes next; the display ends with the block.
+
+    Not `moving` where others write to standard error too, and would tear the line apart.
+    """
+    if moving and sys.stderr.isatty():
         from rich.console import Console
         from rich.text import Text
 

@@ -12,7 +12,7 @@ from typing import Final
 from tonnage.estimate import Estimate, PhasePeak
 from tonnage.report import wording
 from tonnage.report.advice import advice
-from tonnage.units import gib
+from tonnage.units import gib, size
 
 _WIDTH: Final = 760
 _BAR_HEIGHT: Final = 34
@@ -259,7 +259,7 @@ def _scale(top: int) -> str:
     for part in (0.0, 0.5, 1.0):
         y = _height(int(top * part), top)
         lines.append(
-            f'<text x="{_MARGIN - 8}" y="{y + 4:.1f}" text-anchor="end">{gib(int(top * part))}</text>'
+            f'<text x="{_MARGIN - 8}" y="{y + 4:.1f}" text-anchor="end">{size(int(top * part)) if part else 0}</text>'
             f'<line x1="{_MARGIN}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="currentColor" '
             'stroke-opacity="0.2"/>'
         )

@@ -19,7 +19,7 @@ from tonnage.estimate import Estimate, Moment, PhasePeak
 from tonnage.report import wording
 from tonnage.report.advice import advice
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
-from tonnage.units import gib
+from tonnage.units import gib, size
 
 MIN_WIDTH: Final = 60
 MAX_WIDTH: Final = 200
@@ -188,7 +188,7 @@ def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text]:
     top = max(max(point.reserved_bytes, point.allocated_bytes) for point in estimate.curve)
     if top <= 0:
         return
-    margin = len(gib(top)) + 1
+    margin = len(size(top)) + 1
     columns = _columns(estimate.curve, canvas.width - margin - 1)
     shown = (
         "# allocated, : reserved" if not canvas.unicode else f"█ allocated, {'█' if canvas.colour else '░'} reserved"
@@ -196,7 +196,7 @@ def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text]:
     yield _title("Memory through the steps", f"{shown}; across: modules as they ran, not seconds", canvas)
     for row in range(_TIMELINE_ROWS, 0, -1):
         line = Text()
-        line.append({_TIMELINE_ROWS: gib(top), 1: gib(0)}.get(row, "").rjust(margin - 1) + " ", style="dim")
+        line.append({_TIMELINE_ROWS: size(top), 1: "0"}.get(row, "").rjust(margin - 1) + " ", style="dim")
         line.append("│" if canvas.unicode else "|", style="dim")
         cells = [_cell(column, row, top, canvas) for column in columns]
         for style, run in groupby(cells, key=lambda cell: cell[1]):

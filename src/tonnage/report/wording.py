@@ -135,32 +135,32 @@ def need(estimate: Estimate) -> str:
 def _shortage(estimate: Estimate) -> str:
     oom, capacity = estimate.oom, capacity_bytes(estimate)
     limit = f" of {gib(capacity)}" if capacity else ""
-    used = f"{gib(estimate.peak.process_bytes)}{limit} in use at most"
+    used = f"the most in use was {gib(estimate.peak.process_bytes)}{limit}"
     if oom is None:
-        return f"The card was full: {used}."
+        return f"The card was full; {used}."
     asked = shortage(oom.message).asked_bytes
-    request = f"{size(asked)} asked for, " if asked is not None else ""
-    return f"Out of memory in {moment(oom.step, oom.phase, oom.layer)}: {request}{used} before."
+    request = f"{size(asked)} more asked for" if asked is not None else "more asked for"
+    return f"Out of memory in {moment(oom.step, oom.phase, oom.layer)}: {request}; {used}."
 
 
 def interval(estimate: Estimate) -> str:
     """The interval of the process peak."""
     peak = estimate.peak
     if peak.low_bytes == peak.high_bytes:
-        return f"{gib(peak.process_bytes)}, without uncertainty"
+        return f"{size(peak.process_bytes)}, without uncertainty"
     over = "; its upper end is more than the card has" if is_tight(estimate) else ""
-    return f"{gib(peak.low_bytes)} to {gib(peak.high_bytes)}{over}"
+    return f"{size(peak.low_bytes)} to {size(peak.high_bytes)}{over}"
 
 
 def moment(step: int, phase: str, layer: str) -> str:
-    """`step 2, backward, model.layers.31`."""
+    """`step 2, backward, in model.layers.31`."""
     parts = [f"step {step}"] if step > 0 else []
-    return ", ".join([*parts, phase or "an unknown phase", *([layer] if layer else [])])
+    return ", ".join([*parts, phase or "an unknown phase", *([f"in {layer}"] if layer else [])])
 
 
 def amount(value_bytes: int) -> str:
     """GiB, so that a column can be compared at a glance; small amounts in their own unit, so that none reads as 0."""
-    return gib(value_bytes) if value_bytes >= 10 * MIB or value_bytes == 0 else size(value_bytes)
+    return gib(value_bytes) if value_bytes >= 100 * MIB or value_bytes == 0 else size(value_bytes)
 
 
 def percent(part_bytes: int, whole_bytes: int) -> str:
@@ -197,7 +197,7 @@ def how(estimate: Estimate) -> str:
 def facts(estimate: Estimate) -> list[tuple[str, str]]:
     """What a doubting reader asks next, by name: the interval, the host, where the numbers come from."""
     rows = [
-        ("process", f"{interval(estimate)} ({gib(estimate.peak.reserved_bytes)} reserved, the rest runtime)"),
+        ("process", f"{interval(estimate)} ({size(estimate.peak.reserved_bytes)} reserved, the rest runtime)"),
         ("host", host(estimate)),
         ("how", how(estimate)),
         ("run", "; ".join(estimate.coverage.run)),

@@ -1,9 +1,9 @@
 """`tonnage dry-run`: where its own options end and the command begins."""
 
 import pytest
+from lines import is_one_line
 
 import estimates
-from conftest import is_one_line
 from tonnage.errors import TrialFailed
 
 

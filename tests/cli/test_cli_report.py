@@ -4,9 +4,9 @@ import json
 import pickle
 
 import pytest
+from lines import is_one_line
 
 import estimates
-from conftest import is_one_line
 from tonnage import saved
 from tonnage.report.terminal import render
 

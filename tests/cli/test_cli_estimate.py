@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from lines import is_one_line
 
 import estimates
-from conftest import is_one_line
 from tonnage import saved
 from tonnage.estimate import CATEGORIES, Estimate
 from tonnage.job import Job

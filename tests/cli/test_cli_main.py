@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from lines import is_one_line
 
-from conftest import is_one_line
 from tonnage.cli import main
 from tonnage.errors import GhostUnavailable, TrialFailed, UnknownModel, UsageError
 
