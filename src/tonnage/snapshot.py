@@ -151,8 +151,8 @@ def _segment(entry: Any, stacks: "_Stacks", block_stacks: dict[int, int]) -> Seg
     blocks = []
     for block in entry["blocks"]:
         state = _typed(block["state"], str)
-        if state == "active_pending_free":  # the older word
-            state = "active_awaiting_free"
+        if state == "active_awaiting_free":  # the word of torch's documentation
+            state = "active_pending_free"
         if state not in _STATES:
             raise ValueError(f"a block in state {state[:40]!r}")
         size = _natural(block["size"])
@@ -275,7 +275,7 @@ class _Undo:
             self.held[segment.address] = (segment.size_bytes, segment.stream, segment.is_small)
             for block in segment.blocks:
                 if block.state != "inactive":
-                    awaits = block.state == "active_awaiting_free"
+                    awaits = block.state == "active_pending_free"
                     self.live[block.address] = _Life(block.requested_bytes, segment.stream, awaits)
                     self.sizes[block.address] = block.size_bytes
         for event in reversed(memory.events):
@@ -341,7 +341,7 @@ class _Undo:
             following = addresses[number + 1] if number + 1 < len(addresses) else end
             life = self.live[address]
             size = self._size(address, following - address, is_small)
-            state: BlockState = "active_awaiting_free" if life.awaits else "active_allocated"
+            state: BlockState = "active_pending_free" if life.awaits else "active_allocated"
             yield SegmentBlock(address, size, life.requested_bytes, state)
             start = address + size
         if start < end:

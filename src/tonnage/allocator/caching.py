@@ -323,7 +323,7 @@ class CachingAllocator:
             pool.remove(head)
             self._divide(head, segment.blocks)
             for block in segment.blocks:
-                if block.state == "active_awaiting_free":
+                if block.state == "active_pending_free":
                     tickets[block.address] = self.free(block.address, held=True)
         self.events.clear()
         return tickets
@@ -909,7 +909,7 @@ def _segment(head: Block) -> Segment:
         if block.allocated:
             state = "active_allocated"
         elif not block.is_free:
-            state = "active_awaiting_free"
+            state = "active_pending_free"
         blocks.append(SegmentBlock(block.address, block.size, block.requested, state))
         block = block.next
     return Segment(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-BlockState = Literal["active_allocated", "active_awaiting_free", "inactive"]
+BlockState = Literal["active_allocated", "active_pending_free", "inactive"]
 """Handed out; freed but perhaps still in use by another stream; free.  The words of torch's snapshots."""
 
 

@@ -1,0 +1,91 @@
+"""Programs that read values back from the card and decide by them: one way each.
+
+    python values.py finite|isnan|boolean|padded|full|copied|argmax
+"""
+
+import json
+import sys
+
+import torch
+from families import VOCABULARY, build
+from torch import nn
+from torch.utils.data import DataLoader
+
+
+def finite(model: nn.Module, loss: torch.Tensor) -> object:
+    """A NaN guard: stop when the loss is not finite."""
+    if not torch.isfinite(loss).all():
+        raise RuntimeError("loss is not finite")
+    return True
+
+
+def isnan(model: nn.Module, loss: torch.Tensor) -> object:
+    """The other NaN guard."""
+    if torch.isnan(loss) or any(torch.isnan(p.grad).any() for p in model.parameters() if p.grad is not None):
+        raise RuntimeError("nan")
+    return loss.item()
+
+
+def boolean(model: nn.Module, loss: torch.Tensor) -> object:
+    """Boolean indexing by a computed mask."""
+    logits = torch.randn(4, 8, VOCABULARY, device="cuda")
+    return list(logits[logits.sum(-1) > 0].shape)
+
+
+def copied(model: nn.Module, loss: torch.Tensor) -> object:
+    """What comes from the host is known: labels that were padded are left out."""
+    labels = torch.tensor([[1, 2, -100, -100], [5, -100, 7, 8]])
+    on_card = labels.to("cuda")
+    moved = on_card.clone()
+    kept = on_card[labels.to("cuda") != -100] if False else moved
+    return {"sum": int(kept.sum().item()), "first": on_card[0].tolist(), "clone": kept.tolist()}
+
+
+def argmax(model: nn.Module, loss: torch.Tensor) -> object:
+    """A computed index picks from a list."""
+    return ["a", "b", "c"][int(torch.randn(3, device="cuda").argmax().item())]
+
+
+def attention(model: nn.Module, padded: bool) -> object:
+    """Batches from a real loader with an attention mask; padding decides which kernel attention takes."""
+    lengths = [100, 128] if padded else [128, 128]
+    rows = [
+        {
+            "input_ids": torch.randint(0, VOCABULARY, (128,)),
+            "attention_mask": (torch.arange(128) < length).long(),
+            "labels": torch.randint(0, VOCABULARY, (128,)),
+        }
+        for length in lengths
+    ]
+    kinds = []
+    attend = nn.functional.scaled_dot_product_attention
+
+    def listening(*args, attn_mask=None, **kwargs):  # type: ignore[no-untyped-def]
+        kinds.append(attn_mask is not None)
+        return attend(*args, attn_mask=attn_mask, **kwargs)
+
+    nn.functional.scaled_dot_product_attention = listening
+    for batch in DataLoader(rows, batch_size=2):
+        model(**{name: tensor.cuda() for name, tensor in batch.items()}).loss.backward()
+    return {"masked": sorted(set(kinds))}
+
+
+def main() -> None:
+    what = sys.argv[1]
+    model = build("llama").to("cuda", torch.bfloat16).train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(0, VOCABULARY, (2, 64)).cuda()
+    loss = model(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    if what in ("padded", "full"):
+        said = attention(model, what == "padded")
+    else:
+        said = {"finite": finite, "isnan": isnan, "boolean": boolean, "copied": copied, "argmax": argmax}[what](
+            model, loss
+        )
+    optimizer.step()
+    print(json.dumps({"said": said}))
+
+
+if __name__ == "__main__":
+    main()
