@@ -4,6 +4,8 @@ import pickle
 from array import array
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tonnage import snapshot as snapshots
 from tonnage.errors import CannotEstimate
@@ -61,6 +63,29 @@ def test_the_module_stands_in_for_the_stack(tmp_path):
     assert first["frames"] == allocated["frames"] == [{"filename": "layers.0", "line": 1, "name": "forward"}]
     assert second["frames"] == [{"filename": "(no module)", "line": 2, "name": "optimizer"}]
     assert segment["blocks"][1]["frames"] == second["frames"]
+
+
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.sampled_from(ACTIONS),
+            st.sampled_from([BASE, BASE + 512, BASE + 2 * MIB, 0, -1, 2**62]),
+            st.sampled_from([0, 1, 512, 2 * MIB, 20 * MIB, -512, 2**62]),
+            st.integers(0, 1),
+        ),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_any_trace_is_a_snapshot_or_an_error_of_ours(rows, tmp_path):
+    try:
+        viewer.write(trace(*rows), tmp_path / "snapshot.pickle")
+    except CannotEstimate:
+        return
+    snapshots.read(tmp_path / "snapshot.pickle")
 
 
 def test_a_trace_that_contradicts_itself_is_an_error_and_leaves_no_file(tmp_path):

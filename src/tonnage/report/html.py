@@ -139,7 +139,10 @@ def _ranks(estimate: Estimate) -> Iterator[str]:
 
 
 def _facts(estimate: Estimate) -> str:
-    rows = [(f'<span class="quiet">{name}</span>', _text(value)) for name, value in wording.facts(estimate)]
+    rows = [
+        (f'<span class="quiet">{name}</span>', "<br>".join(map(_text, lines)))
+        for name, lines in wording.facts(estimate)
+    ]
     return "<h3>How this is known</h3>" + _table((), rows)
 
 

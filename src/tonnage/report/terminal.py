@@ -110,7 +110,7 @@ def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
         return
     capacity = wording.capacity_bytes(estimate)
     title = f"At the peak: rank {estimate.rank}, {_peak_moment(estimate)}"
-    yield _title(title, f"on a card of {gib(capacity)}" if capacity else "", canvas)
+    yield _title(title, _text(f"on a card of {gib(capacity)}" if capacity else "", "dim"), canvas)
     bar, edge = Text(), 0
     inner = canvas.width - 2
     bar.append(_ends(canvas)[0])
@@ -190,10 +190,7 @@ def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text]:
         return
     margin = len(size(top)) + 1
     columns = _columns(estimate.curve, canvas.width - margin - 1)
-    shown = (
-        "# allocated, : reserved" if not canvas.unicode else f"█ allocated, {'█' if canvas.colour else '░'} reserved"
-    )
-    yield _title("Memory through the steps", f"{shown}; across: modules as they ran, not seconds", canvas)
+    yield _title("Memory through the steps", _timeline_key(canvas), canvas)
     for row in range(_TIMELINE_ROWS, 0, -1):
         line = Text()
         line.append({_TIMELINE_ROWS: size(top), 1: "0"}.get(row, "").rjust(margin - 1) + " ", style="dim")
@@ -206,6 +203,15 @@ def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text]:
     if strip := _phase_strip(columns):
         yield Text(" " * (margin + 1) + strip, style="dim")
         yield Text(" " * (margin + 1) + _phase_key(columns), style="dim")
+
+
+def _timeline_key(canvas: Canvas) -> Text:
+    allocated, reserved = ("█", "█" if canvas.colour else "░") if canvas.unicode else ("#", ":")
+    key = Text()
+    key.append(allocated, style=_ALLOCATED).append(" allocated  ", style="dim")
+    key.append(reserved, style=_RESERVED).append(" reserved", style="dim")
+    key.append("; across: modules as they ran, not seconds", style="dim")
+    return key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,18 +333,19 @@ def _is_amount(heading: str) -> bool:
 def _facts(estimate: Estimate) -> Padding:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
-    for name, value in wording.facts(estimate):
-        rows.add_row(Text(name, style="dim"), _text(value))
+    for name, lines in wording.facts(estimate):
+        for place, line in enumerate(lines):
+            rows.add_row(Text("" if place else name, style="dim"), _text(line))
     return Padding(rows, (1, 0, 0, 0))
 
 
-def _title(text: str, aside: str = "", canvas: Canvas | None = None) -> Text:
+def _title(text: str, aside: Text | None = None, canvas: Canvas | None = None) -> Text:
     """A heading after an empty line; what is said aside goes on a line of its own where there is no room."""
     line = Text("\n")
     line.append_text(_text(text, "bold"))
     if aside and canvas is not None:
         line.append("  " if len(text) + len(aside) + 2 <= canvas.width else "\n")
-        line.append_text(_text(aside, "dim"))
+        line.append_text(aside)
     return line
 
 

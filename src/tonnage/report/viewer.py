@@ -25,6 +25,8 @@ def snapshot(trace: Trace) -> Snapshot:
     Raises CannotEstimate when the Trace contradicts itself, UsageError for allocator settings that are not known.
     """
     events = tuple(trace.events())
+    if any(event.address < 0 or event.size_bytes < 0 for event in events):
+        raise CannotEstimate("The trace is damaged: it holds a negative address or size.")
     total = sum(event.size_bytes for event in events if event.action in ("segment_alloc", "segment_map"))
     try:
         allocator = follow(events, AllocatorSettings.parse(trace.allocator_settings), max(total, 1))

@@ -194,17 +194,18 @@ def how(estimate: Estimate) -> str:
     return f"{source.get(estimate.source, estimate.source)}{f' ({versions})' if versions else ''}"
 
 
-def facts(estimate: Estimate) -> list[tuple[str, str]]:
+def facts(estimate: Estimate) -> list[tuple[str, tuple[str, ...]]]:
     """What a doubting reader asks next, by name: the interval, the host, where the numbers come from."""
+    held = f"{size(estimate.peak.reserved_bytes)} reserved, the rest runtime"
     rows = [
-        ("process", f"{interval(estimate)} ({size(estimate.peak.reserved_bytes)} reserved, the rest runtime)"),
-        ("host", host(estimate)),
-        ("how", how(estimate)),
-        ("run", "; ".join(estimate.coverage.run)),
-        ("modelled", "; ".join(estimate.coverage.modelled)),
-        ("assumed", "; ".join(estimate.coverage.assumed)),
+        ("process", (f"{interval(estimate)} ({held})",)),
+        ("host", (host(estimate),)),
+        ("how", (how(estimate),)),
+        ("run", estimate.coverage.run),
+        ("modelled", estimate.coverage.modelled),
+        ("assumed", estimate.coverage.assumed),
     ]
-    return [(name, value) for name, value in rows if value]
+    return [(name, lines) for name, lines in rows if lines]
 
 
 def rank_rows(estimate: Estimate) -> list[RankRow]:
