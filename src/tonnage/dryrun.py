@@ -81,7 +81,18 @@ def run(
         )
     if ended != 0 and not any(trace.outcome.get("kind") == "oom" for trace in found):
         raise TrialFailed(f"The command ended with exit code {ended} after {found[0].steps} optimizer steps.")
-    return summarise(found, cluster, model={"name": command[-1]}, job={"command": command, "steps": steps}, plan={})
+    return summarise(
+        found, cluster, model={"name": _program(command)}, job={"command": command, "steps": steps}, plan={}
+    )
+
+
+def _program(command: list[str]) -> str:
+    """The name of what the command runs: its script or module, without the path."""
+    try:
+        words = _without_launcher(command)
+    except UsageError:
+        words = command
+    return Path(words[1] if words[0] == "-m" else words[0]).name
 
 
 def _without_launcher(command: list[str]) -> list[str]:

@@ -7,10 +7,11 @@ token.  Where zero would send a program down a path that real data does not take
 the usual one instead; each says so, once used, in the report's `assumed`.
 """
 
+import contextlib
 import functools
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -42,14 +43,25 @@ class Policy:
         self.native = native
         self._used: dict[str, None] = {}
         self._library: Any = None
+        self._quiet = False
 
     def assumed(self) -> list[str]:
         """One sentence for each patch that was needed."""
         return [ASSUMED[name] for name in self._used]
 
     def use(self, name: str) -> None:
-        """Note that the assumption `name` was made."""
-        self._used[name] = None
+        """Note that the assumption `name` was made, unless a more telling one covers it."""
+        if not self._quiet:
+            self._used[name] = None
+
+    @contextlib.contextmanager
+    def covered(self) -> Iterator[None]:
+        """What is assumed inside is told by its caller."""
+        self._quiet, before = True, self._quiet
+        try:
+            yield
+        finally:
+            self._quiet = before
 
     def install(self) -> None:
         """Patch torch now, and other libraries when they are imported."""
@@ -149,6 +161,7 @@ class Policy:
     # -- transformers
 
     def _patch_masks(self, module: ModuleType) -> None:
+        torch = self.torch
         if hasattr(module, "fast_all"):
             original_all = module.fast_all
 
@@ -167,7 +180,8 @@ class Policy:
             original_packed = module.find_packed_sequence_indices
 
             def find_packed_sequence_indices(position_ids: Any) -> Any:
-                result = original_packed(position_ids)
+                with self.covered():
+                    result = original_packed(position_ids)
                 if not position_ids.is_cuda or self.torch.compiler.is_compiling():
                     return result
                 values = self.read(position_ids)
@@ -178,6 +192,21 @@ class Policy:
                 return None if found is None else found.to(position_ids.device)
 
             module.find_packed_sequence_indices = find_packed_sequence_indices  # type: ignore[attr-defined]
+        if hasattr(module, "_preprocess_mask_arguments"):
+            original_arguments = module._preprocess_mask_arguments
+
+            def _preprocess_mask_arguments(*args: Any, **kwargs: Any) -> Any:
+                """A mask from the data loader becomes one of booleans by a kernel: its values are still known."""
+                result = original_arguments(*args, **kwargs)
+                given = kwargs["attention_mask"] if "attention_mask" in kwargs else args[2]
+                made = result[1]
+                if isinstance(given, torch.Tensor) and isinstance(made, torch.Tensor) and made is not given:
+                    values = None if torch.compiler.is_compiling() or not made.is_cuda else self.read(given)
+                    if values is not None:
+                        made.copy_(values.to(made.dtype))
+                return result
+
+            module._preprocess_mask_arguments = _preprocess_mask_arguments  # type: ignore[attr-defined]
 
     def _patch_from_pretrained(self, module: ModuleType) -> None:
         """Shapes from the configuration instead of weights from files, unless these are local and small."""

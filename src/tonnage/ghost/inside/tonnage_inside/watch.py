@@ -34,7 +34,6 @@ class Watch:
         self.model: dict[str, Any] = {}
         self.began = time.perf_counter()
         self._set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
-        self._ticks = 0
         self._recording = False
         self._stepped = False
         self._backward_seen = False
@@ -50,7 +49,7 @@ class Watch:
     def mark(self, phase: str, module: str) -> None:
         """From now on, what happens in this thread belongs to this phase and module."""
         self.marks.append((self.steps, phase, module))
-        self.positions.append(self._ticks)
+        self.positions.append(self._position())
         if self._recording:
             self._announce()
 
@@ -91,26 +90,19 @@ class Watch:
         torch = self.torch
         torch.cuda.memory._record_memory_history("all", context=None, max_entries=MAX_EVENTS)
         torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
-        self._count_allocations()
         self._recording = True
         self._announce()
 
-    def _count_allocations(self) -> None:
-        """Hear of each block handed out or given back: the ghost forgets what was copied there before."""
-        if self.native is None and self._set_metadata is not None:
-            return
-        from torch.cuda import _gpu_trace
+    def _position(self) -> int:
+        """Blocks handed out or taken back so far, for a torch whose allocator takes no notes (before 2.10).
 
-        callbacks: list[Callable[[int], None]] = [self.native.forget] if self.native is not None else []
-        if self._set_metadata is None:
-            callbacks.append(self._tick)
-        for callback in callbacks:
-            _gpu_trace.register_callback_for_memory_allocation(callback)
-            _gpu_trace.register_callback_for_memory_deallocation(callback)
-        self.torch._C._activate_gpu_trace()
-
-    def _tick(self, _address: int) -> None:
-        self._ticks += 1
+        Asked of the allocator's own statistics: a Python callback for each (`torch.cuda._gpu_trace`) would lose an
+        exception that is on its way while tensors are freed, which is how checkpointing ends a recomputation.
+        """
+        if self._set_metadata is not None or not self._recording:
+            return 0
+        counts = self.torch._C._cuda_memoryStats(self.torch.cuda.current_device())["allocation"]["all"]
+        return int(counts["allocated"] + counts["freed"])
 
     # -- forward
 
@@ -125,31 +117,33 @@ class Watch:
         if self.torch.compiler.is_compiling():
             return
         stack = self._stack()
-        phase = stack[-1][1] if stack else self._begin_forward(module)
+        phase = stack[-1][1] if stack else self._begin_forward()
+        unknown = phase != "recompute" and not stack and module not in self._roots
+        if unknown:
+            self._meet(module)
         name = self._names.get(id(module))
         if name is None:
             name = type(module).__name__
         stack.append((name, phase))
         self.mark(phase, name)
+        if unknown:
+            for tensor in [*module.parameters(), *module.buffers()]:
+                self.claim(tensor, "parameter")
         self._claim_parameters(module)
 
-    def _begin_forward(self, module: Any) -> str:
+    def _begin_forward(self) -> str:
         if self._backward_depth:
             return "recompute"
         self._next_step()
-        if module not in self._roots:
-            self._meet(module)
         return "forward" if self.torch.is_grad_enabled() else "evaluation"
 
     def _meet(self, root: Any) -> None:
-        """A module called from outside any other: learn the names inside it, count and claim what it owns."""
+        """A module called from outside any other: learn the names inside it and count what it owns."""
         self._roots.add(root)
         self._names.update({id(module): name for name, module in root.named_modules()})
         parameters = list(root.parameters())
         for parameter in parameters:
             self._parameters[id(parameter)] = weakref.ref(parameter)
-        for tensor in [*parameters, *root.buffers()]:
-            self.claim(tensor, "parameter")
         total = sum(parameter.numel() for parameter in parameters)
         if total >= self.model.get("parameters", 0):
             self.model = {
