@@ -1,6 +1,6 @@
 """Ranks that must agree before they train: small values really travel between them.
 
-    torchrun --nproc-per-node 4 agree.py
+torchrun --nproc-per-node 4 agree.py
 """
 
 import json

@@ -1,6 +1,6 @@
 """A plain training loop over a small network of a well-known family; prints what torch counted.
 
-    python families.py llama [--steps 3] [--precision bf16-mixed] [--checkpointing] [--accumulate 2]
+python families.py llama [--steps 3] [--precision bf16-mixed] [--checkpointing] [--accumulate 2]
 """
 
 import argparse
@@ -71,7 +71,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("family", choices=FAMILIES)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--precision", choices=("fp32", "bf16-true", "bf16-mixed", "fp16-mixed"), default="bf16-mixed")
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16-true", "bf16-mixed", "fp16-mixed"), default="bf16-mixed"
+    )
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--micro-batch", type=int, default=2)
@@ -88,7 +90,10 @@ def main() -> None:
 
     for _ in range(options.steps):
         for _ in range(options.accumulate):
-            inputs = {name: tensor.cuda() for name, tensor in batch(options.family, options.micro_batch, options.seq_len).items()}
+            inputs = {
+                name: tensor.cuda()
+                for name, tensor in batch(options.family, options.micro_batch, options.seq_len).items()
+            }
             if options.precision == "bf16-true" and "pixel_values" in inputs:
                 inputs["pixel_values"] = inputs["pixel_values"].bfloat16()
             with torch.autocast("cuda", mixed) if mixed else contextlib.nullcontext():

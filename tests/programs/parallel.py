@@ -1,6 +1,6 @@
 """One network trained in parallel: ddp, fsdp, hsdp, tensor, both (tensor and fsdp), pipeline; started by torchrun.
 
-    torchrun --nproc-per-node 8 parallel.py fsdp [--width 512]
+torchrun --nproc-per-node 8 parallel.py fsdp [--width 512]
 """
 
 import argparse

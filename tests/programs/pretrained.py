@@ -1,6 +1,6 @@
 """Loads a model from a folder that may hold nothing but a config.json, and trains it for a step or two.
 
-    python pretrained.py FOLDER [--on-card]
+python pretrained.py FOLDER [--on-card]
 """
 
 import json

@@ -1,6 +1,6 @@
 """A loop that asks for more than the card has: in its forward, its backward or its optimizer; or adapts to the card.
 
-    python too_big.py forward|backward|optimizer|adapting
+python too_big.py forward|backward|optimizer|adapting
 """
 
 import json

@@ -1,6 +1,6 @@
 """Hugging Face's Trainer on a tiny causal language model, as a user would set it up.
 
-    python trainer.py OUTPUT_FOLDER [--lora] [--checkpointing] [--accumulate 2] [--workers 2]
+python trainer.py OUTPUT_FOLDER [--lora] [--checkpointing] [--accumulate 2] [--workers 2]
 """
 
 import argparse
@@ -67,9 +67,7 @@ def main() -> None:
         report_to=[],
         disable_tqdm=True,
     )
-    trainer = transformers.Trainer(
-        model=model, args=arguments, train_dataset=Sentences(64, 128), callbacks=[Said()]
-    )
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Sentences(64, 128), callbacks=[Said()])
     trainer.train()
 
 

@@ -1,6 +1,6 @@
 """Scripts that do something unusual: one way each.
 
-    python unusual.py crashes|hangs|no-gpu|never-steps|spawns|workers|exits|exits-hard|index|talks|subprocess|dies
+python unusual.py crashes|hangs|no-gpu|never-steps|spawns|workers|exits|exits-hard|index|talks|subprocess|dies
 """
 
 import os

@@ -1,6 +1,6 @@
 """Programs that read values back from the card and decide by them: one way each.
 
-    python values.py finite|isnan|boolean|padded|full|copied|argmax
+python values.py finite|isnan|boolean|padded|full|copied|argmax
 """
 
 import json
