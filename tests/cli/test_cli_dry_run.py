@@ -22,10 +22,13 @@ def test_the_command_is_left_alone(arguments, command, tonnage, calls):
 
 
 def test_options_arrive(tonnage, calls):
-    text = "dry-run --gpu a100-80gb --gpus 4 --gpu-memory 40GiB --timeout 60 --torch 2.11.0 -- python train.py"
+    text = (
+        "dry-run --gpu a100-80gb --gpus 4 --gpu-memory 40GiB --timeout 60 --torch 2.11.0 --rank 3 -- python train.py"
+    )
     assert tonnage(*text.split()).code == 0
     assert (calls.cluster.gpus, calls.cluster.device.capacity_bytes) == (4, 40 * 2**30)
     assert (calls.options["timeout_seconds"], calls.options["torch_version"]) == (60.0, "2.11.0")
+    assert calls.options["rank"] == 3
 
 
 def test_the_report_is_about_the_command(tonnage, calls):

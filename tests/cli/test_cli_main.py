@@ -170,3 +170,17 @@ def test_no_environment_reaches_the_golden_text(tonnage, calls, monkeypatch):
         monkeypatch.setenv(name, "1")
     assert "\x1b" not in tonnage("estimate", "gpt2", "--gpu", "t4").out
     assert os.environ["FORCE_COLOR"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("tonnage est", ["estimate"]),
+        ("tonnage estimate gpt2 --gpu l40", ["l40", "l40s"]),
+        ("tonnage estimate llama-2-1", ["llama-2-13b"]),
+    ],
+)
+def test_the_shell_completes_names(typed, completed):
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_TONNAGE_COMPLETE": "complete_bash"}
+    ended = subprocess.run(PROGRAM, env={**os.environ, **words}, capture_output=True, text=True, check=False)
+    assert ended.stdout.split() == completed

@@ -26,6 +26,16 @@ def dry_run(
     gpu: Gpu = None,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            "--rank",
+            help="Run this rank alone, in one process and without torchrun or accelerate launch.",
+            metavar="N",
+            min=0,
+            rich_help_panel=CARD,
+        ),
+    ] = None,
     steps: Steps = 3,
     timeout: Annotated[
         int, count("--timeout", "Seconds after which a command that has not made its steps is stopped.", CARD)
@@ -47,6 +57,12 @@ def dry_run(
     cluster = parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
     with progress(moving=False) as say:
         run = dryrun.run(
-            command, cluster, steps=steps, timeout_seconds=float(timeout), torch_version=torch, progress=say
+            command,
+            cluster,
+            steps=steps,
+            timeout_seconds=float(timeout),
+            rank=rank,
+            torch_version=torch,
+            progress=say,
         )
     return deliver(run.estimate, lambda: run.traces, wanted)

@@ -4,7 +4,20 @@ from typing import Annotated, Any
 
 import typer
 
-from tonnage.cli.options import CARD, Gpu, GpuMemory, Gpus, Html, Json, Save, Snapshot, Steps, TorchVersion, count
+from tonnage.cli.options import (
+    CARD,
+    Gpu,
+    GpuMemory,
+    Gpus,
+    Html,
+    Json,
+    Save,
+    Snapshot,
+    Steps,
+    TorchVersion,
+    beginning,
+    count,
+)
 from tonnage.job import METHODS, Job
 from tonnage.plan import (
     ALLOCATORS,
@@ -25,7 +38,23 @@ _PLAN = "How it is trained"
 
 def _choice(name: str, text: str, possible: tuple[str, ...], panel: str = _PLAN) -> Any:
     """An option with listed values; Job and Plan check them, with one wording for the command line and Python."""
-    return typer.Option(name, help=f"{text} One of {', '.join(possible)}.", metavar="WORD", rich_help_panel=panel)
+
+    def complete(incomplete: str) -> list[str]:
+        return beginning(possible, incomplete)
+
+    return typer.Option(
+        name,
+        help=f"{text} One of {', '.join(possible)}.",
+        metavar="WORD",
+        autocompletion=complete,
+        rich_help_panel=panel,
+    )
+
+
+def _model_names(incomplete: str) -> list[str]:
+    from tonnage.catalog import model_names
+
+    return beginning(model_names(), incomplete)
 
 
 def estimate(
@@ -33,6 +62,7 @@ def estimate(
         str,
         typer.Argument(
             help="A catalog name (`tonnage models`), a Hub id, a folder, a config.json, or package.module:factory.",
+            autocompletion=_model_names,
         ),
     ],
     gpu: Gpu = None,

@@ -1,5 +1,6 @@
 """Options that several commands share, each worded once."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,10 +32,22 @@ def count(name: str, text: str, panel: str | None = None) -> Any:
     return typer.Option(name, help=text, metavar="N", parser=_count, rich_help_panel=panel)
 
 
+def beginning(names: Iterable[str], incomplete: str) -> list[str]:
+    """The names that a shell may complete what was typed to."""
+    return [name for name in names if name.startswith(incomplete.lower())]
+
+
+def _gpu_names(incomplete: str) -> list[str]:
+    from tonnage.device import device_names
+
+    return beginning(device_names(), incomplete)
+
+
 Gpu = Annotated[
     str | None,
     typer.Option(
         "--gpu",
+        autocompletion=_gpu_names,
         help="The card: t4, 8xA100-80GB, 4x8xH100 (machines x GPUs). `tonnage devices` lists them.",
         metavar="NAME",
         rich_help_panel=CARD,
