@@ -173,7 +173,7 @@ def build_ghost(major: int, work: Path, strict: bool) -> Path:
     target = work / "libghost.so"
     flags = [*FLAGS, f"-DGHOST_CUDA={major}", *(["-Werror"] if strict else [])]
     sources = [str(path) for path in sorted(HERE.glob("*.c"))]
-    link = ["-shared", "-Wl,-soname,libghost.so", "-Wl,-z,defs", "-lpthread", "-ldl", "-lrt"]
+    link = ["-shared", "-Wl,-soname,libghost.so", "-Wl,-z,defs", "-lpthread", "-ldl", "-lrt", "-lm"]
     run([*compiler(), *flags, "-o", str(target), *sources, *link])
     return target
 

@@ -370,14 +370,17 @@ API int nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *current, unsigned *p
     return NVML_NOT_SUPPORTED;
 }
 
+/* Not part of an NVLink fabric: state 0.  The caller's version holds the size of its structure. */
 API int nvmlDeviceGetGpuFabricInfo(nvmlDevice_t device, void *info)
 {
-    return NVML_NOT_SUPPORTED;
+    memset(info, 0, 28);
+    return NVML_SUCCESS;
 }
 
-API int nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, void *info)
+API int nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, unsigned *info)
 {
-    return NVML_NOT_SUPPORTED;
+    memset(info + 1, 0, (*info & 0xffffff) - sizeof *info);
+    return NVML_SUCCESS;
 }
 
 API int nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, int *active)
