@@ -27,6 +27,24 @@ def random_size(rng: random.Random) -> int:
     return rng.choice(EDGES)
 
 
+def graph_program(seed: int, length: int) -> list[Operation]:
+    """Graphs captured on stream 1 in the midst of allocations; nothing waits for the GPU meanwhile.
+
+    No block is used on the capturing stream by another: torch 2.13 then records an event that it may not query.
+    """
+    rng = random.Random(seed)
+    operations: list[Operation] = []
+    capturing = False
+    for operation in random_program(seed, length):
+        if rng.random() < 0.01:
+            operations.append(["end_graph"] if capturing else ["graph", 1])
+            capturing = not capturing
+        waits = operation[0] in ("synchronise", "empty")
+        if not (capturing and waits) and (operation[0] != "record" or operation[2] != 1):
+            operations.append(operation)
+    return [*operations, ["end_graph"]] if capturing else operations
+
+
 def random_program(seed: int, length: int, *, late: bool = False, pools: bool = False) -> list[Operation]:
     """Allocations, frees (half of them of the newest), uses on other streams, and now and then the rest.
 
@@ -123,6 +141,16 @@ class Replica:
     def end(self, number: int) -> None:
         self.allocator.end_pool(self.pool_ids[number])
         self.allocator.release_pool(self.pool_ids[number])
+
+    def graph(self, stream: int) -> None:
+        for _ in range(2):  # seed and offset of the random numbers, held by the graph
+            self.allocator.malloc(8, self.streams[0])
+        pool = self.pool_ids[self.pools]
+        self.allocator.begin_pool(pool, streams=[self.streams[stream]], capturing=True)
+        self.pools += 1
+
+    def end_graph(self) -> None:
+        self.allocator.end_pool(self.pool_ids[self.pools - 1])
 
     def drop(self, number: int) -> None:  # what the destructor of a MemPool does
         self.allocator.release_pool(self.pool_ids[number])

@@ -18,6 +18,7 @@ from allocator_programs import (
     compare_events,
     compare_segments,
     compare_statistics,
+    graph_program,
     random_program,
     replicate,
 )
@@ -63,6 +64,9 @@ PROGRAMS = {
     "private pools": {"pools": True},
     "late events": {"late": True},
 }
+
+
+GRAPHS = ("default", "tight", "split tight", "powers of two", "garbage collection", "expandable")
 
 
 @functools.cache
@@ -125,6 +129,27 @@ def test_the_replica_does_what_torch_does(kind: str, name: str, seed: int) -> No
     assert compare_statistics(real["statistics"], replica.allocator) == {}
     assert compare_segments(real["segments"], replica.allocator) is None
     assert replica.out_of_memory == real["out_of_memory"]
+
+
+@functools.cache
+def graph_runs() -> dict[str, tuple[list[Operation], dict[str, Any]]]:
+    programs = {name: graph_program(seed, LENGTH) for seed, name in enumerate(GRAPHS, 1)}
+    jobs = [job(program, *SETTINGS[name], lazy=False) for name, program in programs.items()]
+    return dict(zip(GRAPHS, zip(programs.values(), run_on_ghost(jobs), strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_are_captured_into_pools_of_their_own(name: str) -> None:
+    operations, real = graph_runs()[name]
+    assert "failed" not in real
+    text, total_bytes = SETTINGS[name]
+    replica = replicate(operations, real, total_bytes=total_bytes, settings=text)
+    assert len(real["pools"]) > 5
+    assert compare_events(real["events"], replica.allocator) is None
+    # what waits for the end of a capture waits in a hash map: the order shows in how split memory was meanwhile
+    differences = compare_statistics(real["statistics"], replica.allocator)
+    assert [name for name in differences if not name.startswith("inactive_split")] == []
+    assert compare_segments(real["segments"], replica.allocator) is None
 
 
 def test_the_programs_reach_what_they_should() -> None:

@@ -8,6 +8,7 @@ Operations (`n` counts the `alloc` operations from 0; one that ran out of memory
     ["alloc", bytes, stream]  ["free", n]  ["record", n, stream]  ["synchronise"]  ["empty"]  ["settings", text]
     ["reset_peak"]  ["reset_accumulated"]
     ["pool", splits, use_on_oom]  ["begin", pool]  ["end", pool]  ["drop", pool]
+    ["graph", stream]  ["end_graph"]
 """
 
 import ctypes
@@ -33,6 +34,8 @@ class Machine:
         self.pools: list[Any] = []
         self.pool_ids: list[list[int]] = []
         self.uses: dict[int, Any] = {}
+        self.graph_stream = self.streams[0]
+        self.graphs: list[torch.cuda.CUDAGraph] = []
 
     def alloc(self, size: int, stream: int) -> None:
         try:
@@ -79,6 +82,18 @@ class Machine:
 
     def drop(self, number: int) -> None:
         self.pools[number] = None
+
+    def graph(self, stream: int) -> None:
+        self.graph_stream = self.streams[stream]
+        self.graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.stream(self.graph_stream):
+            self.graphs[-1].capture_begin(capture_error_mode="relaxed")
+
+    def end_graph(self) -> None:
+        with torch.cuda.stream(self.graph_stream):
+            self.graphs[-1].capture_end()
+        self.pools.append(None)
+        self.pool_ids.append(list(self.graphs[-1].pool()))
 
 
 def run(operations: list[list[Any]]) -> dict[str, Any]:

@@ -82,6 +82,12 @@ class _Request(NamedTuple):
     expandable: bool
 
 
+class _Use(NamedTuple):
+    pool: PoolId
+    streams: frozenset[int] | None
+    capturing: bool
+
+
 class CachingAllocator:
     """The caching allocator of one device.
 
@@ -127,8 +133,7 @@ class CachingAllocator:
 
         self._private: dict[PoolId, PrivatePool] = {}
         self._reserved_by_pool: dict[PoolId, dict[str, Stat]] = {}
-        self._uses: list[tuple[PoolId, frozenset[int] | None, bool]] = []
-        self._capturing = False
+        self._uses: list[_Use] = []
         self._deferred: dict[Block, None] = {}
         self._uses_in_capture: dict[Block, set[int]] = {}
 
@@ -138,7 +143,7 @@ class CachingAllocator:
         """The address of a block for `size_bytes` (at least 1).  Raises OutOfMemory."""
         if size_bytes < 1:
             raise ValueError(f"{size_bytes} bytes requested; torch asks its allocator for at least 1.")
-        if not self._capturing:
+        if not self._is_capturing(stream):
             self._process_events()
         request = self._request(size_bytes, stream)
         block = self._search(request)
@@ -172,7 +177,7 @@ class CachingAllocator:
             self._held[self._tickets] = block
         elif not block.uses:
             self._free(block)
-        elif self._capturing:
+        elif self._is_capturing(block.stream, *block.uses):
             self._deferred[block] = None
         else:
             self._insert_events(block)
@@ -192,7 +197,7 @@ class CachingAllocator:
         if stream == block.stream:
             return
         block.uses.add(stream)
-        if self._capturing:
+        if self._is_capturing(block.stream, stream):
             self._uses_in_capture.setdefault(block, set()).add(stream)
 
     def synchronise(self, stream: int | None = None) -> None:
@@ -220,28 +225,24 @@ class CachingAllocator:
         private = PrivatePool(pool, self._all, self._statistics["small_pool"], self._statistics["large_pool"])
         private.splits, private.use_on_oom = splits, use_on_oom
         self._private[pool] = private
-        self._reserved_by_pool[pool] = private.reserved_bytes
 
     def begin_pool(self, pool: PoolId, *, streams: Iterable[int] | None = None, capturing: bool = False) -> None:
         """From now on serve requests (on these streams; None: all) from a private pool.
 
-        While a graph is `capturing`, events may not be asked whether they are finished, nor memory given back;
-        up to torch 2.12 the same holds while any private pool is in use.
+        For a stream that is `capturing` a graph, events may not be asked whether they are finished, nor memory given
+        back; up to torch 2.12 the same holds for all streams while any private pool is in use.
         """
-        if any(pool == active for active, _, _ in self._uses):
+        if any(pool == use.pool for use in self._uses):
             raise ValueError(f"Pool {pool} is in use already.")
         self.create_pool(pool)
-        capturing = capturing or self._version < (2, 13)
-        self._uses.append((pool, None if streams is None else frozenset(streams), capturing))
-        self._capturing = any(capturing for *_, capturing in self._uses)
+        self._uses.append(_Use(pool, None if streams is None else frozenset(streams), capturing))
 
     def end_pool(self, pool: PoolId) -> None:
         """Stop serving requests from a private pool; it keeps its memory until released."""
-        remaining = [use for use in self._uses if use[0] != pool]
+        remaining = [use for use in self._uses if use.pool != pool]
         if len(remaining) == len(self._uses):
             raise ValueError(f"Pool {pool} is not in use.")
         self._uses = remaining
-        self._capturing = any(capturing for *_, capturing in self._uses)
 
     def release_pool(self, pool: PoolId) -> None:
         """Hold a private pool once less; without holders its free segments can be given back."""
@@ -415,10 +416,17 @@ class CachingAllocator:
         return _Request(size, stream, pool, segment_bytes, self.settings.expandable_segments)
 
     def _private_pool_for(self, stream: int) -> PrivatePool | None:
-        for pool, streams, _ in reversed(self._uses):
-            if streams is None or stream in streams:
-                return self._private[pool]
+        for use in reversed(self._uses):
+            if use.streams is None or stream in use.streams:
+                return self._private[use.pool]
         return None
+
+    def _is_capturing(self, *streams: int) -> bool:
+        if self._version < (2, 13):
+            return bool(self._uses)
+        return any(
+            use.capturing and (use.streams is None or not use.streams.isdisjoint(streams)) for use in self._uses
+        )
 
     def _search(self, request: _Request) -> Block | None:
         """The best fitting free block, taken out of its pool."""
@@ -494,7 +502,7 @@ class CachingAllocator:
             block = self._obtain(request)
             if block is not None:
                 return block, request
-        if self._capturing:
+        if self._is_capturing(request.stream):
             return None, request
         self._release_cached(DEFAULT_POOL)
         self.counters["num_alloc_retries"] += 1
@@ -692,7 +700,7 @@ class CachingAllocator:
         return released >= wanted
 
     def _release_cached(self, pool: PoolId) -> None:
-        if pool == DEFAULT_POOL and not self._capturing:
+        if pool == DEFAULT_POOL and not self._is_capturing():
             self._wait_for_events()
             self._release_free(self._large)
             self._release_free(self._small)
@@ -843,6 +851,8 @@ class CachingAllocator:
         self.counters["num_device_alloc"] += 1
         for stat in pool.reserved:
             stat.increase(size)
+        if pool.owner is not None:
+            self._reserved_by_pool[pool.owner.id] = pool.owner.reserved_bytes
 
     def _unreserve(self, pool: Pool, size: int) -> None:
         self.reserved_bytes -= size

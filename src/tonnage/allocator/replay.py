@@ -7,6 +7,7 @@ from tonnage.allocator.caching import NEWEST, CachingAllocator, OutOfMemory, Sho
 from tonnage.allocator.driver import Driver
 from tonnage.allocator.segments import Segment
 from tonnage.allocator.settings import AllocatorSettings
+from tonnage.errors import CannotEstimate
 from tonnage.trace import Event
 
 
@@ -73,6 +74,7 @@ def replay(
     shortage = stopped_at = None
     for number, event in enumerate(recorded):
         if number in cache_emptied:
+            allocator.mark = event.mark
             allocator.empty_cache()
         try:
             player.play(number, event)
@@ -184,8 +186,12 @@ def _follow(allocator: CachingAllocator, event: Event, tickets: dict[int, int]) 
         case "alloc":
             allocator.place(event.address, event.size_bytes, event.stream)
         case "free_requested":
-            tickets[event.address] = allocator.free(event.address, held=True)
+            tickets[event.address] = _free(allocator, event.address)
         case "free_completed":
+            if event.address not in tickets:
+                raise CannotEstimate(
+                    f"The recording completes a free at {event.address:#x}, where none was requested."
+                )
             allocator.complete(tickets.pop(event.address))
         case "segment_alloc":
             allocator.place_segment(event.address, event.size_bytes, event.stream)
@@ -195,3 +201,10 @@ def _follow(allocator: CachingAllocator, event: Event, tickets: dict[int, int]) 
             allocator.place_mapping(event.address, event.size_bytes, event.stream)
         case "segment_unmap":
             allocator.place_unmapping(event.address)
+
+
+def _free(allocator: CachingAllocator, address: int) -> int:
+    try:
+        return allocator.free(address, held=True)
+    except ValueError:
+        raise CannotEstimate(f"The recording frees a block at {address:#x}, where none is handed out.") from None
