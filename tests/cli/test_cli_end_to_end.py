@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,45 @@ def test_a_script_that_fails(run):
     assert (ended.returncode, ended.stdout) == (5, "")
     assert is_one_line(ended.stderr)
     assert "exit code 7" in ended.stderr
+
+
+SLEEPER = """
+import os, sys, time, torch
+torch.zeros(1, device="cuda")
+with open(sys.argv[1] + ".part", "w") as file:
+    file.write(str(os.getpid()))
+os.rename(sys.argv[1] + ".part", sys.argv[1])
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_command_ends_with_tonnage(number, code, run, tmp_path):
+    started = tmp_path / "pid"
+    command = [
+        sys.executable,
+        "-m",
+        "tonnage",
+        "dry-run",
+        "--gpu",
+        "t4",
+        "--",
+        sys.executable,
+        "-c",
+        SLEEPER,
+        str(started),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        while not started.exists():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (code, "")
+    assert not Path(f"/proc/{started.read_text()}").exists()
 
 
 def test_a_model_that_does_not_exist(run):

@@ -1,10 +1,11 @@
 """`tonnage COMMAND`: finds the command, and turns every way of ending into one line and an exit code."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -41,8 +42,16 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 
 def main() -> None:
-    """The `tonnage` program."""
+    """The `tonnage` program.  Asked to end, it ends what it started first: ghosts and the user's command."""
+    for name in ("SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # not every system has both
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup stays nohup
+            signal.signal(number, _end)
     sys.exit(run(sys.argv[1:]))
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def run(arguments: Sequence[str]) -> int:
