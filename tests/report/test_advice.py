@@ -86,3 +86,20 @@ def test_what_is_smaller_than_the_request_is_not_worth_saying():
     assert "--checkpointing full" in options(estimates.full_card())
     assert "--checkpointing full" not in options(estimate)
     assert "--shard zero3" in options(estimate)
+
+
+def test_temporaries_of_the_model_grow_with_the_batch_too():
+    # 21.5 GiB of activations and 0.25 GiB of workspace at a peak in the backward pass; half of that can go.
+    plan = {"checkpointing": "full", "shard": "none"}
+    (item,) = [item for item in advice(replace(estimates.full_card(), plan=plan)) if "micro-batch" in item.what]
+    assert "activations and temporaries hold 21.75 GiB" in item.why
+    sharded = replace(estimates.full_card(), plan={**plan, "shard": "zero3"})
+    (item,) = [item for item in advice(sharded) if "micro-batch" in item.what]
+    assert "activations hold 21.50 GiB" in item.why
+
+
+def test_expandable_segments_come_last_when_more_requests_would_follow():
+    estimate = estimates.full_card()
+    begun = replace(estimate, oom=replace(estimate.oom, step=1, phase="forward"))
+    assert options(begun)[-1] == "--allocator expandable"
+    assert options(replace(begun, oom=replace(begun.oom, phase="backward")))[0] == "--allocator expandable"

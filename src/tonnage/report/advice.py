@@ -34,8 +34,16 @@ def advice(estimate: Estimate) -> list[Advice]:
     pieces = _fragmentation(estimate)
     worth = _shortage(estimate).asked_bytes or estimate.peak.process_bytes // 100
     found = sorted(_choices(estimate), key=lambda item: -item.at_stake_bytes)
-    found = [item for item in found if item.at_stake_bytes >= worth]
-    return [*([pieces] if pieces else []), *found][:_MOST]
+    found = [item for item in found if item.at_stake_bytes >= worth][: _MOST - 1]
+    if pieces is None:
+        return found
+    return [*found, pieces] if _has_just_begun(estimate) else [pieces, *found]
+
+
+def _has_just_begun(estimate: Estimate) -> bool:
+    """True when the card was full before the first backward pass, so that more requests like this one would follow."""
+    oom = estimate.oom
+    return oom is not None and oom.step <= 1 and oom.phase in ("load", "forward")
 
 
 def _fragmentation(estimate: Estimate) -> Advice | None:
@@ -66,7 +74,7 @@ def _choices(estimate: Estimate) -> Iterator[Advice]:
     """Options of `tonnage estimate`; a dry-run's script decides for itself, so there are none for it."""
     if not estimate.plan:
         return
-    held, plan, job = estimate.peak.by_category, estimate.plan, estimate.job
+    held, plan = estimate.peak.by_category, estimate.plan
     activations = held.get("activation", 0)
     if plan.get("checkpointing") == "none" and activations:
         yield Advice(
@@ -74,16 +82,25 @@ def _choices(estimate: Estimate) -> Iterator[Advice]:
             why=f"activations hold {gib(activations)}; most are recomputed in backward instead",
             at_stake_bytes=activations,
         )
+    yield from _smaller_batch(estimate)
+    yield from _states(estimate, held)
+    yield from _temporaries(estimate, held)
+
+
+def _smaller_batch(estimate: Estimate) -> Iterator[Advice]:
+    """Half the micro-batch, for what grows with it: activations, and temporaries while the model itself runs."""
+    held, job = estimate.peak.by_category, estimate.job
     batch, micro_batches = whole(job, "micro_batch") or 1, whole(job, "grad_accum") or 1
-    if batch > 1 and activations:
+    growing, names = held.get("activation", 0), "activations"
+    if estimate.peak.phase in ("forward", "backward") and estimate.plan.get("shard") in ("none", "ddp"):
+        growing, names = growing + held.get("workspace", 0), "activations and temporaries"
+    if batch > 1 and growing:
         kept = f"; --grad-accum {2 * micro_batches} keeps the global batch" if batch % 2 == 0 else ""
         yield Advice(
             what=f"--micro-batch {batch // 2}",
-            why=f"the {gib(activations)} of activations grow with it{kept}",
-            at_stake_bytes=activations // 2,
+            why=f"{names} hold {gib(growing)}, and most of it grows with the batch{kept}",
+            at_stake_bytes=growing // 2,
         )
-    yield from _states(estimate, held)
-    yield from _temporaries(estimate, held)
 
 
 def _states(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:

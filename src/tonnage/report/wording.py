@@ -14,7 +14,7 @@ from tonnage.units import MIB, count, gib, size
 _UNREMARKABLE: Final = ("none", "auto", "plain", "default", None)
 
 _LIBRARY: Final = re.compile(
-    r"^.*(?:(?:site|dist)-packages|tonnage/torch-[^/]+|/lib/python3[^/]*)/|^.*/(?=tonnage/(?:ghost|techniques|step\.py))"
+    r"^.*(?:(?:site|dist)-packages|tonnage/torch-[^/]+|/lib/python3[^/]*)/|^.*/(?=tonnage/(?:ghost|techniques|step\.py|model\.py))"
     r"|^<frozen.*"
 )
 _PLUMBING: Final = re.compile(r"/torch/nn/modules/module\.py:")
