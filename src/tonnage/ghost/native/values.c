@@ -1,8 +1,8 @@
 /* Values: which bytes of device memory are known, because a small copy or fill put them there.
  *
  * Known ranges hold their bytes; everything else on the device reads as zero.  Copies of more than
- * VALUES_COPY_BYTES carry no values.  Kernels write nothing we could see, so the process that watches the
- * allocator calls ghost_forget whenever a block is handed out anew or freed. */
+ * VALUES_COPY_BYTES carry no values.  Kernels write nothing we could see, so what was known of a block is
+ * forgotten when PyTorch's allocator hands it out anew (handout.c), or when somebody calls ghost_forget. */
 #define _GNU_SOURCE
 #include "ghost.h"
 
@@ -17,6 +17,7 @@
 
 struct value {
     struct range range; /* first: a pointer to it is a pointer to the value */
+    bool zero;          /* all bytes are zero and none is kept */
     unsigned char bytes[];
 };
 
@@ -25,16 +26,26 @@ static struct range *starts; /* where blocks begin, as far as ghost_forget told 
 static uint64_t known_bytes;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+/* `bytes` is NULL for zeros. */
 static void remember(uint64_t address, const void *bytes, uint64_t size)
 {
-    if (known_bytes + size > KNOWN_LIMIT || size == 0)
+    uint64_t kept = bytes ? size : 0;
+    if (known_bytes + kept > KNOWN_LIMIT || size == 0)
         return;
-    struct value *value = malloc(sizeof *value + size);
+    struct value *value = malloc(sizeof *value + kept);
     value->range.start = address;
     value->range.bytes = size;
-    memcpy(value->bytes, bytes, size);
+    value->zero = !bytes;
+    if (bytes)
+        memcpy(value->bytes, bytes, size);
     range_insert(&known, &value->range);
-    known_bytes += size;
+    known_bytes += kept;
+}
+
+/* The bytes of a value from `offset` on, NULL for zeros. */
+static const void *bytes_from(const struct value *value, uint64_t offset)
+{
+    return value->zero ? NULL : value->bytes + offset;
 }
 
 /* The first known range that overlaps [start, end). */
@@ -52,11 +63,11 @@ static void forget(uint64_t start, uint64_t end)
     while ((value = overlapping(start, end))) {
         uint64_t from = value->range.start, to = from + value->range.bytes;
         range_remove(&known, &value->range);
-        known_bytes -= value->range.bytes;
+        known_bytes -= value->zero ? 0 : value->range.bytes;
         if (from < start)
-            remember(from, value->bytes, start - from);
+            remember(from, bytes_from(value, 0), start - from);
         if (to > end)
-            remember(end, value->bytes + (end - from), to - end);
+            remember(end, bytes_from(value, end - from), to - end);
         free(value);
     }
 }
@@ -72,11 +83,12 @@ static void written(uint64_t start, uint64_t end)
     }
 }
 
+/* `source` is NULL for zeros, of which any number is remembered. */
 static void write_values(uint64_t target, const void *source, uint64_t bytes)
 {
     pthread_mutex_lock(&lock);
     written(target, target + bytes);
-    if (bytes <= VALUES_COPY_BYTES)
+    if (!source || bytes <= VALUES_COPY_BYTES)
         remember(target, source, bytes);
     pthread_mutex_unlock(&lock);
 }
@@ -90,7 +102,8 @@ static void read_values(unsigned char *target, uint64_t source, uint64_t bytes)
     while (value) {
         uint64_t from = value->range.start, to = from + value->range.bytes;
         uint64_t first = from > source ? from : source, last = to < end ? to : end;
-        memcpy(target + (first - source), value->bytes + (first - from), last - first);
+        if (!value->zero)
+            memcpy(target + (first - source), value->bytes + (first - from), last - first);
         struct range *next = range_ceiling(known, from + 1);
         value = next && next->start < end ? (struct value *)next : NULL;
     }
@@ -103,6 +116,7 @@ static void move_values(uint64_t target, uint64_t source, uint64_t bytes)
     struct piece {
         struct piece *next;
         uint64_t offset, bytes;
+        bool zero;
         unsigned char data[];
     } *pieces = NULL;
 
@@ -112,9 +126,10 @@ static void move_values(uint64_t target, uint64_t source, uint64_t bytes)
     while (value) {
         uint64_t from = value->range.start, to = from + value->range.bytes;
         uint64_t first = from > source ? from : source, last = to < end ? to : end;
-        struct piece *piece = malloc(sizeof *piece + (last - first));
-        *piece = (struct piece){pieces, first - source, last - first};
-        memcpy(piece->data, value->bytes + (first - from), last - first);
+        struct piece *piece = malloc(sizeof *piece + (value->zero ? 0 : last - first));
+        *piece = (struct piece){pieces, first - source, last - first, value->zero};
+        if (!value->zero)
+            memcpy(piece->data, value->bytes + (first - from), last - first);
         pieces = piece;
         struct range *next = range_ceiling(known, from + 1);
         value = next && next->start < end ? (struct value *)next : NULL;
@@ -122,7 +137,7 @@ static void move_values(uint64_t target, uint64_t source, uint64_t bytes)
     written(target, target + bytes);
     while (pieces) {
         struct piece *piece = pieces;
-        remember(target + piece->offset, piece->data, piece->bytes);
+        remember(target + piece->offset, piece->zero ? NULL : piece->data, piece->bytes);
         pieces = piece->next;
         free(piece);
     }
@@ -186,8 +201,10 @@ void values_fill(void *target, int value, int value_bytes, size_t bytes)
 {
     if (!is_device_address(target)) {
         fill_host(target, value, value_bytes, bytes);
-    } else if (value == 0 || bytes > VALUES_COPY_BYTES) {
-        values_forget((uint64_t)target, bytes); /* unknown reads as zero */
+    } else if (value == 0) {
+        write_values((uint64_t)target, NULL, bytes);
+    } else if (bytes > VALUES_COPY_BYTES) {
+        values_forget((uint64_t)target, bytes);
     } else {
         unsigned char *pattern = malloc(bytes);
         fill_host(pattern, value, value_bytes, bytes);
