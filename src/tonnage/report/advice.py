@@ -41,7 +41,7 @@ def advice(estimate: Estimate) -> list[Advice]:
 
 
 def _has_just_begun(estimate: Estimate) -> bool:
-    """True when the card was full before the first backward pass, so that more requests like this one would follow."""
+    """True when the card was full before the first backward pass: more requests like this one would follow."""
     oom = estimate.oom
     return oom is not None and oom.step <= 1 and oom.phase in ("load", "forward")
 
