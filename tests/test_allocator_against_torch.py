@@ -22,9 +22,11 @@ from allocator_programs import (
     random_program,
     replicate,
 )
-from tonnage.allocator import AllocatorSettings
+from tonnage.allocator import AllocatorSettings, replay
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.ghost.process import environment
+from tonnage.saved import load_traces
+from tonnage.trace import Event
 from tonnage.units import GIB, MIB
 
 pytestmark = pytest.mark.ghost
@@ -171,6 +173,35 @@ def test_the_programs_reach_what_they_should() -> None:
 def waits(events: list[list[Any]]) -> int:
     """Frees that were not completed at once."""
     return sum(first[0] == "free_requested" and second[0] != "free_completed" for first, second in pairwise(events))
+
+
+@pytest.mark.parametrize("gpu", ["t4", "h100-80gb"])
+def test_a_training_step_repeats_itself(gpu: str, tmp_path: Path) -> None:
+    """The trace of a real step, served again: the same events in the same order, with the same marks."""
+    ghost()
+    saved = tmp_path / "step.tonnage"
+    command = [sys.executable, "-m", "tonnage", "estimate", "smollm2-135m", "--gpu", gpu]
+    job = ["--seq-len", "512", "--micro-batch", "2", "--precision", "fp32", "--save", str(saved), "--json"]
+    done = subprocess.run([*command, *job], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (trace,) = load_traces(saved)
+    recorded = list(trace.events())
+    total, taken = trace.device["total_bytes"], trace.device["context_bytes"]
+    result = replay(
+        recorded,
+        AllocatorSettings.parse(trace.allocator_settings),
+        total,
+        trace.versions["torch"],
+        taken_bytes=taken,
+        recorded_limit_bytes=total - taken,
+    )
+    assert [_without_address(event) for event in result.events] == [_without_address(event) for event in recorded]
+    assert result.peak_allocated_bytes == trace.peaks["allocated_bytes"]
+    assert result.peak_reserved_bytes == trace.peaks["reserved_bytes"]
+
+
+def _without_address(event: Event) -> Event:
+    return event._replace(address=0)
 
 
 def test_settings_change_while_the_program_runs() -> None:
