@@ -219,7 +219,6 @@ void capture_join(struct CUstream_st *stream, struct capture *capture);
 void values_copy(void *target, const void *source, size_t bytes);
 void values_fill(void *target, int value, int value_bytes, size_t bytes);
 void values_forget(uint64_t address, uint64_t bytes);
-void handout_watch(void); /* once PyTorch is here: forget the values of each block it hands out (handout.c) */
 
 /* ---- kernels (launch.c) ------------------------------------------------------------------------- */
 

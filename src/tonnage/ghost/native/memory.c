@@ -120,7 +120,6 @@ cudaError_t memory_allocate(void **pointer, size_t bytes, int device)
         device_give(device, whole(bytes));
         return ERROR_OUT_OF_MEMORY;
     }
-    handout_watch();
     add_block(address, bytes, DEVICE_BLOCK, device, NULL);
     log_memory(RECORD_MALLOC, device, address, bytes);
     *pointer = (void *)address;
@@ -266,7 +265,6 @@ API cudaError_t cudaMallocFromPoolAsync(void **pointer, size_t bytes, cudaMemPoo
     uint64_t address = grow_pool(pool, whole(bytes)) ? space_take(bytes, GRANULE) : 0;
     if (!address)
         return runtime_result(ERROR_OUT_OF_MEMORY);
-    handout_watch();
     add_block(address, bytes, POOL_BLOCK, pool->device, pool);
     log_memory(RECORD_MALLOC, pool->device, address, bytes);
     *pointer = (void *)address;

@@ -47,7 +47,6 @@ int vm_device(uint64_t address)
 API CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wish,
                                  unsigned long long flags)
 {
-    handout_watch();
     *pointer = space_take(bytes, alignment > 32 * MIB ? alignment : 32 * MIB);
     return *pointer ? SUCCESS : ERROR_OUT_OF_MEMORY;
 }
