@@ -321,7 +321,7 @@ API CUresult cuModuleGetFunction(struct function **function, struct module *modu
 
 API CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, struct module *module, const char *name)
 {
-    uint64_t address = space_take(GRANULE, GRANULE); /* its size is in the image, which is not read */
+    uint64_t address = space_reserve(GRANULE, GRANULE); /* its size is in the image, which is not read */
     if (pointer)
         *pointer = address;
     if (bytes)

@@ -112,7 +112,8 @@ void table_put(struct table *table, uint64_t key, void *value);
 
 /* ---- device addresses (space.c) ----------------------------------------------------------------- */
 
-uint64_t space_take(uint64_t bytes, uint64_t alignment); /* 0 when there is no room */
+uint64_t space_take(uint64_t bytes); /* for a block of cudaMalloc, as the driver places it; 0: no room */
+uint64_t space_reserve(uint64_t bytes, uint64_t alignment); /* a range to map memory into; 0: no room */
 void space_give(uint64_t address, uint64_t bytes);
 bool is_device_address(const void *pointer);
 

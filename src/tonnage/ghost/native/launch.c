@@ -166,7 +166,7 @@ static struct variable *variable_of(const void *symbol)
     pthread_mutex_lock(&lock);
     struct variable *variable = table_get(&variables, (uint64_t)symbol);
     if (variable && !variable->address)
-        variable->address = space_take(variable->bytes, GRANULE);
+        variable->address = space_reserve(variable->bytes, GRANULE);
     pthread_mutex_unlock(&lock);
     return variable;
 }

@@ -115,7 +115,7 @@ cudaError_t memory_allocate(void **pointer, size_t bytes, int device)
         return SUCCESS;
     if (bytes > (1ull << 46) || !take_device(device, whole(bytes)))
         return ERROR_OUT_OF_MEMORY;
-    uint64_t address = space_take(bytes, GRANULE);
+    uint64_t address = space_take(bytes);
     if (!address) {
         device_give(device, whole(bytes));
         return ERROR_OUT_OF_MEMORY;
@@ -262,7 +262,7 @@ API cudaError_t cudaMallocFromPoolAsync(void **pointer, size_t bytes, cudaMemPoo
     *pointer = NULL;
     if (bytes == 0)
         return SUCCESS;
-    uint64_t address = grow_pool(pool, whole(bytes)) ? space_take(bytes, GRANULE) : 0;
+    uint64_t address = grow_pool(pool, whole(bytes)) ? space_take(bytes) : 0;
     if (!address)
         return runtime_result(ERROR_OUT_OF_MEMORY);
     add_block(address, bytes, POOL_BLOCK, pool->device, pool);
@@ -529,7 +529,7 @@ API cudaError_t cudaIpcOpenMemHandle(void **pointer, struct cudaIpcMemHandle han
     struct shared_handle shared;
     memcpy(&shared, &handle, sizeof shared);
     device_use(current_device);
-    uint64_t address = space_take(shared.bytes, GRANULE);
+    uint64_t address = space_take(shared.bytes);
     *pointer = (void *)address;
     if (!address)
         return runtime_result(ERROR_OUT_OF_MEMORY);

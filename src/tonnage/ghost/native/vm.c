@@ -47,7 +47,7 @@ int vm_device(uint64_t address)
 API CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wish,
                                  unsigned long long flags)
 {
-    *pointer = space_take(bytes, alignment > 32 * MIB ? alignment : 32 * MIB);
+    *pointer = space_reserve(bytes, alignment > 32 * MIB ? alignment : 32 * MIB);
     return *pointer ? SUCCESS : ERROR_OUT_OF_MEMORY;
 }
 
