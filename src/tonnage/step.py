@@ -269,7 +269,9 @@ def _make_group(world: World) -> None:
     if "RANK" in os.environ and os.environ.get("WORLD_SIZE") == str(world.size):
         dist.init_process_group(backend)
     elif backend == "nccl":
-        # One rank without its peers: a ghost's NCCL asks nothing of them, and no store needs to answer.
+        # One rank without its peers: a ghost's NCCL asks nothing of them, and no store needs to answer.  More than
+        # one root for the unique ids (torch's choice above 128 ranks) would wait for the other root's message.
+        os.environ["TORCH_NCCL_RANKS_PER_ROOT"] = str(world.size)
         dist.init_process_group(backend, store=dist.HashStore(), rank=world.rank, world_size=world.size)
     else:
         from torch.testing._internal.distributed.fake_pg import FakeStore
