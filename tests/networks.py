@@ -91,6 +91,22 @@ TINY: dict[str, dict[str, Any]] = {
         "attention_probs_dropout_prob": 0.0,
     },
 }
+TINY["gemma3"] = {
+    "model_type": "gemma3",
+    "text_config": {"model_type": "gemma3_text", **_GROUPED, "head_dim": 8},
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 8,
+        "vision_use_head": False,
+    },
+    "mm_tokens_per_image": 4,
+    "image_token_index": 60,
+}
 
 EVERY_KIND = ("llama", "qwen3", "mixtral", "gpt2", "bert", "t5", "vit")
 """One of each kind of network that is trained differently."""

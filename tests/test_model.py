@@ -108,6 +108,15 @@ def test_images_come_in_the_dtype_asked_for() -> None:
     assert made["pixel_values"].dtype == torch.bfloat16
 
 
+def test_images_take_tokens_of_the_text() -> None:
+    made = models.batch(tiny_job("gemma3"), built("gemma3", META), torch.float32)
+    assert made["pixel_values"].shape == (2, 3, 32, 32)
+    assert (made["input_ids"] == 60).sum(1).tolist() == [4, 4]
+    assert torch.equal(made["token_type_ids"] == 1, made["input_ids"] == 60)
+    with pytest.raises(UsageError, match="takes 4 tokens"):
+        models.batch(tiny_job("gemma3", seq_len=4), built("gemma3", META), torch.float32)
+
+
 def test_sequences_longer_than_learned_positions_are_refused() -> None:
     with pytest.raises(UsageError, match=r"64 tokens, and seq_len is 65"):
         models.check_positions(tiny_job("gpt2", seq_len=65), built("gpt2", META))

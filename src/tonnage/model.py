@@ -263,10 +263,29 @@ def _image_batch(job: Job, config: Any, dtype: torch.dtype) -> Batch:
 
 
 def _image_text_batch(job: Job, config: Any, dtype: torch.dtype) -> Batch:
-    raise CannotEstimate(
-        f"Batches of images and text are not made for {config.model_type}; train its text model alone "
-        "(its text_config as a config.json) or give package.module:factory with batch(job)."
-    )
+    """One image at the start of each sequence, for families whose images take a fixed number of tokens.
+
+    Gemma 3 wants to be told which tokens are images; LLaVA finds them by their id.
+    """
+    tokens = getattr(config, "mm_tokens_per_image", None) or getattr(config, "image_seq_length", None)
+    size = getattr(config.vision_config, "image_size", None)
+    if tokens is None or size is None:
+        raise CannotEstimate(
+            f"Batches of images and text are not made for {config.model_type}, whose images take varying numbers of "
+            "tokens; train its text model alone (its text_config as a config.json) or give package.module:factory "
+            "with batch(job)."
+        )
+    if job.seq_len <= tokens:
+        raise UsageError(f"An image of {job.model.name} takes {tokens} tokens; choose a seq_len above {tokens}.")
+    made = _token_batch(job, config, dtype)
+    made["input_ids"][made["input_ids"] == config.image_token_id] = 0
+    made["input_ids"][:, :tokens] = config.image_token_id
+    made["labels"][:, :tokens] = -100  # images are not predicted
+    height, width = _pair(size)
+    made["pixel_values"] = torch.rand(job.micro_batch, config.vision_config.num_channels, height, width).to(dtype)
+    if config.model_type == "gemma3":
+        made["token_type_ids"] = (made["input_ids"] == config.image_token_id).long()
+    return made
 
 
 _MAKERS: Final = {
