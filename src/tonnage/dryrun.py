@@ -71,7 +71,7 @@ def run(
         worst = failures[0].outcome
         where = worst.get("stack") or [""]
         raise TrialFailed(
-            f"The command failed: {worst.get('error')}: {worst.get('message')} (at {where[-1]}). "
+            f"The command failed: {worst.get('error')}: {_shortened(str(worst.get('message')))} (at {where[-1]}). "
             "If it needs a value that only a real GPU computes, skip that part in the dry-run."
         )
     if ended is None:
@@ -84,6 +84,12 @@ def run(
     return summarise(
         found, cluster, model={"name": _program(command)}, job={"command": command, "steps": steps}, plan={}
     )
+
+
+def _shortened(message: str, most: int = 400) -> str:
+    """A message without the C++ frames that torch appends, and not longer than a paragraph."""
+    message = message.split(" Exception raised from ")[0]
+    return message if len(message) <= most else f"{message[:most]} ..."
 
 
 def _program(command: list[str]) -> str:
@@ -160,7 +166,12 @@ def _traces(folder: Path) -> list[Trace]:
 
 def _why_nothing(command: list[str], ended: int | None) -> str:
     if ended is None:
-        return "The command was stopped at the time limit and had not used the GPU; give it more with --timeout."
+        return (
+            "The command was stopped at the time limit before its optimizer steps were done; "
+            "give it more time with --timeout, or fewer steps with --steps."
+        )
+    if ended < 0:
+        return f"The command was ended by {signal.Signals(-ended).name} and left nothing; its own message is above."
     if ended != 0:
         return f"The command ended with exit code {ended} before it used the GPU; its own message is above."
     return (

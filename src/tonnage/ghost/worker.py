@@ -15,7 +15,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from tonnage_inside import native, outcome, values, written
+from tonnage_inside import native, outcome, ranks, values, written
 from tonnage_inside.watch import Watch
 
 from tonnage import step
@@ -79,6 +79,8 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
     for name, value in request["settings"].items():
         ghost.set(name.removeprefix("GHOST_"), value)
         os.environ[name] = value
+    os.environ |= {"RANK": str(request["rank"]), "WORLD_SIZE": str(request["world_size"])}
+    ranks.act_alone(torch.distributed)
     job, plan = _job(request["job"]), Plan(**request["plan"])
     policy = values.Policy(torch, ghost)
     policy.install()

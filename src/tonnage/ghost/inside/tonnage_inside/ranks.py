@@ -11,19 +11,72 @@ from typing import Any
 
 from .native import Native
 
+UNIQUE_ID_BYTES = 128
+"""Size of ncclUniqueId (NCCL_UNIQUE_ID_BYTES in nccl.h)."""
+
+
+_stores: list[Any] = []
+"""Kept alive: torch holds the C++ part of a store only, and calls the Python part."""
+
 
 def prepare(torch: Any, native: Native) -> None:
     """Tell the ghost who else is there, and replace the rendezvous of a rank that is alone."""
     if os.environ.get("TONNAGE_ALONE"):
         if torch.distributed.is_available():
-            _join_nobody(torch.distributed)
+            act_alone(torch.distributed)
         return
     world = os.environ.get("WORLD_SIZE", "")
     if world.isdigit() and int(world) > 1 and os.environ.get("LOCAL_WORLD_SIZE", world) == world:
         native.set("REAL_RANKS", world)
 
 
-def _join_nobody(distributed: Any) -> None:
+def private_store(distributed: Any) -> Any:
+    """A store that gives every key that this rank waits for: the peers' part of a rendezvous.
+
+    What nobody has set reads as zeros, as long as NCCL's unique id, which is what ranks other than the first ask
+    for; the ghost's NCCL takes any.
+    """
+
+    class Store(distributed.Store):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self._values: dict[str, bytes] = {}
+
+        def set(self, key: str, value: bytes | str) -> None:
+            self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+
+        def get(self, key: str) -> bytes:
+            return self._values.get(key, bytes(UNIQUE_ID_BYTES))
+
+        def add(self, key: str, amount: int) -> int:
+            total = int(self._values.get(key, b"0")) + amount
+            self._values[key] = str(total).encode()
+            return total
+
+        def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+            if self._values.get(key, b"") == bytes(expected):
+                self._values[key] = bytes(desired)
+            return self._values.get(key, bytes(expected))
+
+        def wait(self, *_args: Any) -> None:
+            return
+
+        def check(self, keys: list[str]) -> bool:
+            return all(key in self._values for key in keys)  # not so for the signal that a peer has failed
+
+        def delete_key(self, key: str) -> bool:
+            return self._values.pop(key, None) is not None
+
+        def num_keys(self) -> int:
+            return len(self._values)
+
+    store = Store()
+    _stores.append(store)
+    return store
+
+
+def act_alone(distributed: Any) -> None:
+    """From now on a process group asks nothing of its peers; RANK and WORLD_SIZE say which part this process plays."""
     init, new_group = distributed.init_process_group, distributed.new_group
     backends = distributed.distributed_c10d
 
@@ -32,7 +85,7 @@ def _join_nobody(distributed: Any) -> None:
         from torch.testing._internal.distributed import fake_pg  # registers the backend "fake"
 
         options = {name: kwargs[name] for name in ("pg_options", "device_id", "timeout") if name in kwargs}
-        store = distributed.HashStore() if _mine(backend) != "fake" else fake_pg.FakeStore()
+        store = private_store(distributed) if _mine(backend) != "fake" else fake_pg.FakeStore()
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         return init(_mine(backend), store=store, rank=rank, world_size=size, **options)
 

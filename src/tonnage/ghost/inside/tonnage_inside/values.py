@@ -9,6 +9,7 @@ the usual one instead; each says so, once used, in the report's `assumed`.
 
 import contextlib
 import functools
+import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ ASSUMED = {
     "nonzero": "nonzero() (also boolean indexing, where(mask)) of a computed mask selects every element",
     "padding": "attention masks computed on the GPU hold no padding",
     "packing": "position_ids computed on the GPU are one unpacked sequence",
+    "generation": "generate() meets no end token: it goes on to its length limit",
     "weights": "pretrained weights were not read: shapes and dtypes come from the configuration",
     "initialisation": "host tensors were not filled with random numbers",
 }
@@ -44,6 +46,7 @@ class Policy:
         self._used: dict[str, None] = {}
         self._library: Any = None
         self._quiet = False
+        self._long_enough = False
 
     def assumed(self) -> list[str]:
         """One sentence for each patch that was needed."""
@@ -70,6 +73,7 @@ class Policy:
         self._patch_initialisation()
         self.torch.cuda._lazy_call(self._patch_nonzero)
         after_import("transformers.masking_utils", self._patch_masks)
+        after_import("transformers.generation.utils", self._patch_generation)
         after_import("transformers.modeling_utils", self._patch_from_pretrained)
 
     def read(self, tensor: Any) -> Any:
@@ -207,6 +211,28 @@ class Policy:
                 return result
 
             module._preprocess_mask_arguments = _preprocess_mask_arguments  # type: ignore[attr-defined]
+
+    def _patch_generation(self, module: ModuleType) -> None:
+        """Whether all sequences are finished is computed on the card; that the length limit is met is not."""
+        limit = importlib.import_module("transformers.generation.stopping_criteria").MaxLengthCriteria
+        count, more = limit.__call__, module.GenerationMixin._has_unfinished_sequences
+
+        @functools.wraps(count)
+        def counted(criteria: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+            self._long_enough = bool(input_ids.shape[-1] >= criteria.max_length)
+            return count(criteria, input_ids, *args, **kwargs)
+
+        @functools.wraps(more)
+        def has_unfinished_sequences(mixin: Any, finished: bool, *args: Any, **kwargs: Any) -> Any:
+            unfinished = more(mixin, finished, *args, **kwargs)
+            if unfinished and self._long_enough:
+                self.use("generation")
+                unfinished = False
+            self._long_enough = False
+            return unfinished
+
+        limit.__call__ = counted
+        module.GenerationMixin._has_unfinished_sequences = has_unfinished_sequences  # type: ignore[attr-defined]
 
     def _patch_from_pretrained(self, module: ModuleType) -> None:
         """Shapes from the configuration instead of weights from files, unless these are local and small."""
