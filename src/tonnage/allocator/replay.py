@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from tonnage.allocator import placing
 from tonnage.allocator.caching import NEWEST, CachingAllocator, OutOfMemory, Shortage
 from tonnage.allocator.driver import Driver
 from tonnage.allocator.segments import Segment
@@ -108,7 +109,7 @@ def follow(
     ran and however its ties were broken.  Raises CannotEstimate when the recording contradicts itself.
     """
     allocator = CachingAllocator(Driver(total_bytes), settings)
-    tickets = allocator.restore(before)
+    tickets = placing.restore(allocator, before)
     for event in events:
         allocator.mark = event.mark
         _follow(allocator, event, tickets)
@@ -120,7 +121,7 @@ class _Player:
 
     def __init__(self, allocator: CachingAllocator, before: Iterable[Segment]) -> None:
         self.allocator = allocator
-        self.tickets = allocator.restore(before)
+        self.tickets = placing.restore(allocator, before)
         self.addresses = {address: address for segment in before for address in _held(segment)}
         self.unmatched_frees = 0
         self.peak_allocated_at: int | None = None
@@ -184,7 +185,7 @@ def _held(segment: Segment) -> Iterable[int]:
 def _follow(allocator: CachingAllocator, event: Event, tickets: dict[int, int]) -> None:
     match event.action:
         case "alloc":
-            allocator.place(event.address, event.size_bytes, event.stream)
+            placing.place(allocator.heap, event.address, event.size_bytes, event.stream)
         case "free_requested":
             tickets[event.address] = _free(allocator, event.address)
         case "free_completed":
@@ -194,13 +195,13 @@ def _follow(allocator: CachingAllocator, event: Event, tickets: dict[int, int]) 
                 )
             allocator.complete(tickets.pop(event.address))
         case "segment_alloc":
-            allocator.place_segment(event.address, event.size_bytes, event.stream)
+            placing.place_segment(allocator.heap, event.address, event.size_bytes, event.stream)
         case "segment_free":
-            allocator.place_release(event.address)
+            placing.place_release(allocator.heap, event.address)
         case "segment_map":
-            allocator.place_mapping(event.address, event.size_bytes, event.stream)
+            placing.place_mapping(allocator.heap, event.address, event.size_bytes, event.stream)
         case "segment_unmap":
-            allocator.place_unmapping(event.address)
+            placing.place_unmapping(allocator.heap, event.address)
 
 
 def _free(allocator: CachingAllocator, address: int) -> int:
