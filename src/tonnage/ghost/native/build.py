@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +85,13 @@ def read_libraries(major: int) -> list[Library]:
     return [read_library(path) for path in sorted((HERE / "symbols" / f"cuda{major}").glob("*.txt"))]
 
 
-def harmless_patterns() -> list[re.Pattern[str]]:
-    """Functions whose success without any effect is the right answer: their calls are not counted."""
-    lines = (HERE / "symbols" / "any" / "harmless.txt").read_text().splitlines()
-    return [re.compile(fnmatch.translate(line.strip())) for line in lines if line and not line.startswith("#")]
+def matcher(listing: str) -> Callable[[str], bool]:
+    """Whether a name is in a list of patterns of `symbols/any`; patterns after ! take names out again."""
+    lines = (HERE / "symbols" / "any" / listing).read_text().splitlines()
+    patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    wanted = [re.compile(fnmatch.translate(p)) for p in patterns if not p.startswith("!")]
+    refused = [re.compile(fnmatch.translate(p[1:])) for p in patterns if p.startswith("!")]
+    return lambda name: any(p.match(name) for p in wanted) and not any(p.match(name) for p in refused)
 
 
 def input_hash() -> str:
@@ -106,15 +109,14 @@ def run(command: list[str]) -> None:
         raise BuildError(f"{' '.join(command)} failed: {done.stderr.strip()[:4000]}")
 
 
-def stub(index: int, name: str, note: str, counted: bool) -> str:
-    """The C text of one stub: counts its call, hands out what its note says, returns success."""
+def stub(name: str, note: str, before: str) -> str:
+    """The C text of one stub: does `before`, hands out what its note says, returns success."""
     outs = re.findall(r"(p|i4|i8)@(\d+)", note)
-    last = max((int(position) for _, position in outs), default=0)
-    arguments = ", ".join(f"long a{i}" for i in range(1, last + 1)) or "void"
+    last = max((int(position) for _, position in outs), default=1)
+    arguments = ", ".join(f"long a{i}" for i in range(1, last + 1))
     stores = {"p": "ghost_store8((void *)a{0}, (uint64_t)ghost_new_handle());"}
     stores |= {"i4": "ghost_store4((void *)a{0}, 0);", "i8": "ghost_store8((void *)a{0}, 0);"}
-    body = [f"calls[{index}]++;"] if counted else []
-    body += [stores[kind].format(position) for kind, position in outs]
+    body = [before, *(stores[kind].format(position) for kind, position in outs)]
     result = '(long)"not modelled by the ghost"' if "text" in note.split() else "0"
     return f"PUBLIC long {name}({arguments}) {{ {' '.join(body)} return {result}; }}\n"
 
@@ -135,7 +137,7 @@ def alias_target(name: str, own: set[str]) -> str | None:
 
 def stub_source(library: Library, own: set[str]) -> str:
     """The generated C file of one thin library."""
-    harmless = harmless_patterns()
+    harmless, work = matcher("harmless.txt"), matcher("work.txt")
     names = [name for name in library.notes if name not in own]
     aliases = {name: target for name in names if (target := alias_target(name, own))}
     stubs = [name for name in names if name not in aliases]
@@ -149,6 +151,7 @@ def stub_source(library: Library, own: set[str]) -> str:
 
 extern void ghost_register_stubs(const char *, const char *const *, const uint64_t *, size_t);
 extern void *ghost_new_handle(void);
+extern void ghost_library_work(const char *, void *);
 extern void ghost_store4(void *, uint32_t);
 extern void ghost_store8(void *, uint64_t);
 
@@ -163,8 +166,12 @@ __attribute__((constructor)) static void begin(void)
 
 """
     for index, name in enumerate(stubs):
-        counted = not any(pattern.match(name) for pattern in harmless)
-        text += stub(index, name, library.notes[name], counted)
+        before = f"calls[{index}]++;"  # reported as not modelled
+        if work(name):
+            before = f'ghost_library_work("{name}", (void *)a1);'
+        elif harmless(name):
+            before = ""
+        text += stub(name, library.notes[name], before)
     return text + "".join(alias(name, target) for name, target in aliases.items())
 
 

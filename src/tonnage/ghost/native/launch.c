@@ -395,6 +395,13 @@ void library_call(const char *name, int dtype, int m, int n, int k, int batch, c
     submit(stream, &work);
 }
 
+/* Work of a library without a shape; every handle begins with its stream.  Called by generated stubs. */
+API void ghost_library_work(const char *name, void *handle)
+{
+    bool readable = (uintptr_t)handle > 4096 && !is_device_address(handle);
+    library_call(name, 0, 0, 0, 0, 0, readable ? *(cudaStream_t *)handle : NULL);
+}
+
 /* <<<...>>> pushes its configuration, the generated stub pops it. */
 static __thread struct {
     struct dim3 grid, block;

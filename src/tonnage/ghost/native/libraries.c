@@ -184,6 +184,83 @@ API int cufftGetSize(int plan, size_t *bytes)
     return unknown_work_area(bytes);
 }
 
+/* The stream of a plan is kept in a table, as a plan is a number. */
+static cudaStream_t plan_streams[1024];
+
+API int cufftSetStream(int plan, cudaStream_t stream)
+{
+    if (plan > 0 && plan < 1024)
+        plan_streams[plan] = stream;
+    return 0;
+}
+
+static int execute(int plan)
+{
+    library_call("cufftExec", 0, 0, 0, 0, 0, plan > 0 && plan < 1024 ? plan_streams[plan] : NULL);
+    return 0;
+}
+
+API int cufftXtExec(int plan, void *in, void *out, int direction)
+{
+    return execute(plan);
+}
+
+#define EXECUTE(name)                                        \
+    API int name(int plan, void *in, void *out, int direction) \
+    {                                                        \
+        return execute(plan);                                \
+    }
+
+EXECUTE(cufftExecC2C)
+EXECUTE(cufftExecR2C)
+EXECUTE(cufftExecC2R)
+EXECUTE(cufftExecZ2Z)
+EXECUTE(cufftExecD2Z)
+EXECUTE(cufftExecZ2D)
+
+/* ---- cuSOLVER, cuSPARSE, cuRAND: a handle begins with its stream ---- */
+
+struct stream_handle {
+    cudaStream_t stream;
+};
+
+#define HANDLE(library)                                                             \
+    API int library##Create(struct stream_handle **handle)                          \
+    {                                                                               \
+        device_use(current_device);                                                 \
+        *handle = dummy_handle();                                                   \
+        return 0;                                                                   \
+    }                                                                               \
+    API int library##Destroy(struct stream_handle *handle)                          \
+    {                                                                               \
+        free(handle);                                                               \
+        return 0;                                                                   \
+    }                                                                               \
+    API int library##SetStream(struct stream_handle *handle, cudaStream_t stream)   \
+    {                                                                               \
+        handle->stream = stream;                                                    \
+        return 0;                                                                   \
+    }                                                                               \
+    API int library##GetStream(struct stream_handle *handle, cudaStream_t *stream)  \
+    {                                                                               \
+        *stream = handle->stream;                                                   \
+        return 0;                                                                   \
+    }
+
+HANDLE(cusolverDn)
+HANDLE(cusolverSp)
+HANDLE(cusparse)
+
+API int curandCreateGenerator(struct stream_handle **handle, int type)
+{
+    return cusolverDnCreate(handle);
+}
+
+API int curandSetStream(struct stream_handle *handle, cudaStream_t stream)
+{
+    return cusolverDnSetStream(handle, stream);
+}
+
 /* ---- NVSHMEM: its memory is the device's; one processing element ---- */
 
 API int nvshmemid_init_status(void)

@@ -154,7 +154,8 @@ static void put_count(struct text *text, bool *first, const char *library, const
 /* Generated stubs that answer a question about a workspace with 0 bytes are told apart by their names. */
 static bool asks_for_workspace(const char *name)
 {
-    return strcasestr(name, "bufferSize") || strcasestr(name, "Workspace") || strcasestr(name, "ReserveSpace");
+    return strcasestr(name, "bufferSize") || strcasestr(name, "Workspace") || strcasestr(name, "ReserveSpace") ||
+           strstr(name, "TempSpace") || strstr(name, "StatesSize");
 }
 
 static void put_calls(struct text *text, bool about_workspaces)
