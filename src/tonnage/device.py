@@ -286,7 +286,7 @@ def _context(entry: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]
     """Memory of the CUDA context: observed on the card, or on the same chip, or by multiprocessors.
 
     The context grows with the multiprocessors (each needs local memory for all its threads): the observed
-    cards lie between 2.5 and 5.1 MiB a multiprocessor.  A card observed fewer than three times is given
+    cards lie between 2.5 and 5.8 MiB a multiprocessor.  A card observed fewer than three times is given
     the spread of all cards around its own median.
     """
     per_sm = {name: median(e["context_observed_mib"]) / e["sms"] for name, e in observed.items()}
