@@ -2,6 +2,11 @@
 
 Hugging Face models are built on the meta device, tied, and then given memory parameter by parameter, as
 `from_pretrained` does; no random number is drawn unless `initialise` is called.
+
+Mixtures of experts run as transformers runs them by default: `grouped_mm` over 3-D expert weights where the card can
+(compute capability 8.0; else, and on older torch, a loop or its own fallback over the same buffers).  In all of them
+the shapes are tokens x experts-per-token whatever the router says; only the work of each expert depends on values.
+The `eager` implementation (never chosen by default for these families) calls `nonzero` and `where` on the routing.
 """
 
 from __future__ import annotations

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 def apply(step: Step) -> Step:
     """Two optimizers; the rest's AdamW is torch's default implementation."""
+    import torch
+
+    from tonnage.errors import CannotEstimate
+
+    if not hasattr(torch.optim, "Muon"):
+        raise CannotEstimate(f"torch {torch.__version__} has no Muon (2.9 and newer have); choose optimizer adamw.")
     return replace(step, optimizer_parts=_parts)
 
 
