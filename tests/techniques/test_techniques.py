@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,12 @@ def test_unknown_values_list_the_possible_ones(option: str, value: str) -> None:
 def test_every_n() -> None:
     assert Plan(checkpointing="every-12").checkpoint_interval == 12
     assert Plan().checkpoint_interval is None
+
+
+def test_every_value_has_its_line_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "techniques.md").read_text()
+    missing = [value for t in TECHNIQUES for value in t.values if f"`{value}`" not in page]
+    assert not missing
 
 
 def test_plans_and_techniques_import_no_torch() -> None:
