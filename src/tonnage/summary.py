@@ -37,7 +37,7 @@ def summarise(
 ) -> Run:
     """The Estimate of the rank with the highest process peak, with the others listed."""
     estimates = [_of_rank(trace, cluster, model=model, job=job, plan=plan, notes=notes) for trace in traces]
-    order = sorted(range(len(traces)), key=lambda i: (estimates[i].fits, -estimates[i].peak.process_bytes))
+    order = sorted(range(len(traces)), key=lambda i: _order(estimates[i]))
     worst = estimates[order[0]]
     ranks = tuple(
         {
@@ -50,6 +50,11 @@ def summarise(
         for estimate in sorted(estimates, key=lambda estimate: estimate.rank)
     )
     return Run(estimate=replace(worst, ranks=ranks), traces=tuple(traces[i] for i in order))
+
+
+def _order(estimate: Estimate) -> tuple[bool, int, int]:
+    """Sorts ranks: those that do not fit first, then those with the highest peaks."""
+    return (estimate.fits, -estimate.peak.process_bytes, -estimate.peak.allocated_bytes)
 
 
 def _of_rank(

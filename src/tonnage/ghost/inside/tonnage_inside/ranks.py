@@ -76,7 +76,7 @@ def private_store(distributed: Any) -> Any:
 
 
 def act_alone(distributed: Any) -> None:
-    """From now on a process group asks nothing of its peers; RANK and WORLD_SIZE say which part this process plays."""
+    """From now on a process group asks nothing of its peers (RANK and WORLD_SIZE say who it is)."""
     init, new_group = distributed.init_process_group, distributed.new_group
     backends = distributed.distributed_c10d
 

@@ -72,6 +72,7 @@ class Policy:
         self._patch_all()
         self._patch_initialisation()
         self.torch.cuda._lazy_call(self._patch_nonzero)
+        after_import("torch.distributed.distributed_c10d", self._patch_object_exchange)
         after_import("transformers.masking_utils", self._patch_masks)
         after_import("transformers.generation.utils", self._patch_generation)
         after_import("transformers.modeling_utils", self._patch_from_pretrained)
@@ -161,6 +162,25 @@ class Policy:
             setattr(torch.nn.init, name, patched(getattr(torch.nn.init, name)))
         for name in ("normal_", "uniform_"):
             setattr(torch.Tensor, name, patched(getattr(torch.Tensor, name)))
+
+    def _patch_object_exchange(self, module: ModuleType) -> None:
+        """Ranks that send each other objects compute with their sizes on the card: sum them, take the longest."""
+        known_integers = _known_integers(self)
+
+        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def exchange(*args: Any, **kwargs: Any) -> Any:
+                with known_integers():
+                    return original(*args, **kwargs)
+
+            return exchange
+
+        for name in _OBJECT_EXCHANGES:
+            if hasattr(module, name):
+                replacement = patched(getattr(module, name))
+                setattr(module, name, replacement)
+                if hasattr(self.torch.distributed, name):
+                    setattr(self.torch.distributed, name, replacement)
 
     # -- transformers
 
@@ -265,6 +285,42 @@ class Policy:
         if kwargs.get("output_loading_info"):
             return model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
         return model
+
+
+_OBJECT_EXCHANGES = (
+    *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+)
+
+
+def _known_integers(policy: Policy) -> Any:
+    """A mode in which operations on small integers whose values are known have known results."""
+    torch = policy.torch
+
+    def on_host(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            known = policy.read(value)
+            if known is None:
+                raise LookupError
+            return known
+        if isinstance(value, list | tuple):
+            return type(value)([on_host(item) for item in value])
+        return value
+
+    class KnownIntegers(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
+        def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            options = kwargs or {}
+            result = function(*args, **options)
+            if not isinstance(result, torch.Tensor) or not result.is_cuda or "device" in options:
+                return result
+            if result.dtype.is_floating_point or not 0 < result.numel() < BIG_ELEMENTS:
+                return result
+            if policy.read(result) is None:
+                with contextlib.suppress(LookupError):
+                    result.copy_(function(*on_host(args), **options))
+            return result
+
+    return KnownIntegers
 
 
 _LOCATING_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
