@@ -1,5 +1,6 @@
 """Two and four real processes (gloo) against one process that sees all their batches."""
 
+import multiprocessing
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tonnage.plan import Plan
 from tonnage.step import ReadyStep
 
 STEPS, MICRO_BATCHES = 2, 2
+IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
 Weights = dict[str, torch.Tensor]
 
 
@@ -105,7 +107,8 @@ def in_processes(world: int) -> dict[str, Weights]:
     """What the last rank has at the end of every case."""
     if world not in _RUNS:
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(rank_main, (world, folder), nprocs=world)
+            multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
+            mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")
             _RUNS[world] = torch.load(Path(folder) / "weights")
     return _RUNS[world]
 
