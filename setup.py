@@ -16,7 +16,8 @@ NATIVE = Path(__file__).parent / "src" / "tonnage" / "ghost" / "native" / "build
 def native() -> ModuleType:
     """The package's own build module, without importing the package."""
     spec = importlib.util.spec_from_file_location("tonnage_native_build", NATIVE)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

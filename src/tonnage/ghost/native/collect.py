@@ -119,7 +119,7 @@ def note(name: str, returns: str, args: list[str], handles: set[str]) -> str:
             continue
         position += 1
         stars = arg.count("*") + arg.count("[")
-        if stars == 0 or "__dv" in arg and stars == 0:
+        if stars == 0:
             continue
         kind = re.sub(r"\b(struct|enum|__restrict__)\b", " ", arg)
         base = re.match(r"\s*(const\s+)?(unsigned long long|unsigned int|unsigned|long long|\w+)", kind)
@@ -148,7 +148,8 @@ ENUM = re.compile(r"(_t|Status|State|Mode|Type|Format|Kind|Order)$")
 # pointed-to types that are structures, not numbers: a stub leaves them alone
 STRUCTS = (
     "Prop", "Properties", "Attributes", "Params", "Desc", "Config", "_st", "Info", "info_t", "Info_t", "Location",
-    "Result_t", "Params_t", "Op", "Extent", "Pos", "Handle_st", "UniqueId", "UUID", "uuid_t", "Memory_t", "Memory_v2_t", "Parms", "_v1_t", "_v2_t", "_v3_t", "_v4_t",
+    "Result_t", "Params_t", "Op", "Extent", "Pos", "Handle_st", "UniqueId", "UUID",
+    "uuid_t", "Memory_t", "Memory_v2_t", "Parms", "_v1_t", "_v2_t", "_v3_t", "_v4_t",
     "Element_t", "Sample_t", "Rates_t", "Rate_t", "Stats_t", "Counts_t", "Table_t", "Id_t", "Value_t", "Metadata_t",
 )  # fmt: skip
 
@@ -236,14 +237,14 @@ def main(nm_folder: Path, header_folder: Path) -> None:
             write(out / major / f"{library}.txt", ", ".join(short_name(p) for p in listings), version, table)
     for library, (header, package) in DRIVER.items():
         folders = sorted(header_folder.glob(f"{package}*"))
-        table: dict[str, str] = {}
+        found: dict[str, str] = {}
         for folder in folders:
             for path in folder.rglob(header):
                 for name, text in driver_names(path, "nvml" if header == "nvml.h" else "cu").items():
-                    table.setdefault(name, text)
+                    found.setdefault(name, text)
         sources = ", ".join(f"{header} of {short_name(p)}" for p in folders)
         for major in LIBRARIES:
-            write(out / major / f"{library}.txt", sources, "", table)
+            write(out / major / f"{library}.txt", sources, "", found)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,762 @@
+"""The ghost's C libraries through ctypes, each program in its own process and without torch."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tonnage.ghost.native import build
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def libraries() -> Path:
+    try:
+        build.build()
+    except build.BuildError as error:
+        pytest.skip(f"the ghost's libraries cannot be built here: {error}")
+    return build.default_folder()
+
+
+class Ghost:
+    """Runs a program in a fresh process on libghost.so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, program: str, major: int = 13, **settings: object) -> subprocess.Popen[str]:
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(("GHOST_", "TORCHELASTIC_"))}
+        variables |= {f"GHOST_{key.upper()}": str(value) for key, value in settings.items()}
+        variables |= {"GHOST_FOLDER": str(self.folder / f"cuda{major}"), "PYTHONPATH": str(HERE)}
+        source = "from native_prelude import *\n" + textwrap.dedent(program)
+        return subprocess.Popen(
+            [sys.executable, "-c", source],
+            env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def __call__(self, program: str, major: int = 13, **settings: object) -> str:
+        process = self.start(program, major, **settings)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        return out
+
+
+@pytest.fixture
+def ghost(libraries: Path) -> Ghost:
+    return Ghost(libraries)
+
+
+# ---- building
+
+
+def test_a_second_build_does_nothing(libraries: Path) -> None:
+    assert not build.build_major(13, libraries / "cuda13")
+
+
+@pytest.mark.parametrize("major", build.MAJORS)
+def test_the_sources_compile_without_a_warning(major: int, libraries: Path, tmp_path: Path) -> None:
+    assert build.build_ghost(major, tmp_path, strict=True).exists()
+
+
+def test_no_compiler_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(build.BuildError, match="no-such-compiler not found"):
+        build.build(tmp_path)
+
+
+@pytest.mark.parametrize("major", build.MAJORS)
+def test_every_public_symbol_is_there_under_its_version(major: int, ghost: Ghost, tmp_path: Path) -> None:
+    wanted = {lib.name: [lib.version, sorted(lib.notes)] for lib in build.read_libraries(major)}
+    assert sum(len(names) for _, names in wanted.values()) > 6000
+    (tmp_path / "wanted.json").write_text(json.dumps(wanted))
+    program = f"""
+        import json
+        missing, own = [], {{}}
+        dlvsym = ctypes.CDLL(None).dlvsym
+        dlvsym.restype, dlvsym.argtypes = c_void_p, [c_void_p, c_char_p, c_char_p]
+        for library, (version, names) in json.load(open({str(tmp_path / "wanted.json")!r})).items():
+            handle = ctypes.CDLL(f"{{FOLDER}}/{{library}}")
+            missing += [f"{{library}}:{{name}}" for name in names if not hasattr(handle, name)]
+            if version:
+                found = [name for name in names if dlvsym(handle._handle, name.encode(), version.encode())]
+                own[library] = len(found)
+        assert not missing, missing
+        assert all(own.values()), own
+    """
+    ghost(program, major)
+
+
+# ---- what the card is
+
+
+@pytest.mark.parametrize(("major", "size", "blocks_at"), [(12, 1032, 712), (13, 1008, 688)])
+def test_device_properties_have_the_layout_of_the_cuda_version(
+    major: int, size: int, blocks_at: int, ghost: Ghost
+) -> None:
+    program = f"""
+        data = ctypes.create_string_buffer(b"\\xee" * 2048, 2048)
+        assert g.cudaGetDeviceProperties(data, 0) == 0
+        raw = data.raw
+        assert raw.rstrip(b"\\xee") == raw[:{size}], len(raw.rstrip(b"\\xee"))
+        assert raw.startswith(b"A card\\0")
+        total, shared, registers, warp = struct.unpack_from("<QQii", raw, 288)
+        assert (total, shared, registers, warp) == (12345678848, 49152, 65536, 32)
+        assert struct.unpack_from("<i", raw, {blocks_at}) == (24,)
+    """
+    ghost(program, major, name="A card", total_bytes=12345678848, capability="8.9")
+
+
+@pytest.mark.parametrize(("major", "size"), [(12, 24), (13, 88)])
+def test_pointer_attributes_tell_kinds_of_memory_apart(major: int, size: int, ghost: Ghost) -> None:
+    program = f"""
+        def kind(address):
+            data = ctypes.create_string_buffer(b"\\xee" * 128, 128)
+            assert g.cudaPointerGetAttributes(data, c_void_p(address)) == 0
+            assert data.raw[{size}:] == b"\\xee" * (128 - {size})
+            return struct.unpack_from("<ii", data.raw)
+        assert g.cudaSetDevice(1) == 0
+        assert kind(malloc(100) + 50) == (2, 1)
+        assert kind(malloc(100, "cudaHostAlloc", 0))[0] == 1
+        assert kind(malloc(100, "cudaMallocManaged", 1))[0] == 3
+        assert kind(ctypes.addressof(c_int())) == (0, -2)
+    """
+    ghost(program, major, devices=2)
+
+
+@pytest.mark.parametrize(
+    ("capability", "threads", "shared", "expected"),
+    [
+        ("9.0", 2048, 233472, {(256, 0): 8, (1024, 0): 2, (32, 0): 32, (128, 100_000): 2}),
+        ("7.5", 1024, 65536, {(256, 0): 4, (32, 0): 16, (128, 40_000): 1}),
+        ("8.9", 1536, 102400, {(256, 0): 6, (1024, 0): 1, (32, 0): 24}),
+    ],
+)
+def test_occupancy_follows_the_limits_of_the_card(
+    capability: str, threads: int, shared: int, expected: dict[tuple[int, int], int], ghost: Ghost
+) -> None:
+    program = f"""
+        for (threads, shared), blocks in {expected!r}.items():
+            found = c_int()
+            g.cudaOccupancyMaxActiveBlocksPerMultiprocessor(byref(found), None, threads, c_size_t(shared))
+            assert found.value == blocks, (threads, shared, found.value)
+    """
+    ghost(program, capability=capability, threads_per_sm=threads, shared_per_sm_bytes=shared)
+
+
+@pytest.mark.parametrize(
+    ("capability", "entries", "versions"),
+    [
+        ("8.9", [(2, 75), (2, 80), (2, 86), (2, 90)], (86, 86)),
+        ("9.0", [(2, 75), (2, 80), (2, 90), (1, 90)], (90, 90)),
+        ("12.0", [(2, 80), (1, 90)], (120, 90)),
+        ("8.0", [(2, 80), (2, 86)], (80, 80)),
+    ],
+)
+def test_kernels_report_the_code_that_the_card_would_run(
+    capability: str, entries: list[tuple[int, int]], versions: tuple[int, int], ghost: Ghost
+) -> None:
+    program = f"""
+        parts = b"".join(
+            struct.pack("<HHIQIIHHI", kind, 0, 64, 32, 0, 0, 0, 0, architecture) + bytes(32 + 32)
+            for kind, architecture in {entries!r}
+        )
+        code = ctypes.create_string_buffer(struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(parts)) + parts)
+        wrapper = ctypes.create_string_buffer(struct.pack("<IIQQ", 0x466243B1, 1, ctypes.addressof(code), 0))
+        register = g["__cudaRegisterFatBinary"]
+        register.restype = c_void_p
+        module = c_void_p(register(wrapper))
+        g["__cudaRegisterFunction"](module, c_void_p(0x1234), None, b"kernel", -1, *[None] * 5)
+        data = ctypes.create_string_buffer(144)
+        assert g.cudaFuncGetAttributes(data, c_void_p(0x1234)) == 0
+        threads, registers, ptx, binary = struct.unpack_from("<iiii", data.raw, 24)
+        assert (binary, ptx) == {versions!r}, (binary, ptx)
+    """
+    ghost(program, capability=capability)
+
+
+# ---- memory
+
+
+def test_capacity_and_the_error_when_it_is_full(ghost: Ghost) -> None:
+    program = """
+        assert memory() == (90 * MIB, 100 * MIB)
+        first = malloc(1)
+        assert g.ghost_device_used(0) == 12 * MIB
+        second = malloc(80 * MIB)
+        assert memory() == (8 * MIB, 100 * MIB)
+        pointer = c_void_p(1)
+        assert g.cudaMalloc(byref(pointer), c_size_t(8 * MIB + 1)) == 2 and pointer.value is None
+        assert g.cudaPeekAtLastError() == 2 and g.cudaGetLastError() == 2 and g.cudaGetLastError() == 0
+        assert (g.cudaGetErrorName(2), g.cudaGetErrorString(2)) == (b"cudaErrorMemoryAllocation", b"out of memory")
+        assert g.cudaFree(c_void_p(first + 1)) == 1 and g.cudaFree(None) == 0
+        assert g.cudaFree(c_void_p(second)) == 0 and malloc(88 * MIB) and memory()[0] == 0
+    """
+    ghost(program, total_bytes=100 << 20, context_bytes=10 << 20)
+
+
+def test_a_context_is_paid_by_the_first_use_of_its_device(ghost: Ghost) -> None:
+    program = """
+        count = c_int()
+        assert g.cudaGetDeviceCount(byref(count)) == 0 and count.value == 8
+        active = c_int()
+        used = lambda: [g.ghost_device_used(i) // MIB for i in range(8)]
+        assert used() == [0] * 8
+        assert g.cudaSetDevice(3) == 0 and used() == [0, 0, 0, 7, 0, 0, 0, 0]
+        malloc(2 * MIB)
+        g.cuDevicePrimaryCtxGetState(2, byref(c_int()), byref(active))
+        assert active.value == 0
+        g.cuDevicePrimaryCtxGetState(3, byref(c_int()), byref(active))
+        assert active.value == 1
+        assert g.cudaSetDevice(8) == 101 and g.cudaSetDevice(-1) == 101
+        assert g.cudaSetDevice(5) == 0
+        malloc(4 * MIB)
+        assert used() == [0, 0, 0, 9, 0, 11, 0, 0]
+        can = c_int()
+        assert g.cudaDeviceCanAccessPeer(byref(can), 3, 5) == 0 and can.value == 1
+        assert g.cudaDeviceEnablePeerAccess(3, 0) == 0 and g.cudaDeviceEnablePeerAccess(3, 0) == 704
+    """
+    ghost(program, devices=8, context_bytes=7 << 20)
+
+
+def test_blocks_never_overlap(ghost: Ghost) -> None:
+    program = """
+        import random
+        dice, blocks, used = random.Random(1), {}, 0
+        for _ in range(3000):
+            if blocks and dice.random() < 0.45:
+                address = dice.choice(sorted(blocks))
+                used -= -(-blocks.pop(address) // (2 * MIB)) * 2 * MIB
+                assert g.cudaFree(c_void_p(address)) == 0
+            else:
+                size = dice.choice([1, 2 * MIB, 20 * MIB, dice.randrange(1, 900 * MIB)])
+                blocks[malloc(size)] = size
+                used += -(-size // (2 * MIB)) * 2 * MIB
+            assert g.ghost_device_used(0) == used
+        placed = sorted(blocks.items())
+        assert all(start + size <= after for (start, size), (after, _) in zip(placed, placed[1:]))
+    """
+    ghost(program, total_bytes=1 << 44)
+
+
+def test_pinned_and_registered_memory_is_counted(ghost: Ghost) -> None:
+    program = """
+        pinned = malloc(1000, "cudaHostAlloc", 0)
+        ctypes.memset(pinned, 7, 1000)
+        own = ctypes.create_string_buffer(500)
+        assert g.cudaHostRegister(own, c_size_t(500), 0) == 0
+        assert g.cudaHostRegister(byref(own, 100), c_size_t(10), 0) == 712
+        assert g.ghost_pinned_bytes() == 1500
+        assert g.cudaHostUnregister(own) == 0 and g.cudaHostUnregister(own) == 713
+        assert g.cudaFree(c_void_p(pinned)) == 1
+        assert g.cudaFreeHost(c_void_p(pinned)) == 0
+        assert (g.ghost_pinned_bytes(), g.ghost_pinned_peak_bytes()) == (0, 1500)
+        assert [r["kind"] for r in records()] == [10, 10, 11, 11]
+    """
+    ghost(program, log=1)
+
+
+def test_managed_memory_is_on_the_host_and_counted_apart(ghost: Ghost) -> None:
+    program = """
+        pointer = malloc(5000, "cudaMallocManaged", 1)
+        ctypes.memset(pointer, 1, 5000)
+        assert g.ghost_managed_bytes() == 5000 and g.ghost_device_used(0) == 0
+        assert g.cudaFree(c_void_p(pointer)) == 0 and g.ghost_managed_bytes() == 0
+    """
+    ghost(program)
+
+
+def test_a_pool_keeps_what_its_threshold_says(ghost: Ghost) -> None:
+    program = """
+        pool, value = c_void_p(), c_uint64()
+        assert g.cudaDeviceGetDefaultMemPool(byref(pool), 0) == 0
+        a = malloc(6 * MIB, "cudaMallocAsync", None)
+        assert g.ghost_device_used(0) == 6 * MIB
+        assert g.cudaFreeAsync(c_void_p(a), None) == 0 and g.ghost_device_used(0) == 0
+        assert g.cudaMemPoolSetAttribute(pool, 4, byref(c_uint64(2**64 - 1))) == 0
+        b = malloc(6 * MIB, "cudaMallocAsync", None)
+        g.cudaFreeAsync(c_void_p(b), None)
+        assert g.ghost_device_used(0) == 6 * MIB  # kept
+        malloc(4 * MIB, "cudaMallocAsync", None)
+        assert g.ghost_device_used(0) == 6 * MIB  # served from what was kept
+        for attribute, expected in ((5, 6), (6, 6), (7, 4), (8, 6)):
+            assert g.cudaMemPoolGetAttribute(pool, attribute, byref(value)) == 0
+            assert value.value == expected * MIB, attribute
+        malloc(96 * MIB)  # does not fit unless the pool gives back what it keeps
+        assert g.ghost_device_used(0) == 100 * MIB
+    """
+    ghost(program, total_bytes=100 << 20)
+
+
+def test_virtual_memory_is_paid_when_created_and_seen_when_mapped(ghost: Ghost) -> None:
+    program = """
+        place, handle, size = c_uint64(), c_uint64(), c_size_t()
+        properties = struct.pack("<iiiiQQ", 1, 1, 1, 0, 0, 0)
+        assert g.cuMemGetAllocationGranularity(byref(size), properties, 0) == 0 and size.value == 2 * MIB
+        assert g.cuMemAddressReserve(byref(place), c_size_t(1 << 40), c_size_t(0), c_uint64(0), c_uint64(0)) == 0
+        assert g.ghost_device_used(0) == 0
+        assert g.cuMemCreate(byref(handle), c_size_t(20 * MIB), properties, c_uint64(0)) == 0
+        assert g.cuMemCreate(byref(c_uint64()), c_size_t(90 * MIB), properties, c_uint64(0)) == 2
+        assert g.cuMemMap(place, c_size_t(20 * MIB), c_size_t(0), handle, c_uint64(0)) == 0
+        to_card(place.value + 100, b"hello")
+        assert from_card(place.value + 100, 5) == b"hello"
+        assert g.cuMemUnmap(place, c_size_t(20 * MIB)) == 0 and g.ghost_device_used(0) == 20 * MIB
+        assert g.cuMemUnmap(place, c_size_t(20 * MIB)) == 1
+        assert g.cuMemRelease(handle) == 0 and g.ghost_device_used(0) == 0
+        assert from_card(place.value + 100, 5) == bytes(5)
+        assert [(r["kind"], r["bytes"]) for r in records() if r["kind"] in (8, 9)] == [(8, 20 * MIB), (9, 20 * MIB)]
+    """
+    ghost(program, total_bytes=100 << 20, log=1)
+
+
+# ---- values
+
+
+def test_copied_values_come_back_and_everything_else_is_zero(ghost: Ghost) -> None:
+    program = """
+        a, b = malloc(4 * MIB), malloc(4 * MIB)
+        assert from_card(a, 10) == bytes(10)
+        to_card(a + 100, b"0123456789")
+        assert from_card(a + 98, 14) == b"\\0\\0" + b"0123456789" + b"\\0\\0"
+        g.cudaMemcpyAsync(c_void_p(b + 1), c_void_p(a + 103), c_size_t(4), 3, None)
+        assert from_card(b, 6) == b"\\0" + b"3456" + b"\\0"
+        to_card(a + 102, b"xy")
+        assert from_card(a + 100, 10) == b"01xy456789"
+        g.cudaMemset(c_void_p(a + 108), 0x41, c_size_t(4))
+        assert from_card(a + 104, 8) == b"4567AAAA"
+        g.cuMemsetD32Async(c_void_p(a), 0x01020304, c_size_t(2), None)
+        assert from_card(a, 9) == b"\\4\\3\\2\\1" * 2 + b"\\0"
+        to_card(a, b"z" * (MIB + 1))
+        assert from_card(a, 5) == bytes(5)  # too large to carry values, and the old ones are gone
+        to_card(b, b"q" * MIB)
+        assert from_card(b, MIB) == b"q" * MIB and from_card(b, MIB + 1) == bytes(MIB + 1)
+        g.cudaMemcpy2D(c_void_p(a), c_size_t(8), b"abcdef", c_size_t(3), c_size_t(3), c_size_t(2), 1)
+        assert from_card(a, 11) == b"abc" + bytes(5) + b"def"
+    """
+    ghost(program)
+
+
+def test_known_bytes_are_told_from_computed_ones(ghost: Ghost) -> None:
+    program = """
+        a = malloc(64 * MIB)
+        assert not g.ghost_known(a, 1)
+        to_card(a, b"1234")
+        to_card(a + 4, b"5678")
+        assert g.ghost_known(a, 8) and not g.ghost_known(a, 9)
+        g.cudaMemset(c_void_p(a + 8), 0, c_size_t(32 * MIB))
+        assert g.ghost_known(a, 8 + 32 * MIB)
+        g.ghost_forget(a)
+        assert not g.ghost_known(a + 4, 1)
+    """
+    ghost(program)
+
+
+def test_forgetting_reaches_to_the_next_block(ghost: Ghost) -> None:
+    program = """
+        a = malloc(4 * MIB)
+        for block in (a, a + 512):
+            g.ghost_forget(block)
+            to_card(block, b"low")
+            to_card(block + 500, b"high")
+        g.ghost_forget(a)
+        assert from_card(a, 3) == bytes(3) and from_card(a + 500, 4) == bytes(4)
+        assert from_card(a + 512, 3) == b"low" and from_card(a + 1012, 4) == b"high"
+        to_card(a, b"w" * 1024)  # one block now: its old inner start is out of date
+        g.ghost_forget(a)
+        assert from_card(a, 1024) == bytes(1024)
+    """
+    ghost(program)
+
+
+def test_freed_memory_is_forgotten(ghost: Ghost) -> None:
+    program = """
+        a = malloc(2 * MIB)
+        to_card(a, b"secret")
+        g.cudaFree(c_void_p(a))
+        assert malloc(2 * MIB) == a and from_card(a, 6) == bytes(6)
+    """
+    ghost(program)
+
+
+def test_a_large_copy_to_the_host_takes_no_memory(ghost: Ghost) -> None:
+    program = """
+        import resource
+        size = 8 << 30
+        card, host = malloc(size), malloc(size, "cudaHostAlloc", 0)
+        ctypes.memset(host, 1, 5000)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        assert g.cudaMemcpy(c_void_p(host), c_void_p(card), c_size_t(size), 2) == 0
+        assert ctypes.string_at(host, 5000) == bytes(5000)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
+    """
+    ghost(program)
+
+
+# ---- streams, events, graphs
+
+
+def test_immediate_events_are_done(ghost: Ghost) -> None:
+    program = """
+        s, e = stream(), event()
+        assert g.cudaEventQuery(e) == 0
+        assert g.cudaEventRecord(e, s) == 0 and g.cudaEventQuery(e) == 0 and g.cudaStreamQuery(s) == 0
+    """
+    ghost(program)
+
+
+def test_lazy_events_wait_for_somebody_who_waits(ghost: Ghost) -> None:
+    program = """
+        first, second = stream(), stream()
+        a, b, c = event(), event(), event()
+        g.cudaEventRecord(a, first)
+        g.cudaStreamWaitEvent(second, a, 0)
+        g.cudaEventRecord(b, second)
+        g.cudaEventRecord(c, first)
+        assert [g.cudaEventQuery(e) for e in (a, b, c)] == [600] * 3
+        assert g.cudaGetErrorName(600) == b"cudaErrorNotReady"
+        milliseconds = c_float()
+        assert g.cudaEventElapsedTime(byref(milliseconds), a, c) == 600
+        g.cudaStreamSynchronize(second)  # it waited for a, which is done with it; c came later
+        assert [g.cudaEventQuery(e) for e in (a, b, c)] == [0, 0, 600]
+        g.cudaEventSynchronize(c)
+        assert g.cudaEventQuery(c) == 0 and g.cudaEventElapsedTime(byref(milliseconds), a, c) == 0
+        g.cudaEventRecord(a, first)
+        g.cudaDeviceSynchronize()
+        assert g.cudaEventQuery(a) == 0
+    """
+    ghost(program, events="lazy")
+
+
+def test_capture_makes_a_graph_that_does_its_work_at_launch(ghost: Ghost) -> None:
+    program = """
+        s, other, e, joined = stream(), stream(), event(), event()
+        status, id, graph, nodes = c_int(), c_ulonglong(), c_void_p(), c_size_t()
+        called = []
+        function = ctypes.CFUNCTYPE(None, c_void_p)(lambda argument: called.append(argument))
+        a = malloc(1000)
+        assert g.cudaStreamBeginCapture(s, 0) == 0
+        g.cudaStreamGetCaptureInfo(s, byref(status), byref(id), None, None, None, None)
+        assert status.value == 1 and id.value > 0
+        g.cudaMemsetAsync(c_void_p(a), 7, c_size_t(4), s)
+        g.cudaLaunchHostFunc(s, function, c_void_p(42))
+        g.cudaEventRecord(e, s)
+        g.cudaStreamWaitEvent(other, e, 0)
+        g.cudaStreamIsCapturing(other, byref(status))
+        assert status.value == 1  # drawn in by the event
+        g.cudaMemsetAsync(c_void_p(a + 4), 8, c_size_t(4), other)
+        g.cudaEventRecord(joined, other)
+        g.cudaStreamWaitEvent(s, joined, 0)
+        assert g.cudaEventQuery(e) == 907
+        assert g.cudaStreamEndCapture(s, byref(graph)) == 0 and graph.value
+        g.cudaStreamIsCapturing(other, byref(status))
+        assert status.value == 0
+        assert called == [] and from_card(a, 8) == bytes(8)
+        assert g.cudaGraphGetNodes(graph, None, byref(nodes)) == 0 and nodes.value == 7
+        executable = c_void_p()
+        assert g.cudaGraphInstantiate(byref(executable), graph, c_ulonglong(0)) == 0
+        assert g.cudaGraphDestroy(graph) == 0
+        g.ghost_log_clear()
+        assert g.cudaGraphLaunch(executable, s) == 0 and g.cudaGraphLaunch(executable, s) == 0
+        assert called == [42, 42] and from_card(a, 8) == b"\\7" * 4 + b"\\x08" * 4
+        log = records()
+        assert [r["kind"] for r in log[:3]] == [17, 5, 18] and log[0]["grid_x"] == 7
+        assert log[1]["flags"] & 0x8000
+        assert g.cudaGraphExecDestroy(executable) == 0
+    """
+    ghost(program, log=1)
+
+
+def test_waiting_for_a_capturing_stream_breaks_the_capture(ghost: Ghost) -> None:
+    program = """
+        s, graph, ids = stream(), c_void_p(), set()
+        for _ in range(2):
+            id, status = c_ulonglong(), c_int()
+            assert g.cudaStreamBeginCapture(s, 2) == 0
+            g.cudaStreamGetCaptureInfo(s, byref(status), byref(id))
+            ids.add(id.value)
+            assert g.cudaStreamSynchronize(s) == 900
+            assert g.cudaStreamEndCapture(s, byref(graph)) == 901 and graph.value is None
+        assert len(ids) == 2
+        assert g.cudaStreamSynchronize(s) == 0
+        assert g.cudaStreamBeginCapture(None, 0) == 900
+    """
+    ghost(program, major=12)
+
+
+# ---- the log
+
+
+def test_the_log_says_what_was_submitted_and_under_which_mark(ghost: Ghost) -> None:
+    program = """
+        g["__cudaRegisterFunction"](None, c_void_p(0x77), None, b"my_kernel", -1, *[None] * 5)
+        class Dim(ctypes.Structure):
+            _fields_ = [("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint)]
+        g.cudaLaunchKernel.argtypes = [c_void_p, Dim, Dim, c_void_p, c_size_t, c_void_p]
+        s, a = stream(), malloc(3 * MIB)
+        g.ghost_mark(5)
+        g.cudaLaunchKernel(0x77, Dim(3, 4, 5), Dim(32, 2, 1), None, 1024, s)
+        g.ghost_mark(6)
+        g.cudaMemcpyAsync(c_void_p(a), b"abc", c_size_t(3), 1, s)
+        handle = c_void_p()
+        g.cublasCreate_v2(byref(handle))
+        g.cublasSetStream_v2(handle, s)
+        g.cublasSgemm_v2(handle, 0, 0, 10, 20, 30, None, None, 10, None, 30, None, None, 10)
+        g.ghost_log_enable(0)
+        g.cudaMemset(c_void_p(a), 1, c_size_t(3))
+        log = records()
+        assert [r["kind"] for r in log] == [6, 1, 2, 13], log
+        allocation, kernel, copy, product = log
+        assert (allocation["address"], allocation["bytes"], allocation["mark"]) == (a, 3 * MIB, 0)
+        shape = [kernel[k] for k in ("grid_x", "grid_y", "grid_z", "block", "shared", "mark")]
+        assert shape == [3, 4, 5, 64, 1024, 5]
+        assert kernel["stream"] == s.value == copy["stream"] == product["stream"]
+        assert g.ghost_name(kernel["name"]) == b"my_kernel" and g.ghost_launches() == 1
+        assert (copy["bytes"], copy["address"], copy["mark"]) == (3, a, 6)
+        assert [product[k] for k in ("grid_x", "grid_y", "grid_z", "block")] == [10, 20, 30, 1]
+        assert g.ghost_name(product["name"]) == b"cublasSgemm_v2"
+        g.ghost_log_clear()
+        assert g.ghost_log_count() == 0
+    """
+    ghost(program, log=1)
+
+
+def test_cublas_handles_are_told_apart_and_lt_has_one_answer(ghost: Ghost) -> None:
+    program = """
+        a, b, count = c_void_p(), c_void_p(), c_int()
+        g.cublasCreate_v2(byref(a)), g.cublasCreate_v2(byref(b))
+        assert a.value != b.value
+        results = ctypes.create_string_buffer(b"\\xee" * 96 * 3, 96 * 3)
+        g.cublasLtMatmulAlgoGetHeuristic(None, None, None, None, None, None, None, 3, results, byref(count))
+        assert count.value == 1 and struct.unpack_from("<Q", results.raw, 64) == (0,)
+        assert results.raw[96:] == b"\\xee" * 192
+    """
+    ghost(program)
+
+
+# ---- what is not modelled
+
+
+def test_unknown_calls_succeed_and_are_counted(ghost: Ghost) -> None:
+    program = """
+        import json
+        solver = ctypes.CDLL(f"{FOLDER}/libcusolver.so.12")
+        runtime = ctypes.CDLL(f"{FOLDER}/libcudart.so.13")
+        size = c_int(77)
+        assert solver.cusolverDnSgetrf_bufferSize(None, 8, 8, None, 8, byref(size)) == 0 and size.value == 0
+        assert runtime.cudaGraphAddEmptyNode(None, None, None, None) == 0
+        assert runtime.cudaGraphAddEmptyNode(None, None, None, None) == 0
+        found = c_void_p()
+        ctypes.CDLL(f"{FOLDER}/libcuda.so.1", mode=ctypes.RTLD_GLOBAL)
+        assert g.cudaGetDriverEntryPointByVersion(b"cuBrandNew", byref(found), 13000, c_uint64(0), None) == 0
+        assert ctypes.CFUNCTYPE(c_int)(found.value)() == 0
+        assert json.loads(text_of("ghost_unknown_calls")) == {
+            "libcudart.so.13:cudaGraphAddEmptyNode": 2, "by name:cuBrandNew": 1}
+        assert json.loads(text_of("ghost_unknown_workspaces")) == {"libcusolver.so.12:cusolverDnSgetrf_bufferSize": 1}
+    """
+    ghost(program)
+
+
+def test_driver_functions_are_found_by_name_and_version(ghost: Ghost) -> None:
+    program = """
+        driver = ctypes.CDLL(f"{FOLDER}/libcuda.so.1")
+        def find(name, version):
+            found = c_void_p()
+            assert g.cuGetProcAddress_v2(name, byref(found), version, c_uint64(0), None) == 0
+            return found.value
+        address = lambda name: ctypes.cast(driver[name], c_void_p).value
+        assert find(b"cuMemAlloc", 12000) == address("cuMemAlloc_v2")
+        assert find(b"cuMemCreate", 12000) == address("cuMemCreate")
+        assert find(b"cuGetProcAddress", 12000) == address("cuGetProcAddress_v2")
+        assert find(b"cuGetProcAddress", 11030) == address("cuGetProcAddress")
+    """
+    ghost(program)
+
+
+def test_per_thread_variants_are_the_same_functions(ghost: Ghost) -> None:
+    program = """
+        runtime = ctypes.CDLL(f"{FOLDER}/libcudart.so.13")
+        a = malloc(100)
+        assert runtime.cudaMemcpyAsync_ptsz(c_void_p(a), b"abc", c_size_t(3), 1, None) == 0
+        assert from_card(a, 3) == b"abc"
+        nccl = ctypes.CDLL(f"{FOLDER}/libnccl.so.2")
+        version = c_int()
+        assert nccl.pncclGetVersion(byref(version)) == 0 and version.value > 22000
+    """
+    ghost(program)
+
+
+def test_the_report_is_a_line_of_json_of_each_process(ghost: Ghost, tmp_path: Path) -> None:
+    report = tmp_path / "report.jsonl"
+    for _ in range(2):
+        ghost("malloc(3 * MIB)", report=report)
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    assert [line["device_peak_bytes"] for line in lines] == [[4 << 20]] * 2
+    assert len({line["pid"] for line in lines}) == 2
+    assert lines[0]["unknown_calls"] == {}
+
+
+# ---- settings
+
+
+def test_settings_are_refused_once_a_device_is_used(ghost: Ghost) -> None:
+    program = """
+        assert g.ghost_set(b"TOTAL_BYTES", b"%d" % (50 * MIB)) == 0
+        assert g.ghost_set(b"TOTAL_BYTES", b"many") == 1 and g.ghost_set(b"COLOUR", b"red") == 1
+        assert memory() == (50 * MIB, 50 * MIB)
+        assert g.ghost_set(b"TOTAL_BYTES", b"1000") == 2
+        assert memory() == (50 * MIB, 50 * MIB)
+    """
+    ghost(program)
+
+
+def test_each_forked_child_has_its_own_card(ghost: Ghost) -> None:
+    program = """
+        count = c_int()
+        g.cudaGetDeviceCount(byref(count))
+        for size in (30, 60):
+            child = os.fork()
+            if child == 0:
+                ok = g.ghost_set(b"TOTAL_BYTES", b"%d" % (size * MIB)) == 0 and malloc(20 * MIB)
+                os._exit(0 if ok and memory() == ((size - 20) * MIB, size * MIB) else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        assert g.ghost_device_used(0) == 0
+    """
+    ghost(program)
+
+
+# ---- NVML
+
+
+def test_nvml_shows_the_card_and_this_process(ghost: Ghost) -> None:
+    program = """
+        device, count = c_void_p(), ctypes.c_uint(5)
+        assert g.nvmlInit_v2() == 0 and g.nvmlDeviceGetHandleByIndex_v2(1, byref(device)) == 0
+        assert g.nvmlDeviceGetHandleByIndex_v2(2, byref(c_void_p())) == 2
+        values = (c_uint64 * 3)()
+        g.cudaSetDevice(1)
+        malloc(10 * MIB)
+        assert g.nvmlDeviceGetMemoryInfo(device, values) == 0
+        total, free, used = values
+        assert total == 1 << 30 and free == 990 * MIB and used == total - free
+        processes = ctypes.create_string_buffer(24 * 5)
+        assert g.nvmlDeviceGetComputeRunningProcesses_v3(device, byref(count), processes) == 0
+        assert count.value == 1
+        assert struct.unpack_from("<IxxxxQ", processes.raw) == (os.getpid(), 10 * MIB)
+        fabric = ctypes.create_string_buffer(struct.pack("<I", 2 << 24 | 40) + b"\\xee" * 36, 40)
+        assert g.nvmlDeviceGetGpuFabricInfoV(device, fabric) == 0 and fabric.raw[4:] == bytes(36)
+    """
+    ghost(program, devices=2, total_bytes=1000 << 20)
+
+
+# ---- NCCL
+
+
+def test_one_rank_of_1024_has_equals(ghost: Ghost) -> None:
+    program = """
+        c = communicator(1024, 3, "alone")
+        count = c_int()
+        assert g.ncclCommCount(c, byref(count)) == 0 and count.value == 1024
+        a, result = put_numbers(5, 6), malloc(8 * 2 * 1024)
+        g.ncclAllReduce(c_void_p(a), c_void_p(result), c_size_t(2), INT64, SUM, c, None)
+        assert numbers(result, 2) == [5 * 1024, 6 * 1024]
+        g.ncclAllReduce(c_void_p(a), c_void_p(result), c_size_t(2), INT64, AVG, c, None)
+        assert numbers(result, 2) == [5, 6]
+        g.ncclAllGather(c_void_p(a), c_void_p(result), c_size_t(2), INT64, c, None)
+        assert numbers(result, 2048) == [5, 6] * 1024
+        collective = [r for r in records() if r["kind"] == 12][-1]
+        assert g.ghost_name(collective["name"]) == b"AllGather"
+        assert [collective[k] for k in ("flags", "bytes", "grid_x", "grid_z")] == [INT64, 16, 1024, 3]
+        part = c_void_p()
+        g.ghost_nccl_next_split(8)
+        assert g.ncclCommSplit(c, 1, 2, byref(part), None) == 0
+        g.ncclCommCount(part, byref(count))
+        assert count.value == 8
+        assert g.ncclCommSplit(c, -1, 0, byref(part), None) == 0 and part.value is None
+        assert g.ncclCommDestroy(c) == 0
+    """
+    ghost(program, log=1)
+
+
+RANKS = """
+    import sys
+    rank, ranks = int(os.environ["GHOST_TEST_RANK"]), 3
+    c = communicator(ranks, rank, "together")
+    a, out = put_numbers(rank + 1, 10 * rank, 7), malloc(8 * 9)
+    sums = {SUM: [6, 30, 21], PROD: [6, 0, 343], MAX: [3, 20, 7], MIN: [1, 0, 7], AVG: [2, 10, 7]}
+    for op, expected in sums.items():
+        assert g.ncclAllReduce(c_void_p(a), c_void_p(out), c_size_t(3), INT64, op, c, None) == 0
+        assert numbers(out, 3) == expected, (op, numbers(out, 3))
+    assert g.ncclBroadcast(c_void_p(a), c_void_p(out), c_size_t(3), INT64, 2, c, None) == 0
+    assert numbers(out, 3) == [3, 20, 7]
+    assert g.ncclAllGather(c_void_p(a), c_void_p(out), c_size_t(3), INT64, c, None) == 0
+    assert numbers(out, 9) == [1, 0, 7, 2, 10, 7, 3, 20, 7]
+    assert g.ncclReduceScatter(c_void_p(a), c_void_p(out), c_size_t(1), INT64, SUM, c, None) == 0
+    assert numbers(out, 1) == [[6], [30], [21]][rank]
+    assert g.ncclAlltoAll(c_void_p(a), c_void_p(out), c_size_t(1), INT64, c, None) == 0
+    assert numbers(out, 3) == [[1, 2, 3], [0, 10, 20], [7, 7, 7]][rank]
+    half = malloc(2)
+    to_card(half, struct.pack("<f", rank + 0.5)[2:])
+    assert g.ncclAllReduce(c_void_p(half), c_void_p(half), c_size_t(1), BFLOAT16, SUM, c, None) == 0
+    assert struct.unpack("<f", bytes(2) + from_card(half, 2)) == (4.5,)
+    right, left = (rank + 1) % ranks, (rank - 1) % ranks
+    for message in range(3):  # sends run ahead of their receivers
+        here = put_numbers(100 * rank + message)
+        assert g.ncclSend(c_void_p(here), c_size_t(1), INT64, right, c, None) == 0
+    g.ncclGroupStart()
+    for message in range(3):
+        assert g.ncclRecv(c_void_p(out + 8 * message), c_size_t(1), INT64, left, c, None) == 0
+    assert g.ncclGroupEnd() == 0
+    assert numbers(out, 3) == [100 * left + message for message in range(3)]
+    large = malloc(16 * MIB)
+    assert g.ncclAllReduce(c_void_p(large), c_void_p(large), c_size_t(MIB), INT64, SUM, c, None) == 0
+    part, count, mine = c_void_p(), c_int(), c_int()
+    assert g.ncclCommSplit(c, rank == 1, -rank, byref(part), None) == 0
+    g.ncclCommCount(part, byref(count)), g.ncclCommUserRank(part, byref(mine))
+    assert (count.value, mine.value) == [(2, 1), (1, 0), (2, 0)][rank], (count.value, mine.value)
+    assert g.ncclAllReduce(c_void_p(a), c_void_p(out), c_size_t(1), INT64, SUM, part, None) == 0
+    assert numbers(out, 1) == [4 if rank != 1 else 2]
+"""
+
+
+def test_real_ranks_exchange_small_payloads(ghost: Ghost, tmp_path: Path) -> None:
+    settings = {"real_ranks": 3, "shm": f"test-{os.getpid()}"}
+    processes = [ghost.start(RANKS, test_rank=rank, **settings) for rank in range(3)]
+    for process in processes:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    left = [path.name for path in Path("/dev/shm").glob(f"ghost-test-{os.getpid()}-*")]
+    assert left == []
+
+
+def test_a_rank_that_ends_is_named_and_does_not_hang_the_others(ghost: Ghost) -> None:
+    program = """
+        import sys
+        rank = int(os.environ["GHOST_TEST_RANK"])
+        c = communicator(2, rank, "one leaves")
+        if rank == 1:
+            os._exit(0)
+        a = put_numbers(1)
+        assert g.ncclAllReduce(c_void_p(a), c_void_p(a), c_size_t(1), INT64, SUM, c, None) == 6
+    """
+    settings = {"real_ranks": 2, "shm": f"test-{os.getpid()}"}
+    processes = [ghost.start(program, test_rank=rank, **settings) for rank in range(2)]
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
+    assert "rank 0 of 2 waits in AllReduce for rank 1" in errors[0]
+    assert "has ended" in errors[0]
+
+
+def test_a_rank_that_never_comes_is_said_after_the_time_out(ghost: Ghost) -> None:
+    program = """
+        made = c_void_p()
+        assert g.ncclCommInitRank(byref(made), 2, UniqueId(b"nobody"), 0) == 2
+    """
+    process = ghost.start(program, real_ranks=2, timeout_seconds=1, shm=f"test-{os.getpid()}")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "did not come in time" in err
+    assert list(Path("/dev/shm").glob(f"ghost-test-{os.getpid()}-*")) == []
