@@ -1,6 +1,7 @@
 """Every model's configuration has exactly the published number of weights; overheads are intervals with sources."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.resources import files
@@ -8,7 +9,7 @@ from importlib.resources import files
 import pytest
 
 from tonnage.catalog import Overhead, find_model, known_model_names, model_names, overheads
-from tonnage.device import find_device
+from tonnage.device import device_names, find_device
 from tonnage.job import ModelRef
 from tonnage.modelref import read_config, resolve
 from tonnage.spelling import normalise
@@ -123,21 +124,21 @@ def test_every_interval_is_ordered(ranks):
     assert found.low_bytes <= found.bytes <= found.high_bytes
 
 
-def _listing(*arguments):
-    command = [sys.executable, "-m", "tonnage.catalog", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+def _listing(command):
+    arguments = [sys.executable, "-m", "tonnage", command]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "200"})
 
 
-def test_the_listing_names_everything():
-    output = _listing().stdout
-    assert all(f"{model.id} " in output for model in MODELS)
-    assert "h100-80gb" in output
+def test_the_listings_name_everything():
+    models = _listing("models").stdout
+    assert all(model.id in models for model in MODELS)
+    assert all(name in _listing("devices").stdout for name in device_names())
 
 
-def test_the_listing_refuses_what_it_does_not_have():
+def test_a_listing_that_is_not_there_is_refused():
     result = _listing("modles")
     assert result.returncode == 2
-    assert result.stderr == "Unknown list 'modles'; possible: devices, models.\n"
+    assert "modles" in result.stderr
 
 
 def test_the_catalog_imports_no_torch():

@@ -169,7 +169,7 @@ def find_device(name: str) -> Device:
     hint = f"Close: {', '.join(near)}. " if near else ""
     raise UnknownDevice(
         f"Unknown GPU {name.strip()!r}. {hint}"
-        f"All {len(_devices())}: python -m tonnage.catalog devices; or give its memory: --gpu-memory 24GiB."
+        f"All {len(_devices())}: tonnage devices; or give its memory: --gpu-memory 24GiB."
     )
 
 

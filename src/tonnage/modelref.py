@@ -163,7 +163,7 @@ def _unknown(model: str, reason: str = "") -> NoReturn:
     shown = model if len(model) <= 80 else model[:77] + "..."
     raise UnknownModel(
         f"Unknown model {shown!r}. {reason}{hint}Possible: "
-        "a name of `python -m tonnage.catalog models`, a folder, a config.json, org/name, package.module:factory."
+        "a name of `tonnage models`, a folder, a config.json, org/name, package.module:factory."
     )
 
 

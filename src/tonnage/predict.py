@@ -56,7 +56,11 @@ def _run(worker: Any, job: Job, plan: Plan, cluster: Cluster, rank: int, steps: 
     return summarise(
         [trace],
         cluster,
-        model={"name": model["name"], "source": model["source"]},
+        model={
+            "name": model["name"],
+            "source": model["source"],
+            "vocab_size": model["config"].get("vocab_size"),
+        },
         job=described,
         plan=asdict(plan),
     )

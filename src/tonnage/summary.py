@@ -73,7 +73,7 @@ def _of_rank(
         source=trace.source,
         versions={"tonnage": __version__, **trace.versions},
         model={**model, **trace.model},
-        job=job,
+        job={**job, "allocator_settings": trace.allocator_settings},
         plan=plan,
         cluster={
             "gpu": cluster.device.id,
@@ -192,9 +192,11 @@ def _notes(trace: Trace) -> list[str]:
         notes.append("No optimizer step was seen: the peaks are those of what ran.")
     if trace.outcome.get("kind") == "completed" and trace.peaks.get("ooms", 0):
         notes.append(f"The program ran out of memory {trace.peaks['ooms']} times and recovered by itself.")
-    if trace.peaks.get("retries", 0):
+    retries = trace.peaks.get("retries", 0)
+    if retries and trace.outcome.get("kind") == "completed":
+        times = "once" if retries == 1 else f"{retries} times"
         notes.append(
-            f"The allocator had to give back cached memory {trace.peaks['retries']} times to go on: "
-            "the card is nearly full, and such steps are slow."
+            f"The allocator had to give back cached memory {times} to go on: the card is nearly full, "
+            "and such steps are slow."
         )
     return notes

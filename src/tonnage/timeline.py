@@ -135,6 +135,8 @@ class _Walk:
                 self.reserve(event.action, event.address, event.size_bytes)
             elif event.action in ("segment_free", "segment_unmap"):
                 self.release(event.action, event.address, event.size_bytes)
+            elif event.action == "oom":
+                self.end_span()  # what a forward had kept until it ran out is lost on the way out of it
             self.note(index, mark)
         for later in range(mark + 1, len(self.trace.marks)):
             self.begin(later)

@@ -242,6 +242,8 @@ def _check(trace: Trace) -> None:
     actions, marks = trace.event_columns["action"], trace.event_columns["mark"]
     if len(actions) and not (0 <= min(actions) and max(actions) < len(ACTIONS)):
         raise UnreadableFile("The trace is damaged: it holds an unknown event.")
+    if any(size < 0 for size in trace.event_columns["size"]):
+        raise UnreadableFile("The trace is damaged: it holds an event of negative size.")
     if len(marks) and not (0 <= min(marks) and max(marks) < max(len(trace.marks), 1)):
         raise UnreadableFile("The trace is damaged: an event points at a mark that is not there.")
 

@@ -184,7 +184,8 @@ def host(estimate: Estimate) -> str:
     """Memory on the host's side."""
     resident = estimate.host.peak_bytes
     known = f"{size(resident)} resident at most" if resident is not None else "resident size unknown"
-    return f"{known}, {size(estimate.host.pinned_bytes)} of it pinned" if estimate.host.pinned_bytes else known
+    pinned = estimate.host.pinned_bytes
+    return f"{known}, {size(pinned)} of it pinned" if pinned >= MIB else known  # below, torch's own scalars
 
 
 def how(estimate: Estimate) -> str:

@@ -31,7 +31,7 @@ MAJORS = (12, 13)
 STAMP = "stamp"  # file with the hash of what a folder was built from
 # unused parameters are the public signatures' own
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
-STUB_FLAGS = ["-std=gnu11", "-O1", "-fPIC", "-fno-builtin", "-w"]
+STUB_FLAGS = ["-std=gnu11", "-O0", "-fPIC", "-fno-builtin", "-w"]
 PER_THREAD = re.compile(r"_(ptsz|ptds)$")  # variants for the per-thread default stream, here the same
 
 

@@ -7,6 +7,7 @@ autograd graph, so a watched program allocates exactly what it allocates alone (
 """
 
 import functools
+import gc
 import threading
 import time
 import weakref
@@ -272,7 +273,16 @@ class Watch:
             self._stepped = self._backward_seen = False
             self.steps += 1
         self.mark("other", "")
+        if self.ooms:
+            self._find_parameters()
         self._claim_gradients()
+
+    def _find_parameters(self) -> None:
+        """A program that ran out of memory may not have come to a forward: its parameters are still there."""
+        for candidate in gc.get_objects():
+            if isinstance(candidate, self.torch.nn.Parameter) and id(candidate) not in self._parameters:
+                self._parameters[id(candidate)] = weakref.ref(candidate)
+                self.claim(candidate, "parameter")
 
 
 WATCHDOG_SECONDS = 0.15

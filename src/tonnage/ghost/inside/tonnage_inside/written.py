@@ -39,13 +39,14 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
     columns = event_columns(torch, watch, device)
     stats = torch.cuda.memory_stats(device)
     native = watch.native
+    rank, world_size = place(torch)
     document = {
         "format_version": FORMAT_VERSION,
         "source": source,
         "versions": versions(torch),
         "device": device_facts(torch, device),
-        "rank": int(os.environ.get("RANK", "0")) if not _distributed(torch) else torch.distributed.get_rank(),
-        "world_size": torch.distributed.get_world_size() if _distributed(torch) else 1,
+        "rank": rank,
+        "world_size": world_size,
         "steps": watch.steps,
         "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
         "outcome": outcome or {"kind": "completed"},
@@ -145,5 +146,8 @@ def device_facts(torch: Any, device: int) -> dict[str, Any]:
     }
 
 
-def _distributed(torch: Any) -> bool:
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+def place(torch: Any) -> tuple[int, int]:
+    """Rank and number of ranks; as the launcher said when the process group is not there, or not any more."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
