@@ -76,11 +76,12 @@ def initialise(module: nn.Module) -> None:
     network = hugging_face(module)
     if network is not None:
         network.initialize_weights()
-        return
     for child in module.modules():
-        reset = getattr(child, "reset_parameters", None)
-        if callable(reset):
-            reset()
+        if hasattr(child, "reset_lora_parameters"):  # PEFT's layers: A random, B zero
+            for adapter in child.lora_A:
+                child.reset_lora_parameters(adapter, True)
+        elif network is None and hasattr(child, "reset_parameters"):
+            child.reset_parameters()
 
 
 def hugging_face(module: nn.Module) -> Any | None:

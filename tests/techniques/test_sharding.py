@@ -147,6 +147,18 @@ def test_mixed_precision_is_fsdps_own() -> None:
         ready.close()
 
 
+def test_sharded_adapters_start_as_peft_starts_them() -> None:
+    pytest.importorskip("peft")
+    plan = Plan(precision="fp32", shard="zero3")
+    ready = steps.build(tiny_job(method="lora"), plan, device="cpu", world_size=2, initialise=True)
+    try:
+        local = {name: p.to_local() for name, p in ready.model.named_parameters() if "lora_" in name}  # type: ignore
+        assert all((values == 0).all() == ("lora_B" in name) for name, values in local.items() if values.numel())
+        assert local
+    finally:
+        ready.close()
+
+
 @pytest.mark.parametrize(("shard", "kept"), [("zero2", True), ("zero3", False)])
 def test_zero2_keeps_layers_gathered(shard: str, kept: bool) -> None:
     ready = steps.build(tiny_job(), Plan(precision="fp32", shard=shard), device="cpu", world_size=2, initialise=True)
