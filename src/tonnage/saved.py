@@ -17,10 +17,10 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from tonnage import estimate as estimates
+from tonnage import estimates
 from tonnage import trace as traces_format
 from tonnage.errors import UnreadableFile
-from tonnage.estimate import Estimate
+from tonnage.estimates import Estimate
 from tonnage.files import replacing
 from tonnage.trace import Trace
 

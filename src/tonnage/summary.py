@@ -7,7 +7,7 @@ from typing import Any, Final
 from tonnage import __version__
 from tonnage.catalog import Overhead, overheads
 from tonnage.device import Cluster
-from tonnage.estimate import CATEGORIES, Coverage, Estimate, Host, Moment, OutOfMemory, Peak, PhasePeak
+from tonnage.estimates import CATEGORIES, Coverage, Estimate, Host, Moment, OutOfMemory, Peak, PhasePeak
 from tonnage.timeline import Timeline, timeline
 from tonnage.trace import Trace
 from tonnage.units import size

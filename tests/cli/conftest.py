@@ -8,7 +8,7 @@ import pytest
 import estimates
 from tonnage import dryrun, predict
 from tonnage.cli import main
-from tonnage.estimate import Estimate
+from tonnage.estimates import Estimate
 from tonnage.job import Job
 from tonnage.plan import Plan
 from tonnage.summary import Run

@@ -7,7 +7,7 @@ from lines import is_one_line
 
 import estimates
 from tonnage import saved
-from tonnage.estimate import CATEGORIES, Estimate
+from tonnage.estimates import CATEGORIES, Estimate
 from tonnage.job import Job
 from tonnage.plan import Plan
 

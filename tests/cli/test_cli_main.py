@@ -134,7 +134,7 @@ PLAIN = """
 import sys
 import tonnage, tonnage.__init__
 import tonnage.cli.main, tonnage.cli.answer, tonnage.cli.progress, tonnage.cli.table
-import tonnage.estimate, tonnage.trace, tonnage.saved, tonnage.files, tonnage.plan, tonnage.job, tonnage.device
+import tonnage.estimates, tonnage.trace, tonnage.saved, tonnage.files, tonnage.plan, tonnage.job, tonnage.device
 import tonnage.modelref, tonnage.allocator, tonnage.timeline, tonnage.summary, tonnage.predict, tonnage.dryrun
 import tonnage.techniques, tonnage.catalog, tonnage.snapshot
 import tonnage.report.terminal, tonnage.report.html, tonnage.report.viewer

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import estimates
-from tonnage.estimate import Estimate
+from tonnage.estimates import Estimate
 from tonnage.report.advice import advice
 
 

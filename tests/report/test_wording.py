@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import estimates
-from tonnage.estimate import CATEGORIES
+from tonnage.estimates import CATEGORIES
 from tonnage.report import wording
 from tonnage.report.palette import LOOKS
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.errors import UnwritableFile
 
 if TYPE_CHECKING:
-    from tonnage.estimate import Estimate
+    from tonnage.estimates import Estimate
     from tonnage.trace import Trace
 
 _WIDEST: Final = 120  # a reader's eye loses the line beyond

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tonnage.estimate import Estimate
+from tonnage.estimates import Estimate
 from tonnage.report.shortage import Shortage, shortage
 from tonnage.report.wording import whole
 from tonnage.units import gib, size

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from typing import Final
 
-from tonnage.estimate import Estimate, PhasePeak
+from tonnage.estimates import Estimate, PhasePeak
 from tonnage.report import wording
 from tonnage.report.advice import advice
 from tonnage.units import gib, size

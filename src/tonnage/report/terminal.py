@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.estimate import Estimate, Moment, PhasePeak
+from tonnage.estimates import Estimate, Moment, PhasePeak
 from tonnage.report import wording
 from tonnage.report.advice import advice
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS

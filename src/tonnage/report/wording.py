@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from tonnage.estimate import Estimate, Moment
+from tonnage.estimates import Estimate, Moment
 from tonnage.report.palette import LOOKS, Look, look
 from tonnage.report.shortage import shortage
 from tonnage.units import MIB, count, gib, size

@@ -1,0 +1,65 @@
+"""The Python face of the command line: the same names, the same defaults, the same errors."""
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from tonnage.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tonnage.device import Cluster
+    from tonnage.estimates import Estimate
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+
+
+def estimate(
+    model: str,
+    *,
+    gpu: "str | Cluster | None" = None,
+    gpus: int | None = None,
+    gpu_memory: str | int | None = None,
+    rank: int = 0,
+    steps: int = 3,
+    torch_version: str | None = None,
+    offline: bool = False,
+    worker: Any = None,
+    progress: "Callable[[str], None]" = lambda text: None,
+    **options: Any,
+) -> "Estimate":
+    """What a training step of `model` needs on each rank, as `tonnage estimate` says it.
+
+    `options` are the fields of Job and Plan: `tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192,
+    shard="zero3", checkpointing="full")`.  `worker` is a warm `tonnage.Worker`, for many estimates in a row.
+    Raises UsageError, CannotEstimate and their kinds; not fitting is an answer (`Estimate.fits`).
+    """
+    from tonnage.device import Cluster, parse_cluster
+    from tonnage.predict import estimate as predict
+    from tonnage.units import parse_bytes
+
+    memory = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
+    cluster = gpu if isinstance(gpu, Cluster) else parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=memory)
+    job, plan = request(model, offline=offline, **options)
+    return predict(
+        job, plan, cluster, rank=rank, steps=steps, torch_version=torch_version, worker=worker, progress=progress
+    ).estimate
+
+
+def request(model: str, *, offline: bool = False, **options: Any) -> "tuple[Job, Plan]":
+    """The Job and the Plan that options by their names ask for.  Raises UsageError for an unknown name."""
+    from tonnage.job import Job
+    from tonnage.modelref import resolve
+    from tonnage.plan import Plan
+
+    of_job = {item.name for item in fields(Job)} - {"model"}
+    of_plan = {item.name for item in fields(Plan)}
+    unknown = sorted(set(options) - of_job - of_plan)
+    if unknown:
+        raise UsageError(f"Unknown option {unknown[0]!r}; possible: {', '.join(sorted(of_job | of_plan))}.")
+    plan = Plan(**{name: value for name, value in options.items() if name in of_plan})
+    job = Job(
+        model=resolve(model, offline=offline),
+        **{name: value for name, value in options.items() if name in of_job},
+    )
+    return job, plan

@@ -1,0 +1,31 @@
+"""The public names, and options by their names."""
+
+import pytest
+
+import tonnage
+from tonnage.api import request
+from tonnage.errors import UnknownDevice, UsageError
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(tonnage, name) is not None for name in tonnage.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'train'"):
+        _ = tonnage.train
+
+
+def test_options_find_their_way_into_job_and_plan() -> None:
+    job, plan = request("gpt2", seq_len=512, shard="zero3", offline=True)
+    assert (job.model.name, job.seq_len, plan.shard) == ("gpt2", 512, "zero3")
+
+
+def test_an_unknown_option_lists_the_possible_ones() -> None:
+    with pytest.raises(UsageError, match=r"'seqlen'; possible: .*seq_len"):
+        request("gpt2", seqlen=512)
+
+
+def test_the_card_is_checked_before_anything_runs() -> None:
+    with pytest.raises(UnknownDevice, match="h1000"):
+        tonnage.estimate("gpt2", gpu="h1000")
