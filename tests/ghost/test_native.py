@@ -340,6 +340,39 @@ def test_copied_values_come_back_and_everything_else_is_zero(ghost: Ghost) -> No
     ghost(program)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_values_equal_a_plain_model_of_them(seed: int, ghost: Ghost) -> None:
+    program = f"""
+        import random
+        dice, size = random.Random({seed}), 4096
+        card, model = malloc(size), [None] * size  # None: not known
+        for _ in range(3000):
+            start, count = dice.randrange(size), dice.randrange(1, 300)
+            count = min(count, size - start)
+            kind = dice.choice(["copy", "fill", "zero", "move", "read", "known", "large"])
+            if kind == "copy":
+                data = dice.randbytes(count)
+                to_card(card + start, data)
+                model[start : start + count] = data
+            elif kind in ("fill", "zero"):
+                value = dice.randrange(1, 256) if kind == "fill" else 0
+                g.cudaMemsetAsync(c_void_p(card + start), value, c_size_t(count), None)
+                model[start : start + count] = [value] * count
+            elif kind == "move":
+                target = dice.randrange(size - count + 1)
+                g.cudaMemcpyAsync(c_void_p(card + target), c_void_p(card + start), c_size_t(count), 3, None)
+                model[target : target + count] = model[start : start + count]
+            elif kind == "read":
+                assert from_card(card + start, count) == bytes(value or 0 for value in model[start : start + count])
+            elif kind == "known":
+                assert bool(g.ghost_known(card + start, count)) == (None not in model[start : start + count])
+            elif dice.random() < 0.1:
+                to_card(card, bytes(MIB + 1))
+                model = [None] * size
+    """
+    ghost(program)
+
+
 def test_known_bytes_are_told_from_computed_ones(ghost: Ghost) -> None:
     program = """
         a = malloc(64 * MIB)
