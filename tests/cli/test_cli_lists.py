@@ -40,3 +40,13 @@ def test_no_model_found_is_an_answer(tonnage):
     assert (ended.code, ended.out) == (1, "")
     assert "zzz" in ended.err
     assert (tonnage("models", "zzz", "--json").out, ended.code) == ("[]\n", 1)
+
+
+def test_a_configuration_can_be_printed(tonnage):
+    assert json.loads(tonnage("models", "gpt2", "--config").out)["model_type"] == "gpt2"
+
+
+def test_a_configuration_needs_an_exact_name(tonnage):
+    ended = tonnage("models", "gpt", "--config")
+    assert (ended.code, ended.out) == (2, "")
+    assert "'gpt'" in ended.err

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
 
 
 def models(
-    search: Annotated[str | None, typer.Argument(help="Only names that contain this.")] = None, json: Json = False
+    search: Annotated[str | None, typer.Argument(help="Only names that contain this.")] = None,
+    json: Json = False,
+    config: Annotated[
+        bool, typer.Option("--config", help="Print the config.json of the model with exactly this name.")
+    ] = False,
 ) -> int:
     """The models that `estimate` knows by name, with the Hub repository whose configuration each is."""
     from dataclasses import asdict
@@ -19,6 +23,9 @@ def models(
     from tonnage.catalog import find_model, model_names
     from tonnage.cli.answer import emit, print_json
 
+    if config:
+        print_json(_named(search).config())
+        return 0
     known = [model for model in map(find_model, model_names()) if model is not None]
     chosen = [model for model in known if search is None or _contains(model, search)]
     if json:
@@ -28,6 +35,17 @@ def models(
     else:
         return _none(search or "", len(known))
     return 0 if chosen else 1
+
+
+def _named(name: str | None) -> "Model":
+    """The model of this name.  Raises UsageError."""
+    from tonnage.catalog import find_model
+    from tonnage.errors import UsageError
+
+    found = find_model(name) if name else None
+    if found is None:
+        raise UsageError(f"--config needs the exact name of a model, not {name or ''!r}; `tonnage models` lists them.")
+    return found
 
 
 def _contains(model: "Model", search: str) -> bool:
