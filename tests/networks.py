@@ -1,6 +1,10 @@
 """Tiny networks of the architectures that the tests train: built from configurations, without dropout."""
 
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
+import torch
 
 from tonnage.job import Job, ModelRef
 
@@ -120,3 +124,12 @@ def tiny(name: str, **changes: Any) -> ModelRef:
 def tiny_job(name: str = "llama", **fields: Any) -> Job:
     """A job on a tiny network with sequences of 24 tokens."""
     return Job(**{"model": tiny(name), "seq_len": 24, "micro_batch": 2, **fields})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """For a module that imports it: tensors this small gain nothing from threads and lose much on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from networks import EVERY_KIND, TINY, tiny, tiny_job
+from networks import EVERY_KIND, TINY, one_thread, tiny, tiny_job  # noqa: F401
 from tonnage import model as models
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 from tonnage.job import Job, ModelRef

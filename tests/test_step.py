@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from networks import EVERY_KIND, tiny, tiny_job
+from networks import EVERY_KIND, one_thread, tiny, tiny_job  # noqa: F401
 from tonnage import model as models
 from tonnage import step as steps
 from tonnage.job import Job, ModelRef

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from networks import tiny_job
+from networks import one_thread, tiny_job  # noqa: F401
 from tonnage import model as models
 from tonnage import step as steps
 from tonnage.plan import Plan
