@@ -189,6 +189,20 @@ def _full_cards() -> list[Case]:
         case("qwen3-1.7b", seq_len=2048, micro_batch=2, limit_gib=45.5),
         case("qwen3-1.7b", seq_len=2048, micro_batch=2, limit_gib=45.5, allocator="expandable"),
         case("smollm2-360m", seq_len=1024, micro_batch=8, limit_gib=24),
+        *_eight_billion_on_80_gb(),
+    ]
+
+
+def _eight_billion_on_80_gb() -> list[Case]:
+    """What an H100 leaves after the context (79.19 - 0.75 GiB): fragmentation decides; other lengths around it."""
+    eight: dict[str, Any] = {"precision": "bf16-true", "limit_gib": 78.44}
+    return [
+        case("llama-3.1-8b", **eight, seq_len=4096, traced=True),
+        case("llama-3.1-8b", **eight, seq_len=4096, allocator="expandable", traced=True),
+        case("llama-3.1-8b", **eight, seq_len=4224),
+        case("llama-3.1-8b", **eight, seq_len=4352),
+        case("llama-3.1-8b", **eight, seq_len=4352, allocator="expandable"),
+        case("llama-3.1-8b", **eight, seq_len=4608, allocator="expandable"),
     ]
 
 
