@@ -685,6 +685,32 @@ def test_nvml_shows_the_card_and_this_process(ghost: Ghost) -> None:
     ghost(program, devices=2, total_bytes=1000 << 20)
 
 
+@pytest.mark.parametrize(
+    ("visible", "cards"),
+    [("2,0", [2, 0]), ("1", [1]), ("", []), ("0,9,1", [0]), ("-1", []), ("1,1", []),
+     ("GPU-67686f73-7420-4750-5520-6e756d626503", [3])],
+)  # fmt: skip
+def test_cuda_visible_devices_chooses_among_the_cards(visible: str, cards: list[int], ghost: Ghost) -> None:
+    program = f"""
+        os.environ["CUDA_VISIBLE_DEVICES"] = {visible!r}  # as scripts do, before the first question
+        count, cards = c_int(), {cards!r}
+        assert g.cudaGetDeviceCount(byref(count)) == (0 if cards else 100) and count.value == len(cards)
+        for device, card in enumerate(cards):
+            text = ctypes.create_string_buffer(20)
+            assert g.cudaDeviceGetPCIBusId(text, 20, device) == 0
+            assert text.value == b"0000:%02x:00.0" % (card + 1)
+        everything, handle, memory_info = ctypes.c_uint(), c_void_p(), (c_uint64 * 3)()
+        assert g.nvmlDeviceGetCount_v2(byref(everything)) == 0 and everything.value == 4
+        if cards:
+            malloc(6 * MIB)  # on the first visible card
+        for card in range(4):
+            g.nvmlDeviceGetHandleByIndex_v2(card, byref(handle))
+            g.nvmlDeviceGetMemoryInfo(handle, memory_info)
+            assert memory_info[1] == (94 if cards and card == cards[0] else 100) * MIB
+    """
+    ghost(program, devices=4, total_bytes=100 << 20)
+
+
 # ---- NCCL
 
 

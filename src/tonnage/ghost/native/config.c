@@ -73,6 +73,7 @@ static bool set_devices(const char *value)
     if (!set_int(&devices, value) || devices > MAX_DEVICES)
         return false;
     settings.devices = devices;
+    devices_changed();
     return true;
 }
 

@@ -4,7 +4,9 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 __thread int current_device;
 
@@ -12,12 +14,109 @@ static struct {
     bool active;
     uint64_t used, peak;
 } devices[MAX_DEVICES];
-static bool any_active;
+static int first_process;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* ---- which cards the process sees: CUDA_VISIBLE_DEVICES, read at the first question as the driver does ---- */
+
+static struct {
+    bool known;
+    int count, cards[MAX_DEVICES];
+} visible;
+
+void card_uuid(int card, unsigned char bytes[16])
+{
+    memcpy(bytes, "ghost GPU number", 16);
+    bytes[15] = (unsigned char)card;
+}
+
+/* As the driver writes it: "GPU-" and the 16 bytes in groups. */
+void card_uuid_text(int card, char text[48])
+{
+    unsigned char b[16];
+    card_uuid(card, b);
+    int at = sprintf(text, "GPU-");
+    for (int i = 0; i < 16; i++)
+        at += sprintf(text + at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", b[i]);
+}
+
+/* The card an entry names, by number or by (the beginning of) its UUID; -1 if none. */
+static int card_named(const char *entry)
+{
+    char *end, uuid[48];
+    long number = strtol(entry, &end, 10);
+    if (end != entry && *end == 0)
+        return number >= 0 && number < config()->devices ? (int)number : -1;
+    for (int card = 0; card < config()->devices && strncmp(entry, "GPU-", 4) == 0; card++) {
+        card_uuid_text(card, uuid);
+        if (strncmp(uuid, entry, strlen(entry)) == 0)
+            return card;
+    }
+    return -1;
+}
+
+/* Entries count up to the first that names no card; one named twice leaves none. */
+static void read_visible(const char *list)
+{
+    char copy[1024], *rest;
+    snprintf(copy, sizeof copy, "%s", list);
+    visible.count = 0;
+    for (char *entry = strtok_r(copy, ", ", &rest); entry; entry = strtok_r(NULL, ", ", &rest)) {
+        int card = card_named(entry);
+        if (card < 0)
+            return;
+        for (int i = 0; i < visible.count; i++)
+            if (visible.cards[i] == card) {
+                visible.count = 0;
+                return;
+            }
+        visible.cards[visible.count++] = card;
+    }
+}
+
+static void find_visible(void)
+{
+    pthread_mutex_lock(&lock);
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    if (!visible.known && list) {
+        read_visible(list);
+    } else if (!visible.known) {
+        visible.count = config()->devices;
+        for (int i = 0; i < visible.count; i++)
+            visible.cards[i] = i;
+    }
+    __atomic_store_n(&visible.known, true, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&lock);
+}
+
+int device_count(void)
+{
+    if (!__atomic_load_n(&visible.known, __ATOMIC_ACQUIRE))
+        find_visible();
+    return visible.count;
+}
+
+void devices_changed(void)
+{
+    visible.known = false;
+}
+
+int device_physical(int device)
+{
+    return device < device_count() ? visible.cards[device] : device;
+}
+
+int device_of_physical(int physical)
+{
+    for (int i = 0; i < device_count(); i++)
+        if (visible.cards[i] == physical)
+            return i;
+    return -1;
+}
 
 static bool valid(int device)
 {
-    return device >= 0 && device < config()->devices;
+    return device >= 0 && device < device_count();
 }
 
 void device_use(int device)
@@ -28,7 +127,8 @@ void device_use(int device)
     if (!devices[device].active) {
         devices[device].used += config()->context_bytes;
         devices[device].peak = devices[device].used;
-        any_active = true;
+        if (!first_process)
+            first_process = getpid();
         __atomic_store_n(&devices[device].active, true, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&lock);
@@ -41,7 +141,12 @@ bool device_active(int device)
 
 bool device_any_active(void)
 {
-    return any_active;
+    return first_process != 0;
+}
+
+int device_process(void)
+{
+    return first_process;
 }
 
 bool device_take(int device, uint64_t bytes)
@@ -81,12 +186,6 @@ API uint64_t ghost_device_used(int device)
 API uint64_t ghost_device_peak(int device)
 {
     return device >= 0 && device < MAX_DEVICES ? devices[device].peak : 0;
-}
-
-void device_uuid(int device, unsigned char bytes[16])
-{
-    memcpy(bytes, "ghost GPU number", 16);
-    bytes[15] = (unsigned char)device;
 }
 
 /* Resident blocks per multiprocessor by compute capability: CUDA programming guide, table of technical
@@ -144,7 +243,7 @@ int device_attribute(int attribute, int device)
     case ATTRIBUTE_MULTIPROCESSORS:
         return c->multiprocessors;
     case ATTRIBUTE_PCI_BUS:
-        return device + 1;
+        return device_physical(device) + 1;
     case ATTRIBUTE_MEMORY_CLOCK:
         return c->memory_khz;
     case ATTRIBUTE_BUS_WIDTH:
@@ -200,7 +299,7 @@ static void fill_properties(struct cudaDeviceProp *p, int device)
     const struct config *c = config();
     memset(p, 0, sizeof *p);
     snprintf(p->name, sizeof p->name, "%s", c->name);
-    device_uuid(device, p->uuid);
+    card_uuid(device_physical(device), p->uuid);
     p->totalGlobalMem = c->total_bytes;
     p->sharedMemPerBlock = 48 * 1024;
     p->regsPerBlock = 65536;
@@ -217,7 +316,7 @@ static void fill_properties(struct cudaDeviceProp *p, int device)
     p->texturePitchAlignment = 32;
     p->multiProcessorCount = c->multiprocessors;
     p->canMapHostMemory = p->concurrentKernels = p->ECCEnabled = p->unifiedAddressing = 1;
-    p->pciBusID = device + 1;
+    p->pciBusID = device_physical(device) + 1;
     p->asyncEngineCount = 3;
     p->memoryBusWidth = c->bus_bits;
     p->l2CacheSize = c->l2_bytes;
@@ -263,7 +362,7 @@ API cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device)
 
 API cudaError_t cudaGetDeviceCount(int *count)
 {
-    *count = config()->devices;
+    *count = device_count();
     return runtime_result(*count ? SUCCESS : ERROR_NO_DEVICE);
 }
 
@@ -333,16 +432,17 @@ API cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device)
 {
     if (!valid(device))
         return runtime_result(ERROR_INVALID_DEVICE);
-    snprintf(text, size, "0000:%02x:00.0", device + 1);
+    snprintf(text, size, "0000:%02x:00.0", device_physical(device) + 1);
     return SUCCESS;
 }
 
 API cudaError_t cudaDeviceGetByPCIBusId(int *device, const char *text)
 {
     unsigned domain, bus;
-    if (sscanf(text, "%x:%x", &domain, &bus) != 2 || !valid((int)bus - 1))
+    int found = sscanf(text, "%x:%x", &domain, &bus) == 2 ? device_of_physical((int)bus - 1) : -1;
+    if (found < 0)
         return runtime_result(ERROR_INVALID_DEVICE);
-    *device = (int)bus - 1;
+    *device = found;
     return SUCCESS;
 }
 

@@ -37,7 +37,7 @@ API cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *, const v
 
 API CUresult cuInit(unsigned flags)
 {
-    return config()->devices ? SUCCESS : ERROR_NO_DEVICE;
+    return device_count() ? SUCCESS : ERROR_NO_DEVICE;
 }
 
 API CUresult cuDriverGetVersion(int *version)
@@ -70,13 +70,13 @@ API CUresult cuGetErrorName(CUresult error, const char **name)
 
 API CUresult cuDeviceGetCount(int *count)
 {
-    *count = config()->devices;
+    *count = device_count();
     return SUCCESS;
 }
 
 API CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
-    if (ordinal < 0 || ordinal >= config()->devices)
+    if (ordinal < 0 || ordinal >= device_count())
         return ERROR_INVALID_DEVICE;
     *device = ordinal;
     return SUCCESS;
@@ -90,7 +90,7 @@ API CUresult cuDeviceGetName(char *name, int room, CUdevice device)
 
 API CUresult cuDeviceGetUuid_v2(unsigned char *uuid, CUdevice device)
 {
-    device_uuid(device, uuid);
+    card_uuid(device_physical(device), uuid);
     return SUCCESS;
 }
 
@@ -120,7 +120,7 @@ API CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 
 API CUresult cuDeviceGetPCIBusId(char *text, int room, CUdevice device)
 {
-    snprintf(text, room, "0000:%02x:00.0", device + 1);
+    snprintf(text, room, "0000:%02x:00.0", device_physical(device) + 1);
     return SUCCESS;
 }
 

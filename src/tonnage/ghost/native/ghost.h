@@ -58,7 +58,7 @@ const char *error_text(int code);
 /* ---- settings (config.c) ------------------------------------------------------------------------ */
 
 struct config {
-    int devices;
+    int devices;             /* cards in the machine */
     uint64_t total_bytes;    /* of each device, as the driver reports it */
     uint64_t context_bytes;  /* taken by the first use of a device */
     uint64_t reserved_bytes; /* of each device, on top of total_bytes, seen by NVML only */
@@ -121,7 +121,13 @@ bool is_device_address(const void *pointer);
 
 extern __thread int current_device;
 
+int device_count(void);                /* cards that CUDA_VISIBLE_DEVICES leaves */
+int device_physical(int device);       /* a device's number among all cards */
+int device_of_physical(int physical);  /* the device that a card is, -1 if it is not visible */
+int device_process(void);              /* the process that first used a device, 0 if none did */
+
 void device_use(int device); /* first use of a device by the process: its context takes memory */
+void devices_changed(void);  /* the number of cards was set anew */
 bool device_active(int device);
 bool device_any_active(void);
 bool device_take(int device, uint64_t bytes); /* false: does not fit */
@@ -129,7 +135,8 @@ void device_give(int device, uint64_t bytes);
 uint64_t device_free_bytes(int device);
 int device_attribute(int attribute, int device);
 int blocks_per_multiprocessor(void);
-void device_uuid(int device, unsigned char bytes[16]);
+void card_uuid(int card, unsigned char bytes[16]);
+void card_uuid_text(int card, char text[48]);
 
 /* ---- the log (log.c) ---------------------------------------------------------------------------- */
 

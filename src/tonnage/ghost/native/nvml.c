@@ -1,4 +1,5 @@
-/* NVML: the cards as nvidia-smi would show them.  One process, this one, uses them; they are idle. */
+/* NVML: all cards of the machine, as nvidia-smi would show them, whatever CUDA_VISIBLE_DEVICES says.  One process,
+ * this one, uses them; they are idle. */
 #include "ghost.h"
 
 #include <stdio.h>
@@ -140,20 +141,10 @@ API int nvmlDeviceGetHandleByPciBusId(const char *text, nvmlDevice_t *device)
     return nvmlDeviceGetHandleByPciBusId_v2(text, device);
 }
 
-/* The UUID as the driver writes it: "GPU-" and the 16 bytes in groups. */
-static void uuid_text(int index, char text[48])
-{
-    unsigned char b[16];
-    device_uuid(index, b);
-    int at = sprintf(text, "GPU-");
-    for (int i = 0; i < 16; i++)
-        at += sprintf(text + at, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", b[i]);
-}
-
 API int nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned room)
 {
     char uuid[48];
-    uuid_text(device->index, uuid);
+    card_uuid_text(device->index, uuid);
     return put_text(text, room, uuid);
 }
 
@@ -161,7 +152,7 @@ API int nvmlDeviceGetHandleByUUID(const char *text, nvmlDevice_t *device)
 {
     for (int i = 0; i < config()->devices; i++) {
         char uuid[48];
-        uuid_text(i, uuid);
+        card_uuid_text(i, uuid);
         if (strcmp(uuid, text) == 0)
             return device_handle(i, device);
     }
@@ -218,11 +209,23 @@ struct memory_info_v2 {
     unsigned long long total, reserved, free, used;
 };
 
+static uint64_t used_bytes(nvmlDevice_t card)
+{
+    int device = device_of_physical(card->index);
+    return device < 0 ? 0 : ghost_device_used(device);
+}
+
+static uint64_t free_bytes(nvmlDevice_t card)
+{
+    uint64_t total = config()->total_bytes, used = used_bytes(card);
+    return used < total ? total - used : 0;
+}
+
 /* Version 1 counts what the driver keeps for itself as used, version 2 tells it apart. */
 API int nvmlDeviceGetMemoryInfo(nvmlDevice_t device, struct memory_info *info)
 {
     info->total = config()->total_bytes + config()->reserved_bytes;
-    info->free = device_free_bytes(device->index);
+    info->free = free_bytes(device);
     info->used = info->total - info->free;
     return NVML_SUCCESS;
 }
@@ -231,7 +234,7 @@ API int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, struct memory_info_v2 *i
 {
     info->total = config()->total_bytes + config()->reserved_bytes;
     info->reserved = config()->reserved_bytes;
-    info->free = device_free_bytes(device->index);
+    info->free = free_bytes(device);
     info->used = config()->total_bytes - info->free;
     return NVML_SUCCESS;
 }
@@ -259,12 +262,12 @@ struct process_info_v1 {
 static int list_processes(nvmlDevice_t device, unsigned *count, void *list, size_t size)
 {
     struct process_info info = {.gpu_instance = ~0u, .compute_instance = ~0u};
-    unsigned found = device_active(device->index) ? 1 : 0, room = *count;
+    unsigned found = device_active(device_of_physical(device->index)) ? 1 : 0, room = *count;
     *count = found;
     if (found > room)
         return NVML_INSUFFICIENT_SIZE;
     info.pid = (unsigned)getpid();
-    info.used = ghost_device_used(device->index);
+    info.used = used_bytes(device);
     if (found)
         memcpy(list, &info, size);
     return NVML_SUCCESS;

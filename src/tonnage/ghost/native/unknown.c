@@ -204,7 +204,7 @@ static size_t compose(char *json, size_t room)
              getpid(), (unsigned long long)ghost_launches(), (unsigned long long)ghost_pinned_peak_bytes(),
              (unsigned long long)ghost_managed_bytes());
     put(&text, part);
-    for (int device = 0; device < config()->devices; device++) {
+    for (int device = 0; device < device_count(); device++) {
         snprintf(part, sizeof part, "%s%llu", device ? ", " : "", (unsigned long long)ghost_device_peak(device));
         put(&text, part);
     }
@@ -235,7 +235,7 @@ API int ghost_report(void)
 
 __attribute__((destructor)) static void report_at_exit(void)
 {
-    if (device_any_active())
+    if (device_process() == getpid()) /* not in children that were forked later and use no device */
         ghost_report();
 }
 

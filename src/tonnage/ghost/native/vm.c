@@ -63,7 +63,7 @@ API CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes,
     bool on_device = properties->location.type == 1;
     int device = on_device ? properties->location.id : current_device;
     *handle = NULL;
-    if (device < 0 || device >= config()->devices || bytes % GRANULE)
+    if (device < 0 || device >= device_count() || bytes % GRANULE)
         return ERROR_INVALID_VALUE;
     if (on_device && !device_take(device, bytes))
         return ERROR_OUT_OF_MEMORY;
