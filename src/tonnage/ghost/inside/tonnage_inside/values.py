@@ -34,6 +34,7 @@ ASSUMED = {
     "generation": "generate() meets no end token: it goes on to its length limit",
     "weights": "pretrained weights were not read: shapes and dtypes come from the configuration",
     "initialisation": "host tensors were not filled with random numbers",
+    "host_optimizer": "optimizers did no arithmetic on host tensors (offloaded parameters)",
 }
 
 
@@ -71,6 +72,8 @@ class Policy:
         self._patch_finite()
         self._patch_all()
         self._patch_initialisation()
+        for name in ("adam", "adamw", "sgd", "adafactor"):
+            after_import(f"torch.optim.{name}", functools.partial(self._patch_optimizer, name))
         self.torch.cuda._lazy_call(self._patch_nonzero)
         after_import("torch.distributed.distributed_c10d", self._patch_object_exchange)
         after_import("transformers.masking_utils", self._patch_masks)
@@ -181,6 +184,21 @@ class Policy:
                 setattr(module, name, replacement)
                 if hasattr(self.torch.distributed, name):
                     setattr(self.torch.distributed, name, replacement)
+
+    def _patch_optimizer(self, name: str, module: ModuleType) -> None:
+        """Arithmetic on billions of host elements takes minutes and touches memory; states are made all the same."""
+        original = getattr(module, name)
+
+        @functools.wraps(original)
+        def update(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+            plain = [getattr(parameter, "_local_tensor", parameter) for parameter in parameters]
+            on_host = all(tensor.device.type == "cpu" for tensor in plain)
+            if on_host and sum(tensor.numel() for tensor in plain) >= BIG_ELEMENTS:
+                self.use("host_optimizer")
+                return None
+            return original(parameters, *args, **kwargs)
+
+        setattr(module, name, update)
 
     # -- transformers
 
