@@ -47,6 +47,8 @@ class Worker:
     @staticmethod
     def _environment(torch: Any) -> dict[str, str]:
         variables = environment(torch=torch)
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+            variables.pop(name, None)  # each job says which allocator it wants
         package = str(Path(__file__).parents[2])
         variables["PYTHONPATH"] = f"{variables['PYTHONPATH']}:{package}"
         return variables
