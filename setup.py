@@ -31,7 +31,7 @@ class BuildWithGhost(build_py):
         ghost = native()
         try:
             ghost.build()
-        except ghost.BuildError as error:
+        except (ghost.BuildError, OSError) as error:
             print(f"tonnage: installed without the ghost's libraries: {error}", file=sys.stderr)
         super().run()
 
