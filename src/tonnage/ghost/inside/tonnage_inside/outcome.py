@@ -1,9 +1,12 @@
 """How the program ended: completed, out of memory, or failed; with the message and the Python stack."""
 
+import os
 import sys
 import traceback
 from types import TracebackType
 from typing import Any
+
+_OURS = os.path.dirname(__file__)
 
 
 def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
@@ -14,7 +17,9 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
         "message": " ".join(str(error).split()) or type(error).__name__,
         "error": type(error).__name__,
         "stack": [
-            f"{frame.filename}:{frame.lineno} {frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+            f"{frame.filename}:{frame.lineno} {frame.name}"
+            for frame in traceback.extract_tb(error.__traceback__)
+            if os.path.dirname(frame.filename) != _OURS
         ],
     }
     if is_oom and watch.ooms:
