@@ -279,8 +279,11 @@ class Watch:
 
     def _find_parameters(self) -> None:
         """A program that ran out of memory may not have come to a forward: its parameters are still there."""
+        tensor, parameter = self.torch.Tensor, self.torch.nn.Parameter
         for candidate in gc.get_objects():
-            if isinstance(candidate, self.torch.nn.Parameter) and id(candidate) not in self._parameters:
+            if not issubclass(type(candidate), tensor):  # isinstance would wake objects that warn when they are asked
+                continue
+            if isinstance(candidate, parameter) and id(candidate) not in self._parameters:
                 self._parameters[id(candidate)] = weakref.ref(candidate)
                 self.claim(candidate, "parameter")
 
