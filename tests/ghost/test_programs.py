@@ -1,0 +1,336 @@
+"""Real programs on the ghost: ordinary scripts that know nothing of tonnage, and what the report says of them."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tonnage.estimates import Estimate
+from tonnage.timeline import timeline
+from tonnage.trace import Trace
+
+pytestmark = pytest.mark.ghost
+
+BIN = Path(sys.executable).parent
+TORCHRUN = (str(BIN / "torchrun"), "--nproc-per-node")
+ONE_SEQUENCE = "position_ids computed on the GPU are one unpacked sequence"
+NOT_FILLED = "host tensors were not filled with random numbers"
+
+
+def consistent(answer: Any) -> tuple[Estimate, Trace]:
+    """The Estimate and its Trace, which agree with each other, with torch's counters and with the program's word."""
+    assert answer.error is None, f"{answer.error}\n{answer.output[-2000:]}"
+    estimate, trace = answer.run.estimate, answer.run.traces[0]
+    walked = timeline(trace)
+    assert walked.peak_allocated_bytes == trace.peaks["allocated_bytes"] == estimate.peak.allocated_bytes > 0
+    assert walked.peak_reserved_bytes == trace.peaks["reserved_bytes"] == estimate.peak.reserved_bytes
+    assert sum(estimate.peak.by_category.values()) == estimate.peak.process_bytes
+    assert sum(walked.by_category().values()) == walked.peak_allocated_bytes
+    assert max(phase.allocated_bytes for phase in estimate.phases) == estimate.peak.allocated_bytes
+    assert trace.unknown_calls == {}
+    mine = [said for said in answer.said if said.get("rank", trace.rank) == trace.rank]
+    if mine and "allocated" in mine[-1]:
+        assert (mine[-1]["allocated"], mine[-1]["reserved"]) == (
+            walked.peak_allocated_bytes,
+            walked.peak_reserved_bytes,
+        )
+    return estimate, trace
+
+
+def phases(estimate: Estimate) -> set[str]:
+    return {phase.name for phase in estimate.phases}
+
+
+FAMILIES = {
+    "llama": ("--precision", "bf16-true"),
+    "qwen3": ("--accumulate", "2"),
+    "qwen3_moe": (),
+    "mixtral": ("--checkpointing",),
+    "gpt2": ("--precision", "fp32"),
+    "bert": ("--checkpointing",),
+    "t5": ("--checkpointing", "--accumulate", "2"),
+    "vit": ("--precision", "bf16-true"),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_plain_loop(dry_run: Any, family: str) -> None:
+    answer = dry_run("families.py", family, *FAMILIES[family])
+    estimate, trace = consistent(answer)
+    assert (trace.steps, estimate.fits, trace.outcome["kind"]) == (3, True, "completed")
+    assert phases(estimate) == {"load", "forward", "backward", "optimizer", "other"}
+    parameters = answer.said[-1]["parameters"]
+    assert estimate.model["parameters"] == estimate.model["trainable_parameters"] == parameters
+    width = 2 if "bf16-true" in FAMILIES[family] else 4
+    held = timeline(trace).by_category()
+    # Blocks of 512 bytes hold small parameters; buffers (rotary tables, position ids) count as parameters.
+    assert parameters * width <= held["parameter"] <= parameters * width * 1.15 + 20_000
+    states = {life.address: life.size_bytes for life in timeline(trace).lives if life.category == "optimizer_state"}
+    assert 2 * parameters * width <= sum(states.values()) <= 2 * parameters * width * 1.15 + 20_000
+    assert answer.said[-1]["loss"] == 0.0, "what a kernel was to compute reads as zero"
+
+
+def test_the_scaler_of_fp16_finds_no_overflow_and_steps(dry_run: Any) -> None:
+    estimate, trace = consistent(dry_run("families.py", "llama", "--precision", "fp16-mixed"))
+    assert trace.steps == 3
+    assert "optimizer" in phases(estimate)
+    assert any(life.category == "optimizer_state" for life in timeline(trace).lives)
+
+
+def test_a_run_is_stopped_after_the_steps_that_were_asked_for(dry_run: Any) -> None:
+    answer = dry_run("families.py", "llama", "--steps", "100000", steps=2)
+    _, trace = consistent(answer)
+    assert trace.steps == 2
+    assert answer.said == (), "it was stopped before it could print its last line"
+
+
+def test_the_trainer_with_adapters_checkpointing_and_accumulation(dry_run: Any, tmp_path_factory: Any) -> None:
+    folder = str(tmp_path_factory.mktemp("trainer"))
+    answer = dry_run("trainer.py", folder, "--lora", "--checkpointing", "--accumulate", "2")
+    estimate, trace = consistent(answer)
+    assert trace.steps == answer.said[-1]["steps"] == 3
+    assert estimate.model["trainable_parameters"] == 8192  # rank 4 on the seven projections of two layers
+    assert "peft" in estimate.versions
+    assert "accelerate" in estimate.versions
+    assert estimate.host.pinned_bytes > 0, "the loader pins its batches"
+    assert any(mark.phase == "recompute" for mark in trace.marks)
+
+
+def test_the_trainer_with_data_loader_workers(dry_run: Any, tmp_path_factory: Any) -> None:
+    answer = dry_run("trainer.py", str(tmp_path_factory.mktemp("trainer")), "--workers", "2")
+    _, trace = consistent(answer)
+    assert trace.steps == 3
+    assert answer.run.estimate.host.pinned_bytes > 0
+
+
+def test_accelerate_launch(dry_run: Any) -> None:
+    launcher = (str(BIN / "accelerate"), "launch", "--num_processes", "1", "--mixed_precision", "bf16")
+    launcher = (*launcher, "--num_machines", "1", "--dynamo_backend", "no")
+    answer = dry_run("accelerated.py", launcher=launcher, steps=4)
+    _, trace = consistent(answer)
+    assert trace.steps == 4
+    assert answer.said == ()
+
+
+def test_torch_compile(dry_run: Any, tmp_path_factory: Any) -> None:
+    cache = str(tmp_path_factory.mktemp("inductor"))
+    variables = (
+        ("TORCHINDUCTOR_CACHE_DIR", cache),
+        ("TRITON_CACHE_DIR", cache),
+        ("TORCHINDUCTOR_COMPILE_THREADS", "1"),
+    )
+    estimate, trace = consistent(dry_run("compiled.py", variables=variables))
+    assert trace.steps == 3
+    assert any(activity.name.startswith("triton_") for activity in trace.activities()), "its own kernels run"
+    held = timeline(trace).by_category()
+    assert held["parameter"] >= 2 * estimate.model["parameters"]
+
+
+def test_cuda_graphs(dry_run: Any) -> None:
+    _, trace = consistent(dry_run("graphs.py", steps=10))
+    assert sum(activity.kind == "graph_launch" for activity in trace.activities()) >= 6
+
+
+def test_pinned_memory_is_counted(dry_run: Any) -> None:
+    answer = dry_run("pinned.py")
+    estimate, _ = consistent(answer)
+    assert answer.said[-1]["pinned"] == [True, True, True]
+    batch = 16 * 1024 * 4
+    assert answer.said[-1]["staging"] + batch <= estimate.host.pinned_bytes <= answer.said[-1]["staging"] + 4 * batch
+
+
+def test_what_a_program_asks_about_the_card(dry_run: Any) -> None:
+    answer = dry_run("queries.py", gpu="2xa100-40gb")
+    consistent(answer)
+    said = answer.said[-1]
+    assert (said["devices"], said["nvml_devices"]) == (2, 2)
+    assert said["name"] == said["nvml_name"] == "NVIDIA A100-SXM4-40GB"
+    assert (said["capability"], said["sms"]) == ([8, 0], 108)
+    assert said["total"] == said["mem_get_info_total"] <= said["nvml_total"]
+    assert said["taken"] == said["kept"]
+    assert said["reserved"] < said["nvml_used"] < said["nvml_total"]
+
+
+# -- ranks
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpu", "rank"),
+    [
+        ("ddp", "2xa100-40gb", 1),
+        ("ddp", "8x8xa100-40gb", 13),
+        ("fsdp", "8xa100-40gb", 3),
+        ("fsdp", "128x8xa100-40gb", 1000),
+        ("hsdp", "8x8xa100-40gb", 63),
+        ("tensor", "2xa100-40gb", 1),
+        ("both", "8xa100-40gb", 5),
+    ],
+)
+def test_one_rank_alone(dry_run: Any, kind: str, gpu: str, rank: int) -> None:
+    answer = dry_run("parallel.py", kind, gpu=gpu, rank=rank)
+    estimate, trace = consistent(answer)
+    said = answer.said[-1]
+    assert (said["rank"], said["size"]) == (rank, trace.world_size) == (trace.rank, trace.world_size)
+    assert estimate.rank == rank
+    assert trace.steps == 3
+    assert estimate.model["parameters"] == said["parameters"] == 2 * 8 * 512 * 512 + 2 * 512 * 512
+    collectives = [activity for activity in trace.activities() if activity.kind == "collective"]
+    assert {activity.name for activity in collectives} >= {
+        "ddp": {"AllReduce"},
+        "fsdp": {"AllGather", "ReduceScatter"},
+        "hsdp": {"AllGather", "ReduceScatter", "AllReduce"},
+        "tensor": {"AllReduce"},
+        "both": {"AllGather", "ReduceScatter", "AllReduce"},
+    }[kind]
+    assert {activity.grid[0] for activity in collectives} <= {2, 4, 8, 64, 1024}
+
+
+def test_the_shards_of_many_ranks_are_small(dry_run: Any) -> None:
+    few = consistent(dry_run("parallel.py", "fsdp", gpu="8xa100-40gb", rank=3))[1]
+    many = consistent(dry_run("parallel.py", "fsdp", gpu="128x8xa100-40gb", rank=1000))[1]
+
+    def states(trace: Trace) -> int:
+        blocks = {
+            life.address: life.size_bytes for life in timeline(trace).lives if life.category == "optimizer_state"
+        }
+        return sum(blocks.values())
+
+    parameters = 2 * 8 * 512 * 512 + 2 * 512 * 512
+    assert states(few) == 2 * 4 * parameters / 8
+    assert 0 < states(many) < states(few) / 50
+
+
+def test_four_real_processes_agree(dry_run: Any) -> None:
+    answer = dry_run("agree.py", launcher=(*TORCHRUN, "4"), gpu="4xa100-40gb", steps=20)
+    estimate, _ = consistent(answer)
+    assert sorted(said["rank"] for said in answer.said) == [0, 1, 2, 3]
+    for said in answer.said:
+        assert said["name"] == "agreed"
+        assert said["sum"] == 0 + 1 + 2 + 3
+        assert said["gathered"] == [0, 10, 20, 30]
+        assert said["everyone"] == [0, 1, 2, 3]
+        assert said["steps"] == 2, "a flag that one rank raised stopped all"
+    assert [rank["rank"] for rank in estimate.ranks] == [0, 1, 2, 3]
+    assert [trace.steps for trace in answer.run.traces] == [2, 2, 2, 2]
+
+
+def test_a_pipeline_of_two_real_processes(dry_run: Any) -> None:
+    answer = dry_run("parallel.py", "pipeline", launcher=(*TORCHRUN, "2"), gpu="2xa100-40gb")
+    estimate, _ = consistent(answer)
+    sizes = {said["rank"]: said["parameters"] for said in answer.said}
+    assert sizes == {0: 8 * 512 * 512, 1: 8 * 512 * 512 + 2 * 512 * 512}
+    peaks = {rank["rank"]: rank["allocated_bytes"] for rank in estimate.ranks}
+    assert peaks == {said["rank"]: said["allocated"] for said in answer.said}
+
+
+# -- more than the card has
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_running_out_of_memory(dry_run: Any, where: str) -> None:
+    estimate, trace = consistent(dry_run("too_big.py", where))
+    assert not estimate.fits
+    assert estimate.oom is not None
+    assert (estimate.oom.phase, trace.outcome["phase"]) == (where, where)
+    assert estimate.oom.message.startswith("CUDA out of memory. Tried to allocate ")
+    assert "GPU 0 has a total capacity of 39.49 GiB" in estimate.oom.message
+    assert any("too_big.py" in frame for frame in estimate.oom.stack)
+    assert trace.peaks["ooms"] == 1
+
+
+def test_a_program_that_adapts_to_the_card(dry_run: Any) -> None:
+    answer = dry_run("too_big.py", "adapting", steps=50)
+    assert answer.error is None
+    assert answer.run.estimate.fits
+    assert answer.said[-1]["micro_batch"] == 2**16
+    assert answer.run.traces[0].peaks["ooms"] == 2
+    assert any("ran out of memory 2 times and recovered" in note for note in answer.run.estimate.notes)
+
+
+# -- values
+
+
+def test_checks_for_finite_numbers_pass(dry_run: Any) -> None:
+    answer = dry_run("values.py", "finite")
+    estimate, _ = consistent(answer)
+    assert answer.said[-1]["said"] is True
+    assert set(estimate.coverage.assumed) == {ONE_SEQUENCE, "torch.isfinite of a computed tensor is True"}
+
+
+def test_checks_for_nan_pass_and_assume_nothing_more(dry_run: Any) -> None:
+    answer = dry_run("values.py", "isnan")
+    estimate, _ = consistent(answer)
+    assert answer.said[-1]["said"] == 0.0
+    assert set(estimate.coverage.assumed) == {ONE_SEQUENCE}
+
+
+def test_boolean_indexing_selects_everything(dry_run: Any) -> None:
+    answer = dry_run("values.py", "boolean")
+    estimate, _ = consistent(answer)
+    assert answer.said[-1]["said"] == [4 * 8, 512]
+    assert any("selects every element" in text for text in estimate.coverage.assumed)
+
+
+def test_what_was_copied_to_the_card_is_known(dry_run: Any) -> None:
+    answer = dry_run("values.py", "copied")
+    estimate, _ = consistent(answer)
+    assert answer.said[-1]["said"]["first"] == [1, 2, -100, -100]
+    assert answer.said[-1]["said"]["clone"] == [[1, 2, -100, -100], [5, -100, 7, 8]]
+    assert set(estimate.coverage.assumed) == {ONE_SEQUENCE}
+
+
+@pytest.mark.parametrize("mask", ["padded", "full"])
+def test_padding_takes_the_masked_path_and_only_padding(dry_run: Any, mask: str) -> None:
+    answer = dry_run("values.py", mask)
+    estimate, _ = consistent(answer)
+    assert answer.said[-1]["said"] == {"masked": [mask == "padded"]}
+    assert not any("padding" in text for text in estimate.coverage.assumed)
+
+
+def test_generate_goes_on_to_its_length(dry_run: Any) -> None:
+    answer = dry_run("generating.py")
+    estimate, trace = consistent(answer)
+    assert answer.said[-1] == {"greedy": [2, 40], "sampled": [2, 40]}
+    assert any("length limit" in text for text in estimate.coverage.assumed)
+    assert "evaluation" in phases(estimate)
+    assert trace.steps == 1
+
+
+def test_experts_get_gradients_and_states(dry_run: Any) -> None:
+    """Every expert is there in memory, whichever tokens a router would send it."""
+    for family in ("mixtral", "qwen3_moe"):
+        estimate, trace = consistent(dry_run("families.py", family, *FAMILIES[family]))
+        lives = timeline(trace).lives
+        gradients = {life.address: life.size_bytes for life in lives if life.category == "gradient" and life.mark > 0}
+        assert sum(gradients.values()) >= 4 * estimate.model["parameters"]
+
+
+@pytest.fixture(scope="session")
+def only_a_configuration(tmp_path_factory: Any) -> str:
+    """A folder with the config.json of a network of a billion parameters and nothing else."""
+    folder = tmp_path_factory.mktemp("model")
+    config = {
+        **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000, "hidden_size": 2048},
+        **{"intermediate_size": 5504, "num_hidden_layers": 20, "num_attention_heads": 16, "num_key_value_heads": 4},
+        **{"max_position_embeddings": 2048, "tie_word_embeddings": False},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_pretrained_weights_are_not_needed(dry_run: Any, only_a_configuration: str) -> None:
+    answer = dry_run("pretrained.py", only_a_configuration, "--on-card")
+    estimate, trace = consistent(answer)
+    assert trace.steps == 2
+    assert answer.said[-1]["parameters"] == estimate.model["parameters"] > 10**9
+    assert answer.said[-1]["host_peak_bytes"] < 2 * 2**30, "2 GiB of weights never pass through the host"
+    assert any("pretrained weights were not read" in text for text in estimate.coverage.assumed)
+
+
+def test_a_big_model_on_the_host_is_not_filled(dry_run: Any, only_a_configuration: str) -> None:
+    answer = dry_run("pretrained.py", only_a_configuration)
+    estimate, _ = consistent(answer)
+    assert NOT_FILLED in estimate.coverage.assumed
+    assert answer.said[-1]["host_peak_bytes"] < 2 * 2**30
