@@ -118,7 +118,7 @@ def _peak(walked: Timeline, outside: Overhead) -> Peak:
 
 def _communicators(trace: Trace) -> list[int]:
     """The sizes of the NCCL communicators that the rank used: those with at least one collective."""
-    used = {activity.grid[1]: activity.grid[0] for activity in trace.activities() if activity.kind == "collective"}
+    used = {activity.grid[1]: activity.grid[0] for activity in trace.activities("collective")}
     return sorted(used.values())
 
 

@@ -115,9 +115,8 @@ class _Walk:
         for claim in trace.claims:
             self.claims[claim.mark].append((claim.address, claim.category))
         self.sent: dict[int, set[int]] = defaultdict(set)
-        for activity in trace.activities():
-            if activity.kind == "collective":
-                self.sent[activity.mark] |= {activity.address, activity.address2}
+        for activity in trace.activities("collective"):
+            self.sent[activity.mark] |= {activity.address, activity.address2}
 
     def run(self) -> Timeline:
         mark = -1

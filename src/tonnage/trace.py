@@ -166,9 +166,12 @@ class Trace:
         for action, address, size, stream, mark in zip(*(columns[name] for name in EVENT_COLUMNS), strict=True):
             yield Event(ACTIONS[action], address, size, stream, mark)
 
-    def activities(self) -> Iterator[Activity]:
-        """The ghost's log in order: kernels, copies, collectives."""
-        for record in _RECORD.iter_unpack(self.log):
+    def activities(self, only: str | None = None) -> Iterator[Activity]:
+        """The ghost's log in order: kernels, copies, collectives; or those of one kind of KERNEL_KINDS alone."""
+        for place, code in enumerate(self.log[:: _RECORD.size]):
+            if only is not None and KERNEL_KINDS.get(code) != only:
+                continue
+            record = _RECORD.unpack_from(self.log, place * _RECORD.size)
             kind, device, _flags, mark, name, x, y, z, block, _shared, stream, count, address, address2 = record
             yield Activity(
                 KERNEL_KINDS.get(kind, f"kind {kind}"),

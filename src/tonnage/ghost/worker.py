@@ -15,7 +15,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from tonnage_inside import native, outcome, ranks, values, written
+from tonnage_inside import native, outcome, ranks, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
 from tonnage import step
@@ -84,6 +84,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
     job, plan = _job(request["job"]), Plan(**request["plan"])
     policy = values.Policy(torch, ghost)
     policy.install()
+    shortcuts.install()
     watch = Watch(torch, ghost)
     watch.start()
     ghost.log(True)

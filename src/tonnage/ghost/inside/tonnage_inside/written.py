@@ -1,5 +1,7 @@
 """Writes what the watch saw into one file, in the format that `tonnage.trace` reads."""
 
+import contextlib
+import gc
 import json
 import os
 import resource
@@ -7,6 +9,7 @@ import sys
 import time
 import zipfile
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 FORMAT_VERSION = 1
@@ -79,15 +82,27 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
 
 def event_columns(torch: Any, watch: Any, device: int) -> dict[str, "array[int]"]:
     """The allocator's trace of one device as columns; each event carries the latest mark up to then."""
-    events = torch.cuda.memory._snapshot(device)["device_traces"][device]
-    marks = event_marks(events, watch)
-    return {
-        "action": array("q", [ACTIONS[event["action"]] for event in events]),
-        "address": array("q", [event.get("addr", event.get("device_free", 0)) for event in events]),
-        "size": array("q", [event["size"] for event in events]),
-        "stream": array("q", [event["stream"] for event in events]),
-        "mark": array("q", marks),
-    }
+    with without_collection():
+        events = torch.cuda.memory._snapshot(device)["device_traces"][device]
+        return {
+            "action": array("q", [ACTIONS[event["action"]] for event in events]),
+            "address": array("q", [event.get("addr", event.get("device_free", 0)) for event in events]),
+            "size": array("q", [event["size"] for event in events]),
+            "stream": array("q", [event["stream"] for event in events]),
+            "mark": array("q", event_marks(events, watch)),
+        }
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Without Python's cyclic collector, which would go through all modules again and again as objects pile up."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def event_marks(events: list[dict[str, Any]], watch: Any) -> list[int]:
@@ -102,8 +117,8 @@ def event_marks(events: list[dict[str, Any]], watch: Any) -> list[int]:
     if watch._set_metadata is not None:
         for event in events:
             text = event.get("user_metadata")
-            if text and text.isdigit():
-                latest = max(latest, int(text))
+            if text and text.isdigit() and int(text) > latest:
+                latest = int(text)
             marks.append(latest)
         return marks
     seen = 0
