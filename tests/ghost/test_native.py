@@ -91,6 +91,16 @@ def test_every_public_symbol_is_there_under_its_version(major: int, ghost: Ghost
     ghost(program, major)
 
 
+@pytest.mark.parametrize("major", build.MAJORS)
+def test_public_variables_are_there_and_zero(major: int, ghost: Ghost) -> None:
+    program = """
+        library = ctypes.CDLL(f"{FOLDER}/libnvshmem_host.so.3")
+        assert c_int.in_dll(library, "nvshmem_selected_device_transport").value == 0
+        assert bytes((ctypes.c_char * 40).in_dll(library, "nvshmem_debug_output_lock")) == bytes(40)
+    """
+    ghost(program, major)
+
+
 # ---- what the card is
 
 
@@ -738,6 +748,27 @@ def test_one_rank_of_1024_has_equals(ghost: Ghost) -> None:
         assert g.ncclCommDestroy(c) == 0
     """
     ghost(program, log=1)
+
+
+def test_broadcasts_from_every_rank_in_one_group_are_a_gathering(ghost: Ghost) -> None:
+    program = """
+        c = communicator(4, 2, "pieces")
+        mine, parts, other = put_numbers(146), malloc(8 * 8), malloc(8)
+        g.ncclGroupStart()
+        for gathering in range(2):
+            for root in range(4):
+                part = c_void_p(parts + 8 * (4 * gathering + root))
+                send = c_void_p(mine) if root == 2 else part
+                assert g.ncclBroadcast(send, part, c_size_t(1), INT64, root, c, None) == 0
+        assert g.ncclGroupEnd() == 0
+        assert numbers(parts, 8) == [146] * 8
+        g.ncclGroupStart()
+        assert g.ncclBroadcast(c_void_p(mine), c_void_p(mine), c_size_t(1), INT64, 2, c, None) == 0
+        assert g.ncclBroadcast(c_void_p(other), c_void_p(other), c_size_t(1), INT64, 0, c, None) == 0
+        assert g.ncclGroupEnd() == 0
+        assert numbers(other, 1) == [0], "what another rank alone sends is not known"
+    """
+    ghost(program)
 
 
 RANKS = """

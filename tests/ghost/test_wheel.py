@@ -89,6 +89,22 @@ def test_a_wheel_is_fetched_once_with_its_triton(tmp_path: Path) -> None:
     assert said == []
 
 
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("triton==3.4.0; platform_system == 'Linux'", "triton==3.4.0"),
+        ("triton~=3.9.0; platform_system == 'Linux' and python_version < '3.16'", "triton~=3.9.0"),  # since 2.14
+        ("triton (==3.1.0) ; platform_system == 'Linux'", "triton==3.1.0"),
+        ("tritonclient==2.0.0", None),
+    ],
+)
+def test_the_triton_that_a_torch_asks_for(tmp_path: Path, line: str, wanted: str | None) -> None:
+    unpacked = make_torch(tmp_path / "unpacked", "2.15.0", "13.2")
+    with (unpacked / "torch-2.15.0.dist-info" / "METADATA").open("a") as metadata:
+        metadata.write(f"Requires-Dist: filelock\nRequires-Dist: {line}\n")
+    assert wheel._required_triton(unpacked) == wanted
+
+
 def test_offline_and_not_cached_is_one_line_with_a_way_out(tmp_path: Path) -> None:
     python = interpreter_with(tmp_path / "bin", make_torch(tmp_path / "site", "2.13.0+cpu", None))
     with pytest.raises(GhostUnavailable, match=r"no network here.*TONNAGE_CACHE") as caught:

@@ -151,8 +151,8 @@ def _unpack(wheel: Path, folder: Path) -> None:
 
 
 def _required_triton(folder: Path) -> str | None:
-    """`triton==X` as this torch's metadata asks for it on Linux; None if it asks for none."""
+    """`triton==X` or `triton~=X` as this torch's metadata asks for it on Linux; None if it asks for none."""
     for metadata in folder.glob("torch-*.dist-info/METADATA"):
-        match = re.search(r"^Requires-Dist: triton==([^\s;]+)", metadata.read_text(), re.MULTILINE)
-        return f"triton=={match[1]}" if match else None
+        match = re.search(r"^Requires-Dist: triton\s*\(?([=~<>!][^\s;)]*)", metadata.read_text(), re.MULTILINE)
+        return f"triton{match[1]}" if match else None
     return None

@@ -121,6 +121,11 @@ def stub(name: str, note: str, before: str) -> str:
     return f"PUBLIC long {name}({arguments}) {{ {' '.join(body)} return {result}; }}\n"
 
 
+def variable(name: str, note: str) -> str:
+    """The C text of one of the library's variables: as large as there, and zero."""
+    return f"PUBLIC char {name}[{note.removeprefix('data@')}] __attribute__((aligned(16)));\n"
+
+
 def alias(name: str, target: str) -> str:
     """A second name for a function that libghost.so has."""
     return f'__asm__(".globl {name}\\n.type {name}, @function\\n{name}: jmp {target}@PLT\\n");\n'
@@ -138,7 +143,8 @@ def alias_target(name: str, own: set[str]) -> str | None:
 def stub_source(library: Library, own: set[str]) -> str:
     """The generated C file of one thin library."""
     harmless, work = matcher("harmless.txt"), matcher("work.txt")
-    names = [name for name in library.notes if name not in own]
+    data = {name: note for name, note in library.notes.items() if note.startswith("data@")}
+    names = [name for name in library.notes if name not in own and name not in data]
     aliases = {name: target for name in names if (target := alias_target(name, own))}
     stubs = [name for name in names if name not in aliases]
     table = "".join(f'    "{name}",\n' for name in stubs)
@@ -172,6 +178,7 @@ __attribute__((constructor)) static void begin(void)
         elif harmless(name):
             before = ""
         text += stub(name, library.notes[name], before)
+    text += "".join(variable(name, note) for name, note in data.items())
     return text + "".join(alias(name, target) for name, target in aliases.items())
 
 

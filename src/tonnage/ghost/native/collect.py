@@ -2,7 +2,7 @@
 
     python collect.py NM_FOLDER HEADER_FOLDER
 
-NM_FOLDER holds the output of `nm -D --defined-only` of each library, one file each, named
+NM_FOLDER holds the output of `nm -D -S --defined-only` of each library, one file each, named
 `libNAME.so.N@WHEEL.txt`; HEADER_FOLDER one folder of public headers per package.  A list holds the names
 of a library's public functions and, where the header shows that a function hands something out through
 its arguments, what and through which one:
@@ -10,6 +10,7 @@ its arguments, what and through which one:
     p@K   a new handle through integer argument K (counted from 1)
     i4@K, i8@K   a number of 4 or 8 bytes
     text  the function returns a string, size: it returns a size, void: nothing
+    data@N   no function but a variable of N bytes
 
 Nothing else of the headers is kept.
 """
@@ -171,15 +172,28 @@ def notes_of(folders: list[Path]) -> dict[str, str]:
     return notes
 
 
+PUBLIC_NAME = re.compile(r"_*(p?nccl|cu|nv|CU)")
+
+
 def exported(listing: Path) -> set[str]:
     """Public C functions of one `nm` listing: no data, no version names, no C++ and no runtime leftovers."""
     names = set()
     for line in listing.read_text().splitlines():
         kind, symbol = line.split()[-2:]
         name = symbol.split("@")[0]
-        if kind in {"T", "W", "i"} and re.match(r"_*(p?nccl|cu|nv|CU)", name) and not name.startswith("_Z"):
+        if kind in {"T", "W", "i"} and PUBLIC_NAME.match(name) and not name.startswith("_Z"):
             names.add(name)
     return names
+
+
+def variables(listing: Path) -> dict[str, str]:
+    """Public C variables of one `nm -S` listing, with their sizes: a program that refers to one loads only with it."""
+    notes = {}
+    for line in listing.read_text().splitlines():
+        words = line.split()
+        if len(words) == 4 and words[2] in {"B", "D", "R"} and PUBLIC_NAME.match(words[3]):
+            notes[words[3].split("@")[0]] = f"data@{int(words[1], 16)}"
+    return notes
 
 
 def driver_names(header: Path, prefix: str) -> dict[str, str]:
@@ -229,7 +243,7 @@ def main(nm_folder: Path, header_folder: Path) -> None:
             listings = [p for prefix in prefixes for p in sorted(nm_folder.glob(f"{stem}.so.*@{prefix}*.txt"))]
             notes = notes_of(packages(header_folder, prefixes, ""))
             names = set().union(*(exported(p) for p in listings))
-            table = {}
+            table = {name: text for p in listings for name, text in variables(p).items()}
             for name in names:
                 base = re.sub(r"(_ptsz|_ptds)$", "", name)
                 table[name] = notes.get(name) or notes.get(base) or ("p@1" if HANDS_OUT.search(name) else "")

@@ -669,6 +669,22 @@ static int enter(struct collective c)
     return NCCL_SUCCESS;
 }
 
+/* Where a group holds a broadcast from every rank, in their order (torch 2.15 gathers a list of tensors so), the
+ * emulated ranks give what this rank gives in it. */
+static void give_alike(void)
+{
+    for (size_t i = 0; i < group.count; i++) {
+        struct collective *c = &group.waiting[i];
+        if (c->kind != BROADCAST || c->communicator->meeting)
+            continue;
+        size_t own = i + (size_t)c->communicator->rank - (size_t)c->peer; /* out of range where it is negative */
+        const struct collective *mine = own < group.count ? &group.waiting[own] : c;
+        if (mine->kind == BROADCAST && mine->communicator == c->communicator && mine->peer == c->communicator->rank &&
+            mine->count == c->count && mine->type == c->type)
+            c->send = mine->send;
+    }
+}
+
 API int ncclGroupStart(void)
 {
     group.depth++;
@@ -682,6 +698,7 @@ API int ncclGroupEnd(void)
         return 5; /* invalid usage */
     if (--group.depth)
         return NCCL_SUCCESS;
+    give_alike();
     for (int pass = 0; pass < 3; pass++)
         for (size_t i = 0; i < group.count && !error; i++) {
             enum kind kind = group.waiting[i].kind;
