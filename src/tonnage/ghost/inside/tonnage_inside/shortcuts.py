@@ -4,7 +4,7 @@ Nothing here changes what is allocated or launched; a torch that does not have w
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +14,7 @@ from .imports import after_import
 def install() -> None:
     """Take the shortcuts in torch's parts when they are imported."""
     after_import("torch.distributed.tensor._sharding_prop", _strided_shards)
+    after_import("torch.distributed.fsdp._fully_shard._fsdp_param", _own_chunks)
 
 
 def _strided_shards(module: ModuleType) -> None:
@@ -37,3 +38,35 @@ def _strided_shards(module: ModuleType) -> None:
             original(strategy, operation)
 
     module._propagate_use_strided_shard_flag = propagate  # type: ignore[attr-defined]
+
+
+def _own_chunks(module: ModuleType) -> None:
+    """FSDP2 makes a view of each parameter for every rank and keeps two of them: those asked for are enough."""
+    original: Callable[..., Sequence[Any]] | None = getattr(module, "_chunk_with_empty", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def chunks(tensor: Any, num_chunks: int, dim: int) -> Sequence[Any]:
+        return _Chunks(tensor, num_chunks, dim) if tensor.size(dim) else original(tensor, num_chunks, dim)
+
+    module._chunk_with_empty = chunks  # type: ignore[attr-defined]
+
+
+class _Chunks(Sequence[Any]):
+    """What `torch.chunk` gives, filled up with empty tensors to `count`, each made when it is asked for."""
+
+    def __init__(self, tensor: Any, count: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, count, dim
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        place = range(self._count)[index]
+        whole = self._tensor.size(self._dim)
+        size = -(-whole // self._count)
+        start = place * size
+        if start >= whole:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(size, whole - start))
