@@ -187,7 +187,7 @@ def exported(listing: Path) -> set[str]:
 
 
 def variables(listing: Path) -> dict[str, str]:
-    """Public C variables of one `nm -S` listing, with their sizes: a program that refers to one loads only with it."""
+    """Public C variables of one `nm -S` listing, with their sizes; what refers to one loads only where it is."""
     notes = {}
     for line in listing.read_text().splitlines():
         words = line.split()

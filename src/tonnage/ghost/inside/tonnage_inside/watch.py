@@ -3,7 +3,8 @@
 Every change of phase or module is a *mark*, numbered from 0.  The number is given to the caching allocator
 (`_cuda_setMemoryMetadata`, torch >= 2.10), which writes it into each of its trace events, and to the ghost's log.
 The watch only looks: it registers hooks that return nothing, keeps no tensor alive and adds no node to the
-autograd graph, so a watched program allocates exactly what it allocates alone (tests hold this).
+autograd graph, so a watched program allocates exactly what it allocates alone (tests hold this); only the order in
+which a module's call gives several blocks back at its end may differ, which the allocator does not notice.
 """
 
 import functools
@@ -29,7 +30,7 @@ class Watch:
         self.on_stop: Callable[[], None] = lambda: None
         self.marks: list[tuple[int, str, str]] = [(0, "load", "")]
         self.claims: list[tuple[int, int, str]] = []
-        self.positions: list[int] = [0]
+        self.positions: dict[int, int] = {}
         self.steps = 0
         self.ooms: list[dict[str, Any]] = []
         self.model: dict[str, Any] = {}
@@ -50,8 +51,9 @@ class Watch:
     def mark(self, phase: str, module: str) -> None:
         """From now on, what happens in this thread belongs to this phase and module."""
         self.marks.append((self.steps, phase, module))
-        self.positions.append(self._position())
         if self._recording:
+            if self._set_metadata is None:
+                self._note_position()
             self._announce()
 
     def _announce(self) -> None:
@@ -92,18 +94,19 @@ class Watch:
         torch.cuda.memory._record_memory_history("all", context=None, max_entries=MAX_EVENTS)
         torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
         self._recording = True
+        self.positions[len(self.marks) - 1] = 0
         self._announce()
 
-    def _position(self) -> int:
-        """Blocks handed out or taken back so far, for a torch whose allocator takes no notes (before 2.10).
+    def _note_position(self) -> None:
+        """Count the blocks handed out or taken back before the current mark.
 
-        Asked of the allocator's own statistics: a Python callback for each (`torch.cuda._gpu_trace`) would lose an
-        exception that is on its way while tensors are freed, which is how checkpointing ends a recomputation.
+        For every mark where the allocator takes no notes itself (before torch 2.10), and where another thread, which
+        has announced nothing yet, goes on allocating.  Asked of the allocator's own statistics: a Python callback
+        for each (`torch.cuda._gpu_trace`) would lose an exception that is on its way while tensors are freed, which
+        is how checkpointing ends a recomputation.
         """
-        if self._set_metadata is not None or not self._recording:
-            return 0
         counts = self.torch._C._cuda_memoryStats(self.torch.cuda.current_device())["allocation"]["all"]
-        return int(counts["allocated"] + counts["freed"])
+        self.positions[len(self.marks) - 1] = int(counts["allocated"] + counts["freed"])
 
     # -- forward
 
@@ -136,6 +139,7 @@ class Watch:
         if self._backward_depth:
             return "recompute"
         self._next_step()
+        self._claimed.clear()
         return "forward" if self.torch.is_grad_enabled() else "evaluation"
 
     def _meet(self, root: Any) -> None:
@@ -154,7 +158,10 @@ class Watch:
             }
 
     def _claim_parameters(self, module: Any) -> None:
-        """Sharded parameters are gathered into new memory for each use: claim them where they are now."""
+        """Sharded parameters are gathered into new memory for each use: claim them where they are now.
+
+        Once for each forward and backward pass: new memory may be where the old was.
+        """
         for parameter in module._parameters.values():
             if parameter is None or not parameter.is_cuda:
                 continue
@@ -195,7 +202,10 @@ class Watch:
         outermost = self._backward_depth == 0
         if outermost:
             self._next_step()
+            self._claimed.clear()
             self.mark("backward", "")
+            if self._recording:
+                self._note_position()
             for tensor in outputs if isinstance(outputs, Iterable) else (outputs,):
                 if getattr(tensor, "grad_fn", None) is not None:
                     # Runs in the engine's thread, where the next allocations are made.

@@ -33,6 +33,10 @@ ACTIONS = {
 }
 
 
+NO_MORE = (0, sys.maxsize)
+"""After the last counted mark: it never comes."""
+
+
 def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], source: str) -> None:
     """Collect everything and write it to `path`, appearing there only when it is whole."""
     seconds = time.perf_counter() - watch.began
@@ -109,25 +113,24 @@ def event_marks(events: list[dict[str, Any]], watch: Any) -> list[int]:
     """The mark of each event.
 
     The allocator notes the mark that its thread last announced; marks only grow, so a thread that has announced
-    nothing lately is overtaken by the highest mark seen so far.  Before torch 2.10 the allocator takes no notes:
-    there the watch counted allocations and frees at each mark, and the same count here finds the mark.
+    nothing lately is overtaken by the highest mark seen so far.  Where the watch counted the blocks handed out or
+    taken back before a mark (at all marks before torch 2.10, whose allocator takes no notes), the same count here
+    finds the mark; a segment belongs to the block that it is for, which comes next.
     """
     marks: list[int] = []
-    latest = 0
-    if watch._set_metadata is not None:
-        for event in events:
-            text = event.get("user_metadata")
-            if text and text.isdigit() and int(text) > latest:
-                latest = int(text)
-            marks.append(latest)
-        return marks
-    seen = 0
+    counted = iter(watch.positions.items())
+    upcoming, position = next(counted, NO_MORE)
+    latest = seen = 0
     for event in events:
-        if event["action"] in ("alloc", "free_requested"):
-            seen += 1
-        while latest + 1 < len(watch.positions) and watch.positions[latest + 1] < seen:
-            latest += 1
+        text = event.get("user_metadata")
+        if text and text.isdigit() and int(text) > latest:
+            latest = int(text)
+        action = event["action"]
+        while position <= seen and action != "free_completed":
+            latest = max(latest, upcoming)
+            upcoming, position = next(counted, NO_MORE)
         marks.append(latest)
+        seen += action in ("alloc", "free_requested")
     return marks
 
 
