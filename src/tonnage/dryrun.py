@@ -79,10 +79,20 @@ def run(
             f"The command did not finish {steps} optimizer steps within {timeout_seconds:.0f} s and was stopped; "
             "give it more time with --timeout, or fewer steps with --steps."
         )
-    if ended != 0 and not any(trace.outcome.get("kind") == "oom" for trace in found):
+    ran_out = any(trace.outcome.get("kind") == "oom" for trace in found)
+    if ended > 0 and not ran_out:
         raise TrialFailed(f"The command ended with exit code {ended} after {found[0].steps} optimizer steps.")
+    notes = []
+    if ended < 0 and not ran_out:
+        # Traces are written last; threads that still want the interpreter then can end a process by SIGABRT.
+        notes.append(f"The process was ended by signal {-ended} on its way out, after everything had been recorded.")
     return summarise(
-        found, cluster, model={"name": _program(command)}, job={"command": command, "steps": steps}, plan={}
+        found,
+        cluster,
+        model={"name": _program(command)},
+        job={"command": command, "steps": steps},
+        plan={},
+        notes=notes,
     )
 
 

@@ -182,7 +182,8 @@ class Estimate:
             }
             return Estimate(**values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise UnreadableFile(f"The estimate is damaged ({type(error).__name__}: {error}).") from error
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UnreadableFile(f"The estimate is damaged ({reason}).") from error
 
     def verdict(self) -> str:
         """One sentence: fits or not, with the numbers that decide."""

@@ -224,7 +224,8 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
             **plain, marks=marks, claims=claims, event_columns=columns, log=_member(archive, f"{prefix}log")
         )
     except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, OSError, EOFError) as error:
-        raise UnreadableFile(f"The trace is damaged ({type(error).__name__}: {error}).") from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UnreadableFile(f"The trace is damaged ({reason}).") from error
     _check(trace)
     return trace
 

@@ -1,0 +1,196 @@
+"""The watch only looks: a watched program asks the allocator for exactly what it asks for alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tonnage import dryrun
+from tonnage.device import parse_cluster
+from tonnage.ghost.process import environment
+from tonnage.ghost.wheel import Torch
+from tonnage.timeline import timeline
+from tonnage.trace import Trace
+
+pytestmark = pytest.mark.ghost
+
+ALONE = Path(__file__).parent / "alone.py"
+PROGRAMS = Path(__file__).parents[1] / "programs"
+
+
+def events_alone(torch_build: Torch, target: Path, command: list[str], gpu: str, rank: int | None) -> Any:
+    """The allocator's events of a program that nobody watches."""
+    cluster = parse_cluster(gpu)
+    inherit = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if rank is not None:
+        inherit |= dryrun._alone(rank, cluster)
+    settings = {name.removeprefix("GHOST_").lower(): value for name, value in cluster.device.ghost_settings().items()}
+    variables = environment(torch=torch_build, inherit=inherit, devices=cluster.gpus_per_node, **settings)
+    assert "TONNAGE_OUT" not in variables
+    program, *arguments = command
+    words = [sys.executable, str(ALONE), str(target), str(PROGRAMS / program), *arguments]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(target.read_text())
+
+
+PROGRAMS_TO_WATCH = {
+    "checkpointing and accumulation": (
+        ["families.py", "t5", "--checkpointing", "--accumulate", "2"],
+        "a100-40gb",
+        None,
+    ),
+    "experts, checkpointed": (["families.py", "mixtral", "--checkpointing"], "a100-40gb", None),
+    "bf16": (["families.py", "llama", "--precision", "bf16-true"], "a100-40gb", None),
+    "loss scaling": (["families.py", "llama", "--precision", "fp16-mixed"], "a100-40gb", None),
+    "images": (["families.py", "vit", "--precision", "bf16-true"], "a100-40gb", None),
+    "graphs": (["graphs.py"], "a100-40gb", None),
+    "out of memory": (["too_big.py", "backward"], "a100-40gb", None),
+    "out of memory, again and again": (["too_big.py", "adapting"], "a100-40gb", None),
+    "fsdp": (["parallel.py", "fsdp"], "8xa100-40gb", 3),
+    "ddp": (["parallel.py", "ddp"], "2xa100-40gb", 1),
+    "tensor and fsdp": (["parallel.py", "both"], "8xa100-40gb", 5),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS_TO_WATCH)
+def test_a_watched_program_allocates_what_it_does_alone(
+    dry_run: Any, torch_build: Torch, tmp_path: Path, name: str
+) -> None:
+    command, gpu, rank = PROGRAMS_TO_WATCH[name]
+    options = {"steps": 10} if command[0] == "graphs.py" else {"steps": 50} if "adapting" in command else {}
+    options |= {"gpu": gpu, "rank": rank} if rank is not None else {}
+    answer = dry_run(*command, **options)
+    assert answer.error is None, answer.error
+    watched = [tuple(event[:4]) for event in answer.run.traces[0].events()]
+    alone = events_alone(torch_build, tmp_path / "events", command, gpu, rank)
+    assert alone["ended"] == answer.run.traces[0].outcome["kind"]
+    unwatched = [tuple(event) for event in alone["events"]]
+    if name == "ddp":  # NCCL's watchdog thread gives the first buckets back, whenever it comes to it
+        watched, unwatched = ([event for event in events if event[0] == "alloc"] for events in (watched, unwatched))
+    if alone["ended"] == "oom":  # what is freed on the way out depends on who holds the exception
+        watched, unwatched = (events[: 1 + last(events, "oom")] for events in (watched, unwatched))
+    assert comparable(watched) == comparable(unwatched)
+    assert len(watched) > 20
+
+
+def last(events: list[tuple[Any, ...]], action: str) -> int:
+    """The place of the last event of this kind."""
+    return max(place for place, event in enumerate(events) if event[0] == action)
+
+
+def comparable(events: list[tuple[Any, ...]]) -> list[tuple[str, int, int]]:
+    """Actions, sizes and streams, streams numbered as they come; what is given back between two allocations sorted.
+
+    A watched module call goes another way through torch's Python, and what it gives back at its end may come in
+    another order.  Free blocks are kept by size and place, so only the order of allocations against frees matters.
+    """
+    streams: dict[int, int] = {}
+    plain = [(action, size, streams.setdefault(stream, len(streams))) for action, _, size, stream in events]
+    found: list[tuple[str, int, int]] = []
+    given_back: list[tuple[str, int, int]] = []
+    for event in plain:
+        if event[0].startswith("free"):
+            given_back.append(event)
+        else:
+            found += [*sorted(given_back), event]
+            given_back = []
+    return found + sorted(given_back)
+
+
+def test_adapters_in_the_trainer_allocate_what_they_do_alone(
+    dry_run: Any, torch_build: Torch, tmp_path: Path, tmp_path_factory: Any
+) -> None:
+    arguments = ("--lora", "--checkpointing", "--accumulate", "2")
+    answer = dry_run("trainer.py", str(tmp_path / "watched"), *arguments)
+    assert answer.error is None, answer.error
+    command = ["trainer.py", str(tmp_path / "alone"), *arguments]
+    alone = events_alone(torch_build, tmp_path / "events", command, "a100-40gb", None)
+    watched = [tuple(event[:4]) for event in answer.run.traces[0].events()]
+    assert comparable(watched) == comparable([tuple(event) for event in alone["events"]])
+
+
+SCRIPT = """
+import torch
+
+class Inner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(1000, 3000, bias=False)
+        self.down = torch.nn.Linear(3000, 1000, bias=False)
+    def forward(self, x):
+        kept = self.up(x)
+        extra = torch.empty(7_000_000, dtype=torch.uint8, device="cuda")
+        return self.down(kept.relu())
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Inner(), Inner()])
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+model = Outer().cuda()
+optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+for step in range(2):
+    before = torch.empty(5_000_000, dtype=torch.uint8, device="cuda")
+    del before
+    loss = model(torch.randn(512, 1000, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture(scope="module")
+def small(torch_build: Torch, tmp_path_factory: Any) -> Trace:
+    """The Trace of a script whose every allocation is known by its size."""
+    script = tmp_path_factory.mktemp("script") / "small.py"
+    script.write_text(SCRIPT)
+    return dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb")).traces[0]
+
+
+def marks_of(trace: Trace, size_bytes: int) -> list[tuple[int, str, str]]:
+    """Step, phase and module of every allocation of this requested size."""
+    found = [
+        trace.marks[event.mark] for event in trace.events() if event[:1] == ("alloc",) and event[2] == size_bytes
+    ]
+    return [(mark.step, mark.phase, mark.module) for mark in found]
+
+
+def test_marks_name_the_phase_and_module_of_known_events(small: Trace) -> None:
+    assert marks_of(small, 7_000_000) == [
+        (step, "forward", f"layers.{layer}") for step in (0, 1) for layer in (0, 1)
+    ], "inside a module's own forward"
+    assert marks_of(small, 5_000_000) == [(0, "load", ""), (0, "other", "")], "between steps"
+    ups = marks_of(small, 512 * 3000 * 4)
+    assert ups[:2] == [(0, "forward", "layers.0.up"), (0, "forward", "layers.0")], "the product, then relu's"
+    weights = marks_of(small, 1000 * 3000 * 4)
+    assert weights[:4] == [(0, "load", "")] * 4
+    gradients = [mark for mark in weights if mark[1] == "backward"]
+    assert gradients[:4] == [
+        (0, "backward", name) for name in ("layers.1.down", "layers.1.up", "layers.0.down", "layers.0.up")
+    ]
+    states = [mark for mark in weights if mark == (0, "optimizer", "")]
+    assert len(states) >= 2 * 4, "two moments for each of four weights"
+
+
+def test_categories_of_known_blocks(small: Trace) -> None:
+    weight = 1000 * 3000 * 4
+    born = {}
+    walked = timeline(small)
+    for life in walked.lives:
+        if weight <= life.size_bytes <= weight + 2**20:
+            born.setdefault((walked.marks[life.mark].phase, life.category), []).append(life)
+    assert len(born["load", "parameter"]) == 4
+    assert len(born["backward", "gradient"]) == 2 * 4
+    assert len(born["optimizer", "optimizer_state"]) == 2 * 4
+    kept = [life for life in walked.lives if life.category == "activation" and life.size_bytes >= 512 * 3000 * 4]
+    # Autograd keeps relu's result of each layer for both of its neighbours; up's own product is not needed again.
+    assert len([life for life in kept if walked.marks[life.mark].phase == "forward"]) >= 2 * 2
