@@ -49,7 +49,7 @@ def main() -> None:
         "everyone": [entry["rank"] for entry in everyone],  # type: ignore[index]
         "steps": steps,
     }
-    print(json.dumps(said), flush=True)
+    os.write(1, (json.dumps(said) + "\n").encode())  # in one piece: four ranks share the pipe
     dist.barrier()
     dist.destroy_process_group()
 
