@@ -120,6 +120,15 @@ def test_an_absurd_version_is_refused(tmp_path: Path, version: str) -> None:
         wheel.find(python, version)
 
 
+@pytest.mark.parametrize("version", ["2.7.1", "1.13.0"])
+def test_a_torch_that_is_too_old_is_refused_before_it_is_fetched(tmp_path: Path, version: str) -> None:
+    python = interpreter_with(tmp_path / "bin", make_torch(tmp_path / "site", f"{version}+cpu", None))
+    with pytest.raises(GhostUnavailable, match=rf"torch {version} is too old .* needs 2\.8 or newer"):
+        wheel.find(python)
+    with pytest.raises(GhostUnavailable, match="too old"):
+        wheel.find(interpreter_with(tmp_path / "other", make_torch(tmp_path / "cpu", "2.13.0+cpu", None)), version)
+
+
 def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
     with pytest.raises(GhostUnavailable, match="has no torch"):
         wheel.find(interpreter_with(tmp_path / "bin", None))

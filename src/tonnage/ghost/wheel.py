@@ -21,6 +21,9 @@ from tonnage.errors import GhostUnavailable
 
 Progress = Callable[[str], None]
 
+OLDEST = (2, 8)
+"""The oldest torch that is tried (docs/versions.md)."""
+
 _INSPECT = """
 import importlib.metadata as m, importlib.util as u, json, sys, os
 spec = u.find_spec("torch")
@@ -57,6 +60,9 @@ def find(python: str, version: str | None = None, progress: Progress = lambda te
         raise GhostUnavailable(f"{python} has no torch; install it there, or name a version with --torch.")
     if not re.fullmatch(r"[0-9]+(\.[0-9]+){1,2}[A-Za-z0-9.]*", wanted):
         raise GhostUnavailable(f"{wanted!r} is not a version of torch such as 2.13.0.")
+    if tuple(int(number) for number in re.findall(r"[0-9]+", wanted)[:2]) < OLDEST:
+        oldest = ".".join(str(number) for number in OLDEST)
+        raise GhostUnavailable(f"torch {wanted} is too old for a ghost, which needs {oldest} or newer; choose another.")
     if wanted == installed and facts["folder"]:
         own = _cuda_major(Path(str(facts["folder"])))
         if own is not None:

@@ -33,6 +33,7 @@ class Watch:
         self.positions: dict[int, int] = {}
         self.steps = 0
         self.ooms: list[dict[str, Any]] = []
+        self.oom_marks: list[int] = []
         self.model: dict[str, Any] = {}
         self.began = time.perf_counter()
         self._set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
@@ -268,6 +269,7 @@ class Watch:
 
     def _out_of_memory(self, device: int, requested: int, total: int, free: int) -> None:
         step, phase, module = self.marks[-1]
+        self.oom_marks.append(len(self.marks) - 1)
         self.ooms.append(
             {
                 "step": step + 1,

@@ -115,21 +115,25 @@ def event_marks(events: list[dict[str, Any]], watch: Any) -> list[int]:
     The allocator notes the mark that its thread last announced; marks only grow, so a thread that has announced
     nothing lately is overtaken by the highest mark seen so far.  Where the watch counted the blocks handed out or
     taken back before a mark (at all marks before torch 2.10, whose allocator takes no notes), the same count here
-    finds the mark; a segment belongs to the block that it is for, which comes next.
+    finds the mark; a segment belongs to the block that it is for, which comes next, if the memory does not run out.
     """
     marks: list[int] = []
     counted = iter(watch.positions.items())
     upcoming, position = next(counted, NO_MORE)
+    ceilings = iter(watch.oom_marks)
+    ceiling = next(ceilings, sys.maxsize)
     latest = seen = 0
     for event in events:
         text = event.get("user_metadata")
         if text and text.isdigit() and int(text) > latest:
             latest = int(text)
         action = event["action"]
-        while position <= seen and action != "free_completed":
+        while position <= seen and upcoming <= ceiling and action != "free_completed":
             latest = max(latest, upcoming)
             upcoming, position = next(counted, NO_MORE)
         marks.append(latest)
+        if action == "oom":
+            ceiling = next(ceilings, sys.maxsize)
         seen += action in ("alloc", "free_requested")
     return marks
 
