@@ -62,7 +62,9 @@ def find(python: str, version: str | None = None, progress: Progress = lambda te
         raise GhostUnavailable(f"{wanted!r} is not a version of torch such as 2.13.0.")
     if tuple(int(number) for number in re.findall(r"[0-9]+", wanted)[:2]) < OLDEST:
         oldest = ".".join(str(number) for number in OLDEST)
-        raise GhostUnavailable(f"torch {wanted} is too old for a ghost, which needs {oldest} or newer; choose another.")
+        raise GhostUnavailable(
+            f"torch {wanted} is too old for a ghost, which needs {oldest} or newer; choose another."
+        )
     if wanted == installed and facts["folder"]:
         own = _cuda_major(Path(str(facts["folder"])))
         if own is not None:
