@@ -126,17 +126,18 @@ class _Walk:
                 self.begin(mark)
             if event.action == "alloc":
                 self.alloc(index, event.address, event.size_bytes, mark)
+                self.note(index, mark)
             elif event.action == "free_requested":
                 self.free(index, event.address)
             elif event.action == "free_completed":
                 self.vacate(event.address)
             elif event.action in ("segment_alloc", "segment_map"):
                 self.reserve(event.action, event.address, event.size_bytes)
+                self.note(index, mark)
             elif event.action in ("segment_free", "segment_unmap"):
                 self.release(event.action, event.address, event.size_bytes)
             elif event.action == "oom":
                 self.end_span()  # what a forward had kept until it ran out is lost on the way out of it
-            self.note(index, mark)
         for later in range(mark + 1, len(self.trace.marks)):
             self.begin(later)
         self.end_span()

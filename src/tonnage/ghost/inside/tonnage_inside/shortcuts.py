@@ -3,6 +3,7 @@
 Nothing here changes what is allocated or launched; a torch that does not have what is replaced is left as it is.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -13,8 +14,13 @@ from .imports import after_import
 
 def install() -> None:
     """Take the shortcuts in torch's parts when they are imported."""
-    after_import("torch.distributed.tensor._sharding_prop", _strided_shards)
+    after_import("torch.distributed.tensor._sharding_prop", _sharding)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_param", _own_chunks)
+
+
+def _sharding(module: ModuleType) -> None:
+    _strided_shards(module)
+    _lists_of_numbers(module)
 
 
 def _strided_shards(module: ModuleType) -> None:
@@ -38,6 +44,30 @@ def _strided_shards(module: ModuleType) -> None:
             original(strategy, operation)
 
     module._propagate_use_strided_shard_flag = propagate  # type: ignore[attr-defined]
+
+
+def _lists_of_numbers(module: ModuleType) -> None:
+    """To place each of N results of a foreach operation, DTensor copies its list of N numbers: the first one will do.
+
+    Placement follows from the tensors; torch itself hands the whole list to each.
+    """
+    original: Callable[..., Any] | None = getattr(module, "_expand_single_dim_strategy_to_mesh", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def expand(mesh: Any, operation: Any, *rest: Any) -> Any:
+        if operation.op.name().startswith("aten::_foreach_"):
+            shorter = tuple(_shortened(argument) for argument in operation.args_schema)
+            operation = dataclasses.replace(operation, args_schema=shorter, _comparison_key=None)
+        return original(mesh, operation, *rest)
+
+    module._expand_single_dim_strategy_to_mesh = expand  # type: ignore[attr-defined]
+
+
+def _shortened(argument: Any) -> Any:
+    numbers = isinstance(argument, list | tuple) and all(isinstance(item, float | int) for item in argument)
+    return argument[:1] if numbers else argument
 
 
 def _own_chunks(module: ModuleType) -> None:
