@@ -1,10 +1,13 @@
 """A warm worker: one ghost process that answers many jobs, each in a fork of its own."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -29,9 +32,9 @@ class Worker:
     """
 
     def __init__(self, torch_version: str | None = None, progress: Progress = lambda text: None) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="tonnage-")
         progress("starting the ghost")
         torch = find(sys.executable, torch_version, progress)
+        self._folder = tempfile.TemporaryDirectory(prefix="tonnage-")
         self._errors = (Path(self._folder.name) / "stderr").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tonnage.ghost.worker"],
@@ -41,8 +44,10 @@ class Worker:
             stderr=self._errors,
             text=True,
             bufsize=1,
+            start_new_session=True,
         )
-        self._read()
+        with self._abandoned_on_error():
+            self._read()
 
     @staticmethod
     def _environment(torch: Any) -> dict[str, str]:
@@ -56,7 +61,10 @@ class Worker:
     def run(
         self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3, log: bool = True
     ) -> Trace:
-        """The Trace of one rank of the job.  Raises CannotEstimate, UsageError or TrialFailed."""
+        """The Trace of one rank of the job.  Raises CannotEstimate, UsageError or TrialFailed.
+
+        One job at a time: threads need a Worker each.  A worker that died or was interrupted is closed.
+        """
         from tonnage.techniques import environment as technique_environment
 
         target = Path(self._folder.name) / "trace"
@@ -71,12 +79,10 @@ class Worker:
             "environment": technique_environment(plan),
             "trace": str(target),
         }
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-        except BrokenPipeError as error:
-            raise self._died() from error
-        answer = self._read()
+        if self._closed:
+            raise CannotEstimate("The worker is closed; start another one.")
+        with self._abandoned_on_error():
+            answer = self._ask(request)
         if answer["error"] is not None:
             raise _BY_EXIT_CODE.get(answer["exit_code"], CannotEstimate)(answer["error"])
         found = trace.load(target)
@@ -85,13 +91,17 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        if self._process.stdin is not None:
+        if self._closed:
+            return
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill()
+        self._process.stdout.close()
         self._errors.close()
         self._folder.cleanup()
 
@@ -102,6 +112,33 @@ class Worker:
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _closed(self) -> bool:
+        return self._errors.closed
+
+    @contextlib.contextmanager
+    def _abandoned_on_error(self) -> Iterator[None]:
+        """End the process and its running child at once: the answer to come would be taken for the next job's."""
+        try:
+            yield
+        except BaseException:
+            self._kill()
+            self.close()
+            raise
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+        except BrokenPipeError as error:
+            raise self._died() from error
+        return self._read()
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None

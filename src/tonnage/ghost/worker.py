@@ -5,9 +5,11 @@ answer line goes to standard output for each: `{"error": null}` when the trace i
 else the message and the exit code.  The parent never touches CUDA, so each child meets a fresh card of its own.
 """
 
+import ctypes
 import importlib.util
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -22,6 +24,9 @@ from tonnage import step
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.job import Job, ModelRef
 from tonnage.plan import Plan
+
+_PR_SET_PDEATHSIG = 1
+"""Linux's prctl option: the signal that a process gets when the one that forked it dies."""
 
 
 def serve() -> None:
@@ -40,6 +45,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     child = os.fork()
     if child == 0:
         os.close(read_end)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         try:
             answer = _do(request)
         except BaseException as error:  # the child must answer whatever happens

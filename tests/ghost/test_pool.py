@@ -1,0 +1,146 @@
+"""The warm worker: it outlives a job that crashes, says so when it dies, and leaves nothing behind."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tonnage.device import parse_cluster
+from tonnage.errors import CannotEstimate
+from tonnage.ghost.pool import Worker
+from tonnage.ghost.wheel import Torch
+from tonnage.job import Job, ModelRef
+from tonnage.modelref import resolve
+from tonnage.plan import Plan
+from tonnage.trace import Trace
+
+CARD = parse_cluster("t4")
+SMALL = Job(model=resolve("smollm2-135m", offline=True), seq_len=64)
+TINY = replace(SMALL, model=replace(SMALL.model, config={**SMALL.model.config, "num_hidden_layers": 1}))
+
+
+@pytest.fixture
+def own_worker(torch_build: Torch) -> Iterator[Worker]:
+    """A worker that the test may ruin."""
+    with Worker() as fresh:
+        yield fresh
+
+
+def calling(factory: str) -> Job:
+    """A job whose model is made by this function."""
+    return Job(model=ModelRef(name=factory, kind="factory", factory=factory))
+
+
+def run(worker: Worker, job: Job = TINY) -> Trace:
+    return worker.run(job, Plan(precision="fp32"), CARD)
+
+
+def process_of(worker: Worker) -> psutil.Process:
+    return psutil.Process(worker._process.pid)
+
+
+@pytest.mark.parametrize(
+    ("factory", "number"), [("faulthandler:_sigsegv", signal.SIGSEGV), ("os:abort", signal.SIGABRT)]
+)
+def test_a_job_that_crashes_its_process_fails_alone(worker: Worker, factory: str, number: signal.Signals) -> None:
+    before = run(worker)
+    with pytest.raises(CannotEstimate, match=rf"died \(signal {number.value}\)"):
+        run(worker, calling(factory))
+    assert run(worker).peaks == before.peaks
+
+
+def test_a_job_that_ends_its_process_fails_alone(worker: Worker) -> None:
+    with pytest.raises(CannotEstimate):
+        run(worker, calling("sys:exit"))
+    assert run(worker).outcome == {"kind": "completed"}
+
+
+def test_a_worker_that_died_says_so_and_is_closed(own_worker: Worker) -> None:
+    os.kill(own_worker._process.pid, signal.SIGKILL)
+    own_worker._process.wait()
+    with pytest.raises(CannotEstimate, match="ended early"):
+        run(own_worker)
+    with pytest.raises(CannotEstimate, match="closed"):
+        run(own_worker)
+
+
+def test_a_worker_that_dies_during_a_job_says_so(own_worker: Worker) -> None:
+    process = process_of(own_worker)
+    slow = replace(SMALL, grad_accum=1000)
+    killer = threading.Thread(target=_kill_when_at_work, args=(process,))
+    killer.start()
+    with pytest.raises(CannotEstimate, match="ended early"):
+        run(own_worker, slow)
+    killer.join()
+
+
+def _kill_when_at_work(process: psutil.Process) -> None:
+    while not process.children():
+        time.sleep(0.01)
+    process.kill()
+
+
+def test_an_interrupted_job_leaves_no_process(own_worker: Worker) -> None:
+    process = process_of(own_worker)
+    at_work: list[psutil.Process] = []
+
+    def interrupt() -> None:
+        while not at_work:
+            time.sleep(0.01)
+            at_work.extend(process.children())
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt)
+    watcher.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(own_worker, replace(SMALL, grad_accum=1000))
+    watcher.join()
+    assert not process.is_running()
+    _, alive = psutil.wait_procs(at_work, timeout=10)
+    assert not alive
+
+
+def test_closing_twice_is_closing(torch_build: Torch) -> None:
+    mine = psutil.Process()
+    descriptors = mine.num_fds()
+    worker = Worker()
+    folder = Path(worker._folder.name)
+    run(worker)
+    worker.close()
+    worker.close()
+    assert not folder.exists()
+    assert mine.num_fds() == descriptors
+
+
+def test_many_jobs_leave_nothing_behind(worker: Worker) -> None:
+    process = process_of(worker)
+    first = run(worker)
+    descriptors = psutil.Process().num_fds(), process.num_fds()
+    resident = process.memory_info().rss
+    for _ in range(200):
+        assert run(worker).peaks == first.peaks
+    assert (psutil.Process().num_fds(), process.num_fds()) == descriptors
+    assert not process.children()
+    assert process.memory_info().rss < resident + 2**23
+    assert [path.name for path in Path(worker._folder.name).iterdir()] == ["stderr"]
+
+
+def test_two_workers_at_once_give_the_same_answers(worker: Worker, own_worker: Worker) -> None:
+    found: dict[int, list[int]] = {0: [], 1: []}
+
+    def several(number: int, its: Worker) -> None:
+        found[number] = [run(its, replace(TINY, seq_len=64 * n)).peaks["allocated_bytes"] for n in range(1, 6)]
+
+    threads = [threading.Thread(target=several, args=pair) for pair in enumerate((worker, own_worker))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 5
