@@ -18,6 +18,7 @@ from typing import Any
 
 MODELS = ("llama-2-7b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b")
 GIB = 2**30
+PATIENCE_SECONDS = 300
 
 
 def tonnage(model: str, seq_len: int) -> dict[str, Any]:
@@ -127,7 +128,10 @@ TOOLS: dict[str, Callable[[str, int], dict[str, Any]]] = {
 def apart(tool: str, model: str, seq_len: int) -> dict[str, Any]:
     """The tool's answer from a process of its own, with that process's peak memory."""
     command = [sys.executable, __file__, "--one", tool, model, "--seq-len", str(seq_len)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"error": f"stopped after {PATIENCE_SECONDS} s"}
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         return {"error": lines[-1][:90] if lines else f"exit code {done.returncode}"}
