@@ -23,7 +23,7 @@ from tonnage.ghost.pool import Worker
 from tonnage.ghost.process import INSIDE
 from tonnage.job import Job
 from tonnage.plan import Plan
-from tonnage.techniques import environment
+from tonnage.techniques import checkpointing, environment
 from tonnage.timeline import timeline
 from tonnage.trace import Trace
 from tonnage.units import MIB
@@ -118,6 +118,25 @@ def test_allocator_options_go_under_the_old_and_the_new_name() -> None:
     assert set(environment(Plan(allocator="expandable")).values()) == set_to
     # PYTORCH_ALLOC_CONF came with torch 2.9
     assert set(environment(Plan(allocator="expandable"))) == {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+
+
+class OldNetwork:
+    """What transformers 5.0 offers."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any]) -> None:
+        self.asked.append(gradient_checkpointing_kwargs)
+
+
+def test_checkpointing_with_a_transformers_that_cannot_choose_layers() -> None:
+    network, arguments = OldNetwork(), {"use_reentrant": False}
+    checkpointing._ask_transformers(network, arguments, 1)
+    assert network.asked == [arguments]
+    with pytest.raises(CannotEstimate, match=r"checkpoints all layers or none, not every-4; choose checkpointing full"):
+        checkpointing._ask_transformers(network, arguments, 4)
+    assert network.asked == [arguments]
 
 
 # -- other versions

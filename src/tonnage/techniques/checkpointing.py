@@ -6,10 +6,12 @@ attention (SAVED_OPS) are kept, so that only the cheap rest runs again.  Always 
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.errors import CannotEstimate
 from tonnage.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -67,14 +69,28 @@ def _ask_transformers(network: Any, arguments: dict[str, Any], every: int) -> No
     """transformers 5.23 renamed gradient to activation checkpointing; both names mean the same code."""
     if hasattr(network, "activation_checkpointing_enable"):
         network.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments, every_n_layers=every)
+        return
+    enable = network.gradient_checkpointing_enable
+    if every == 1:
+        enable(gradient_checkpointing_kwargs=arguments)
+    elif "every_n_layers" in inspect.signature(enable).parameters:
+        enable(gradient_checkpointing_kwargs=arguments, every_n_layers=every)
     else:
-        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments, every_n_layers=every)
+        raise _cannot_choose_layers(every)
+
+
+def _cannot_choose_layers(every: int) -> CannotEstimate:
+    import transformers
+
+    return CannotEstimate(
+        f"transformers {transformers.__version__} checkpoints all layers or none, not every-{every}; "
+        "choose checkpointing full, or upgrade transformers."
+    )
 
 
 def _wrap_forwards(module: nn.Module, arguments: dict[str, Any], every: int) -> None:
     from torch.utils.checkpoint import checkpoint
 
-    from tonnage.errors import CannotEstimate
     from tonnage.model import layer_lists
 
     found = layer_lists(module)
