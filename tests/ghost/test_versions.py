@@ -134,7 +134,9 @@ def test_checkpointing_with_a_transformers_that_cannot_choose_layers() -> None:
     network, arguments = OldNetwork(), {"use_reentrant": False}
     checkpointing._ask_transformers(network, arguments, 1)
     assert network.asked == [arguments]
-    with pytest.raises(CannotEstimate, match=r"checkpoints all layers or none, not every-4; choose checkpointing full"):
+    with pytest.raises(
+        CannotEstimate, match=r"checkpoints all layers or none, not every-4; choose checkpointing full"
+    ):
         checkpointing._ask_transformers(network, arguments, 4)
     assert network.asked == [arguments]
 
