@@ -31,6 +31,7 @@ def main() -> None:
                 "parameters": sum(parameter.numel() for parameter in model.parameters()),
                 "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
                 "allocated": torch.cuda.max_memory_allocated(),
+                "reserved": torch.cuda.max_memory_reserved(),
                 "first": float(next(model.parameters()).flatten()[0]),
             }
         )
