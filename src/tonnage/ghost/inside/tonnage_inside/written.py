@@ -55,7 +55,7 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
         "rank": rank,
         "world_size": world_size,
         "steps": watch.steps,
-        "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
+        "allocator_settings": allocator_settings(torch.__version__),
         "outcome": outcome or {"kind": "completed"},
         "peaks": {
             "allocated_bytes": stats.get("allocated_bytes.all.peak", 0),
@@ -144,6 +144,13 @@ def marks_document(marks: list[tuple[int, str, str]]) -> dict[str, Any]:
     modules = {name: index for index, name in enumerate(dict.fromkeys(module for _, _, module in marks))}
     rows = [[step, phases[phase], modules[module]] for step, phase, module in marks]
     return {"phases": list(phases), "modules": list(modules), "rows": rows}
+
+
+def allocator_settings(version: str) -> str:
+    """The allocator's options from the environment, by the names that this version of torch reads."""
+    old = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    knows_new = tuple(int(number) for number in version.split(".")[:2]) >= (2, 9)
+    return (os.environ.get("PYTORCH_ALLOC_CONF") if knows_new else None) or old
 
 
 def versions(torch: Any) -> dict[str, str]:
