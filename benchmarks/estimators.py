@@ -2,7 +2,7 @@
 
     python benchmarks/estimators.py [MODEL ...] [--seq-len 4096]
 
-One optimizer step of full fine-tuning in pure bf16 with AdamW, one sequence, on one (imaginary) 2-TiB card, so that
+One optimizer step of full fine-tuning in pure bf16 with AdamW, one sequence, on one (imaginary) 8-TiB card, so that
 every tool has something to say.  Each tool runs in a process of its own; seconds are those after its imports.
 What each number means is in the last column: only tonnage and MemTracker run a step, the others are formulas.
 """
@@ -33,7 +33,7 @@ def tonnage(model: str, seq_len: int) -> dict[str, Any]:
     job = Job(model=resolve(model, offline=True), seq_len=seq_len)
     plan = Plan(precision="bf16-true")
     card = parse_cluster("h100-80gb")
-    cluster = replace(card, device=card.device.with_capacity(2**41))
+    cluster = replace(card, device=card.device.with_capacity(2**43))
     with Worker() as worker:
         small = Job(model=resolve("smollm2-135m", offline=True), seq_len=64)
         estimate(small, plan, cluster, worker=worker)  # imports what a Llama needs
