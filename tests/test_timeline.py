@@ -1,6 +1,7 @@
 """Timelines short enough to add up by hand."""
 
 from array import array
+from dataclasses import replace
 
 from tonnage.timeline import timeline
 from tonnage.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
@@ -88,6 +89,15 @@ def test_what_a_forward_leaves_alive_is_activation_and_the_rest_workspace() -> N
     assert (held["activation"], held["workspace"]) == (512, 2048)
     assert sum(held.values()) == walked.peak_allocated_bytes == 2560
     assert walked.marks[walked.peak_mark].phase == "backward"
+
+
+def test_what_a_forward_never_gives_back_is_workspace() -> None:
+    marks = (Mark(step=0, phase="forward", module=""), Mark(step=0, phase="backward", module=""))
+    marks += tuple(Mark(step=1, phase=mark.phase, module="") for mark in marks)
+    first = trace([("segment_alloc", 0, 2 * MIB, 0), ("alloc", 0, 512, 0), ("alloc", 512, 1024, 2)])
+    held = timeline(replace(first, marks=marks)).by_category()
+    # the block of the first forward outlives its step; the second one may still be given back
+    assert (held["workspace"], held["activation"]) == (512, 1024)
 
 
 def test_a_claim_holds_for_the_whole_life_and_for_inner_addresses() -> None:

@@ -8,7 +8,7 @@ compared with torch's own counter; a difference is reported, never hidden.
 
 Categories.  A block is what somebody claimed it to be (parameters, gradients, optimizer states, buffers of
 collectives), over its whole life.  Of the others, what a forward pass allocates and is still alive when it ends
-is an activation (kept for backward); the rest is workspace.
+is an activation (kept for backward), unless it is never given back (cuBLAS's workspace); the rest is workspace.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -235,6 +235,14 @@ class _Walk:
         if self.allocated > allocated or self.reserved > reserved:
             self.by_mark[mark] = (max(allocated, self.allocated), max(reserved, self.reserved))
 
+    def category(self, block: _Block) -> str:
+        """What the block was for.  What a forward keeps beyond its own step is no activation: library workspaces."""
+        marks = self.trace.marks
+        outlived = block.died < 0 and bool(marks) and marks[block.mark].step < marks[-1].step
+        if block.category is None or (block.category == "activation" and outlived):
+            return "workspace"
+        return block.category
+
     def result(self) -> Timeline:
         count = self.trace.event_count
         return Timeline(
@@ -245,7 +253,7 @@ class _Walk:
                     born=block.born,
                     died=block.died if block.died >= 0 else count,
                     mark=block.mark,
-                    category=block.category or "workspace",
+                    category=self.category(block),
                 )
                 for block in self.blocks
             ),

@@ -187,6 +187,33 @@ def test_one_rank_alone(dry_run: Any, kind: str, gpu: str, rank: int) -> None:
     assert {activity.grid[0] for activity in collectives} <= {2, 4, 8, 64, 1024}
 
 
+@pytest.mark.parametrize(("gpu", "rank"), [("8x8xa100-40gb", 13), ("128x8xa100-40gb", 1000)])
+def test_one_stage_of_a_long_pipeline(dry_run: Any, gpu: str, rank: int) -> None:
+    answer = dry_run("parallel.py", "pipeline", gpu=gpu, rank=rank)
+    estimate, trace = consistent(answer)
+    assert (estimate.rank, trace.steps) == (rank, 3)
+    assert estimate.model["parameters"] == 8 * 512 * 512
+    sent = [activity for activity in trace.activities() if activity.kind == "collective"]
+    assert {activity.name for activity in sent} >= {"Send", "Recv"}
+
+
+def kept_when_backward_begins(trace: Trace) -> int:
+    """Bytes of activations at the first event of the second step's first backward."""
+    begins = next(
+        index
+        for index, event in enumerate(trace.events())
+        if (trace.marks[event.mark].step, trace.marks[event.mark].phase) == (1, "backward")
+    )
+    lives = timeline(trace).lives
+    return sum(life.size_bytes for life in lives if life.category == "activation" and life.born < begins < life.died)
+
+
+def test_early_stages_keep_more_micro_batches(dry_run: Any) -> None:
+    early, late = (consistent(dry_run("parallel.py", "pipeline", gpu="8xa100-40gb", rank=rank))[1] for rank in (1, 6))
+    # one forward, one backward: seven micro-batches are under way in stage 1, two in stage 6
+    assert kept_when_backward_begins(early) > 2 * kept_when_backward_begins(late) > 0
+
+
 def test_the_shards_of_many_ranks_are_small(dry_run: Any) -> None:
     few = consistent(dry_run("parallel.py", "fsdp", gpu="8xa100-40gb", rank=3))[1]
     many = consistent(dry_run("parallel.py", "fsdp", gpu="128x8xa100-40gb", rank=1000))[1]

@@ -66,7 +66,7 @@ def divided(model: nn.Module, mesh: object) -> nn.Module:
 
 
 def pipeline_steps(width: int, steps: int) -> nn.Module:
-    """Each rank holds one stage of the network; eight micro-batches, one forward one backward."""
+    """Each rank holds one stage; eight micro-batches, or as many as stages, one forward one backward."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -74,14 +74,17 @@ def pipeline_steps(width: int, steps: int) -> nn.Module:
     module = module.cuda()
     micro = torch.zeros(2, width, device="cuda")
     stage = PipelineStage(module, rank, size, micro.device, input_args=micro, output_args=module(micro))
-    schedule = Schedule1F1B(stage, n_microbatches=8, loss_fn=lambda output, target: (output - target).square().mean())
+    count = max(8, size)
+    schedule = Schedule1F1B(
+        stage, n_microbatches=count, loss_fn=lambda output, target: (output - target).square().mean()
+    )
     optimizer = torch.optim.AdamW(module.parameters())
     for _ in range(steps):
-        whole = torch.randn(16, width, device="cuda")
+        whole = torch.randn(2 * count, width, device="cuda")
         if rank == 0:
             schedule.step(whole)
         elif rank == size - 1:
-            schedule.step(target=torch.randn(16, 2 * width, device="cuda"))
+            schedule.step(target=torch.randn(2 * count, 2 * width, device="cuda"))
         else:
             schedule.step()
         optimizer.step()

@@ -44,7 +44,7 @@ def _named(name: str | None) -> "Model":
 
     found = find_model(name) if name else None
     if found is None:
-        raise UsageError(f"--config needs the exact name of a model, not {name or ''!r}; `tonnage models` lists them.")
+        raise UsageError(f"--config needs the exact name of a model, not {name or ''!r}; see: tonnage models.")
     return found
 
 

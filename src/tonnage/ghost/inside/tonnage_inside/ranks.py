@@ -7,8 +7,10 @@ ghost's one-rank emulation, and groups of other backends do nothing.
 
 import functools
 import os
+from types import ModuleType
 from typing import Any
 
+from .imports import after_import
 from .native import Native
 
 UNIQUE_ID_BYTES = 128
@@ -24,6 +26,7 @@ def prepare(torch: Any, native: Native) -> None:
     if os.environ.get("TONNAGE_ALONE"):
         if torch.distributed.is_available():
             act_alone(torch.distributed)
+            after_import("torch.distributed.pipelining.stage", functools.partial(_vote_alone, torch))
         return
     world = os.environ.get("WORLD_SIZE", "")
     if world.isdigit() and int(world) > 1 and os.environ.get("LOCAL_WORLD_SIZE", world) == world:
@@ -97,6 +100,28 @@ def act_alone(distributed: Any) -> None:
     for module in (distributed, backends):
         module.init_process_group = init_process_group
         module.new_group = new_group_alone
+
+
+def _vote_alone(torch: Any, module: ModuleType) -> None:
+    """The stages of a pipeline vote on whether the shapes given to each suffice: alone, the own vote is the result.
+
+    Before torch 2.13 there is no vote.
+    """
+    kind = module.PipelineStage
+    if not hasattr(kind, "_warmup_forward_vote"):
+        return
+    vote = kind._warmup_forward_vote
+
+    @functools.wraps(vote)
+    def warmup_forward_vote(stage: Any, has_backward: bool, **received: Any) -> Any:
+        stage.shapes_suffice = not module.InferenceMode.needs_dynamic(stage._user_meta, has_backward)
+        return vote(stage, has_backward, **received)
+
+    def warmup_backward_result(stage: Any, **_received: Any) -> Any:
+        return torch.tensor([int(stage.shapes_suffice)], dtype=torch.int32, device=stage.device)
+
+    kind._warmup_forward_vote = warmup_forward_vote
+    kind._warmup_backward_result = warmup_backward_result
 
 
 def _mine(backend: Any) -> str:
