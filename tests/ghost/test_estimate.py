@@ -132,6 +132,15 @@ def test_llama_3_8b_fits_an_h100_only_with_expandable_segments(worker: Worker) -
     assert expandable.estimate.peak.reserved_bytes / GIB == pytest.approx(76.545, abs=0.001)
 
 
+def test_a_vision_language_model(worker: Worker) -> None:
+    """Places of images are known from the token ids, so their features go where they belong."""
+    job = Job(model=resolve("gemma-3-4b", offline=True), seq_len=512)
+    found = run(worker, job, Plan(precision="bf16-true", checkpointing="full"), "h100-80gb", steps=2)
+    assert found.estimate.fits
+    assert found.traces[0].steps == 2
+    assert "conditions that were computed and checked hold" in found.estimate.coverage.assumed
+
+
 def test_a_rank_of_sixty_four(worker: Worker) -> None:
     found = run(worker, JOB, Plan(shard="zero3"), "8x8xa100-40gb", rank=37)
     trace = found.traces[0]

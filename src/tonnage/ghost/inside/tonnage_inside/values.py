@@ -28,6 +28,7 @@ SMALL_WEIGHTS_BYTES = 1 << 30
 ASSUMED = {
     "finite": "torch.isfinite of a computed tensor is True",
     "all": "tensor.all() of a computed mask is True",
+    "checks": "conditions that were computed and checked hold",
     "nonzero": "nonzero() (also boolean indexing, where(mask)) of a computed mask selects every element",
     "padding": "attention masks computed on the GPU hold no padding",
     "packing": "position_ids computed on the GPU are one unpacked sequence",
@@ -72,6 +73,8 @@ class Policy:
         self._patch_finite()
         self._patch_all()
         self._patch_initialisation()
+        self._patch_equality()
+        self._patch_checks()
         for name in ("adam", "adamw", "sgd", "adafactor"):
             after_import(f"torch.optim.{name}", functools.partial(self._patch_optimizer, name))
         self.torch.cuda._lazy_call(self._patch_nonzero)
@@ -126,6 +129,40 @@ class Policy:
 
         torch.all = patched(torch.all)
         torch.Tensor.all = patched(torch.Tensor.all)
+
+    def _patch_equality(self) -> None:
+        """Where token ids from the host are compared with a number, the mask is known: image places, padding."""
+        torch = self.torch
+        original = torch.Tensor.__eq__
+
+        @functools.wraps(original)
+        def equal(tensor: Any, other: Any) -> Any:
+            result = original(tensor, other)
+            if torch.compiler.is_compiling() or not isinstance(other, int) or not getattr(tensor, "is_cuda", False):
+                return result
+            if type(tensor) is torch.Tensor and not tensor.is_floating_point():
+                values = self.read(tensor)
+                if values is not None:
+                    result.copy_(original(values, other))
+            return result
+
+        torch.Tensor.__eq__ = equal
+
+    def _patch_checks(self) -> None:
+        """`torch._check_tensor_all`: a condition that was computed holds, as it does for data that is right."""
+        torch = self.torch
+        original = getattr(torch, "_check_tensor_all_with", None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def check(error: Any, condition: Any, message: Any = None) -> None:
+            if isinstance(condition, torch.Tensor) and condition.is_cuda and self.read(condition) is None:
+                self.use("checks")
+                return
+            original(error, condition, message)
+
+        torch._check_tensor_all_with = check
 
     def _patch_nonzero(self) -> None:
         """At the dispatcher, because boolean indexing calls it from C++."""
