@@ -6,22 +6,11 @@ import base64
 import json
 import lzma
 from bisect import bisect_right
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-ACTIONS: Final = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "oom",
-    "snapshot",
-)
-"""An event's action is written as its position here."""
+from tonnage.trace import ACTIONS
 
 
 def start() -> None:
