@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from tonnage.errors import UsageError
+from tonnage.options import check, names, number, word
 
-Method = Literal["full", "lora"]
-METHODS: Final[tuple[Method, ...]] = ("full", "lora")
+METHODS: Final = ("full", "lora")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,25 +30,15 @@ class Job:
 
     model: ModelRef
     """The network."""
-    method: Method = "full"
-    """`full`: every parameter is trained; `lora`: low-rank adapters on frozen weights."""
-    lora_rank: int = 16
-    """Rank of the adapters (method lora)."""
-    lora_targets: tuple[str, ...] = ("all-linear",)
-    """Names of the adapted linear modules, or `all-linear` as PEFT understands it (method lora)."""
-    seq_len: int = 2048
-    """Tokens of one sequence (image models: ignored)."""
-    micro_batch: int = 1
-    """Sequences of one forward pass on one rank."""
-    grad_accum: int = 1
-    """Micro-batches of one optimizer step."""
+    method: str = word("full", "Which parameters are trained.", METHODS)
+    lora_rank: int = number(16, "Rank of LoRA's adapters.")
+    lora_targets: tuple[str, ...] = names(("all-linear",), "Modules that get adapters; or all-linear.")
+    seq_len: int = number(2048, "Tokens of one sequence (image models: ignored).")
+    micro_batch: int = number(1, "Sequences of one forward pass on one rank.")
+    grad_accum: int = number(1, "Micro-batches of one optimizer step.")
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise UsageError(f"Unknown method {self.method!r}; possible: {', '.join(METHODS)}.")
-        for name in ("lora_rank", "seq_len", "micro_batch", "grad_accum"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        check(self)
 
     @property
     def tokens_per_micro_batch(self) -> int:

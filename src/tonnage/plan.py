@@ -4,18 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from tonnage.errors import UsageError
+from tonnage.options import check, word
 from tonnage.techniques import choices
-from tonnage.techniques.technique import listed
 
-PRECISIONS: Final = choices("precision")
-OPTIMIZERS: Final = choices("optimizer")
-CHECKPOINTINGS: Final = ("none", *choices("checkpointing"))
-SHARDS: Final = ("none", *choices("shard"))
-OFFLOADS: Final = ("none", *choices("param_offload"))
-ATTENTIONS: Final = ("auto", *choices("attention"))
-LOSSES: Final = ("plain", *choices("loss"))
-ALLOCATORS: Final = ("default", *choices("allocator"))
 DTYPES: Final = ("fp32", "bf16", "fp16")
 
 _EVERY = re.compile(r"every-([1-9][0-9]*)")
@@ -25,36 +16,22 @@ _EVERY = re.compile(r"every-([1-9][0-9]*)")
 class Plan:
     """One value of every technique family; the defaults are what a plain PyTorch loop does under autocast."""
 
-    precision: str = "bf16-mixed"
-    """`bf16-mixed`: fp32 weights, bf16 autocast; `bf16-true`: all bf16; `fp16-mixed`: autocast, GradScaler."""
-    base_dtype: str | None = None
-    """Dtype of LoRA's frozen weights; None: the compute dtype of `precision`."""
-    optimizer: str = "adamw"
-    """`adamw` is torch's default choice (foreach on CUDA); the suffixed ones force an implementation."""
-    checkpointing: str = "none"
-    """Which layers recompute their activations in backward."""
-    shard: str = "none"
-    """What is divided among the data-parallel ranks."""
-    param_offload: str = "none"
-    """Where sharded parameters, gradients and optimizer states rest between uses."""
-    attention: str = "auto"
-    """The attention backend; `auto` lets torch choose as it does for the card."""
-    loss: str = "plain"
-    """`plain`: the model's own loss on all logits; `chunked`: the head and loss in slices of tokens."""
-    allocator: str = "default"
-    """`expandable`: PYTORCH_ALLOC_CONF=expandable_segments:True."""
+    precision: str = word("bf16-mixed", "Dtypes of weights and computation.", choices("precision"))
+    base_dtype: str | None = word(None, "Dtype of LoRA's frozen weights; default: that of computation.", DTYPES)
+    optimizer: str = word("adamw", "The optimizer; adamw is as torch chooses it.", choices("optimizer"))
+    checkpointing: str = word(
+        "none", "Layers that recompute activations in backward.", ("none", *choices("checkpointing"))
+    )
+    shard: str = word("none", "What is divided among the data-parallel ranks.", ("none", *choices("shard")))
+    param_offload: str = word(
+        "none", "Where sharded parameters, gradients and states rest.", ("none", *choices("param_offload"))
+    )
+    attention: str = word("auto", "The attention backend; auto: torch chooses.", ("auto", *choices("attention")))
+    loss: str = word("plain", "The loss on all logits, or in slices.", ("plain", *choices("loss")))
+    allocator: str = word("default", "The caching allocator's mode.", ("default", *choices("allocator")))
 
     def __post_init__(self) -> None:
-        _one_of("precision", self.precision, PRECISIONS)
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("shard", self.shard, SHARDS)
-        _one_of("param-offload", self.param_offload, OFFLOADS)
-        _one_of("attention", self.attention, ATTENTIONS)
-        _one_of("loss", self.loss, LOSSES)
-        _one_of("allocator", self.allocator, ALLOCATORS)
-        if self.base_dtype is not None:
-            _one_of("base-dtype", self.base_dtype, DTYPES)
-        _one_of("checkpointing", self.checkpointing, CHECKPOINTINGS)
+        check(self)
 
     @property
     def checkpoint_interval(self) -> int | None:
@@ -66,8 +43,3 @@ class Plan:
     def compute_dtype(self) -> str:
         """The dtype in which matrix products run: `bf16`, `fp16` or `fp32`."""
         return self.precision.split("-")[0]
-
-
-def _one_of(option: str, value: str, possible: tuple[str, ...]) -> None:
-    if not listed(value, possible):
-        raise UsageError(f"Unknown {option} {value!r}; possible: {', '.join(possible)}.")

@@ -161,7 +161,15 @@ def test_help_imports_little():
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(re.findall(r"'(tonnage\.[\w.]+)'", ended.stderr))
-    allowed = ("tonnage.cli", "tonnage.techniques", "tonnage.errors", "tonnage.units", "tonnage.job", "tonnage.plan")
+    allowed = (
+        "tonnage.cli",
+        "tonnage.techniques",
+        "tonnage.errors",
+        "tonnage.units",
+        "tonnage.job",
+        "tonnage.plan",
+        "tonnage.options",
+    )
     assert [name for name in sorted(loaded) if not name.startswith(allowed)] == []
 
 

@@ -1,15 +1,22 @@
 """Options that several commands share, each worded once."""
 
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tonnage.errors import UsageError
+from tonnage.job import Job
+from tonnage.options import Option, options, spelled
+from tonnage.plan import Plan
 from tonnage.units import parse_bytes, parse_count
 
 CARD = "Where it runs"
+JOB = "What is trained"
+PLAN = "How it is trained"
 OUTPUT = "What you get"
 
 
@@ -94,3 +101,62 @@ Snapshot = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+
+
+def with_request(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command that takes every option of Job and Plan where it says `**options`; None is left out."""
+    signature = inspect.signature(command)
+    own = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+
+    @functools.wraps(command)
+    def called(**given: Any) -> Any:
+        return command(**{name: value for name, value in given.items() if value is not None or name in known})
+
+    known = {item.name for item in own}
+    called.__signature__ = signature.replace(parameters=[*own, *_parameters()])  # type: ignore[attr-defined]
+    return called
+
+
+def _parameters() -> Iterator[inspect.Parameter]:
+    for kind, panel in ((Job, JOB), (Plan, PLAN)):
+        for item, option in options(kind):
+            made, annotation, default = _declared(spelled(item.name), option, item.default, panel)
+            yield inspect.Parameter(
+                item.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[annotation, made],
+            )
+
+
+def _declared(name: str, option: Option, default: Any, panel: str) -> tuple[Any, Any, Any]:
+    """What typer calls an option, the type of its value, and its default."""
+    if option.kind == "switch":
+        return typer.Option(f"--{name}", help=option.help, rich_help_panel=panel), bool, default
+    if option.kind == "number":
+        return count(f"--{name}", option.help, panel), int if default is not None else int | None, default
+    if option.kind == "names":
+        made = typer.Option(
+            f"--{name}",
+            help=f"{option.help} With commas between them.",
+            metavar="NAMES",
+            parser=_names,
+            rich_help_panel=panel,
+        )
+        return made, str, ",".join(default)
+
+    def complete(incomplete: str) -> list[str]:
+        return beginning(option.possible, incomplete)
+
+    made = typer.Option(
+        f"--{name}",
+        help=f"{option.help} One of {', '.join(option.possible)}.",
+        metavar="WORD",
+        autocompletion=complete,
+        rich_help_panel=panel,
+    )
+    return made, str if default is not None else str | None, default
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in str(text).split(",") if name.strip())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from tonnage.options import listed
 
 if TYPE_CHECKING:
     from tonnage.device import Cluster
@@ -61,8 +62,3 @@ class Technique:
     def takes(self, value: str) -> bool:
         """True if this technique answers for the value: `every-3` is taken by one that lists `every-N`."""
         return listed(value, self.values)
-
-
-def listed(value: str, possible: tuple[str, ...]) -> bool:
-    """True if `possible` holds the value, or `every-N` for a value such as `every-3` (N is at least 1)."""
-    return re.sub(r"-[1-9][0-9]*$", "-N", value) in possible and not value.endswith("-N")

@@ -1,0 +1,92 @@
+"""Options of a Job and a Plan: fields that carry their help, so that Python and the command line say the same.
+
+A field made by `word`, `number`, `names` or `switch` is an option of every command that takes a request; what it
+accepts is checked in one place, `check`, with one wording.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, Final
+
+from tonnage.errors import UsageError
+from tonnage.units import parse_bytes
+
+_KEY: Final = "option"
+_NUMBER: Final = re.compile(r"-[1-9][0-9]*$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What is known about one field beside its name and default."""
+
+    kind: str
+    """`word`, `number`, `names` (a tuple of words) or `switch`."""
+    help: str
+    """One sentence for the command line."""
+    possible: tuple[str, ...] = ()
+    """The words that are accepted; `every-N` stands for any whole number, `budget=SIZE` for a number of bytes."""
+    least: int = 1
+    """The smallest number that is accepted."""
+
+
+def word(default: str | None, help: str, possible: tuple[str, ...]) -> Any:
+    """One of several words."""
+    return field(default=default, metadata={_KEY: Option(kind="word", help=help, possible=possible)})
+
+
+def number(default: int | None, help: str, least: int = 1) -> Any:
+    """A whole number; None where nothing is asked for."""
+    return field(default=default, metadata={_KEY: Option(kind="number", help=help, least=least)})
+
+
+def names(default: tuple[str, ...], help: str) -> Any:
+    """Any words, with commas between them on the command line."""
+    return field(default=default, metadata={_KEY: Option(kind="names", help=help)})
+
+
+def switch(help: str) -> Any:
+    """On or off; off if nothing is said."""
+    return field(default=False, metadata={_KEY: Option(kind="switch", help=help)})
+
+
+def options(kind: type) -> Iterator[tuple["Field[Any]", Option]]:
+    """The fields of a dataclass that are options, in their order."""
+    for item in fields(kind):
+        if _KEY in item.metadata:
+            assert item.default is not MISSING
+            yield item, item.metadata[_KEY]
+
+
+def spelled(name: str) -> str:
+    """A field's name as the command line has it, without the dashes in front: `seq_len` -> `seq-len`."""
+    return name.replace("_", "-")
+
+
+def check(value: object) -> None:
+    """Raise UsageError for the first option of a Job or Plan that has a value which it cannot have."""
+    for item, option in options(type(value)):
+        found = getattr(value, item.name)
+        if found is None and item.default is None:
+            continue
+        if option.kind == "word" and not (isinstance(found, str) and listed(found, option.possible)):
+            raise UsageError(f"Unknown {spelled(item.name)} {found!r}; possible: {', '.join(option.possible)}.")
+        if option.kind == "number" and (not isinstance(found, int) or found < option.least):
+            raise UsageError(f"{spelled(item.name)} is {found}; it must be at least {option.least}.")
+
+
+def listed(value: str, possible: tuple[str, ...]) -> bool:
+    """True if `possible` holds the value or its pattern: `every-N` for `every-3`, `budget=SIZE` for `budget=4GiB`."""
+    if value.endswith(("-N", "=SIZE")):
+        return False
+    name, equals, size = value.partition("=")
+    if equals:
+        return f"{name}=SIZE" in possible and _is_size(size)
+    return _NUMBER.sub("-N", value) in possible
+
+
+def _is_size(text: str) -> bool:
+    try:
+        return parse_bytes(text) > 0
+    except UsageError:
+        return False
