@@ -1,8 +1,10 @@
 """What is to be done: one optimizer step of one model on batches of one shape."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from tonnage.errors import UsageError
 from tonnage.options import check, names, number, word
 
 METHODS: Final = ("full", "lora")
@@ -37,10 +39,43 @@ class Job:
     micro_batch: int = number(1, "Sequences of one forward pass on one rank.")
     grad_accum: int = number(1, "Micro-batches of one optimizer step.")
 
+    global_batch_tokens: int | None = number(
+        None, "Tokens of one optimizer step on all ranks, in place of --grad-accum: 4M."
+    )
+
     def __post_init__(self) -> None:
         check(self)
+        if self.global_batch_tokens is not None and self.grad_accum > 1:
+            raise UsageError("global-batch-tokens decides grad-accum; give one of them.")
 
     @property
     def tokens_per_micro_batch(self) -> int:
         """Tokens of one forward pass on one rank."""
         return self.seq_len * self.micro_batch
+
+    def on_ranks(self, ranks: int) -> "Job":
+        """The job with `grad_accum` such that `ranks` data-parallel ranks make the global batch exactly.
+
+        Raises UsageError, with the nearest batches, where no whole number of micro-batches does.
+        """
+        if self.global_batch_tokens is None:
+            return self
+        at_once = self.tokens_per_micro_batch * ranks
+        for tokens in _readings(self.global_batch_tokens):
+            if tokens % at_once == 0:
+                return replace(self, global_batch_tokens=None, grad_accum=tokens // at_once)
+        below = self.global_batch_tokens // at_once
+        nearest = " or ".join(f"{steps * at_once:,}" for steps in (below, below + 1) if steps)
+        raise UsageError(
+            f"A global batch of {self.global_batch_tokens:,} tokens is no multiple of {at_once:,} ({ranks} ranks x "
+            f"{self.micro_batch} x {self.seq_len:,} tokens); possible: {nearest}."
+        )
+
+
+def _readings(tokens: int) -> Iterator[int]:
+    """What a round number of tokens may mean: 4M is 4,000,000, or 4 x 2**20 as batches are usually cut."""
+    yield tokens
+    for decimal, binary in ((10**6, 2**20), (10**3, 2**10)):
+        if tokens % decimal == 0:
+            yield tokens // decimal * binary
+            return

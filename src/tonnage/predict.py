@@ -29,6 +29,7 @@ def estimate(
     `worker` is a warm `tonnage.ghost.pool.Worker` to use instead of a new one.  Raises UsageError when a technique
     refuses the job, CannotEstimate when the model cannot be built, GhostUnavailable when no ghost can run here.
     """
+    job = job.on_ranks(cluster.gpus)
     check(job, plan, cluster)
     if not 0 <= rank < cluster.gpus:
         raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")

@@ -1,0 +1,42 @@
+"""A Job: what its options accept, and how a global batch becomes micro-batches."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from networks import tiny_job
+from tonnage.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seq_len", "ranks", "steps"),
+    [
+        (65_536, 4096, 8, 2),
+        (4_000_000, 4000, 8, 125),  # 8 x 4,000 tokens at a time
+        (4_000_000, 4096, 8, 128),  # 4M as 4 x 2**20
+        (512_000, 2048, 1, 256),  # 512k as 512 x 2**10
+        (2048, 2048, 1, 1),
+    ],
+)
+def test_a_global_batch_becomes_accumulation(tokens: int, seq_len: int, ranks: int, steps: int) -> None:
+    job = tiny_job("llama", seq_len=seq_len, micro_batch=1, global_batch_tokens=tokens).on_ranks(ranks)
+    assert (job.grad_accum, job.global_batch_tokens) == (steps, None)
+
+
+def test_an_impossible_global_batch_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"no multiple of 32,768 \(8 ranks x 1 x 4,096.*98,304 or 131,072"):
+        tiny_job("llama", seq_len=4096, micro_batch=1, global_batch_tokens=100_001).on_ranks(8)
+    with pytest.raises(UsageError, match=r"possible: 32,768\."):
+        tiny_job("llama", seq_len=4096, micro_batch=1, global_batch_tokens=7).on_ranks(8)
+
+
+def test_accumulation_is_said_once() -> None:
+    with pytest.raises(UsageError, match="give one of them"):
+        tiny_job("llama", global_batch_tokens=4096, grad_accum=2)
+
+
+@given(st.integers(1, 4096), st.integers(1, 64), st.integers(1, 1024), st.integers(1, 64))
+def test_any_multiple_is_met_exactly(seq_len: int, micro_batch: int, ranks: int, steps: int) -> None:
+    tokens = seq_len * micro_batch * ranks * steps
+    job = tiny_job("llama", seq_len=seq_len, micro_batch=micro_batch, global_batch_tokens=tokens).on_ranks(ranks)
+    assert job.tokens_per_micro_batch * ranks * job.grad_accum == tokens
