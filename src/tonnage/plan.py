@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from tonnage.engines import names as engine_names
 from tonnage.options import check, word
 from tonnage.techniques import choices
 
@@ -28,6 +29,7 @@ class Plan:
     )
     attention: str = word("auto", "The attention backend; auto: torch chooses.", ("auto", *choices("attention")))
     loss: str = word("plain", "The loss on all logits, or in slices.", ("plain", *choices("loss")))
+    engine: str = word("tonnage", "Who runs the step; tonnage: its own plain loop.", engine_names())
     allocator: str = word("default", "The caching allocator's mode.", ("default", *choices("allocator")))
 
     def __post_init__(self) -> None:

@@ -43,10 +43,10 @@ def estimate(
 
 
 def check(job: Job, plan: Plan, cluster: Cluster) -> None:
-    """Raise UsageError with the first reason why a technique of the plan cannot be used for this job."""
-    from tonnage.techniques import refusals
+    """Raise UsageError with the first reason why the plan's engine cannot run this job."""
+    from tonnage.engines import engine_of
 
-    for refusal in refusals(job, plan, cluster):
+    for refusal in engine_of(plan).refusals(job, plan, cluster):
         raise UsageError(f"{refusal}")
 
 

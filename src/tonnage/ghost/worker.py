@@ -20,10 +20,11 @@ import torch
 from tonnage_inside import native, outcome, ranks, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
-from tonnage import step
+from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.job import Job, ModelRef
 from tonnage.plan import Plan
+from tonnage.step import World
 
 _PR_SET_PDEATHSIG = 1
 """Linux's prctl option: the signal that a process gets when the one that forked it dies."""
@@ -67,7 +68,9 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _import_libraries(request: dict[str, Any]) -> None:
-    """Import what the model needs in the parent, so that the next job with it need not."""
+    """Import what the engine and the model need in the parent, so that the next job with them need not."""
+    for module in engine_of(Plan(**request["plan"])).imports:
+        importlib.import_module(module)
     if request["job"]["method"] == "lora" and importlib.util.find_spec("peft"):
         importlib.import_module("peft")
     name = str(request["job"]["model"]["config"].get("model_type", "")).replace("-", "_")
@@ -96,18 +99,19 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
     ghost.log(True)
     ended: dict[str, Any] = {}
     try:
-        ready = step.build(
-            job,
-            plan,
-            world_size=request["world_size"],
+        world = World(
+            size=request["world_size"],
             rank=request["rank"],
             gpus_per_node=request["gpus_per_node"],
+            device=torch.device("cuda"),
         )
-        ready.run(request["steps"])
+        kept: object = engine_of(plan).run(job, plan, world, request["steps"])
     except torch.OutOfMemoryError as error:
         ended = outcome.of_exception(error, watch)
+        kept = error
     watch.began = began
     written.write(request["trace"], watch, ended, policy.assumed(), "ghost")
+    del kept  # what was built lives until its trace is written
     return {"error": None, "seconds": time.perf_counter() - began}
 
 

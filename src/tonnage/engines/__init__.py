@@ -1,0 +1,23 @@
+"""All engines: who runs the step, chosen by the option `engine`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tonnage.engines import own
+from tonnage.engines.engine import Engine
+
+if TYPE_CHECKING:
+    from tonnage.plan import Plan
+
+ENGINES: Final[tuple[Engine, ...]] = (own.TONNAGE,)
+
+
+def names() -> tuple[str, ...]:
+    """The values of the option `engine`."""
+    return tuple(engine.name for engine in ENGINES)
+
+
+def engine_of(plan: Plan) -> Engine:
+    """The engine that the plan asks for."""
+    return next(engine for engine in ENGINES if engine.name == plan.engine)

@@ -1,0 +1,89 @@
+"""The interface of every engine: who runs the step, and which options of Job and Plan it has words for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.options import listed, options, spelled
+from tonnage.techniques.technique import Refusal, nothing_against
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import World
+
+ANY: Final = ("*",)
+"""What an engine lists for an option all of whose values it has words for."""
+
+SHAPES: Final = dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "allocator", "engine"), ANY)
+"""Options that every engine has words for: the batch, and what is set before its process starts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A trainer: when it can run a job as the plan says, and how."""
+
+    name: str
+    """The value of the option `engine`."""
+    packages: tuple[str, ...] = ()
+    """Distributions that it needs, its own first."""
+    expresses: Mapping[str, tuple[str, ...]] | None = None
+    """For each option of Job and Plan the values that it has words for (`ANY`: all); an option that is not listed
+    must keep its default.  None: whatever techniques there are."""
+    accepts: Callable[[Job, Plan, Cluster], Refusal | None] = nothing_against
+    """What else stands against it; imports neither torch nor the trainer."""
+    imports: tuple[str, ...] = ()
+    """Modules that a worker imports once, before it forks."""
+    run: Callable[[Job, Plan, World, int], object]
+    """Build what a user of the trainer would build, let it run this many optimizer steps, and return what was built:
+    it has to live until its trace is written."""
+
+    def refusals(self, job: Job, plan: Plan, cluster: Cluster) -> tuple[Refusal, ...]:
+        """Why this engine cannot run the job as the plan says; empty if it can."""
+        answers = (*self._missing(), *self._unexpressed(job, plan))
+        if answers:
+            return answers
+        answer = self.accepts(job, plan, cluster)
+        return () if answer is None else (answer,)
+
+    def _missing(self) -> Iterator[Refusal]:
+        for package in self.packages:
+            if installed(package) is None:
+                yield Refusal(
+                    technique=f"engine={self.name}",
+                    reason=f"the package {package} is not installed",
+                    instead=f"pip install {package}",
+                )
+
+    def _unexpressed(self, job: Job, plan: Plan) -> Iterator[Refusal]:
+        if self.expresses is None:
+            return
+        for value in (job, plan):
+            for item, option in options(type(value)):
+                chosen, known = getattr(value, item.name), self.expresses.get(item.name)
+                if chosen == item.default if known is None else known == ANY or listed(str(chosen), known):
+                    continue
+                yield self._without_words(item.name, chosen, option.possible, known)
+
+    def _without_words(
+        self, option: str, chosen: Any, possible: tuple[str, ...], known: tuple[str, ...] | None
+    ) -> Refusal:
+        choices = [word for word in possible if known and word in known]
+        way_out = f"choose {spelled(option)} {' or '.join(choices)}" if choices else f"leave {spelled(option)} out"
+        return Refusal(
+            technique=f"{spelled(option)}={chosen}",
+            reason=f"the engine {self.name} has no setting for it",
+            instead=f"{way_out}, or engine tonnage",
+        )
+
+
+def installed(package: str) -> str | None:
+    """The version of a distribution; None where it is not installed.  Imports nothing of it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

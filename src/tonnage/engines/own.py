@@ -1,0 +1,39 @@
+"""tonnage's own loop: what the techniques make of a Step, run as a careful user would write it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tonnage.engines.engine import Engine
+from tonnage.techniques import refusals
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import World
+    from tonnage.techniques.technique import Refusal
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """What the techniques say."""
+    return next(iter(refusals(job, plan, cluster)), None)
+
+
+def run(job: Job, plan: Plan, world: World, steps: int) -> object:
+    """Build the step and run it."""
+    from tonnage import step
+
+    ready = step.build(
+        job,
+        plan,
+        world_size=world.size,
+        rank=world.rank,
+        gpus_per_node=world.gpus_per_node,
+        device=world.device.type,
+    )
+    ready.run(steps)
+    return ready
+
+
+TONNAGE: Final = Engine(name="tonnage", accepts=accepts, run=run)
