@@ -6,7 +6,6 @@ else the message and the exit code.  The parent never touches CUDA, so each chil
 """
 
 import ctypes
-import importlib.util
 import json
 import os
 import signal
@@ -22,9 +21,11 @@ from tonnage_inside.watch import Watch
 
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate, TonnageError
+from tonnage.ghost import preload
 from tonnage.job import Job, ModelRef
 from tonnage.plan import Plan
 from tonnage.step import World
+from tonnage.techniques import chosen
 
 _PR_SET_PDEATHSIG = 1
 """Linux's prctl option: the signal that a process gets when the one that forked it dies."""
@@ -68,14 +69,15 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _import_libraries(request: dict[str, Any]) -> None:
-    """Import what the engine and the model need in the parent, so that the next job with them need not."""
+    """Import what the job needs in the parent, so that the next one like it need not."""
     for module in engine_of(Plan(**request["plan"])).imports:
-        importlib.import_module(module)
-    if request["job"]["method"] == "lora" and importlib.util.find_spec("peft"):
-        importlib.import_module("peft")
+        preload.imported(module)
+    for technique in chosen(_job(request["job"]), Plan(**request["plan"])):
+        for library in technique.libraries:
+            preload.imported(library)
     name = str(request["job"]["model"]["config"].get("model_type", "")).replace("-", "_")
-    if name.isidentifier() and importlib.util.find_spec(f"transformers.models.{name}"):
-        importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    if name.isidentifier():
+        preload.imported(f"transformers.models.{name}.modeling_{name}")
 
 
 def _do(request: dict[str, Any]) -> dict[str, Any]:

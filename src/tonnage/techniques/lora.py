@@ -63,4 +63,4 @@ def _with_adapters(module: nn.Module, step: Step) -> nn.Module:
     return adapted
 
 
-LORA: Final = Technique(option="method", values=("lora",), accepts=accepts, apply=apply)
+LORA: Final = Technique(option="method", values=("lora",), accepts=accepts, apply=apply, libraries=("peft",))

@@ -54,6 +54,8 @@ class Technique:
     """The changed Step; imports torch inside."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that must be set before the training process starts."""
+    libraries: tuple[str, ...] = ()
+    """Optional packages that `apply` imports; a warm worker imports them once."""
 
     def chosen(self, job: Job, plan: Plan) -> bool:
         """True if the plan (or the job) asks for this technique."""

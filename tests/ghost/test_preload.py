@@ -1,0 +1,54 @@
+"""What the process that forks may import: nothing that touches the card."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tonnage.ghost import preload
+
+ASKS = """
+import torch
+CAPABILITY = torch.cuda.get_device_capability()
+MAJOR = torch.cuda.get_device_properties(torch.cuda.current_device()).major
+"""
+TOUCHES = """
+import preload_asks
+try:
+    import torch; torch.cuda._lazy_init()
+except Exception:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, text in {"asks": ASKS, "touches": TOUCHES, "breaks": "import preload_asks\n1 / 0"}.items():
+        (tmp_path / f"preload_{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.startswith("preload_")]:
+        del sys.modules[name]
+
+
+def test_who_asks_for_the_card_is_told_of_an_ordinary_one() -> None:
+    before = torch.cuda.get_device_capability, torch.cuda._lazy_init
+    assert preload.imported("preload_asks")
+    assert sys.modules["preload_asks"].CAPABILITY == preload.CAPABILITY
+    assert sys.modules["preload_asks"].MAJOR == preload.CAPABILITY[0]
+    assert (torch.cuda.get_device_capability, torch.cuda._lazy_init) == before
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize("name", ["preload_touches", "preload_breaks"])
+def test_an_import_that_goes_further_is_undone(name: str) -> None:
+    assert not preload.imported(name)
+    assert not any(name.startswith("preload_") for name in sys.modules)
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize("name", ["no_such_package", "no_such_package.inside"])
+def test_what_is_not_installed_is_left_alone(name: str) -> None:
+    assert not preload.imported(name)
