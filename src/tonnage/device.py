@@ -16,6 +16,9 @@ from tonnage.units import MIB, gib
 GPUS_PER_NODE: Final = 8
 """GPUs of one machine when only a total is given: the largest common server."""
 
+CPU: Final = "cpu"
+"""The name of this machine's processor, where `--gpu` otherwise names a card."""
+
 _GENERIC_MODEL: Final = "a100-80gb"
 """The card whose kernels and workspaces a GPU known only by its memory is assumed to have."""
 
@@ -56,6 +59,8 @@ class Device:
     """Compute capability, e.g. (9, 0)."""
     capacity_bytes: int
     """Memory a process can see (torch's total_memory); less than what is soldered on."""
+    nvml_total_bytes: int | None = None
+    """Memory in all as nvidia-smi shows it, with what the driver keeps for itself; None: the next whole GiB."""
     context_low_bytes: int
     """Least memory of the CUDA context and lazily loaded modules that was observed or derived."""
     context_bytes: int
@@ -102,12 +107,13 @@ class Device:
     def with_capacity(self, capacity_bytes: int) -> "Device":
         """The same card with another amount of visible memory."""
         stated = f"capacity {gib(capacity_bytes)}: given by the user instead of {gib(self.capacity_bytes)}"
-        return replace(self, capacity_bytes=capacity_bytes, source=(stated, *self.source))
+        return replace(self, capacity_bytes=capacity_bytes, nvml_total_bytes=None, source=(stated, *self.source))
 
     def ghost_settings(self) -> dict[str, str]:
         """The environment that makes a ghost report this card; figures that are not known are left out."""
         values = {
             "TOTAL_BYTES": self.capacity_bytes,
+            "RESERVED_BYTES": self.nvml_total_bytes and self.nvml_total_bytes - self.capacity_bytes,
             "CONTEXT_BYTES": self.context_bytes,
             "NAME": self.name,
             "CAPABILITY": f"{self.capability[0]}.{self.capability[1]}",
@@ -169,7 +175,7 @@ def find_device(name: str) -> Device:
     hint = f"Close: {', '.join(near)}. " if near else ""
     raise UnknownDevice(
         f"Unknown GPU {name.strip()!r}. {hint}"
-        f"All {len(_devices())}: tonnage devices; or give its memory: --gpu-memory 24GiB."
+        f"All {len(_devices())}: tonnage devices; or give its memory: --gpu-memory 24GiB; or cpu."
     )
 
 
@@ -185,12 +191,36 @@ def generic_device(capacity_bytes: int) -> Device:
         aliases=(),
         name="generic GPU",
         capacity_bytes=capacity_bytes,
+        nvml_total_bytes=None,
         peak_flops=Peaks(),
         source=(
             f"only the memory was given ({gib(capacity_bytes)}); assumed: capability "
             f"{model.capability[0]}.{model.capability[1]}, {model.sms} multiprocessors, context as on the {model.id}",
         ),
         **unknown_speeds,
+    )
+
+
+def host_device(capacity_bytes: int | None = None) -> Device:
+    """The processor and its memory (default: this machine's), on which estimates count live tensors exactly."""
+    if capacity_bytes is None:
+        import psutil
+
+        capacity_bytes = int(psutil.virtual_memory().total)
+    return Device(
+        id=CPU,
+        name="the host's processor",
+        capability=(0, 0),
+        capacity_bytes=capacity_bytes,
+        context_low_bytes=0,
+        context_bytes=0,
+        context_high_bytes=0,
+        context_source="none on the CPU; Python and its libraries are not counted",
+        sms=0,
+        threads_per_sm=0,
+        shared_per_sm_bytes=0,
+        shared_per_block_bytes=0,
+        registers_per_sm=0,
     )
 
 
@@ -243,6 +273,8 @@ def _machines(gpus: int) -> tuple[int, int]:
 
 
 def _device(name: str, memory_bytes: int | None) -> Device:
+    if normalise(name) == CPU:
+        return host_device(memory_bytes)
     if name:
         device = find_device(name)
         return device if memory_bytes is None else device.with_capacity(memory_bytes)

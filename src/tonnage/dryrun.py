@@ -1,24 +1,46 @@
 """`tonnage dry-run`: the user's own command, unchanged, for a few optimizer steps on ghost GPUs."""
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final
 
+from tonnage import launchers
 from tonnage import trace as traces
 from tonnage.device import Cluster
 from tonnage.errors import TrialFailed, UsageError
-from tonnage.ghost.process import environment, interpreter
+from tonnage.ghost.process import any_libraries, environment, interpreter
 from tonnage.ghost.wheel import find
 from tonnage.summary import Run, summarise
 from tonnage.trace import Trace
+from tonnage.units import size
 
 Progress = Callable[[str], None]
 
-_LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+ENOUGH_STEPS: Final = 2
+"""Optimizer states appear in the first step, so the second is the first that has everything."""
+
+WRITING_SECONDS: Final = 60.0
+"""How long processes that are stopped may take to write their traces."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """What the command's processes left behind."""
+
+    traces: tuple[Trace, ...]
+    """One for each rank, in order."""
+    beside: tuple[Trace, ...]
+    """Of further processes with the rank of one of those: a program may start others that use the GPU."""
+    cut_off: tuple[dict[str, Any], ...]
+    """How far the processes came that left no trace: rank, steps, peaks, host_bytes."""
 
 
 def run(
@@ -36,6 +58,7 @@ def run(
 
     `rank` runs only this rank of the cluster's, in one process and without the command's launcher (torchrun,
     accelerate launch, deepspeed), which is how hundreds of ranks are tried on a laptop.
+    A command that is stopped at the time limit is summed up when every rank made two steps.
     The command's output goes to standard error.  Raises TrialFailed when it fails for a reason other than memory,
     hangs, or never uses the GPU; GhostUnavailable when no ghost can run here; UsageError for an empty command.
     """
@@ -43,57 +66,105 @@ def run(
         raise UsageError("No command to run; write it after two dashes: tonnage dry-run --gpu t4 -- python train.py")
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be run; at least 1.")
-    inherited = dict(os.environ if variables is None else variables)
+    any_libraries()
     python = interpreter(command)
     torch = find(python, torch_version, progress)
-    if rank is not None:
-        command = [python, *_without_launcher(command)]
-        inherited |= _alone(rank, cluster)
+    settings = {key.removeprefix("GHOST_").lower(): value for key, value in cluster.device.ghost_settings().items()}
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
-        settings = {
-            key.removeprefix("GHOST_").lower(): value for key, value in cluster.device.ghost_settings().items()
-        }
-        variables = environment(
+        prepared = environment(
             torch=torch,
-            inherit=inherited,
+            inherit=variables,
             watch_into=Path(folder),
             steps=steps,
             devices=cluster.gpus_per_node,
             **settings,
         )
+        if rank is not None:
+            command, said = launchers.alone(command, python, rank, cluster, prepared)
+            prepared |= said
         progress(f"running {' '.join(command)} on {cluster.gpus_per_node} ghost {cluster.device.id}")
-        ended = _run(command, variables, timeout_seconds)
-        found = _traces(Path(folder))
-    if not found:
-        raise TrialFailed(_why_nothing(command, ended))
-    failures = [trace for trace in found if trace.outcome.get("kind") == "failed"]
-    if failures:
-        worst = failures[0].outcome
-        where = worst.get("stack") or [""]
-        raise TrialFailed(
-            f"The command failed: {worst.get('error')}: {_shortened(str(worst.get('message')))} (at {where[-1]}). "
-            "If it needs a value that only a real GPU computes, skip that part in the dry-run."
-        )
-    if ended is None:
-        raise TrialFailed(
-            f"The command did not finish {steps} optimizer steps within {timeout_seconds:.0f} s and was stopped; "
-            "give it more time with --timeout, or fewer steps with --steps."
-        )
-    ran_out = any(trace.outcome.get("kind") == "oom" for trace in found)
-    if ended > 0 and not ran_out:
-        raise TrialFailed(f"The command ended with exit code {ended} after {found[0].steps} optimizer steps.")
-    notes = []
-    if ended < 0 and not ran_out:
-        # Traces are written last; threads that still want the interpreter then can end a process by SIGABRT.
-        notes.append(f"The process was ended by signal {-ended} on its way out, after everything had been recorded.")
+        ended = _run(command, prepared, timeout_seconds, Path(folder))
+        left = _left(Path(folder))
+    notes = _judged(command, left, ended, steps, timeout_seconds)
     return summarise(
-        found,
+        left.traces,
         cluster,
-        model={"name": _program(command)},
+        model={"name": launchers.program(command)},
         job={"command": command, "steps": steps},
         plan={},
         notes=notes,
     )
+
+
+def _judged(command: list[str], left: Left, ended: int | None, steps: int, timeout_seconds: float) -> list[str]:
+    """What a reader of the answer should know of how the command ended.  Raises TrialFailed if there is none."""
+    if not left.traces:
+        raise TrialFailed(_why_nothing(command, left, ended, timeout_seconds))
+    notes = [_note_beside(trace) for trace in left.beside]
+    if any(trace.outcome.get("kind") == "oom" for trace in left.traces):
+        return notes
+    for trace in left.traces:
+        if trace.outcome.get("kind") == "failed":
+            raise TrialFailed(_why_failed(trace))
+    done = min(trace.steps for trace in left.traces)
+    if ended is None:
+        latest = min(left.traces, key=lambda trace: trace.steps)
+        where = _where_stopped(latest, timeout_seconds, steps)
+        if done < ENOUGH_STEPS:
+            raise TrialFailed(f"{where} Give it more time with --timeout, or fewer steps with --steps.")
+        return [*notes, where]
+    if ended > 0:
+        lost = f" {_how_far(left.cut_off)}" if left.cut_off else ""
+        raise TrialFailed(f"The command ended with exit code {ended} after {done} optimizer steps.{lost}")
+    if ended < 0:
+        notes.append(f"The process was ended by signal {-ended} on its way out, after everything had been recorded.")
+    return notes
+
+
+def _why_failed(trace: Trace) -> str:
+    outcome = trace.outcome
+    where = outcome.get("stack") or [""]
+    message = _shortened(str(outcome.get("message")))
+    told = f"The command failed: {outcome.get('error')}: {message} (at {where[-1]}). "
+    if "invalid device ordinal" in message:
+        count = trace.device.get("devices", 1)
+        return f"{told}The machine has {count} GPU{'s' if count > 1 else ''}; say how many with --gpu, such as 8xt4."
+    return f"{told}If it needs a value that only a real GPU computes, skip that part in the dry-run."
+
+
+def _where_stopped(trace: Trace, timeout_seconds: float, steps: int) -> str:
+    """How far a command came that was stopped at the time limit."""
+    outcome = trace.outcome
+    told = f"The command was stopped after {timeout_seconds:.0f} s, when {trace.steps} of {steps} optimizer steps "
+    told += f"were done and at most {size(trace.peaks.get('allocated_bytes', 0))} had been allocated"
+    if outcome.get("kind") != "stopped":
+        return f"{told}."
+    module = f" in {outcome['module']}" if outcome.get("module") else ""
+    stack = outcome.get("stack") or ()
+    where = f" (at {stack[-1]})" if stack else ""
+    return f"{told}; it was in step {outcome['step']}, {outcome['phase']}{module}{where}."
+
+
+def _note_beside(trace: Trace) -> str:
+    """A process that used a card of which another process is reported."""
+    ending = " and ran out of memory" if trace.outcome.get("kind") == "oom" else ""
+    return (
+        f"Another process of the command used GPU {trace.device.get('index', 0)} too{ending}: at most "
+        f"{size(trace.peaks.get('allocated_bytes', 0))} allocated, {size(trace.peaks.get('reserved_bytes', 0))} "
+        "reserved, and a context of its own. Here each process had a whole card; on a real one add them up."
+    )
+
+
+def _how_far(cut_off: Sequence[dict[str, Any]]) -> str:
+    """One sentence about processes that were killed."""
+    told = [
+        f"rank {process['rank']} after {process['steps']} optimizer steps with at most "
+        f"{size(process['peaks']['reserved_bytes'])} reserved on the GPU and {size(process['host_bytes'])} resident "
+        "on the host"
+        for process in cut_off[:4]
+    ]
+    more = f", and {len(cut_off) - 4} more" if len(cut_off) > 4 else ""
+    return f"Cut off without a trace: {'; '.join(told)}{more}."
 
 
 def _shortened(message: str, most: int = 400) -> str:
@@ -102,51 +173,48 @@ def _shortened(message: str, most: int = 400) -> str:
     return message if len(message) <= most else f"{message[:most]} ..."
 
 
-def _program(command: list[str]) -> str:
-    """The name of what the command runs: its script or module, without the path."""
-    try:
-        words = _without_launcher(command)
-    except UsageError:
-        words = command
-    return Path(words[1] if words[0] == "-m" else words[0]).name
-
-
-def _without_launcher(command: list[str]) -> list[str]:
-    """The script and its arguments, as the launcher would hand them to Python.  Raises UsageError."""
-    for place, word in enumerate(command):
-        if word.endswith(".py"):
-            return command[place:]
-        if word == "-m" and place + 1 < len(command) and command[place + 1] not in _LAUNCHER_MODULES:
-            return command[place:]
-    raise UsageError(f"No script (a .py file or -m module) is found in {' '.join(command)!r}; --rank needs one.")
-
-
-def _alone(rank: int, cluster: Cluster) -> dict[str, str]:
-    """What torchrun would tell this rank, and that it is alone."""
-    if not 0 <= rank < cluster.gpus:
-        raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
-    return {
-        "TONNAGE_ALONE": "1",
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank % cluster.gpus_per_node),
-        "GROUP_RANK": str(rank // cluster.gpus_per_node),
-        "WORLD_SIZE": str(cluster.gpus),
-        "LOCAL_WORLD_SIZE": str(cluster.gpus_per_node),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-    }
-
-
-def _run(command: list[str], variables: dict[str, str], timeout_seconds: float) -> int | None:
+def _run(command: list[str], variables: dict[str, str], timeout_seconds: float, folder: Path) -> int | None:
     """The command's exit code; None if it had to be stopped.  Its whole process group ends with it."""
-    process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
-    deadline = time.monotonic() + timeout_seconds
+    with _asking(folder) as ask:
+        process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+        try:
+            return process.wait(timeout=timeout_seconds)
+        except subprocess.TimeoutExpired:
+            ask()
+            _wait_for_traces(folder)
+            return None
+        finally:
+            _end_group(process)
+
+
+@contextlib.contextmanager
+def _asking(folder: Path) -> Iterator[Callable[[], None]]:
+    """A pipe of which all processes hear when the function is called: its writing end is closed (`recording`)."""
+    pipe = folder / "stop"
+    os.mkfifo(pipe)
+    writing: list[int] = [os.open(pipe, os.O_RDWR)]
+
+    def ask() -> None:
+        while writing:
+            os.close(writing.pop())
+
     try:
-        return process.wait(timeout=max(0.0, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return None
+        yield ask
     finally:
-        _end_group(process)
+        ask()
+
+
+def _wait_for_traces(folder: Path) -> None:
+    """Until every living process that used the GPU has written its trace."""
+    deadline = time.monotonic() + WRITING_SECONDS
+    while time.monotonic() < deadline:
+        if all(path.with_suffix(".trace").exists() or not _lives(path.stem) for path in folder.glob("*.progress")):
+            return
+        time.sleep(0.05)
+
+
+def _lives(process: str) -> bool:
+    return Path("/proc", process).exists()
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:
@@ -163,27 +231,39 @@ def _end_group(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _traces(folder: Path) -> list[Trace]:
-    """The traces that the command's processes wrote, by rank; of several with one rank the longest."""
-    by_rank: dict[int, Trace] = {}
-    for path in sorted(folder.glob("*.trace")):
-        trace = traces.load(path)
-        known = by_rank.get(trace.rank)
-        if known is None or trace.event_count > known.event_count:
-            by_rank[trace.rank] = trace
-    return [by_rank[rank] for rank in sorted(by_rank)]
+def _left(folder: Path) -> Left:
+    """What is in the folder; of several processes with one rank the one that ran out of memory, or came farthest."""
+    found = {path.stem: traces.load(path) for path in sorted(folder.glob("*.trace"))}
+    by_rank: dict[int, list[Trace]] = {}
+    for trace in sorted(found.values(), key=_importance):
+        by_rank.setdefault(trace.rank, []).append(trace)
+    cut_off = [json.loads(path.read_text()) for path in sorted(folder.glob("*.progress")) if path.stem not in found]
+    return Left(
+        traces=tuple(by_rank[rank][-1] for rank in sorted(by_rank)),
+        beside=tuple(trace for rank in sorted(by_rank) for trace in by_rank[rank][:-1]),
+        cut_off=tuple(sorted(cut_off, key=lambda process: int(process["rank"]))),
+    )
 
 
-def _why_nothing(command: list[str], ended: int | None) -> str:
+def _importance(trace: Trace) -> tuple[bool, int, int]:
+    return trace.outcome.get("kind") == "oom", trace.steps, trace.event_count
+
+
+def _why_nothing(command: list[str], left: Left, ended: int | None, timeout_seconds: float) -> str:
+    far = f" {_how_far(left.cut_off)}" if left.cut_off else ""
     if ended is None:
+        where = far or " It had not used the GPU until then."
         return (
-            "The command was stopped at the time limit before its optimizer steps were done; "
-            "give it more time with --timeout, or fewer steps with --steps."
+            f"The command was stopped after {timeout_seconds:.0f} s.{where} "
+            "Give it more time with --timeout, or fewer steps with --steps."
         )
     if ended < 0:
-        return f"The command was ended by {signal.Signals(-ended).name} and left nothing; its own message is above."
+        name = signal.Signals(-ended).name
+        why = " A host that has no memory left ends processes like this." if name == "SIGKILL" else ""
+        return f"The command was ended by {name}; its own message is above.{far}{why}"
     if ended != 0:
-        return f"The command ended with exit code {ended} before it used the GPU; its own message is above."
+        when = f".{far}" if far else " before it used the GPU."
+        return f"The command ended with exit code {ended}{when} Its own message is above."
     return (
         f"The command {' '.join(command)!r} ended without using a GPU. Does it train, and does it choose the GPU "
         "when torch.cuda.is_available() is true?"

@@ -54,7 +54,7 @@ class PhasePeak:
     """The highest use within one phase, over all recorded steps."""
 
     name: str
-    """`load`, `forward`, `backward`, `optimizer` or `other`."""
+    """`load`, `forward`, `backward`, `optimizer`, `evaluate`, `generate`, `save` or `other`."""
     allocated_bytes: int
     """Most bytes handed out while the phase ran."""
     reserved_bytes: int
@@ -69,6 +69,9 @@ class Host:
     """Most resident bytes that the job itself would need on a real machine; None where unknown."""
     pinned_bytes: int
     """Most page-locked bytes."""
+    managed_bytes: int = 0
+    """Most bytes of managed memory (paged optimizers), which a GPU brings in as it uses it and pushes out when it is
+    full: in no figure of the GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,12 @@ def _of_rank(
     notes: Sequence[str],
 ) -> Estimate:
     walked = timeline(trace)
-    outside = overheads(cluster.device, _communicators(trace), gpus_per_node=cluster.gpus_per_node)
+    outside = overheads(
+        cluster.device,
+        _communicators(trace),
+        gpus_per_node=cluster.gpus_per_node,
+        send_recv_peers=_peers(trace, cluster.gpus_per_node),
+    )
     oom = _out_of_memory(trace)
     return Estimate(
         source=trace.source,
@@ -87,12 +92,16 @@ def _of_rank(
         rank=trace.rank,
         peak=_peak(walked, outside),
         phases=_phases(walked),
-        host=Host(peak_bytes=trace.host.get("peak_bytes"), pinned_bytes=trace.host.get("pinned_bytes", 0)),
+        host=Host(
+            peak_bytes=trace.host.get("peak_bytes"),
+            pinned_bytes=trace.host.get("pinned_bytes", 0),
+            managed_bytes=trace.host.get("managed_bytes", 0),
+        ),
         time={"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None, "bound_by": None},
         coverage=_coverage(trace, walked, outside),
         oom=oom,
         curve=_curve(walked),
-        notes=(*notes, *_notes(trace)),
+        notes=(*notes, *_notes(trace, walked)),
     )
 
 
@@ -122,8 +131,23 @@ def _communicators(trace: Trace) -> list[int]:
     return sorted(used.values())
 
 
+def _peers(trace: Trace, gpus_per_node: int) -> int:
+    """Ranks of the same machine with which the rank exchanged directly: in pipelines, in all-to-all.
+
+    Larger groups span machines; of those at most all others of this machine are counted, because what is known
+    (overheads.toml) is about NVLink.  Groups of two have nothing besides their communicator.
+    """
+    peers: set[tuple[int, int]] = set()
+    for activity in trace.activities("collective"):
+        ranks, communicator, mine = activity.grid
+        if ranks > 2 and activity.name in ("Send", "Recv", "AllToAll"):
+            others = range(ranks) if activity.name == "AllToAll" else (activity.block,)
+            peers.update((communicator, other) for other in others if other != mine)
+    return min(len(peers), gpus_per_node - 1)
+
+
 def _phase_name(phase: str) -> str:
-    return "backward" if phase == "recompute" else phase
+    return {"recompute": "backward", "evaluation": "evaluate"}.get(phase, phase)
 
 
 def _phases(walked: Timeline) -> tuple[PhasePeak, ...]:
@@ -186,12 +210,32 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead) -> Coverage:
     return Coverage(run=tuple(run), modelled=tuple(modelled), assumed=trace.assumed)
 
 
-def _notes(trace: Trace) -> list[str]:
-    notes = []
+def _peak_after_recovery(trace: Trace, walked: Timeline) -> int:
+    """Most bytes allocated after the mark under which memory ran out for the last time."""
+    ran_out = max((event.mark for event in trace.events() if event.action == "oom"), default=-1)
+    return max((allocated for allocated, _ in walked.by_mark[ran_out + 1 :]), default=0)
+
+
+def _notes(trace: Trace, walked: Timeline) -> list[str]:
+    notes = [
+        f"The process also used GPU {other['index']}: at most {size(other['allocated_bytes'])} allocated, "
+        f"{size(other['reserved_bytes'])} reserved. These figures are of GPU {trace.device.get('index', 0)}, "
+        "which was the fullest."
+        for other in trace.device.get("others", ())
+    ]
     if trace.steps == 0 and trace.outcome.get("kind") == "completed":
         notes.append("No optimizer step was seen: the peaks are those of what ran.")
     if trace.outcome.get("kind") == "completed" and trace.peaks.get("ooms", 0):
-        notes.append(f"The program ran out of memory {trace.peaks['ooms']} times and recovered by itself.")
+        times = "once" if trace.peaks["ooms"] == 1 else f"{trace.peaks['ooms']} times"
+        notes.append(
+            f"The program ran out of memory {times} and recovered by itself; "
+            f"after that at most {size(_peak_after_recovery(trace, walked))} were allocated."
+        )
+    if managed := trace.host.get("managed_bytes", 0):
+        notes.append(
+            f"{size(managed)} of managed memory (a paged optimizer's states) are in no figure of the GPU, which "
+            "brings in what it uses and pushes it out again when it is full."
+        )
     retries = trace.peaks.get("retries", 0)
     if retries and trace.outcome.get("kind") == "completed":
         times = "once" if retries == 1 else f"{retries} times"

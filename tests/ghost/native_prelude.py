@@ -13,7 +13,7 @@ FOLDER = os.environ["GHOST_FOLDER"]
 g = ctypes.CDLL(f"{FOLDER}/libghost.so")
 for name in (
     *("ghost_device_used", "ghost_device_peak", "ghost_pinned_bytes", "ghost_pinned_peak_bytes"),
-    *("ghost_managed_bytes", "ghost_launches", "ghost_log_data", "ghost_log_count"),
+    *("ghost_managed_bytes", "ghost_managed_peak_bytes", "ghost_launches", "ghost_log_data", "ghost_log_count"),
 ):
     getattr(g, name).restype = c_uint64
 g.ghost_name.restype = c_char_p

@@ -1,10 +1,12 @@
 """Scripts that misbehave, and a ghost that leaves nothing behind."""
 
 import glob
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 from tonnage import dryrun
 from tonnage.device import parse_cluster
 from tonnage.errors import GhostUnavailable, TrialFailed, UsageError
+from tonnage.ghost import process
+from tonnage.trace import Trace
 
 pytestmark = pytest.mark.ghost
 
@@ -41,10 +45,39 @@ def test_a_script_that_crashes(dry_run: Any) -> None:
     assert "unusual.py:" in message
 
 
-def test_a_script_that_hangs(dry_run: Any) -> None:
-    message = failed(dry_run("unusual.py", "hangs", timeout_seconds=15.0))
-    assert "stopped" in message
-    assert "--timeout" in message
+def test_a_script_that_hangs_says_how_far_it_came(torch_build: Any, tmp_path: Path) -> None:
+    variables = process.environment(torch=torch_build, watch_into=tmp_path, steps=20)
+    with (
+        dryrun._asking(tmp_path) as ask,
+        subprocess.Popen([sys.executable, UNUSUAL, "hangs"], env=variables) as hanging,
+    ):
+        try:
+            progress = tmp_path / f"{hanging.pid}.progress"
+            while hanging.poll() is None and (not progress.exists() or json.loads(progress.read_text())["steps"] < 4):
+                time.sleep(0.05)
+            ask()
+            dryrun._wait_for_traces(tmp_path)
+        finally:
+            hanging.kill()
+    left = dryrun._left(tmp_path)
+    assert [(trace.steps, trace.outcome["kind"]) for trace in left.traces] == [(4, "stopped")]
+    (note,) = dryrun._judged(["python"], left, None, 20, 30.0)
+    assert "stopped after 30 s, when 4 of 20 optimizer steps were done" in note
+    assert "unusual.py:" in note, "where it hung"
+
+
+def test_a_script_that_hangs_early_has_no_answer(torch_build: Any) -> None:
+    left = dryrun.Left(traces=(Trace(source="ghost", versions={}, device={}, steps=1),), beside=(), cut_off=())
+    with pytest.raises(TrialFailed, match=r"when 1 of 3 optimizer steps were done .* --timeout"):
+        dryrun._judged(["python"], left, None, 3, 30.0)
+    with pytest.raises(TrialFailed, match="had not used the GPU until then"):
+        dryrun._judged(["python"], dryrun.Left(traces=(), beside=(), cut_off=()), None, 3, 30.0)
+
+
+def test_a_script_that_is_killed_says_how_far_it_came(dry_run: Any) -> None:
+    message = failed(dry_run("unusual.py", "is-killed", steps=20))
+    assert "SIGKILL" in message
+    assert "rank 0 after 2 optimizer steps with at most" in message
 
 
 def test_a_script_that_never_uses_the_gpu(dry_run: Any) -> None:
@@ -63,6 +96,42 @@ def test_a_script_that_spawns_processes(dry_run: Any) -> None:
     answer = dry_run("unusual.py", "spawns")
     completed(answer)
     assert answer.run.traces[0].steps == 2
+
+
+def test_ranks_that_a_script_spawns_itself_run_out_of_memory(dry_run: Any) -> None:
+    """Multiprocessing catches what a process raises, and the process group is gone when the traces are written."""
+    answer = dry_run("unusual.py", "ranks", "too-big", gpu="2xt4", steps=20)
+    assert answer.error is None, f"{answer.error}\n{answer.output[-2000:]}"
+    assert sorted((said["rank"], said["total"]) for said in answer.said) == [(0, 3.0), (1, 3.0)], "they really meet"
+    estimate = answer.run.estimate
+    assert (estimate.rank, estimate.fits, estimate.oom.phase) == (1, False, "other")
+    assert "1024.00 GiB" in estimate.oom.message
+    assert [trace.device["index"] for trace in answer.run.traces] == [trace.rank for trace in answer.run.traces]
+
+
+def test_a_process_that_a_script_forks_is_seen(dry_run: Any) -> None:
+    assert completed(dry_run("unusual.py", "forks", steps=20)).peak.allocated_bytes > 0
+
+
+def test_another_process_on_the_same_card_is_named(dry_run: Any) -> None:
+    answer = dry_run("unusual.py", "subprocess", steps=20)
+    assert any("Another process of the command used GPU 0 too" in note for note in completed(answer).notes)
+    assert answer.run.traces[0].steps == 3
+
+
+def test_one_process_on_two_cards_is_reported_for_the_fuller(dry_run: Any) -> None:
+    answer = dry_run("unusual.py", "two-cards", gpu="2xt4", steps=20)
+    estimate = completed(answer)
+    assert answer.run.traces[0].device["index"] == 1
+    assert estimate.peak.by_category["parameter"] == 4 * (2048 * 2048 + 2048)
+    assert any("The process also used GPU 0" in note for note in estimate.notes)
+
+
+def test_a_script_that_measures_itself_is_still_seen_whole(dry_run: Any) -> None:
+    answer = dry_run("unusual.py", "measures", steps=20)
+    estimate = completed(answer)
+    assert answer.run.traces[0].peaks["allocated_bytes"] == estimate.peak.allocated_bytes > 2**26
+    assert not any("differs from torch's counter" in line for line in estimate.coverage.modelled)
 
 
 def test_a_script_with_data_loader_workers(dry_run: Any) -> None:

@@ -276,6 +276,7 @@ def test_managed_memory_is_on_the_host_and_counted_apart(ghost: Ghost) -> None:
         ctypes.memset(pointer, 1, 5000)
         assert g.ghost_managed_bytes() == 5000 and g.ghost_device_used(0) == 0
         assert g.cudaFree(c_void_p(pointer)) == 0 and g.ghost_managed_bytes() == 0
+        assert g.ghost_managed_peak_bytes() == 5000
     """
     ghost(program)
 

@@ -50,6 +50,15 @@ def test_missing_libraries_name_the_command_that_builds_them() -> None:
         process.libraries(99)
 
 
+def test_nothing_is_fetched_where_no_library_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_BUILT", tmp_path)
+    with pytest.raises(GhostUnavailable, match="not built"):
+        process.any_libraries()
+    (tmp_path / "cuda12").mkdir()
+    (tmp_path / "cuda12" / "libghost.so").write_bytes(b"")
+    process.any_libraries()
+
+
 def script(path: Path, head: str) -> str:
     path.write_text(f"{head}\nprint()\n")
     path.chmod(0o755)
@@ -62,6 +71,18 @@ def test_the_interpreter_of_a_command(tmp_path: Path) -> None:
     assert process.interpreter([script(tmp_path / "torchrun", f"#!{python}"), "train.py"]) == python
     long = script(tmp_path / "accelerate", f"#!/bin/sh\n'''exec' '{python}' \"$0\" \"$@\"\n' '''")
     assert process.interpreter([long, "launch"]) == python
+
+
+def test_the_interpreter_named_within_a_command(tmp_path: Path) -> None:
+    python = script(tmp_path / "python3.11", "#!/bin/sh")
+    tool = script(tmp_path / "run", "")
+    assert process.interpreter([tool, "A=1", python, "train.py"]) == python
+
+
+def test_a_script_without_its_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print()")
+    with pytest.raises(GhostUnavailable, match=r"interpreter too: python .*train\.py"):
+        process.interpreter([str(tmp_path / "train.py")])
 
 
 def test_a_command_that_is_not_there_is_named() -> None:

@@ -114,6 +114,15 @@ def test_accelerate_launch(dry_run: Any) -> None:
     assert answer.said == ()
 
 
+def test_one_rank_of_accelerate_launch_keeps_the_launchers_settings(dry_run: Any) -> None:
+    """FSDP is asked for by options of the launcher, which is not run."""
+    launcher = (str(BIN / "accelerate"), "launch", "--num_processes", "8", "--use_fsdp", "--fsdp_version", "2")
+    answer = dry_run("accelerated.py", launcher=launcher, gpu="8xa100-40gb", rank=5, steps=2)
+    estimate, trace = consistent(answer)
+    assert (estimate.rank, trace.world_size) == (5, 8)
+    assert {activity.name for activity in trace.activities("collective")} >= {"AllGather", "ReduceScatter"}
+
+
 def test_torch_compile(dry_run: Any, tmp_path_factory: Any) -> None:
     cache = str(tmp_path_factory.mktemp("inductor"))
     variables = (

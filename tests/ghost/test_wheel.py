@@ -137,3 +137,18 @@ def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
 def test_what_is_no_python_is_named() -> None:
     with pytest.raises(GhostUnavailable, match="does not run as a Python"):
         wheel.find("/bin/true")
+
+
+def test_a_version_that_does_not_exist_names_those_that_do(tmp_path: Path) -> None:
+    site = make_torch(tmp_path / "site", "2.13.0+cpu", None)
+    said = (
+        "ERROR: Could not find a version that satisfies the requirement torch===9.9.9 (from versions: 2.8.0, 2.9.1)"
+    )
+    python = interpreter_with(tmp_path / "bin", site, f"import sys; sys.exit({said!r})")
+    with pytest.raises(GhostUnavailable, match=r"has no torch===9\.9\.9 .*newest are 2\.8\.0, 2\.9\.1\."):
+        wheel.find(python, "9.9.9")
+    silent = interpreter_with(
+        tmp_path / "offline", site, f"import sys; sys.exit({said[:-23]!r} + '(from versions: none)')"
+    )
+    with pytest.raises(GhostUnavailable, match="Connect once"):
+        wheel.find(silent, "9.9.9")

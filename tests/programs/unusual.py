@@ -1,9 +1,10 @@
 """Scripts that do something unusual: one way each.
 
-python unusual.py crashes|hangs|no-gpu|never-steps|spawns|workers|exits|exits-hard|index|talks|subprocess|dies
+python unusual.py crashes|hangs|no-gpu|never-steps|spawns|workers|exits|exits-hard|index|talks|subprocess|dies|...
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,46 @@ def child(rank: int) -> None:
     train()
 
 
+def rank_of_two(rank: int) -> None:
+    """A rank that a program spawns itself; the second one's card is full when all have agreed on a number."""
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method="tcp://127.0.0.1:29617", rank=rank, world_size=2)
+    total = torch.tensor([rank + 1.0], device="cuda")
+    dist.all_reduce(total)
+    print(f'{{"rank": {rank}, "total": {total.item()}}}', flush=True)
+    train()
+    dist.destroy_process_group()
+    if rank == 1 and sys.argv[2:] == ["too-big"]:
+        torch.empty(2**40, dtype=torch.uint8, device="cuda")
+
+
+def on_two_cards() -> None:
+    """One process, a layer on each of two cards, more of it on the second."""
+    import torch
+
+    layers = [torch.nn.Linear(256, 2048).to("cuda:0"), torch.nn.Linear(2048, 2048).to("cuda:1")]
+    optimizer = torch.optim.SGD([*layers[0].parameters(), *layers[1].parameters()], lr=0.1)
+    for _ in range(2):
+        layers[1](layers[0](torch.randn(4, 256, device="cuda:0")).to("cuda:1")).sum().backward()
+        optimizer.step()
+
+
+def measures_itself() -> None:
+    """Resets the peaks and turns the allocator's history on and off, as programs do that measure a part."""
+    import torch
+
+    train(1)
+    torch.empty(2**26, dtype=torch.uint8, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.memory._record_memory_history(max_entries=10)
+    torch.cuda.memory._snapshot()
+    torch.cuda.memory._record_memory_history(enabled=None)
+    train(2)
+
+
 def with_workers() -> None:
     """Data from two forked workers, pinned."""
     import torch
@@ -46,10 +87,11 @@ def main() -> None:
         train(1)
         raise ValueError("the tokenizer has no pad token")
     if what == "hangs":
-        train(1)
+        train(4)
         time.sleep(3600)
-    elif what == "hangs-early":
-        time.sleep(3600)
+    elif what == "is-killed":
+        train(2)
+        os.kill(os.getpid(), signal.SIGKILL)
     elif what == "no-gpu":
         import torch
 
@@ -63,6 +105,25 @@ def main() -> None:
         import torch
 
         torch.multiprocessing.spawn(child, nprocs=2)
+    elif what == "ranks":
+        import torch
+
+        torch.multiprocessing.spawn(rank_of_two, nprocs=2)
+    elif what == "forks":
+        import multiprocessing
+
+        import torch
+
+        process = multiprocessing.get_context("fork").Process(target=train)
+        process.start()
+        process.join()
+    elif what == "subprocess":
+        train(3)
+        subprocess.run([sys.executable, __file__, "exits"], check=True)
+    elif what == "two-cards":
+        on_two_cards()
+    elif what == "measures":
+        measures_itself()
     elif what == "workers":
         with_workers()
     elif what == "exits":

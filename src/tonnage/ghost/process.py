@@ -17,6 +17,11 @@ from tonnage.ghost.wheel import Torch, find
 INSIDE = Path(__file__).parent / "inside"
 """Goes first on PYTHONPATH: sitecustomize and tonnage_inside."""
 
+CUDA_MAJORS = (12, 13)
+"""The versions of CUDA for which there are libraries."""
+
+_BUILT = Path(__file__).parent / "lib"
+
 
 def libraries(cuda_major: int) -> Path:
     """The folder of the ghost's libraries for this CUDA.  Raises GhostUnavailable."""
@@ -25,13 +30,18 @@ def libraries(cuda_major: int) -> Path:
             f"A ghost GPU needs Linux on x86-64; this is {platform.system()} on {platform.machine()}. "
             "Run tonnage in a Linux container or machine."
         )
-    folder = Path(__file__).parent / "lib" / f"cuda{cuda_major}"
+    folder = _BUILT / f"cuda{cuda_major}"
     if not (folder / "libghost.so").exists():
         raise GhostUnavailable(
             f"The ghost's libraries for CUDA {cuda_major} are not built. "
             "Install a C compiler and run: python -m tonnage.ghost.native.build"
         )
     return folder
+
+
+def any_libraries() -> None:
+    """Before half a gigabyte is fetched: raise GhostUnavailable where a ghost can run with no CUDA at all."""
+    libraries(next((major for major in CUDA_MAJORS if (_BUILT / f"cuda{major}").exists()), CUDA_MAJORS[-1]))
 
 
 def environment(
@@ -78,6 +88,10 @@ def interpreter(command: list[str]) -> str:
     Raises GhostUnavailable when the command is not found.
     """
     program = shutil.which(command[0])
+    if program is None and Path(command[0]).is_file():
+        raise GhostUnavailable(
+            f"{command[0]} is a file that cannot be run by itself; write its interpreter too: python {command[0]}"
+        )
     if program is None:
         raise GhostUnavailable(f"The command {command[0]!r} is not found on PATH.")
     if Path(program).name.startswith("python"):
@@ -85,7 +99,8 @@ def interpreter(command: list[str]) -> str:
     named = _shebang(Path(program))
     if named is not None and Path(named).name.startswith("python") and Path(named).exists():
         return named
-    fallback = shutil.which("python3") or shutil.which("python")
+    said = (shutil.which(word) for word in command[1:] if Path(word).name.startswith("python"))  # env A=1 python x.py
+    fallback = next(filter(None, said), None) or shutil.which("python3") or shutil.which("python")
     if fallback is None:
         raise GhostUnavailable("No python3 is found on PATH.")
     return fallback

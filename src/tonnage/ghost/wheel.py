@@ -140,6 +140,11 @@ def _download(python: str, requirement: str, folder: Path) -> Path:
     done = subprocess.run([*command, "-d", str(target), requirement], capture_output=True, text=True)
     wheels = sorted(target.glob("*.whl")) if target.exists() else []
     if done.returncode != 0 or not wheels:
+        if offered := _offered(done.stderr):
+            raise GhostUnavailable(
+                f"The package index has no {requirement} for this Python on Linux x86-64; its newest are {offered}. "
+                "Choose one with --torch."
+            )
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         reason = lines[-1] if lines else "no wheel came"
         raise GhostUnavailable(
@@ -147,6 +152,12 @@ def _download(python: str, requirement: str, folder: Path) -> Path:
             f"Connect once, or set TONNAGE_CACHE to a folder that holds it."
         )
     return wheels[0]
+
+
+def _offered(said: str, most: int = 8) -> str:
+    """The newest versions that the index has, where pip tells them; empty when it could not ask."""
+    told = re.search(r"\(from versions: ([^)]*)\)", said)
+    return "" if told is None or told[1] == "none" else ", ".join(told[1].split(", ")[-most:])
 
 
 def _unpack(wheel: Path, folder: Path) -> None:

@@ -98,7 +98,9 @@ def choices(estimate: Estimate) -> str:
     if micro_batches is not None and micro_batches > 1:
         parts.append(f"{micro_batches} micro-batches a step")
     for name, value in plan.items():
-        if value not in _UNREMARKABLE and isinstance(value, str | int):
+        if value is True:
+            parts.append(_words(name))
+        elif value is not False and value not in _UNREMARKABLE and isinstance(value, str | int):
             parts.append(str(value) if name in ("precision", "optimizer", "shard") else f"{_words(name)} {value}")
     if "command" in job:
         parts += _parameters(estimate.model)
@@ -185,7 +187,9 @@ def host(estimate: Estimate) -> str:
     resident = estimate.host.peak_bytes
     known = f"{size(resident)} resident at most" if resident is not None else "resident size unknown"
     pinned = estimate.host.pinned_bytes
-    return f"{known}, {size(pinned)} of it pinned" if pinned >= MIB else known  # below, torch's own scalars
+    if pinned >= MIB:  # below, torch's own scalars
+        known += f", {size(pinned)} of it pinned"
+    return f"{known}, {size(estimate.host.managed_bytes)} managed" if estimate.host.managed_bytes else known
 
 
 def how(estimate: Estimate) -> str:

@@ -169,7 +169,8 @@ const struct config *config(void)
 API int ghost_set(const char *key, const char *value)
 {
     config();
-    bool any_time = strcmp(key, "LOG") == 0 || strcmp(key, "REPORT") == 0 || strcmp(key, "EVENTS") == 0;
+    bool any_time = strcmp(key, "LOG") == 0 || strcmp(key, "REPORT") == 0 || strcmp(key, "EVENTS") == 0 ||
+                    strcmp(key, "REAL_RANKS") == 0; /* processes that a program spawns learn it late */
     if (device_any_active() && !any_time)
         return 2;
     if (!apply(key, value))

@@ -261,6 +261,7 @@ int vm_device(uint64_t address); /* the device whose memory is mapped there, or 
 uint64_t ghost_pinned_bytes(void);
 uint64_t ghost_pinned_peak_bytes(void);
 uint64_t ghost_managed_bytes(void);
+uint64_t ghost_managed_peak_bytes(void);
 uint64_t ghost_device_used(int device);
 uint64_t ghost_device_peak(int device);
 uint64_t ghost_launches(void);

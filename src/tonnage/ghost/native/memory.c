@@ -28,7 +28,7 @@ typedef struct CUmemPoolHandle_st *cudaMemPool_t;
 static struct range *blocks; /* struct block */
 static struct CUmemPoolHandle_st default_pools[MAX_DEVICES];
 static cudaMemPool_t current_pools[MAX_DEVICES];
-static uint64_t pinned, pinned_peak, managed;
+static uint64_t pinned, pinned_peak, managed, managed_peak;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t whole(uint64_t bytes)
@@ -85,6 +85,11 @@ API uint64_t ghost_pinned_peak_bytes(void)
 API uint64_t ghost_managed_bytes(void)
 {
     return managed;
+}
+
+API uint64_t ghost_managed_peak_bytes(void)
+{
+    return managed_peak;
 }
 
 /* ---- device memory ---- */
@@ -470,6 +475,8 @@ cudaError_t memory_manage(void **pointer, size_t bytes)
     add_block((uint64_t)*pointer, bytes, MANAGED_BLOCK, current_device, NULL);
     pthread_mutex_lock(&lock);
     managed += bytes;
+    if (managed > managed_peak)
+        managed_peak = managed;
     pthread_mutex_unlock(&lock);
     return SUCCESS;
 }

@@ -6,12 +6,11 @@ TONNAGE_SOURCE, TONNAGE_ALONE (this process stands for its rank alone, see `rank
 
 import atexit
 import os
-import sys
 from types import ModuleType
-from typing import Any, NoReturn
 
-from . import native, outcome, ranks, values, written
+from . import native, outcome, ranks, untouched, values
 from .imports import after_import
+from .recording import Recording
 from .watch import Watch
 
 
@@ -21,42 +20,23 @@ def install() -> None:
 
 
 def _torch_is_here(torch: ModuleType) -> None:
-    folder = os.environ["TONNAGE_OUT"]
-    steps = int(os.environ.get("TONNAGE_STEPS", "3"))
+    from torch.optim import optimizer
+
     ghost = native.load()
-    watch = Watch(torch, ghost, stop_after_steps=steps)
+    watch = Watch(torch, ghost, stop_after_steps=int(os.environ.get("TONNAGE_STEPS", "3")))
     policy = values.Policy(torch, ghost)
     if ghost is not None:
         policy.install()
-        ranks.prepare(torch, ghost)
         ghost.log(True)
-    ended: dict[str, Any] = {}
-    own_process = os.getpid()
-
-    def write_once() -> None:
-        if os.getpid() != own_process or ended.get("written") or not torch.cuda.is_initialized():
-            return  # forked children (data loaders) and processes that never touched the GPU have nothing to say
-        ended["written"] = True
-        result = {name: value for name, value in ended.items() if name != "written"}
-        path = os.path.join(folder, f"{own_process}.trace")
-        written.write(path, watch, result, policy.assumed(), os.environ.get("TONNAGE_SOURCE", "ghost"))
-
-    leave = os._exit
-
-    def stop() -> None:
-        if os.getpid() != own_process:
-            return
-        write_once()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        leave(0)
-
-    def leave_at_once(status: int) -> NoReturn:
-        write_once()
-        leave(status)
-
-    watch.on_stop = stop
+    ranks.prepare(torch, ghost)
+    source = os.environ.get("TONNAGE_SOURCE", "ghost")
+    recording = Recording(watch, os.environ["TONNAGE_OUT"], source, policy.assumed)
+    watch.on_stop = recording.stop
     watch.start()
-    outcome.hear_uncaught(watch, ended)
-    atexit.register(write_once)
-    os._exit = leave_at_once
+    torch.cuda._lazy_call(lambda: untouched.keep(torch))
+    torch.cuda._lazy_call(recording.begin)
+    optimizer.register_optimizer_step_post_hook(recording.note)
+    outcome.hear_uncaught(watch, recording.ended)
+    outcome.hear_spawned(torch, watch, recording.ended)
+    atexit.register(recording.at_exit)
+    os._exit = recording.leave_at_once

@@ -15,8 +15,10 @@ class Native:
         library.ghost_mark.restype = None
         library.ghost_forget.argtypes = [ctypes.c_uint64]
         library.ghost_forget.restype = None
-        for name in ("ghost_pinned_bytes", "ghost_pinned_peak_bytes", "ghost_launches", "ghost_log_data"):
+        for name in ("ghost_pinned_peak_bytes", "ghost_managed_peak_bytes", "ghost_log_data"):
             getattr(library, name).restype = ctypes.c_uint64
+        library.ghost_nccl_next_split.argtypes = [ctypes.c_int]
+        library.ghost_nccl_next_split.restype = None
         library.ghost_log_count.restype = ctypes.c_size_t
         library.ghost_name_count.restype = ctypes.c_uint32
         library.ghost_name.argtypes = [ctypes.c_uint32]
@@ -54,6 +56,14 @@ class Native:
     def pinned_peak_bytes(self) -> int:
         """Most page-locked host bytes so far."""
         return int(self._library.ghost_pinned_peak_bytes())
+
+    def managed_peak_bytes(self) -> int:
+        """Most bytes of managed memory (cudaMallocManaged) so far."""
+        return int(self._library.ghost_managed_peak_bytes())
+
+    def next_split(self, ranks: int) -> None:
+        """The next part of a communicator that is split off has so many ranks."""
+        self._library.ghost_nccl_next_split(ranks)
 
     def unknown_calls(self) -> dict[str, int]:
         """Calls of functions that the ghost does not implement: `library:symbol` to count."""

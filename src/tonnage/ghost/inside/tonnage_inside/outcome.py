@@ -1,8 +1,11 @@
 """How the program ended: completed, out of memory, or failed; with the message and the Python stack."""
 
+import functools
 import os
 import sys
 import traceback
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
@@ -16,15 +19,18 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
         "kind": "oom" if is_oom else "failed",
         "message": " ".join(str(error).split()) or type(error).__name__,
         "error": type(error).__name__,
-        "stack": [
-            f"{frame.filename}:{frame.lineno} {frame.name}"
-            for frame in traceback.extract_tb(error.__traceback__)
-            if os.path.dirname(frame.filename) != _OURS
-        ],
+        "stack": frames(traceback.extract_tb(error.__traceback__)),
     }
     if is_oom and watch.ooms:
         outcome |= watch.ooms[-1]
     return outcome
+
+
+def frames(stack: traceback.StackSummary) -> list[str]:
+    """`file:line function` of each frame that is not ours, outermost first."""
+    return [
+        f"{frame.filename}:{frame.lineno} {frame.name}" for frame in stack if os.path.dirname(frame.filename) != _OURS
+    ]
 
 
 def hear_uncaught(watch: Any, store: dict[str, Any]) -> None:
@@ -36,3 +42,28 @@ def hear_uncaught(watch: Any, store: dict[str, Any]) -> None:
         shown(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def hear_spawned(torch: Any, watch: Any, store: dict[str, Any]) -> None:
+    """The same in processes that multiprocessing starts: it catches what their function raises and ends them."""
+
+    def hearing(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                store.update(of_exception(error, watch))
+                raise
+
+        return heard
+
+    BaseProcess.run = hearing(BaseProcess.run)  # type: ignore[method-assign]
+    spawning = torch.multiprocessing.spawn.__globals__  # the module, which has the function's name
+    wrap = spawning["_wrap"]
+
+    @functools.wraps(wrap)
+    def _wrap(function: Callable[..., Any], *rest: Any) -> Any:
+        return wrap(hearing(function), *rest)
+
+    spawning["_wrap"] = _wrap

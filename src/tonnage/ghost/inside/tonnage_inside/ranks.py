@@ -5,8 +5,11 @@ With real processes (torchrun) the ghost's NCCL exchanges small payloads between
 ghost's one-rank emulation, and groups of other backends do nothing.
 """
 
+import contextlib
 import functools
+import inspect
 import os
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -21,16 +24,61 @@ _stores: list[Any] = []
 """Kept alive: torch holds the C++ part of a store only, and calls the Python part."""
 
 
-def prepare(torch: Any, native: Native) -> None:
+left: tuple[int, int] | None = None
+"""Rank and number of ranks, as they were when the program ended its process group."""
+
+
+def prepare(torch: Any, native: Native | None) -> None:
     """Tell the ghost who else is there, and replace the rendezvous of a rank that is alone."""
-    if os.environ.get("TONNAGE_ALONE"):
-        if torch.distributed.is_available():
-            act_alone(torch.distributed)
-            after_import("torch.distributed.pipelining.stage", functools.partial(_vote_alone, torch))
+    if not torch.distributed.is_available():
         return
-    world = os.environ.get("WORLD_SIZE", "")
-    if world.isdigit() and int(world) > 1 and os.environ.get("LOCAL_WORLD_SIZE", world) == world:
-        native.set("REAL_RANKS", world)
+    _remember_place(torch.distributed)
+    if native is None:
+        return
+    if os.environ.get("TONNAGE_ALONE"):
+        act_alone(torch.distributed, native)
+        after_import("torch.distributed.pipelining.stage", functools.partial(_vote_alone, torch))
+    else:
+        _meet(torch.distributed, native)
+
+
+def _remember_place(distributed: Any) -> None:
+    """Programs often end their process group just before they end themselves."""
+    destroy = distributed.destroy_process_group
+
+    @functools.wraps(destroy)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        global left
+        if distributed.is_initialized():
+            left = distributed.get_rank(), distributed.get_world_size()
+        return destroy(*args, **kwargs)
+
+    for module in (distributed, distributed.distributed_c10d):
+        module.destroy_process_group = destroy_process_group
+
+
+def _meet(distributed: Any, native: Native) -> None:
+    """The ranks are processes of this machine: have the ghost's NCCL exchange values between them.
+
+    torchrun says how many there are when a process begins; those that a program itself spawns or forks learn it when
+    they make their process group.
+    """
+
+    def tell(world: str) -> None:
+        if world.isdigit() and int(world) > 1 and os.environ.get("LOCAL_WORLD_SIZE", world) == world:
+            native.set("REAL_RANKS", world)
+
+    tell(os.environ.get("WORLD_SIZE", ""))
+    init = distributed.init_process_group
+
+    @functools.wraps(init)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        named = inspect.signature(init).bind_partial(*args, **kwargs).arguments
+        tell(str(named.get("world_size") or os.environ.get("WORLD_SIZE", "")))
+        return init(*args, **kwargs)
+
+    for module in (distributed, distributed.distributed_c10d):
+        module.init_process_group = init_process_group
 
 
 def private_store(distributed: Any) -> Any:
@@ -78,9 +126,12 @@ def private_store(distributed: Any) -> Any:
     return store
 
 
-def act_alone(distributed: Any) -> None:
-    """From now on a process group asks nothing of its peers (RANK and WORLD_SIZE say who it is)."""
-    init, new_group = distributed.init_process_group, distributed.new_group
+def act_alone(distributed: Any, native: Native | None = None) -> None:
+    """From now on a process group asks nothing of its peers (RANK and WORLD_SIZE say who it is).
+
+    NCCL does not say how many ranks the part of a communicator has that it splits off: `native` is told.
+    """
+    init, new_group, split_group = distributed.init_process_group, distributed.new_group, distributed.split_group
     backends = distributed.distributed_c10d
 
     @functools.wraps(init)
@@ -95,11 +146,30 @@ def act_alone(distributed: Any) -> None:
     @functools.wraps(new_group)
     def new_group_alone(ranks: Any = None, timeout: Any = None, backend: Any = None, **kwargs: Any) -> Any:
         chosen = None if backend is None else _mine(backend)
-        return new_group(ranks, timeout, chosen, **kwargs)
+        with parts_of(len(ranks) if ranks else distributed.get_world_size()):
+            return new_group(ranks, timeout, chosen, **kwargs)
 
-    for module in (distributed, backends):
-        module.init_process_group = init_process_group
-        module.new_group = new_group_alone
+    @functools.wraps(split_group)
+    def split_group_alone(parent_pg: Any = None, split_ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
+        place = distributed.get_rank(parent_pg)
+        with parts_of(next((len(part) for part in split_ranks or () if place in part), 0)):
+            return split_group(parent_pg, split_ranks, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def parts_of(size: int) -> Iterator[None]:
+        if native is not None:
+            native.next_split(size)
+        try:
+            yield
+        finally:
+            if native is not None:
+                native.next_split(0)
+
+    mine = (("init_process_group", init_process_group), ("new_group", new_group_alone))
+    for module in (distributed, backends, distributed.device_mesh):
+        for name, function in (*mine, ("split_group", split_group_alone)):
+            if hasattr(module, name):
+                setattr(module, name, function)
 
 
 def _vote_alone(torch: Any, module: ModuleType) -> None:

@@ -12,6 +12,9 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
+from . import ranks
+from .untouched import peaks
+
 FORMAT_VERSION = 1
 
 ACTIONS = {
@@ -42,9 +45,9 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
     seconds = time.perf_counter() - watch.began
     watch.finish()
     torch = watch.torch
-    device = torch.cuda.current_device()
+    device = fullest(torch)
     columns = event_columns(torch, watch, device)
-    stats = torch.cuda.memory_stats(device)
+    claims = list(watch.claims)  # before the marks that they point at: the program may still be running
     native = watch.native
     rank, world_size = place(torch)
     document = {
@@ -57,23 +60,19 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
         "steps": watch.steps,
         "allocator_settings": allocator_settings(torch.__version__),
         "outcome": outcome or {"kind": "completed"},
-        "peaks": {
-            "allocated_bytes": stats.get("allocated_bytes.all.peak", 0),
-            "reserved_bytes": stats.get("reserved_bytes.all.peak", 0),
-            "retries": stats.get("num_alloc_retries", 0),
-            "ooms": stats.get("num_ooms", 0),
-        },
+        "peaks": peaks(torch, device),
         "host": {
-            "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_bytes": host_peak_bytes(),
             "pinned_bytes": native.pinned_peak_bytes() if native is not None else 0,
+            "managed_bytes": native.managed_peak_bytes() if native is not None else 0,
         },
         "model": watch.model,
         "assumed": assumed,
         "unknown_calls": native.unknown_calls() if native is not None else {},
         "seconds": seconds,
         "names": native.names() if native is not None else [],
-        "marks": marks_document(watch.marks),
-        "claims": watch.claims,
+        "marks": marks_document(list(watch.marks)),
+        "claims": claims,
     }
     partial = f"{path}.partial"
     with zipfile.ZipFile(partial, "w") as archive:
@@ -82,6 +81,17 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
             archive.writestr(f"events.{name}", column.tobytes())
         archive.writestr("log", native.log_bytes() if native is not None else b"")
     os.replace(partial, path)
+
+
+def host_peak_bytes() -> int:
+    """Most bytes of this process that were resident at once."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def fullest(torch: Any) -> int:
+    """The device that ran out of memory, or else the one of which this process reserved most."""
+    found = {device: peaks(torch, device) for device in range(torch.cuda.device_count())}
+    return max(found, key=lambda device: (found[device]["ooms"], found[device]["reserved_bytes"], -device))
 
 
 def event_columns(torch: Any, watch: Any, device: int) -> dict[str, "array[int]"]:
@@ -166,7 +176,10 @@ def versions(torch: Any) -> dict[str, str]:
 def device_facts(torch: Any, device: int) -> dict[str, Any]:
     """The card as this process sees it."""
     properties = torch.cuda.get_device_properties(device)
+    others = {other: peaks(torch, other) for other in range(torch.cuda.device_count()) if other != device}
     return {
+        "index": device,
+        "others": [{"index": other, **found} for other, found in others.items() if found["reserved_bytes"]],
         "name": properties.name,
         "total_bytes": properties.total_memory,
         "capability": f"{properties.major}.{properties.minor}",
@@ -179,4 +192,6 @@ def place(torch: Any) -> tuple[int, int]:
     """Rank and number of ranks; as the launcher said when the process group is not there, or not any more."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if ranks.left is not None:
+        return ranks.left
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

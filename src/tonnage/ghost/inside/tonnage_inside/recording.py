@@ -1,0 +1,106 @@
+"""What one process of a dry-run leaves behind: how far it came, after every optimizer step, and in the end its trace.
+
+A process that is killed leaves only the former, `PID.progress`.  One that hangs is asked for its trace: the pipe
+`stop` in the folder is read by a thread of its own, which goes on when tonnage closes the other end.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from . import outcome, written
+from .untouched import peaks
+from .watch import Watch
+
+STOP = "stop"
+"""The name of the pipe; tonnage makes it, and holds its writing end open as long as the program may run."""
+
+
+class Recording:
+    """Writes one process's files into `folder`; `ended` is filled in by whoever learns how the program ended."""
+
+    def __init__(self, watch: Watch, folder: str, source: str, assumed: Callable[[], list[str]]) -> None:
+        self.watch = watch
+        self.folder = folder
+        self.source = source
+        self.assumed = assumed
+        self.ended: dict[str, Any] = {}
+        self._leave = os._exit
+        self._process: int | None = None
+        self._written = threading.Lock()
+
+    def begin(self) -> None:
+        """This process uses the GPU from now on: one that was forked off before, too."""
+        self._process = os.getpid()
+        self._written = threading.Lock()
+        self.note()
+        threading.Thread(target=self._wait_for_stop, name="tonnage-stop", daemon=True).start()
+
+    def note(self, *_: Any) -> None:
+        """Keep how far this process came, for the case that it is killed."""
+        if os.getpid() != self._process:
+            return
+        torch = self.watch.torch
+        document = {
+            "rank": written.place(torch)[0],
+            "steps": self.watch.steps + self.watch._stepped,  # the latest counts when the next one begins
+            "peaks": peaks(torch, written.fullest(torch)),
+            "host_bytes": written.host_peak_bytes(),
+        }
+        path = os.path.join(self.folder, f"{self._process}.progress")
+        with contextlib.suppress(OSError):  # tonnage has given up and removed the folder
+            with open(f"{path}.partial", "w") as file:
+                json.dump(document, file)
+            os.replace(f"{path}.partial", path)
+
+    def write(self) -> None:
+        """Write the trace, once; only in a process that used the GPU, not in those it forked."""
+        if os.getpid() == self._process and self._written.acquire(blocking=False):
+            path = os.path.join(self.folder, f"{self._process}.trace")
+            with contextlib.suppress(FileNotFoundError):  # as above
+                written.write(path, self.watch, self.ended, self.assumed(), self.source)
+
+    def stop(self) -> None:
+        """The steps are done: write the trace and end the process."""
+        if os.getpid() == self._process:
+            self.write()
+            self._flush_and_leave(0)
+
+    def leave_at_once(self, status: int) -> NoReturn:
+        """In place of os._exit."""
+        self.write()
+        self._leave(status)
+
+    def at_exit(self) -> None:
+        """Python is about to end by itself.
+
+        After an uncaught exception the process ends here: autograd's threads may still hold what the failed backward
+        had made, want the interpreter to release it, and find it gone, which ends the process by SIGABRT.
+        """
+        if os.getpid() != self._process:
+            return
+        self.write()
+        if self.ended and self.ended.get("error") != "KeyboardInterrupt":
+            self._flush_and_leave(1)
+
+    def _flush_and_leave(self, status: int) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # closed, by the program or its reader
+                stream.flush()
+        self._leave(status)
+
+    def _wait_for_stop(self) -> None:
+        with contextlib.suppress(OSError):
+            with open(os.path.join(self.folder, STOP), "rb", buffering=0) as pipe:
+                pipe.read(1)
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            stack = outcome.frames(traceback.extract_stack(frame)) if frame is not None else []
+            step, phase, module = self.watch.marks[-1]
+            phase = "backward" if phase == "recompute" else phase
+            self.ended = {"kind": "stopped", "step": step + 1, "phase": phase, "module": module, "stack": stack}
+            self.write()

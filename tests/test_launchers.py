@@ -1,0 +1,62 @@
+"""One rank of a distributed job without its launcher."""
+
+import pytest
+
+from tonnage import launchers
+from tonnage.device import parse_cluster
+from tonnage.errors import UsageError
+
+ACCELERATE = ["--num_processes", "8", "--use_fsdp", "train.py", "--lr", "1"]
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        (["python", "train.py", "--a"], ["train.py", "--a"]),
+        (["torchrun", "--nproc-per-node", "8", "train.py"], ["train.py"]),
+        (["python", "-m", "torch.distributed.run", "train.py"], ["train.py"]),
+        (["python", "-m", "package.train", "x"], ["-m", "package.train", "x"]),
+        (["torchrun", "-m", "package.train"], ["-m", "package.train"]),
+        (
+            ["deepspeed", "--num_gpus", "2", "train.py", "--deepspeed", "c.json"],
+            ["train.py", "--deepspeed", "c.json"],
+        ),
+    ],
+)
+def test_the_script_of_a_command(command: list[str], script: list[str]) -> None:
+    assert launchers.without_launcher(command) == script
+    name = script[1] if script[0] == "-m" else script[0]
+    assert launchers.program(command) == name
+    said = launchers.alone(command, "python3", 9, parse_cluster("2x8xt4"), {})
+    assert said[0] == ["python3", *script]
+    assert {name: said[1][name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")} == {
+        "RANK": "9",
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "1",
+        "WORLD_SIZE": "16",
+    }
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [["accelerate", "launch"], ["/bin/accelerate-launch"], ["python", "-m", "accelerate.commands.launch"]],
+)
+def test_accelerate_is_asked_for_its_settings(launcher: list[str]) -> None:
+    assert launchers._of_accelerate([*launcher, *ACCELERATE]) == ACCELERATE
+    assert launchers._of_accelerate(["python", "train.py", *launcher]) is None
+
+
+def test_what_accelerate_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Said:
+        stdout = 'noise\n{"command": ["train.py"], "variables": {"ACCELERATE_USE_FSDP": "true", "RANK": "0"}}\n'
+        stderr = ""
+
+    monkeypatch.setattr(launchers.subprocess, "run", lambda *args, **kwargs: Said)
+    command, variables = launchers.alone(
+        ["accelerate", "launch", "train.py"], "python3", 1, parse_cluster("2xt4"), {}
+    )
+    assert command == ["python3", "train.py"]
+    assert (variables["ACCELERATE_USE_FSDP"], variables["RANK"]) == ("true", "1")
+    Said.stdout, Said.stderr = "", "ValueError: unknown option --fsdpp\n"
+    with pytest.raises(UsageError, match="unknown option --fsdpp"):
+        launchers.alone(["accelerate", "launch", "train.py"], "python3", 1, parse_cluster("2xt4"), {})
