@@ -1,8 +1,10 @@
 """The step against a loop written out in plain PyTorch: same losses, same gradients, same weights."""
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -108,14 +110,19 @@ def test_run_calls_back_after_every_step() -> None:
 
 
 @pytest.mark.parametrize("name", EVERY_KIND)
-@pytest.mark.parametrize("checkpointing", ["full", "every-2", "selective"])
+@pytest.mark.parametrize(
+    "checkpointing", ["full", "full-reentrant", "every-2", "selective", "attention", "attention-module", "sqrt"]
+)
 def test_checkpointing_changes_no_gradient(name: str, checkpointing: str) -> None:
     plain = gradients(tiny_job(name), FP32)
     checkpointed = gradients(tiny_job(name), Plan(precision="fp32", optimizer="sgd", checkpointing=checkpointing))
     assert_close(checkpointed, plain)
 
 
-@pytest.mark.parametrize(("checkpointing", "calls"), [("none", 1), ("full", 2), ("every-2", 5 / 3), ("selective", 2)])
+@pytest.mark.parametrize(
+    ("checkpointing", "calls"),
+    [("none", 1), ("full", 2), ("every-2", 5 / 3), ("selective", 2), ("sqrt", 2), ("attention-module", 1)],
+)
 def test_checkpointed_layers_run_twice(checkpointing: str, calls: float) -> None:
     made = ready(tiny_job(), Plan(precision="fp32", optimizer="sgd", checkpointing=checkpointing))
     count = 0
@@ -366,3 +373,58 @@ def parameters_of_llama() -> int:
             tiny("llama"), dtype=torch.float32, attention=None, device=torch.device("meta")
         ).parameters()
     )
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "granite", "cohere", "mixtral", "gpt2"])
+def test_fused_loss_is_the_plain_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tonnage.techniques import chunked_loss
+
+    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 10)  # 48 tokens: four full slices and a rest
+    plain = gradients(tiny_job(name), FP32)
+    fused = gradients(tiny_job(name), Plan(precision="fp32", optimizer="sgd", loss="fused"))
+    assert_close(fused, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-true", "bf16-mixed"])
+@pytest.mark.parametrize("loss", ["fused", "torch"])
+def test_fused_losses_in_every_precision(loss: str, precision: str) -> None:
+    if loss == "torch" and not hasattr(nn.functional, "linear_cross_entropy"):
+        pytest.skip("this torch has no linear_cross_entropy")
+    plain = gradients(tiny_job(), Plan(precision=precision, optimizer="sgd"))
+    fused = gradients(tiny_job(), Plan(precision=precision, optimizer="sgd", loss=loss))
+    tolerance = {"rtol": 1e-4, "atol": 1e-6} if precision == "fp32" else {"rtol": 0.2, "atol": 2e-3}
+    assert_close(fused, plain, **tolerance)
+
+
+def test_a_fused_loss_runs_nothing_twice_and_scales_with_what_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tonnage.techniques import chunked_loss
+    from tonnage.techniques.fused_loss import fused_cross_entropy
+
+    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 2)
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4, requires_grad=True)
+    labels = torch.tensor([1, -100, 3, 4, 6])
+    (nn.functional.cross_entropy(hidden @ weight.T, labels) * 3).backward()
+    expected = [hidden.grad, weight.grad]
+    hidden.grad = weight.grad = None
+    rows: list[int] = []
+
+    def logits_of(part: torch.Tensor) -> torch.Tensor:
+        rows.append(part.shape[0])
+        return part @ weight.T
+
+    (fused_cross_entropy(hidden, labels, [weight], logits_of) * 3).backward()
+    assert rows == [2, 2, 1]
+    for ours, theirs in zip([hidden.grad, weight.grad], expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_gradients_are_averaged_once_a_step_or_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for choice, expected in ((False, 1), (True, 0)):
+        made = ready(tiny_job(grad_accum=3), Plan(precision="fp32", accum_sync=choice))
+        entered: list[nn.Module] = []
+        step = dataclasses.replace(
+            made.step, gradients_stay_local=lambda module, entered=entered: entered.append(module) or nullcontext()
+        )
+        ReadyStep(step=step, model=made.model, optimizers=made.optimizers).run(1)
+        assert len(entered) == expected

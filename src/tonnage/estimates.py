@@ -54,7 +54,7 @@ class PhasePeak:
     """The highest use within one phase, over all recorded steps."""
 
     name: str
-    """`load`, `forward`, `backward`, `optimizer`, `evaluate`, `generate`, `save` or `other`."""
+    """`load`, `forward`, `backward`, `optimizer`, `evaluate`, `generate`, `save`, `resume` or `other`."""
     allocated_bytes: int
     """Most bytes handed out while the phase ran."""
     reserved_bytes: int

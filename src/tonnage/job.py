@@ -39,6 +39,17 @@ class Job:
     micro_batch: int = number(1, "Sequences of one forward pass on one rank.")
     grad_accum: int = number(1, "Micro-batches of one optimizer step.")
 
+    packing: int | None = number(None, "Documents in each sequence; none attends to another.")
+    lengths: tuple[str, ...] = names((), "Lengths to draw sequences from after two steps of the longest; or a file.")
+    eval_batch: int | None = number(None, "Also evaluate, with so many sequences of a forward pass.")
+    eval_logits: int | None = number(None, "Batches of an evaluation whose logits are gathered on the card.")
+    generate: int | None = number(None, "Also generate so many tokens, at the end of sequences of seq-len.")
+    resume: str = word(
+        "none", "Begin from a checkpoint that torch.load brings to the card, or to the host.", ("none", "gpu", "cpu")
+    )
+    save_checkpoint: str = word(
+        "none", "Also save weights and optimizer states: gathered, or each rank's part.", ("none", "full", "sharded")
+    )
     global_batch_tokens: int | None = number(
         None, "Tokens of one optimizer step on all ranks, in place of --grad-accum: 4M."
     )
@@ -47,6 +58,10 @@ class Job:
         check(self)
         if self.global_batch_tokens is not None and self.grad_accum > 1:
             raise UsageError("global-batch-tokens decides grad-accum; give one of them.")
+        if self.lengths and self.packing is not None:
+            raise UsageError("lengths are those of sequences with one document each; leave packing out.")
+        if self.eval_logits is not None and self.eval_batch is None:
+            raise UsageError("eval-logits are those of an evaluation; give eval-batch as well.")
 
     @property
     def tokens_per_micro_batch(self) -> int:

@@ -25,7 +25,8 @@ class Option:
     help: str
     """One sentence for the command line."""
     possible: tuple[str, ...] = ()
-    """The words that are accepted; `every-N` stands for any whole number, `budget=SIZE` for a number of bytes."""
+    """The words that are accepted; `every-N` stands for any whole number, `budget=SIZE` for a number of bytes,
+    `cpu=FRACTION` for one between 0 and 1."""
     least: int = 1
     """The smallest number that is accepted."""
 
@@ -77,12 +78,18 @@ def check(value: object) -> None:
 
 def listed(value: str, possible: tuple[str, ...]) -> bool:
     """True if `possible` holds the value or its pattern: `every-N` for `every-3`, `budget=SIZE` for `budget=4GiB`."""
-    if value.endswith(("-N", "=SIZE")):
+    if value.endswith(("-N", "=SIZE", "=FRACTION")):
         return False
     name, equals, size = value.partition("=")
     if equals:
-        return f"{name}=SIZE" in possible and _is_size(size)
+        return (f"{name}=SIZE" in possible and _is_size(size)) or (
+            f"{name}=FRACTION" in possible and _is_fraction(size)
+        )
     return _NUMBER.sub("-N", value) in possible
+
+
+def _is_fraction(text: str) -> bool:
+    return re.fullmatch(r"0?\.[0-9]+", text) is not None and float(text) > 0
 
 
 def _is_size(text: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tonnage.engines import names as engine_names
-from tonnage.options import check, word
+from tonnage.options import check, switch, word
 from tonnage.techniques import choices
 
 DTYPES: Final = ("fp32", "bf16", "fp16")
@@ -23,7 +23,16 @@ class Plan:
     checkpointing: str = word(
         "none", "Layers that recompute activations in backward.", ("none", *choices("checkpointing"))
     )
+    activation_offload: str = word(
+        "none", "Where the layers' activations wait for backward.", ("none", *choices("activation_offload"))
+    )
+    optimizer_in_backward: bool = switch("Update each parameter in backward, and let its gradient go.")
+    optimizer_offload: str = word(
+        "none", "Where optimizer states rest, all or a part; the optimizer runs there.",
+        ("none", *choices("optimizer_offload")),
+    )
     shard: str = word("none", "What is divided among the data-parallel ranks.", ("none", *choices("shard")))
+    accum_sync: bool = switch("Average gradients after each micro-batch, not only after the last.")
     param_offload: str = word(
         "none", "Where sharded parameters, gradients and states rest.", ("none", *choices("param_offload"))
     )

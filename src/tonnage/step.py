@@ -6,8 +6,8 @@ The same code runs on a ghost GPU, on a real one and on the CPU; nothing here kn
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tonnage import batches, occasions
 from tonnage import model as models
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job
@@ -134,9 +135,12 @@ class ReadyStep:
     """One, or two where a technique trains some parameters differently (Muon)."""
     scaler: torch.amp.GradScaler | None = field(init=False)
     """The loss scaler of fp16-mixed."""
+    lengths: Iterator[tuple[int, ...]] | None = field(init=False)
+    """What the job's sequences are long, micro-batch by micro-batch; None: all of them seq_len."""
 
     def __post_init__(self) -> None:
         device = self.step.world.device.type
+        object.__setattr__(self, "lengths", batches.drawn(self.step.job) if self.step.job.lengths else None)
         object.__setattr__(self, "scaler", torch.amp.GradScaler(device) if self.step.scales_loss else None)
 
     @property
@@ -155,11 +159,19 @@ class ReadyStep:
         return sum(parameter.numel() for parameter in trainable(self.model))
 
     def run(self, steps: int, on_step: Callable[[int], None] | None = None) -> None:
-        """Train for `steps` optimizer steps on made-up batches; `on_step(i)` is called after each."""
+        """Train for `steps` optimizer steps on made-up batches; `on_step(i)` is called after each.
+
+        What the job asks for besides (evaluation, generation, saving) comes before the last step, if there are two.
+        """
+        occasions.before_steps(self)
         for index in range(steps):
+            if index == max(steps - 1, 1):
+                occasions.besides_steps(self)
             self._optimizer_step()
             if on_step is not None:
                 on_step(index)
+        if steps == 1:
+            occasions.besides_steps(self)
 
     def close(self) -> None:
         """Destroy the process group if `build` made it."""
@@ -169,7 +181,8 @@ class ReadyStep:
     def _optimizer_step(self) -> None:
         rest = self.step.job.grad_accum - 1
         if rest:
-            with self.step.gradients_stay_local(self.model):
+            local = _no_context if self.step.plan.accum_sync else self.step.gradients_stay_local
+            with local(self.model):
                 for _ in range(rest):
                     self.micro_batch(self.next_batch())
         self.micro_batch(self.next_batch())
@@ -183,9 +196,9 @@ class ReadyStep:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def next_batch(self) -> Batch:
-        """A made-up micro-batch on this rank's device, copied from the host."""
-        host = models.batch(self.step.job, self.model, self.images_dtype)
+    def next_batch(self, sequences: int | None = None) -> Batch:
+        """A made-up micro-batch on this rank's device, copied from the host; `sequences`: other than the job's."""
+        host = self._made_up(sequences)
         return {name: tensor.to(self.step.world.device) for name, tensor in host.items()}
 
     @property
@@ -195,17 +208,35 @@ class ReadyStep:
 
     def micro_batch(self, batch: Batch) -> None:
         """Forward and backward of one micro-batch; gradients are added to those already there."""
+        with self.around():
+            self._backward(self._forward(batch))
+
+    def _made_up(self, sequences: int | None) -> Batch:
+        job = self.step.job
+        if sequences is not None:
+            job = replace(job, micro_batch=sequences)
+        elif self.lengths is not None:
+            lengths = next(self.lengths)
+            host = models.batch(replace(job, seq_len=max(lengths)), self.model, self.images_dtype)
+            return batches.padded(host, lengths)
+        host = models.batch(job, self.model, self.images_dtype)
+        return host if job.packing is None else batches.packed(host, job.packing)
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """What the techniques enter around each use of the network."""
         with ExitStack() as stack:
             for context in self.step.contexts:
                 stack.enter_context(context())
-            self._backward(self._forward(batch))
+            yield
 
     def _forward(self, batch: Batch) -> torch.Tensor:
-        with self._autocast():
+        with self.autocast():
             loss = models.loss_of(self.model(**batch))
         return loss / self.step.job.grad_accum if self.step.job.grad_accum > 1 else loss
 
-    def _autocast(self) -> torch.autocast:
+    def autocast(self) -> torch.autocast:
+        """In the dtype of computation, where the precision is a mixed one."""
         dtype = self.step.autocast_dtype
         return torch.autocast(self.step.world.device.type, dtype, enabled=dtype is not None)
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ T4 = Cluster(device=find_device("t4"))
 
 def asking_for(technique: Technique, value: str) -> tuple[Job, Plan]:
     """A job and plan that choose this value and whatever it cannot do without."""
-    value = value.replace("-N", "-3")
+    value = value.replace("-N", "-3").replace("=SIZE", "=1GiB").replace("=FRACTION", "=0.5")
     if technique.option == "method":
         return tiny_job("gpt2", method=value), Plan()
-    plan = Plan(**{technique.option: value})
+    plan = Plan(**{technique.option: True if value == "on" else value})
     return tiny_job("gpt2"), replace(plan, shard="zero3") if technique.option == "param_offload" else plan
 
 
@@ -33,12 +34,14 @@ def asking_for(technique: Technique, value: str) -> tuple[Job, Plan]:
 def test_every_value_has_one_technique_that_accepts_a_plain_job(technique: Technique, value: str) -> None:
     job, plan = asking_for(technique, value)
     assert [t for t in chosen(job, plan) if t.option == technique.option] == [technique]
-    assert technique.accepts(job, plan, H100) is None
+    refusal = technique.accepts(job, plan, H100)
+    missing = [name for name in technique.libraries if find_spec(name.split(".")[0]) is None]
+    assert refusal is None if not missing else "pip install" in (refusal.instead if refusal else "")
     assert technique.__doc__
 
 
 def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
-    neutral = {"attention": "auto", "loss": "plain", "allocator": "default"}
+    neutral = {"attention": "auto", "loss": "plain", "allocator": "default", "optimizer_in_backward": False}
     for option in {t.option for t in TECHNIQUES} - {"method"}:
         values = [value for t in TECHNIQUES if t.option == option for value in t.values]
         assert len(values) == len(set(values))
@@ -58,6 +61,16 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"name": "bert"}, {"loss": "chunked"}, H100, "BertForMaskedLM is not a causal language model"),
         ({}, {"optimizer": "adafactor", "shard": "zero3"}, H100, "Adafactor fails on FSDP2"),
         ({}, {"param_offload": "cpu"}, H100, "shard is none"),
+        ({"method": "lora"}, {"checkpointing": "full-reentrant"}, H100, "frozen embeddings"),
+        ({}, {"checkpointing": "sqrt", "shard": "zero3"}, H100, "one layer at a time"),
+        ({"name": "t5"}, {"loss": "fused"}, H100, "t5 is an encoder-decoder"),
+        ({"name": "gemma2"}, {"loss": "torch"}, H100, "gemma2 changes its logits (final_logit_softcapping)"),
+        ({"grad_accum": 2}, {"optimizer_in_backward": True}, H100, "a step has 2 micro-batches"),
+        ({}, {"optimizer_in_backward": True, "clip_grad_norm": 1}, H100, "norm of all gradients"),
+        ({}, {"optimizer_in_backward": True, "precision": "fp16-mixed"}, H100, "loss scaling"),
+        ({}, {"optimizer_in_backward": True, "shard": "ddp"}, H100, "DDP averages gradients"),
+        ({}, {"optimizer_in_backward": True, "optimizer_offload": "cpu"}, H100, "updates all parameters at the end"),
+        ({}, {"optimizer_offload": "cpu=0.5", "shard": "zero3"}, H100, "divides parameters or states"),
         ({}, {"shard": "hsdp"}, T4, "there are 1 x 1"),
         ({}, {"base_dtype": "fp16"}, H100, "nothing is frozen"),
         ({"method": "lora"}, {"base_dtype": "bf16", "precision": "fp32"}, H100, "precision is fp32"),
@@ -88,7 +101,11 @@ def test_expandable_segments_are_named_for_old_and_new_torch() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("checkpointing", "every-0"), ("checkpointing", "every-N"), ("checkpointing", "every-x"), ("shard", "zero9")],
+    [
+        *(("checkpointing", value) for value in ("every-0", "every-N", "every-x", "budget=SIZE", "budget=0")),
+        *(("optimizer_offload", value) for value in ("cpu=FRACTION", "cpu=1.5", "cpu=0", "gpu=0.5")),
+        ("shard", "zero9"),
+    ],
 )
 def test_unknown_values_list_the_possible_ones(option: str, value: str) -> None:
     with pytest.raises(UsageError, match=r"possible: none, "):

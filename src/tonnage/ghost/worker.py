@@ -19,6 +19,7 @@ import torch
 from tonnage_inside import native, outcome, ranks, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
+from tonnage import occasions
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.ghost import preload
@@ -98,6 +99,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
     shortcuts.install()
     watch = Watch(torch, ghost)
     watch.start()
+    occasions.listen(watch.occasion)
     ghost.log(True)
     ended: dict[str, Any] = {}
     try:
@@ -120,7 +122,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
 def _job(document: dict[str, Any]) -> Job:
     """The Job that `asdict` wrote."""
     plain = {item.name: document[item.name] for item in fields(Job) if item.name != "model"}
-    plain["lora_targets"] = tuple(plain["lora_targets"])
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in plain.items()}
     return Job(model=ModelRef(**document["model"]), **plain)
 
 

@@ -57,6 +57,10 @@ PHASE_LETTERS: Final = {
     "backward": "b",
     "recompute": "r",
     "optimizer": "o",
+    "evaluate": "e",
+    "generate": "g",
+    "save": "s",
+    "resume": "l",
     "other": " ",
 }
 """One letter a phase, for the strip under the timeline."""

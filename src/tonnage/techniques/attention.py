@@ -1,7 +1,8 @@
 """The attention backend: forced, where `auto` lets torch choose by card, dtype, mask and head size.
 
 `eager` is the network's own code with the full matrix of scores; `math`, `efficient`, `flash` and `cudnn` are the
-backends of torch's scaled_dot_product_attention, each alone, so that a call which it cannot serve fails loudly.
+backends of torch's scaled_dot_product_attention, each alone, so that a call which it cannot serve fails loudly;
+`flex` is torch's flex_attention as transformers calls it: compiled by Triton, with a mask of blocks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.techniques.technique import Refusal, Technique
@@ -26,11 +28,20 @@ BACKENDS: Final = {
     "flash": "FLASH_ATTENTION",
     "cudnn": "CUDNN_ATTENTION",
 }
+NETWORKS_OWN: Final = {"eager": "eager", "flex": "flex_attention"}
+"""By transformers' names of implementations."""
+
 AMPERE: Final = (8, 0)
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What is known beforehand to stand against a backend; the rest torch says when it runs."""
+    if plan.attention == "flex" and find_spec("triton") is None:
+        return Refusal(
+            technique="attention=flex",
+            reason="flex_attention is compiled by triton, which is not installed; uncompiled it keeps all scores",
+            instead="pip install triton, or choose attention auto",
+        )
     if plan.attention in ("flash", "cudnn"):
         return _refuse_half_precision_only(plan, cluster)
     if plan.attention == "efficient" and _groups_heads(job.model.config):
@@ -63,8 +74,8 @@ def apply(step: Step) -> Step:
 
     Around the backward as well, because checkpointed layers compute attention again there.
     """
-    if step.plan.attention == "eager":
-        return replace(step, attention="eager")
+    if step.plan.attention in NETWORKS_OWN:
+        return replace(step, attention=NETWORKS_OWN[step.plan.attention])
     only = partial(_only, step.plan.attention)
     return replace(step, attention="sdpa", contexts=(*step.contexts, only))
 
@@ -88,3 +99,4 @@ def _only(name: str) -> Iterator[None]:
 
 
 ATTENTION: Final = Technique(option="attention", values=("eager", *BACKENDS), accepts=accepts, apply=apply)
+FLEX: Final = Technique(option="attention", values=("flex",), accepts=accepts, apply=apply, libraries=("triton",))

@@ -1,22 +1,28 @@
 """Activation checkpointing: layers keep their inputs only and run again in backward.
 
 `full`: every layer; `every-N`: layers 0, N, 2N, ...; `selective`: every layer, but the results of matrix products and
-attention (SAVED_OPS) are kept, so that only the cheap rest runs again.  Always non-reentrant.
+attention (SAVED_OPS) are kept, so that only the cheap rest runs again; `attention-module`: of every layer only what
+lies inside its attention modules, projections included.  Non-reentrant, as transformers 5 and FSDP2 want it;
+`full-reentrant` is `full` in torch's older way, whose forward records no graph and which repeats layers to their end.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.errors import CannotEstimate
-from tonnage.techniques.technique import Technique
+from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
     from tonnage.step import Step
 
 SAVED_OPS: Final = (
@@ -36,6 +42,17 @@ SAVED_OPS: Final = (
 """What `selective` keeps, by names in torch.ops.aten (`linear` appears there from some version on)."""
 
 
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Reentrant checkpointing needs an input that has a gradient, which frozen embeddings do not give."""
+    if plan.checkpointing == "full-reentrant" and (job.method != "full" or job.model.kind == "factory"):
+        return Refusal(
+            technique="checkpointing=full-reentrant",
+            reason="it gives no gradients to layers whose inputs need none, such as those behind frozen embeddings",
+            instead="choose checkpointing full",
+        )
+    return None
+
+
 def apply(step: Step) -> Step:
     """Checkpoint the layers, after adapters are in place."""
     return replace(step, changes=(*step.changes, partial(_checkpointed, choice=step.plan.checkpointing)))
@@ -44,25 +61,35 @@ def apply(step: Step) -> Step:
 def _checkpointed(module: nn.Module, choice: str) -> nn.Module:
     from tonnage.model import hugging_face
 
+    if choice == "attention-module":
+        wrap(attention_modules(module), {"use_reentrant": False})
+        return module
     every = int(choice.removeprefix("every-")) if choice.startswith("every-") else 1
-    arguments: dict[str, Any] = {"use_reentrant": False}
+    arguments: dict[str, Any] = {"use_reentrant": choice == "full-reentrant"}
     if choice == "selective":
-        arguments["context_fn"] = _selective_contexts()
+        arguments["context_fn"] = selective_contexts()
     network = hugging_face(module)
     if network is not None and network.supports_gradient_checkpointing:
         _ask_transformers(network, arguments, every)
     else:
-        _wrap_forwards(module, arguments, every)
+        for layers in layer_lists_of(module):
+            wrap(layers[::every], arguments)
     return module
 
 
-def _selective_contexts() -> Any:
-    import torch
+def selective_contexts() -> Any:
+    """The `context_fn` that keeps the results of `saved_ops`."""
     from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
+    return partial(create_selective_checkpoint_contexts, saved_ops())
+
+
+def saved_ops() -> list[Any]:
+    """SAVED_OPS as this version of torch has them."""
+    import torch
+
     known = [getattr(torch.ops.aten, name) for name in SAVED_OPS if hasattr(torch.ops.aten, name)]
-    ops = [packet.default for packet in known if "default" in packet.overloads()]
-    return partial(create_selective_checkpoint_contexts, ops)
+    return [packet.default for packet in known if "default" in packet.overloads()]
 
 
 def _ask_transformers(network: Any, arguments: dict[str, Any], every: int) -> None:
@@ -88,9 +115,16 @@ def _cannot_choose_layers(every: int) -> CannotEstimate:
     )
 
 
-def _wrap_forwards(module: nn.Module, arguments: dict[str, Any], every: int) -> None:
+def wrap(modules: Sequence[nn.Module], arguments: dict[str, Any]) -> None:
+    """Have the forward of each module run under torch's `checkpoint` with these arguments."""
     from torch.utils.checkpoint import checkpoint
 
+    for module in modules:
+        module.forward = partial(checkpoint, module.forward, **arguments)  # type: ignore[method-assign]
+
+
+def layer_lists_of(module: nn.Module) -> list[list[nn.Module]]:
+    """The lists of repeated layers.  Raises CannotEstimate when there are none."""
     from tonnage.model import layer_lists
 
     found = layer_lists(module)
@@ -98,9 +132,29 @@ def _wrap_forwards(module: nn.Module, arguments: dict[str, Any], every: int) -> 
         raise CannotEstimate(
             f"{type(module).__name__} has no ModuleList of equal layers to checkpoint; choose checkpointing none."
         )
-    for layers in found:
-        for layer in layers[::every]:
-            layer.forward = partial(checkpoint, layer.forward, **arguments)  # type: ignore[method-assign]
+    return found
 
 
-CHECKPOINTING: Final = Technique(option="checkpointing", values=("full", "every-N", "selective"), apply=apply)
+def attention_modules(module: nn.Module) -> list[nn.Module]:
+    """The outermost modules inside the layers whose class is called ...Attention, as in transformers and torch."""
+    found = [part for layers in layer_lists_of(module) for layer in layers for part in _outermost_attention(layer)]
+    if not found:
+        raise CannotEstimate(
+            f"No module inside the layers of {type(module).__name__} has a class named ...Attention; "
+            "choose checkpointing selective."
+        )
+    return found
+
+
+def _outermost_attention(module: nn.Module) -> list[nn.Module]:
+    if type(module).__name__.endswith("Attention"):
+        return [module]
+    return [found for child in module.children() for found in _outermost_attention(child)]
+
+
+CHECKPOINTING: Final = Technique(
+    option="checkpointing",
+    values=("full", "full-reentrant", "every-N", "selective", "attention-module"),
+    accepts=accepts,
+    apply=apply,
+)

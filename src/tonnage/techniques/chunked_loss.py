@@ -38,7 +38,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         reason = f"{classes[0]} is not a causal language model"
     else:
         return None
-    return Refusal(technique="loss=chunked", reason=reason, instead="choose loss plain")
+    return Refusal(technique=f"loss={plan.loss}", reason=reason, instead="choose loss plain")
 
 
 def apply(step: Step) -> Step:
@@ -47,24 +47,34 @@ def apply(step: Step) -> Step:
 
 
 def _with_chunked_loss(module: nn.Module) -> nn.Module:
+    network = causal_network(module)
+    network.forward = MethodType(_forward, network)
+    return module
+
+
+def causal_network(module: nn.Module) -> Any:
+    """transformers' causal language model inside the module.  Raises CannotEstimate when it is something else."""
     from tonnage.errors import CannotEstimate
     from tonnage.model import hugging_face, task
 
     network = hugging_face(module)
     kind = task(network.config.to_dict()) if network is not None else "unknown"
     if network is None or kind != "causal-lm":
-        raise CannotEstimate(f"A chunked loss needs a causal language model, not {kind}; choose loss plain.")
-    network.forward = MethodType(_forward, network)
-    return module
+        raise CannotEstimate(f"A loss in slices needs a causal language model, not {kind}; choose loss plain.")
+    return network
 
 
 def _forward(network: Any, input_ids: Tensor, labels: Tensor, **inputs: Any) -> tuple[Tensor]:
     """The mean cross-entropy of predicting each token from those before it."""
+    hidden = network.base_model(input_ids=input_ids, **inputs)[0]
+    return (chunked_cross_entropy(hidden, following(labels), lambda part: logits(network, part)),)
+
+
+def following(labels: Tensor) -> Tensor:
+    """The label that each token is to predict; shifting labels copies less than shifting hidden states."""
     from torch.nn.functional import pad
 
-    hidden = network.base_model(input_ids=input_ids, **inputs)[0]
-    following = pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:]  # shifting labels copies less than shifting hidden
-    return (chunked_cross_entropy(hidden, following, lambda part: _logits(network, part)),)
+    return pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:]
 
 
 def chunked_cross_entropy(hidden: Tensor, labels: Tensor, logits_of: Any) -> Tensor:
@@ -89,19 +99,19 @@ def chunked_cross_entropy(hidden: Tensor, labels: Tensor, logits_of: Any) -> Ten
     return sum(losses[1:], losses[0]) / (labels != IGNORED_LABEL).sum()
 
 
-def _logits(network: Any, hidden: Tensor) -> Tensor:
+def logits(network: Any, hidden: Tensor) -> Tensor:
     """The head with the scalings that some families apply: Granite, Cohere, Gemma."""
     import torch
 
     config = network.config.get_text_config()
-    logits: Tensor = network.get_output_embeddings()(hidden)
+    scores: Tensor = network.get_output_embeddings()(hidden)
     if (divisor := getattr(config, "logits_scaling", None)) is not None:
-        logits = logits / divisor
+        scores = scores / divisor
     if (factor := getattr(config, "logit_scale", None)) is not None:
-        logits = logits * factor
+        scores = scores * factor
     if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
-        logits = torch.tanh(logits / cap) * cap
-    return logits
+        scores = torch.tanh(scores / cap) * cap
+    return scores
 
 
 CHUNKED_LOSS: Final = Technique(option="loss", values=("chunked",), accepts=accepts, apply=apply)

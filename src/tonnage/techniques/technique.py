@@ -61,6 +61,9 @@ class Technique:
         """True if the plan (or the job) asks for this technique."""
         return self.takes(getattr(plan if hasattr(plan, self.option) else job, self.option))
 
-    def takes(self, value: str) -> bool:
-        """True if this technique answers for the value: `every-3` is taken by one that lists `every-N`."""
-        return listed(value, self.values)
+    def takes(self, value: str | bool) -> bool:
+        """True if this technique answers for the value: `every-3` is taken by one that lists `every-N`.
+
+        A switch that is set has the value `on`.
+        """
+        return listed("on" if value is True else str(value), self.values)

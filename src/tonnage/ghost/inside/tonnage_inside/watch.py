@@ -38,6 +38,7 @@ class Watch:
         self.began = time.perf_counter()
         self._set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
         self._recording = False
+        self._occasion = ""
         self._stepped = False
         self._backward_seen = False
         self._backward_depth = 0
@@ -51,11 +52,16 @@ class Watch:
 
     def mark(self, phase: str, module: str) -> None:
         """From now on, what happens in this thread belongs to this phase and module."""
-        self.marks.append((self.steps, phase, module))
+        self.marks.append((self.steps, self._occasion or phase, module))
         if self._recording:
             if self._set_metadata is None:
                 self._note_position()
             self._announce()
+
+    def occasion(self, name: str) -> None:
+        """What happens now is no part of a step but this; with an empty name, it is over."""
+        self._occasion = name
+        self.mark("other", "")
 
     def _announce(self) -> None:
         number = len(self.marks) - 1
@@ -200,6 +206,8 @@ class Watch:
     # -- backward
 
     def _backward(self, run_backward: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._stack():  # gradients that a forward computes for itself
+            return run_backward(outputs, *args, **kwargs)
         outermost = self._backward_depth == 0
         if outermost:
             self._next_step()
@@ -248,7 +256,7 @@ class Watch:
                     self.claim(parameter.grad, "gradient")
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self.mark("other", "")
+        self.mark("backward" if self._backward_depth else "other", "")
         for state in optimizer.state.values():
             for tensor in tensors_in(state, self.torch.Tensor):
                 self.claim(tensor, "optimizer_state")

@@ -1,0 +1,79 @@
+"""Micro-batches that are not full sequences of one length: packed documents, lengths drawn from a distribution."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from tonnage.errors import CannotEstimate, UsageError
+
+if TYPE_CHECKING:
+    from tonnage.job import Job
+    from tonnage.model import Batch
+
+IGNORED_LABEL: Final = -100
+
+SEED: Final = 0
+"""Of the draws: the same job meets the same lengths."""
+
+LONGEST_STEPS: Final = 2
+"""Steps at the longest length before lengths are drawn: the first makes optimizer states, the second holds them."""
+
+
+def packed(batch: Batch, documents: int) -> Batch:
+    """Each sequence as so many documents of (nearly) equal length, as transformers' collators say it.
+
+    Positions begin again at each document, and its first token is predicted from nothing.  From such positions
+    transformers makes a mask of blocks, or lengths for kernels that take them.
+    """
+    if "input_ids" not in batch:
+        raise CannotEstimate("Only sequences of tokens can be packed; leave packing out.")
+    rows, length = batch["input_ids"].shape
+    if documents > length:
+        raise UsageError(f"packing is {documents}, and a sequence has {length} tokens; choose fewer documents.")
+    starts = [index * length // documents for index in range(documents)]
+    ends = [*starts[1:], length]
+    positions = torch.cat([torch.arange(end - start) for start, end in zip(starts, ends, strict=True)])
+    labels = batch["labels"].clone()
+    labels[:, starts] = IGNORED_LABEL
+    return {**batch, "labels": labels, "position_ids": positions.expand(rows, -1).contiguous()}
+
+
+def padded(batch: Batch, lengths: Sequence[int]) -> Batch:
+    """Sequences that end after `lengths` tokens, padded to the longest; with a mask, unless all are equally long."""
+    ids = batch["input_ids"]
+    if all(length == ids.shape[1] for length in lengths):
+        return batch
+    inside = torch.arange(ids.shape[1])[None, :] < torch.tensor(lengths)[:, None]
+    labels = batch["labels"].masked_fill(~inside, IGNORED_LABEL)
+    return {**batch, "input_ids": ids * inside, "labels": labels, "attention_mask": inside.long()}
+
+
+def drawn(job: Job) -> Iterator[tuple[int, ...]]:
+    """The lengths of the sequences of one micro-batch after the other, without end.
+
+    Those of the first LONGEST_STEPS steps are the longest there is.
+    """
+    lengths = [min(length, job.seq_len) for length in known_lengths(job.lengths)]
+    for _ in range(LONGEST_STEPS * job.grad_accum):
+        yield (max(lengths),) * job.micro_batch
+    draw = random.Random(SEED)
+    while True:
+        yield tuple(draw.choice(lengths) for _ in range(job.micro_batch))
+
+
+def known_lengths(words: Sequence[str]) -> list[int]:
+    """The numbers among the words, or those in the file that a single word names.  Raises UsageError."""
+    texts = list(words)
+    if len(texts) == 1 and not texts[0].isdigit():
+        try:
+            texts = Path(texts[0]).read_text().split()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"lengths: {words[0]} is neither a number nor a file that can be read.") from error
+    if not texts or not all(text.isdigit() and int(text) > 0 for text in texts):
+        raise UsageError("lengths are whole numbers above zero, with commas between them or in a file, one a line.")
+    return [int(text) for text in texts]

@@ -1,0 +1,118 @@
+"""Optimizer offload: states rest in host memory, where the optimizer runs on copies of the parameters.
+
+`cpu`: all parameters; `cpu=0.5`: about half of their elements, the first ones of each optimizer.  The card keeps
+parameters and gradients.  At a step gradients go to the host, parameters come back.  Own code rather than torchao's
+`CPUOffloadOptimizer`, which takes no part of the parameters, no accumulation where it offloads gradients, and needs a
+CUDA device to be made at all.  Copies of parameters and gradients are pinned, states are ordinary memory as the
+optimizer makes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import NewOptimizer, Step
+
+TORCHS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "adafactor", "muon")
+"""Optimizers that run on the host as well."""
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Only whole parameters, and torch's own optimizers."""
+    if plan.shard not in ("none", "ddp"):
+        reason, instead = f"shard is {plan.shard}, which divides parameters or states", "choose param-offload cpu"
+    elif plan.optimizer not in TORCHS:
+        reason, instead = f"{plan.optimizer} is not made for the host", "choose optimizer adamw"
+    else:
+        return None
+    return Refusal(technique=f"optimizer_offload={plan.optimizer_offload}", reason=reason, instead=instead)
+
+
+def apply(step: Step) -> Step:
+    """Have a part of each optimizer's parameters updated on the host."""
+    _, _, text = step.plan.optimizer_offload.partition("=")
+    return replace(step, new_optimizer=partial(offloaded, fraction=float(text or 1)))
+
+
+def offloaded(parameters: list[nn.Parameter], new: NewOptimizer, *, fraction: float) -> Optimizer:
+    """An optimizer of which `fraction` of the elements is on the host."""
+    import torch
+
+    count = _enough(parameters, fraction)
+
+    class OnHost(torch.optim.Optimizer):  # type: ignore[misc]
+        """An optimizer on the host, and one on the card for the rest."""
+
+        def __init__(self) -> None:
+            super().__init__(parameters, {})
+            self.pairs = [(parameter, _pinned(parameter), _pinned(parameter)) for parameter in parameters[:count]]
+            self.parts = [new([host for _, host, _ in self.pairs])]
+            if count < len(parameters):
+                self.parts.append(new(parameters[count:]))
+
+        def step(self, closure: Any = None) -> None:
+            """Copy gradients down, step on card and host, copy parameters up."""
+            with torch.no_grad():
+                for parameter, host, gradient in self.pairs:
+                    given = parameter.grad
+                    host.grad = None if given is None else gradient.copy_(given, non_blocking=True)
+            for part in self.parts[1:]:
+                part.step()
+            _finish(parameters[0].device)
+            self.parts[0].step()
+            with torch.no_grad():
+                for parameter, host, _ in self.pairs:
+                    parameter.copy_(host, non_blocking=True)
+
+        def state_dict(self) -> dict[str, Any]:
+            """The states of both."""
+            return {str(index): part.state_dict() for index, part in enumerate(self.parts)}
+
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            """What `state_dict` gave."""
+            for index, part in enumerate(self.parts):
+                part.load_state_dict(state_dict[str(index)])
+
+    return OnHost()
+
+
+def _enough(parameters: list[nn.Parameter], fraction: float) -> int:
+    """How many of the first parameters hold at least this fraction of all elements."""
+    wanted = fraction * sum(parameter.numel() for parameter in parameters)
+    seen = 0
+    for count, parameter in enumerate(parameters):
+        if seen >= wanted:
+            return count
+        seen += parameter.numel()
+    return len(parameters)
+
+
+def _pinned(parameter: nn.Parameter) -> Any:
+    """A copy on the host."""
+    import torch
+
+    copy = torch.empty_like(parameter, device="cpu", pin_memory=parameter.device.type == "cuda", requires_grad=False)
+    return copy.copy_(parameter.detach())
+
+
+def _finish(device: Any) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+OPTIMIZER_OFFLOAD: Final = Technique(
+    option="optimizer_offload", values=("cpu", "cpu=FRACTION"), accepts=accepts, apply=apply
+)

@@ -1,0 +1,171 @@
+"""Checkpointing by segments: ceil(sqrt(L)) of the L layers run again together, and only their first input is kept.
+
+Chen et al., "Training Deep Nets with Sublinear Memory Cost" (https://arxiv.org/abs/1604.06174).  Held at the end of
+the forward: one input a segment; while a segment runs again: everything of its layers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import weakref
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.techniques.checkpointing import layer_lists_of
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import Step
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """FSDP2 gathers a layer when it is called, and a segment that runs again calls its layers from inside."""
+    if plan.shard in ("zero2", "zero3", "hsdp"):
+        return Refusal(
+            technique="checkpointing=sqrt",
+            reason="FSDP2 gathers the parameters of one layer at a time, and a segment needs those of several",
+            instead="choose checkpointing full",
+        )
+    return None
+
+
+def apply(step: Step) -> Step:
+    """Divide every list of layers into segments."""
+    return replace(step, changes=(*step.changes, _in_segments))
+
+
+def _in_segments(module: nn.Module) -> nn.Module:
+    for layers in layer_lists_of(module):
+        length = math.isqrt(len(layers) - 1) + 1  # ceil(sqrt(L))
+        for start in range(0, len(layers), length):
+            _Segment(layers[start : start + length])
+    return module
+
+
+Place = tuple[int, int]
+"""Which layer of the segment returned a tensor, and as the how many-eth."""
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Stands for a tensor that an earlier layer of the segment returned, so that it need not be kept."""
+
+    place: Place
+
+
+class _Segment:
+    """Layers that the network calls one after the other, under one checkpoint.
+
+    The checkpoint opens when the first is called and closes after the last.  Each call is written down with what it
+    took from the layers before it, so that all can be repeated whatever else (masks, positions) they were given.
+    """
+
+    def __init__(self, layers: list[nn.Module]) -> None:
+        self.calls = _Calls()
+        self.returned: dict[int, tuple[weakref.ref[Any], Place]] = {}
+        self.checkpoint: Generator[None, None, None] | None = None
+        self.length = len(layers)
+        for index, layer in enumerate(layers):
+            layer.forward = partial(self.run, index, layer.forward)  # type: ignore[method-assign]
+
+    def run(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """One layer's forward, as the network calls it."""
+        import torch
+
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        if index == 0:
+            self._open(forward, args, kwargs)
+        else:
+            self._write_down(forward, args, kwargs)
+        output = forward(*args, **kwargs)
+        for number, tensor in enumerate(_tensors(output)):
+            self.returned[id(tensor)] = (weakref.ref(tensor), (index, number))
+        if index == self.length - 1:
+            self._close()
+        return output
+
+    def _open(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        from torch.utils.checkpoint import _checkpoint_without_reentrant_generator as generator
+
+        self.calls, self.returned = _Calls(), {}
+        defaults = [item.default for item in inspect.signature(generator).parameters.values()]
+        options = [value for value in defaults if value is not inspect.Parameter.empty]
+        self.checkpoint = generator(partial(self.calls.repeat, forward), *options, *args, **kwargs)
+        next(self.checkpoint)
+
+    def _write_down(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        from torch.utils._pytree import tree_map
+
+        from tonnage.errors import CannotEstimate
+
+        given = tree_map(self._as_taken, (args, kwargs))
+        if not self.calls.add(forward, given):
+            raise CannotEstimate(
+                "What a layer returns is changed before the next one gets it, so they cannot be checkpointed "
+                "together; choose checkpointing full."
+            )
+
+    def _as_taken(self, leaf: Any) -> Any:
+        reference, place = self.returned.get(id(leaf), (None, (0, 0)))
+        return _Taken(place) if reference is not None and reference() is leaf else leaf
+
+    def _close(self) -> None:
+        assert self.checkpoint is not None
+        for _ in self.checkpoint:
+            raise AssertionError("a checkpoint has one part")
+        self.checkpoint, self.calls, self.returned = None, _Calls(), {}
+
+
+class _Calls:
+    """The calls of a segment's layers after the first, and when each result is needed for the last time."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Callable[..., Any], Any]] = []
+        self.last_use: dict[Place, int] = {}
+
+    def add(self, forward: Callable[..., Any], given: Any) -> bool:
+        """Write down one more call; True if it takes something from an earlier one."""
+        from torch.utils._pytree import tree_leaves
+
+        self.calls.append((forward, given))
+        taken = [leaf.place for leaf in tree_leaves(given) if isinstance(leaf, _Taken)]
+        self.last_use |= dict.fromkeys(taken, len(self.calls))
+        return bool(taken)
+
+    def repeat(self, first: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Run all layers again, letting go of what no later one takes."""
+        from torch.utils._pytree import tree_map
+
+        held = self._wanted(0, first(*args, **kwargs))
+        for index, (forward, given) in enumerate(self.calls, start=1):
+            positional, named = tree_map(
+                lambda leaf, held=held: held[leaf.place] if isinstance(leaf, _Taken) else leaf, given
+            )
+            held = {place: tensor for place, tensor in held.items() if self.last_use[place] > index}
+            output = forward(*positional, **named)
+            del positional, named
+            held |= self._wanted(index, output)
+            del output
+
+    def _wanted(self, layer: int, output: Any) -> dict[Place, Any]:
+        places = (((layer, number), tensor) for number, tensor in enumerate(_tensors(output)))
+        return {place: tensor for place, tensor in places if place in self.last_use}
+
+
+def _tensors(output: Any) -> list[Any]:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+
+
+SEGMENTS: Final = Technique(option="checkpointing", values=("sqrt",), accepts=accepts, apply=apply)

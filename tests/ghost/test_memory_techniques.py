@@ -1,0 +1,164 @@
+"""What techniques take off a card, in bytes one can add up, on the ghost."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tonnage.device import parse_cluster
+from tonnage.ghost.pool import Worker
+from tonnage.job import Job, ModelRef
+from tonnage.plan import Plan
+from tonnage.predict import estimate
+from tonnage.summary import Run
+from tonnage.timeline import timeline
+
+pytestmark = pytest.mark.ghost
+
+WIDTH, LAYERS, VOCABULARY, TOKENS = 256, 6, 1024, 512
+
+MODEL = ModelRef(
+    name="tiny",
+    kind="config",
+    config={
+        **{"model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 512},
+        **{"num_hidden_layers": LAYERS, "num_attention_heads": 8, "num_key_value_heads": 4},
+        **{"max_position_embeddings": 1024, "tie_word_embeddings": False},
+    },
+)
+JOB = Job(model=MODEL, seq_len=256, micro_batch=2)
+BF16 = 2
+INPUT = TOKENS * WIDTH * BF16
+MIB = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """A run, and what it held."""
+
+    run: Run
+
+    def most(self, category: str, step: int | None = None) -> int:
+        """Most bytes of one category at any moment (of one step)."""
+        trace = self.run.traces[0]
+        lives = [life for life in timeline(trace).lives if life.category == category]
+        lives = [life for life in lives if step is None or trace.marks[life.mark].step == step]
+        changes = sorted([(life.born, life.size_bytes) for life in lives] + [(x.died, -x.size_bytes) for x in lives])
+        held = most = 0
+        for _, change in changes:
+            held += change
+            most = max(most, held)
+        return most
+
+    def largest(self) -> int:
+        """The largest block."""
+        return max(life.size_bytes for life in timeline(self.run.traces[0]).lives)
+
+
+@pytest.fixture(scope="module")
+def found(worker: Worker) -> Any:
+    """Runs a job under a plan in bf16, each once."""
+    known: dict[Any, Found] = {}
+
+    def run(job: Job = JOB, gpu: str = "a100-40gb", **choices: Any) -> Found:
+        key = (repr(job), gpu, tuple(sorted(choices.items())))
+        if key not in known:
+            plan = Plan(**{"precision": "bf16-true", **choices})
+            answer = estimate(job, plan, parse_cluster(gpu), worker=worker, steps=2)
+            trace = answer.traces[0]
+            assert trace.peaks["allocated_bytes"] == answer.estimate.peak.allocated_bytes
+            assert answer.estimate.fits
+            known[key] = Found(answer)
+        return known[key]
+
+    return run
+
+
+def parameters(found: Found) -> int:
+    return int(found.run.estimate.model["parameters"])
+
+
+def test_checkpointing_keeps_inputs(found: Any) -> None:
+    """`none` keeps all of six layers; `full` an input each and one layer, `sqrt` two inputs and three layers."""
+    kept = {way: found(checkpointing=way).most("activation") for way in ("none", "full", "sqrt", "selective")}
+    layer = (kept["sqrt"] - kept["full"] + 3 * INPUT) / 2
+    assert kept["full"] < kept["sqrt"] < kept["none"]
+    assert kept["full"] < kept["selective"] < kept["none"]
+    assert 5 * INPUT < layer < 40 * INPUT
+    assert found(checkpointing="attention-module").most("activation") < kept["none"]
+
+
+def test_core_attention_pays_where_there_are_scores(found: Any) -> None:
+    """Eager attention keeps softmax's fp32 and bf16 scores of 8 heads in each layer: all but one layer's are gone."""
+    eager = found(attention="eager").most("activation")
+    again = found(attention="eager", checkpointing="attention").most("activation")
+    scores = 2 * 8 * 256 * 256 * BF16
+    assert eager - again >= (LAYERS - 1) * scores
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_a_budget_is_kept_and_used(found: Any, precision: str) -> None:
+    most = found(precision=precision).most("activation")
+    least = found(precision=precision, checkpointing="full").most("activation")
+    for share in (0.3, 0.6, 0.9):
+        budget = int(least + share * (most - least))
+        held = found(precision=precision, checkpointing=f"budget={budget}").most("activation", step=1)
+        assert budget - (most - least) / LAYERS * 1.5 < held <= budget
+
+
+def test_states_go_to_the_host(found: Any) -> None:
+    plain, half, none = found(), found(optimizer_offload="cpu=0.5"), found(optimizer_offload="cpu")
+    states = 2 * parameters(plain) * BF16
+    assert states <= plain.most("optimizer_state") < 1.1 * states
+    assert none.most("optimizer_state") == 0
+    assert 0.3 * states < half.most("optimizer_state") < 0.6 * states
+    assert none.run.estimate.host.pinned_bytes >= 2 * parameters(plain) * BF16  # parameters and gradients
+    assert none.run.estimate.peak.allocated_bytes < plain.run.estimate.peak.allocated_bytes - 0.9 * states
+
+
+def test_gradients_do_not_pile_up_in_backward(found: Any) -> None:
+    """The largest is that of head or embedding; two may be there at once."""
+    largest = VOCABULARY * WIDTH * BF16
+    assert found().most("gradient") >= parameters(found()) * BF16
+    assert found(optimizer_in_backward=True).most("gradient") <= 2 * largest
+    assert found(optimizer_in_backward=True).run.traces[0].steps == 2
+
+
+def test_activations_wait_on_the_host(found: Any) -> None:
+    job = dataclasses.replace(JOB, micro_batch=16)  # a layer's tensors are above 1 MiB
+    plain = found(job)
+    for kind in ("cpu", "cpu-streamed"):
+        offloaded = found(job, activation_offload=kind)
+        assert offloaded.most("activation") < plain.most("activation") / 3
+        assert offloaded.run.estimate.host.pinned_bytes > plain.most("activation") / 2
+
+
+@pytest.mark.parametrize("loss", ["chunked", "fused", "torch"])
+def test_all_logits_never_exist(found: Any, loss: str) -> None:
+    job = dataclasses.replace(JOB, model=dataclasses.replace(MODEL, config={**MODEL.config, "vocab_size": 16384}))
+    job = dataclasses.replace(job, micro_batch=8)
+    logits = 8 * 256 * 16384 * BF16
+    assert found(job).largest() >= 2 * logits  # in fp32
+    assert found(job, loss=loss).largest() < 2 * logits
+
+
+def test_what_comes_besides_the_steps_has_phases(found: Any) -> None:
+    job = dataclasses.replace(JOB, eval_batch=2, eval_logits=4, generate=3, save_checkpoint="full", resume="gpu")
+    phases = {phase.name: phase.allocated_bytes for phase in found(job).run.estimate.phases}
+    weights, states = (factor * parameters(found()) * BF16 for factor in (1, 2))
+    assert phases["resume"] >= 2 * weights + states
+    assert phases["save"] < weights + states + 20 * MIB
+    logits = TOKENS * VOCABULARY * BF16
+    assert phases["evaluate"] >= weights + states + (3 + 4) * logits  # joining three with the fourth
+    assert weights + states < phases["generate"] < phases["evaluate"]
+
+
+def test_packed_documents_bring_a_mask(found: Any) -> None:
+    assert found(dataclasses.replace(JOB, packing=4)).most("activation") > found().most("activation")
+
+
+def test_synchronising_each_time_keeps_no_whole_gradients(found: Any) -> None:
+    job = dataclasses.replace(JOB, grad_accum=2)
+    once = found(job, "4xa100-40gb", shard="zero3").run.estimate.peak.allocated_bytes
+    each = found(job, "4xa100-40gb", shard="zero3", accum_sync=True).run.estimate.peak.allocated_bytes
+    assert once - each > parameters(found()) * BF16 / 2

@@ -1,0 +1,159 @@
+"""Activations and optimizer states on the host, optimizers in backward: the same training as without."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from networks import one_thread, tiny, tiny_job  # noqa: F401
+from tonnage import step as steps
+from tonnage.plan import Plan
+from tonnage.techniques import activation_offload
+from tonnage.techniques.activation_offload import _Packed, _Streamed
+from tonnage.techniques.optimizer_offload import offloaded
+
+Trained = dict[str, torch.Tensor]
+
+
+def trained(name: str = "llama", count: int = 2, **choices: Any) -> Trained:
+    """The weights after some steps."""
+    torch.manual_seed(0)
+    plan = Plan(**{"precision": "fp32", **choices})
+    made = steps.build(tiny_job(name), plan, device="cpu", initialise=True)
+    torch.manual_seed(1)
+    made.run(count)
+    return {name: p.detach() for name, p in made.model.named_parameters()}
+
+
+def assert_equal(ours: Trained, theirs: Trained, exactly: bool = True) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, weights in ours.items():
+        tolerance = {"rtol": 0.0, "atol": 0.0} if exactly else {"rtol": 1e-5, "atol": 1e-7}
+        torch.testing.assert_close(weights, theirs[name], **tolerance, msg=name)
+
+
+class TestActivations:
+    """Saved tensors go to the host and come back as they were."""
+
+    @pytest.fixture(autouse=True)
+    def _everything_goes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(activation_offload, "SMALL_BYTES", 1)
+
+    @pytest.mark.parametrize("name", ["llama", "mixtral", "t5"])
+    @pytest.mark.parametrize("kind", ["cpu", "cpu-streamed"])
+    @pytest.mark.parametrize("checkpointing", ["none", "full"])
+    def test_training_is_the_same(self, name: str, kind: str, checkpointing: str) -> None:
+        plain = trained(name, checkpointing=checkpointing)
+        assert_equal(trained(name, checkpointing=checkpointing, activation_offload=kind), plain)
+
+    def test_checkpointed_layers_send_their_inputs_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sent: list[torch.Size] = []
+        original = _Streamed._send
+
+        def noted(self: _Streamed, key: Any, tensor: torch.Tensor) -> Any:
+            sent.append(tensor.shape)
+            return original(self, key, tensor)
+
+        monkeypatch.setattr(_Streamed, "_send", noted)
+        torch.manual_seed(0)
+        plan = Plan(precision="fp32", activation_offload="cpu-streamed", checkpointing="full")
+        made = steps.build(tiny_job(), plan, device="cpu", initialise=True)
+        made.micro_batch(made.next_batch())
+        assert sent.count(torch.Size((2, 24, 32))) >= 3  # the inputs of three layers
+        assert len(sent) < 3 + 8  # and what embedding and last norm save, but nothing from inside a layer
+
+    def test_views_of_one_piece_are_sent_once(self) -> None:
+        streamed = _Streamed(torch.device("cpu"))
+        whole = torch.arange(12.0).reshape(3, 4)
+        one, other = streamed.pack(whole[0]), streamed.pack(whole.t())
+        assert isinstance(one, _Packed)
+        assert one.stay is other.stay
+        assert torch.equal(streamed.unpack(one), whole[0])
+        assert torch.equal(streamed.unpack(other), whole.t())
+        assert streamed.unpack(other).stride() == (1, 4)
+
+    def test_what_is_written_to_after_it_was_saved_is_another_piece(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(activation_offload, "LEAVING", 0)
+        streamed = _Streamed(torch.device("cpu"))
+        tensor = torch.zeros(4)
+        before = streamed.pack(tensor)
+        tensor.add_(1)
+        after = streamed.pack(tensor)
+        assert torch.equal(streamed.unpack(before), torch.zeros(4))
+        assert torch.equal(streamed.unpack(after), torch.ones(4))
+
+    def test_only_a_few_pieces_stay_on_the_card(self) -> None:
+        streamed = _Streamed(torch.device("cpu"))
+        pieces = [torch.full((4,), float(number)) for number in range(6)]
+        packed = [streamed.pack(piece) for piece in pieces]
+        del pieces
+        assert [item.stay.card is not None for item in packed] == [False] * 4 + [True] * 2
+        streamed.unpack(packed[5])
+        assert [item.stay.card is not None for item in packed] == [False, False, False, True, True, False]
+        assert torch.equal(streamed.unpack(packed[3]), torch.full((4,), 3.0))
+
+    def test_weights_stay(self) -> None:
+        streamed = _Streamed(torch.device("cpu"))
+        weight = torch.nn.Parameter(torch.ones(4, 4))
+        assert streamed.pack(weight) is weight
+        view = weight.t()
+        assert streamed.pack(view) is view
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.01])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_offloaded_optimizer_is_the_optimizer(name: str, fraction: float) -> None:
+    def updated(make: Callable[[list[Any]], torch.optim.Optimizer]) -> list[torch.Tensor]:
+        torch.manual_seed(2)
+        parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in (7, 5, 3)]
+        optimizer = make(parameters)
+        for _ in range(3):
+            for parameter in parameters[:2]:  # the third never gets a gradient
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+        return [parameter.detach() for parameter in parameters]
+
+    plain = updated(OPTIMIZERS[name])
+    for ours, expected in zip(
+        updated(lambda ps: offloaded(ps, OPTIMIZERS[name], fraction=fraction)), plain, strict=True
+    ):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize(("fraction", "counts"), [(1.0, [4]), (0.5, [2, 2]), (0.25, [1, 3])])
+def test_a_fraction_is_one_of_elements(fraction: float, counts: list[int]) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(8)) for _ in range(4)]
+    made: Any = offloaded(parameters, OPTIMIZERS["sgd"], fraction=fraction)
+    assert [len(part.param_groups[0]["params"]) for part in made.parts] == counts
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_optimizer_in_backward_trains_the_same(optimizer: str) -> None:
+    ours = trained(optimizer=optimizer, optimizer_in_backward=True)
+    assert_equal(ours, trained(optimizer=optimizer), exactly=False)
+
+
+def test_optimizer_offload_trains_the_same() -> None:
+    assert_equal(trained(optimizer_offload="cpu=0.5"), trained(), exactly=False)
+
+
+def test_in_backward_no_gradient_is_left() -> None:
+    made = steps.build(tiny_job(), Plan(precision="fp32", optimizer_in_backward=True), device="cpu", initialise=True)
+    made.micro_batch(made.next_batch())
+    assert all(parameter.grad is None for parameter in made.model.parameters())
+
+
+def test_states_are_saved_with_their_part() -> None:
+    made = steps.build(tiny_job(), Plan(precision="fp32", optimizer_offload="cpu"), device="cpu", initialise=True)
+    made.run(1)
+    saved = made.optimizer.state_dict()
+    made.optimizer.load_state_dict(saved)
+    assert len(saved["0"]["state"]) == len(list(made.model.parameters()))

@@ -1,0 +1,116 @@
+"""Evaluation, generation and saving beside the steps: when they come, and what they do to the network."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from networks import one_thread, tiny_job  # noqa: F401
+from tonnage import occasions
+from tonnage import step as steps
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.job import Job
+from tonnage.plan import Plan
+from tonnage.step import ReadyStep
+
+
+def ready(job: Job, **choices: Any) -> ReadyStep:
+    torch.manual_seed(0)
+    return steps.build(job, Plan(**{"precision": "fp32", **choices}), device="cpu", initialise=True)
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    monkeypatch.setattr(occasions, "_listeners", [])
+    occasions.listen(names.append)
+    return names
+
+
+def test_everything_comes_once_before_the_last_step(heard: list[str]) -> None:
+    job = tiny_job(eval_batch=3, generate=4, save_checkpoint="full")
+    ready(job).run(3, lambda index: heard.append(f"step {index}"))
+    besides = ["evaluate", "", "generate", "", "save", ""]
+    assert heard == ["step 0", "step 1", *besides, "step 2"]
+    heard.clear()
+    ready(job).run(1, lambda index: heard.append(f"step {index}"))
+    assert heard == ["step 0", *besides]
+
+
+def test_nothing_is_asked_for_by_default(heard: list[str]) -> None:
+    ready(tiny_job()).run(2)
+    assert heard == []
+
+
+def test_evaluation_runs_batches_of_its_own_without_gradients() -> None:
+    made = ready(tiny_job(eval_batch=3, eval_logits=2))
+    seen: list[tuple[Any, bool, bool]] = []
+    made.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(
+            (kwargs["input_ids"].shape, torch.is_grad_enabled(), module.training)
+        ),
+        with_kwargs=True,
+    )
+    occasions.evaluate(made)
+    assert seen == [((3, 24), False, False)] * 2
+    assert made.model.training
+
+
+def test_logits_cannot_be_kept_where_there_are_none() -> None:
+    with pytest.raises(CannotEstimate, match="choose loss plain"):
+        occasions.evaluate(ready(tiny_job(eval_batch=1, eval_logits=1), loss="chunked"))
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_generation_goes_on_to_its_length_with_a_cache(name: str) -> None:
+    made = ready(tiny_job(name, generate=5), checkpointing="full")
+    lengths: list[int] = []
+    head: Any = made.model.get_output_embeddings()  # type: ignore[operator]
+    head.register_forward_hook(lambda module, arguments, output: lengths.append(arguments[0].shape[1]))
+    occasions.generate(made)
+    assert len(lengths) == 5
+    assert lengths[1:] == [1] * 4, "each further token alone: the rest is in the cache"
+
+
+def test_more_tokens_than_a_sequence_has_are_refused() -> None:
+    with pytest.raises(UsageError, match="a sequence has 24 tokens"):
+        occasions.generate(ready(tiny_job(generate=24)))
+    with pytest.raises(UsageError, match="give eval-batch"):
+        tiny_job(eval_logits=2)
+
+
+@pytest.mark.parametrize("how", ["full", "sharded"])
+def test_saving_reads_every_parameter_and_state(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ready(tiny_job(save_checkpoint=how))
+    made.run(1)
+    moved = 0
+    original = torch.Tensor.to
+
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal moved
+        moved += self.numel() if args == ("cpu",) else 0
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    occasions.save(made)
+    buffers = sum(value.numel() for value in made.model.state_dict().values()) - made.parameters
+    steps_counted = len(list(made.model.parameters()))
+    assert moved == 3 * made.parameters + buffers + steps_counted
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused", "sgd", "adafactor", "muon"])
+def test_resuming_brings_the_states_that_a_step_makes(optimizer: str) -> None:
+    def shapes(made: ReadyStep) -> list[Any]:
+        leaves = torch.utils._pytree.tree_leaves([one.state_dict()["state"] for one in made.optimizers])
+        return [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    stepped, resumed = ready(tiny_job(), optimizer=optimizer), ready(tiny_job(resume="gpu"), optimizer=optimizer)
+    stepped.run(1)
+    occasions.before_steps(resumed)
+    assert shapes(resumed) == shapes(stepped)
+    resumed.run(1)
+
+
+def test_resuming_is_known_for_torchs_optimizers() -> None:
+    with pytest.raises(CannotEstimate, match="torch's own optimizers"):
+        ready(tiny_job(resume="cpu"), optimizer_in_backward=True).run(1)
