@@ -7,6 +7,7 @@ autograd graph, so a watched program allocates exactly what it allocates alone (
 which a module's call gives several blocks back at its end may differ, which the allocator does not notice.
 """
 
+import contextlib
 import functools
 import gc
 import threading
@@ -21,12 +22,22 @@ MAX_EVENTS = 20_000_000
 
 
 class Watch:
-    """Marks, claims and step counting for one process.  `start` once, after torch is imported."""
+    """Marks, claims and step counting for one process.  `start` once, after torch is imported.
 
-    def __init__(self, torch: Any, native: Native | None = None, stop_after_steps: int | None = None) -> None:
+    `address` tells where a tensor's memory begins on the device that is watched, and 0 for memory elsewhere.
+    """
+
+    def __init__(
+        self,
+        torch: Any,
+        native: Native | None = None,
+        stop_after_steps: int | None = None,
+        address: Callable[[Any], int] | None = None,
+    ) -> None:
         self.torch = torch
         self.native = native
         self.stop_after_steps = stop_after_steps
+        self.address = address or cuda_address
         self.on_stop: Callable[[], None] = lambda: None
         self.marks: list[tuple[int, str, str]] = [(0, "load", "")]
         self.claims: list[tuple[int, int, str]] = []
@@ -74,7 +85,7 @@ class Watch:
         """The memory behind `tensor`, as it was when the current mark began, is of this category."""
         number = len(self.marks) - 1
         for plain in plain_tensors(tensor):
-            address = plain.untyped_storage().data_ptr()
+            address = self.address(plain)
             if address:
                 self.claims.append((number, address, category))
 
@@ -82,24 +93,46 @@ class Watch:
 
     def start(self) -> None:
         """Register every hook.  Nothing touches the GPU: the allocator's history begins when CUDA does."""
-        torch = self.torch
-        modules = torch.nn.modules.module
-        modules.register_module_forward_pre_hook(self._enter)
-        modules.register_module_forward_hook(self._leave, always_call=True)
+        self._hook()
+        self.torch.cuda._lazy_call(self._cuda_begins)
+
+    @contextlib.contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Watch while this lasts, without CUDA: somebody else records the memory."""
+        unhook = self._hook()
+        try:
+            yield
+        finally:
+            unhook()
+
+    def _hook(self) -> Callable[[], None]:
+        """Register every hook; what is returned takes them away."""
         from torch.optim import optimizer
 
-        optimizer.register_optimizer_step_pre_hook(self._before_step)
-        optimizer.register_optimizer_step_post_hook(self._after_step)
+        torch = self.torch
+        modules = torch.nn.modules.module
+        handles = (
+            modules.register_module_forward_pre_hook(self._enter),
+            modules.register_module_forward_hook(self._leave, always_call=True),
+            optimizer.register_optimizer_step_pre_hook(self._before_step),
+            optimizer.register_optimizer_step_post_hook(self._after_step),
+        )
         run_backward = torch.autograd._engine_run_backward
         torch.autograd._engine_run_backward = functools.wraps(run_backward)(
             functools.partial(self._backward, run_backward)
         )
-        torch.cuda._lazy_call(self._cuda_begins)
+
+        def unhook() -> None:
+            torch.autograd._engine_run_backward = run_backward
+            for handle in handles:
+                handle.remove()
+
+        return unhook
 
     def _cuda_begins(self) -> None:
         torch = self.torch
         torch.cuda.memory._record_memory_history("all", context=None, max_entries=MAX_EVENTS)
-        torch._C._cuda_attach_out_of_memory_observer(self._out_of_memory)
+        torch._C._cuda_attach_out_of_memory_observer(self.out_of_memory)
         self._recording = True
         self.positions[len(self.marks) - 1] = 0
         self._announce()
@@ -170,10 +203,10 @@ class Watch:
         Once for each forward and backward pass: new memory may be where the old was.
         """
         for parameter in module._parameters.values():
-            if parameter is None or not parameter.is_cuda:
+            if parameter is None:
                 continue
             for plain in plain_tensors(parameter):
-                address = plain.untyped_storage().data_ptr()
+                address = self.address(plain)
                 if address and self._claimed.get(id(parameter)) != address:
                     self._claimed[id(parameter)] = address
                     self.claims.append((len(self.marks) - 1, address, "parameter"))
@@ -275,7 +308,8 @@ class Watch:
 
     # -- the end
 
-    def _out_of_memory(self, device: int, requested: int, total: int, free: int) -> None:
+    def out_of_memory(self, device: int, requested: int, total: int, free: int) -> None:
+        """A request could not be served; the arguments are those of torch's observer of such events."""
         step, phase, module = self.marks[-1]
         self.oom_marks.append(len(self.marks) - 1)
         self.ooms.append(
@@ -324,15 +358,20 @@ def let_watchdog_pass(torch: Any) -> None:
 
 
 def plain_tensors(tensor: Any) -> Iterator[Any]:
-    """The CUDA tensors that really hold memory behind a tensor: a DTensor's shard, a subclass's inner parts."""
+    """The tensors that really hold memory behind a tensor: a DTensor's shard, a subclass's inner parts."""
     local = getattr(tensor, "_local_tensor", None)
     if local is not None:
         yield from plain_tensors(local)
     elif hasattr(type(tensor), "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             yield from plain_tensors(getattr(tensor, name))
-    elif tensor.is_cuda:
+    else:
         yield tensor
+
+
+def cuda_address(tensor: Any) -> int:
+    """Where a plain tensor's memory begins on the GPU; 0 for memory elsewhere."""
+    return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
 
 
 def tensors_in(value: Any, kind: type) -> Iterator[Any]:
