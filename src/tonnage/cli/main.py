@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from tonnage.cli import devices, dry_run, estimate, models, report
+from tonnage.cli import devices, dry_run, estimate, formats, models, report
 from tonnage.errors import TonnageError
 
 INTERRUPTED = 130
@@ -30,6 +30,7 @@ app.command("dry-run", context_settings={"allow_interspersed_args": False})(dry_
 app.command("report")(report.report)
 app.command("devices")(devices.devices)
 app.command("models")(models.models)
+app.command("formats")(formats.formats)
 
 
 @app.callback(invoke_without_command=True)
