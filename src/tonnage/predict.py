@@ -4,11 +4,12 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from tonnage.device import Cluster
+from tonnage.device import CPU, Cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job
 from tonnage.plan import Plan
 from tonnage.summary import Run, summarise
+from tonnage.trace import Trace
 
 Progress = Callable[[str], None]
 
@@ -26,6 +27,7 @@ def estimate(
 ) -> Run:
     """Run `steps` optimizer steps of one rank on a ghost of the cluster's card, in a process of its own.
 
+    For the device `cpu` nothing is run on a ghost: the step is recorded here, without computing (see `record`).
     `worker` is a warm `tonnage.ghost.pool.Worker` to use instead of a new one.  Raises UsageError when a technique
     refuses the job, CannotEstimate when the model cannot be built, GhostUnavailable when no ghost can run here.
     """
@@ -33,13 +35,8 @@ def estimate(
     check(job, plan, cluster)
     if not 0 <= rank < cluster.gpus:
         raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
-    if worker is not None:
-        return _run(worker, job, plan, cluster, rank, steps)
-    from tonnage.ghost.pool import Worker
-
-    with Worker(torch_version, progress) as fresh:
-        progress(f"running {steps} steps on a ghost {cluster.device.id}")
-        return _run(fresh, job, plan, cluster, rank, steps)
+    trace = _trace(job, plan, cluster, rank, steps, torch_version, worker, progress)
+    return _summed_up(trace, job, plan, cluster, steps)
 
 
 def check(job: Job, plan: Plan, cluster: Cluster) -> None:
@@ -50,8 +47,32 @@ def check(job: Job, plan: Plan, cluster: Cluster) -> None:
         raise UsageError(f"{refusal}")
 
 
-def _run(worker: Any, job: Job, plan: Plan, cluster: Cluster, rank: int, steps: int) -> Run:
-    trace = worker.run(job, plan, cluster, rank=rank, steps=steps)
+def _trace(
+    job: Job,
+    plan: Plan,
+    cluster: Cluster,
+    rank: int,
+    steps: int,
+    torch_version: str | None,
+    worker: Any,
+    progress: Progress,
+) -> Trace:
+    if cluster.device.id == CPU:
+        from tonnage import record
+
+        progress(f"recording {steps} steps on the CPU without computing them")
+        return record.run(job, plan, cluster, rank=rank, steps=steps)
+    if worker is not None:
+        found: Trace = worker.run(job, plan, cluster, rank=rank, steps=steps)
+        return found
+    from tonnage.ghost.pool import Worker
+
+    with Worker(torch_version, progress) as fresh:
+        progress(f"running {steps} steps on a ghost {cluster.device.id}")
+        return fresh.run(job, plan, cluster, rank=rank, steps=steps)
+
+
+def _summed_up(trace: Trace, job: Job, plan: Plan, cluster: Cluster, steps: int) -> Run:
     described = {**asdict(job), "steps": steps}
     model = described.pop("model")
     return summarise(

@@ -99,6 +99,8 @@ class _Walk:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.settings = AllocatorSettings.parse(trace.allocator_settings)
+        self.exact = trace.device.get("type") == "cpu"
+        """Whether blocks are as large as they were asked for: the CPU's allocator does not round."""
         self.blocks: list[_Block] = []
         self.live: dict[int, _Block] = {}
         self.addresses: list[int] = []
@@ -166,8 +168,10 @@ class _Walk:
         self.span = []
 
     def alloc(self, index: int, address: int, requested: int, mark: int) -> None:
-        size = self.settings.round_size(requested)
-        size += self.slack(address, size)
+        size = requested
+        if not self.exact:
+            size = self.settings.round_size(requested)
+            size += self.slack(address, size)
         block = _Block(address, size, index, mark)
         if address in self.sent.get(mark, ()):
             block.claim("communication")

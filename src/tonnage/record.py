@@ -1,0 +1,478 @@
+"""A step written down without a GPU and without computing: fake tensors, whose storages live as long as real ones.
+
+The same `tonnage.step` runs under torch's FakeTensorMode: dispatch, autograd, autocast, optimizers and sharding are
+the real code, tensors have shapes and no memory.  The Recorder sees every operation's results; a storage that it
+meets for the first time is an allocation, the end of that storage is a free.  On the CPU, where the allocator neither
+rounds nor caches, the bytes alive between two operations are those of a real run, to the byte (tests compare them
+with what torch's profiler counts).
+
+What an operation allocates and frees inside itself is not seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+import time
+import weakref
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakIdKeyDictionary
+
+from tonnage.engines import engine_of
+from tonnage.errors import CannotEstimate
+from tonnage.ghost.process import INSIDE
+from tonnage.step import World
+from tonnage.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+
+NOT_SEEN: Final = "memory that an operation takes and gives back inside itself: not counted"
+VALUES: Final = "values that were computed and then read: zero"
+KNOWN_ELEMENTS: Final = 2**20
+"""Tensors up to this size are computed for real if they hold whole numbers that are known."""
+
+_ALLOCATED: Final = ("segment_alloc", "alloc")
+_FREED: Final = ("free_requested", "free_completed", "segment_free")
+_CODES: Final = {name: code for code, name in enumerate(ACTIONS)}
+_LINE_BYTES: Final = 64
+"""Made-up addresses are multiples of it, as those of torch's CPU allocator."""
+
+
+class _KnownValues:
+    """Small tensors of whole numbers and truth values whose contents follow from what the program wrote down.
+
+    Token ids, positions and masks decide which way a program goes.  What is computed of them alone is computed for
+    real beside the fake tensors, views and changes in place included; nothing else has values.
+    """
+
+    def __init__(self) -> None:
+        self._real: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def compute(self, op: Any, args: Any, kwargs: Any) -> Any:
+        """What the operation gives on real tensors; None if some of its arguments are not known."""
+        if not all(self._is_known(tensor) for tensor in _tensors((args, kwargs))):
+            return None
+        args, kwargs = tree_map_only(torch.Tensor, lambda tensor: self._real.get(tensor, tensor), (args, kwargs))
+        with _disable_current_modes(), torch.no_grad():
+            return op(*args, **kwargs)
+
+    def follow(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Do the same with real tensors where the arguments are known; where not, forget what was changed."""
+        results = _tensors(result)
+        if results and all(_is_simple(tensor) for tensor in results) and "empty" not in op._schema.name:
+            known = self.compute(op, args, kwargs)
+            if known is not None:
+                self.keep(results, known)
+                return
+        if op._schema.is_mutable:
+            for tensor in _tensors((args, kwargs)):
+                self._real.pop(tensor, None)
+
+    def keep(self, results: Any, known: Any) -> None:
+        """Remember the values of an operation's results."""
+        for fake, real in zip(_tensors(results), _tensors(known), strict=True):
+            self._real[fake] = real
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        return not isinstance(tensor, FakeTensor) if tensor not in self._real else True
+
+
+def _is_simple(tensor: torch.Tensor) -> bool:
+    countable = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    return countable and tensor.numel() <= KNOWN_ELEMENTS and tensor.device.type == "cpu"
+
+
+def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
+    """The result of a grouped matrix product: torch's fake one takes bf16 alone, its CPU kernel any dtype.
+
+    (rows, k) x (groups, k, n) -> (rows, n); (m, rows) x (rows, n) -> (groups, m, n); each row of the result begins
+    at a multiple of 16 bytes.  torch/_meta_registrations.py, _create_grouped_mm_output_tensor.
+    """
+    dtype = out_dtype or a.dtype
+    groups = () if a.dim() != b.dim() else (offs.shape[0] if a.dim() == 2 else a.shape[0],)
+    rows, columns = a.shape[-2], b.shape[-1]
+    padded = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
+    strides = (padded, 1) if not groups else (rows * padded, padded, 1)
+    return a.new_empty_strided((*groups, rows, columns), strides, dtype=dtype)
+
+
+def _fake_like(known: Any) -> Any:
+    """Fake tensors of the same shapes."""
+    return tree_map_only(torch.Tensor, torch.empty_like, known)
+
+
+@dataclass
+class _Block:
+    """A storage that is alive."""
+
+    address: int
+    size_bytes: int
+    storage: weakref.ref[torch.UntypedStorage]
+    """Held because its callback tells of the end."""
+
+
+class Recorder(TorchDispatchMode):
+    """Hears of every storage on one device: when it is made, resized and given back.
+
+    Each storage is a block in a segment of its own, because the system's allocator is asked for each.
+    """
+
+    def __init__(self, device: torch.device, capacity_bytes: int) -> None:
+        super().__init__()
+        self.device = device
+        self.capacity_bytes = capacity_bytes
+        self.columns: dict[str, array[int]] = {name: array("q") for name in EVENT_COLUMNS}
+        self.live_bytes = self.peak_bytes = 0
+        self.read_values = False
+        self.mark: Callable[[], int] = lambda: 0
+        """The number of the mark that events belong to."""
+        self.on_shortage: Callable[[int], None] = lambda requested_bytes: None
+        """Told of a request that does not fit, before OutOfMemoryError is raised."""
+        self._blocks: dict[int, _Block] = {}
+        self._next_address = _LINE_BYTES
+        self._results: list[tuple[weakref.ref[torch.Tensor], str]] = []
+        self._values = _KnownValues()
+
+    def address(self, tensor: torch.Tensor) -> int:
+        """Where the tensor's storage begins; 0 where it has no memory on the device."""
+        block = self._blocks.get(_key(tensor.untyped_storage()))
+        return block.address if block is not None else 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation and look at the storages of its results."""
+        kwargs = kwargs or {}
+        if (
+            op.namespace == "prim"
+        ):  # questions of autograd about devices and layouts, in the middle of other operations
+            return op(*args, **kwargs)
+        self.settle()
+        try:
+            result = self._formula(op)(*args, **kwargs)
+        except DataDependentOutputException:
+            known = self._values.compute(op, args, kwargs)
+            return self._read(op, args) if known is None else known
+        except DynamicOutputShapeException:
+            known = self._values.compute(op, args, kwargs)
+            if known is None:
+                raise
+            result = _fake_like(known)
+            self._values.keep(result, known)
+        else:
+            self._values.follow(op, args, kwargs, result)
+        for tensor in _plain(result):
+            self.see(tensor)
+        if torch.is_grad_enabled():
+            self._results += [(weakref.ref(leaf), name) for leaf in _tensors(result) for name in _numbers(op, args)]
+        return result
+
+    def see(self, tensor: torch.Tensor) -> None:
+        """Note the tensor's storage if it is new, or if it has another size than before."""
+        if tensor.device != self.device:
+            return
+        storage = tensor.untyped_storage()
+        block = self._blocks.get(_key(storage))
+        if block is None:
+            self._meet(storage)
+        elif block.size_bytes != storage.nbytes():
+            self.resized(storage)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """A known storage has another size now: new memory, and the old is given back."""
+        block = self._blocks.get(_key(storage))
+        if block is not None and block.size_bytes != storage.nbytes():
+            before = (block.address, block.size_bytes)
+            block.size_bytes = storage.nbytes()
+            block.address = self._allocate(block.size_bytes)
+            self._free(*before)
+
+    def _meet(self, storage: torch.UntypedStorage) -> None:
+        key, size = _key(storage), storage.nbytes()
+        gone = functools.partial(self._gone, key)
+        self._blocks[key] = _Block(self._allocate(size), size, weakref.ref(storage, gone))
+
+    def _gone(self, key: int, _reference: object) -> None:
+        block = self._blocks.pop(key)
+        self._free(block.address, block.size_bytes)
+
+    def _allocate(self, size: int) -> int:
+        """The address of a new block; 0 for none.  Raises torch.OutOfMemoryError."""
+        if size == 0:
+            return 0
+        if self.live_bytes + size > self.capacity_bytes:
+            self._note("oom", 0, size)
+            self.on_shortage(size)
+            raise torch.OutOfMemoryError(
+                f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes; "
+                f"{self.live_bytes} of {self.capacity_bytes} are in use."
+            )
+        address = self._next_address
+        self._next_address += -(-size // _LINE_BYTES) * _LINE_BYTES
+        for action in _ALLOCATED:
+            self._note(action, address, size)
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        return address
+
+    def _free(self, address: int, size: int) -> None:
+        if address:
+            for action in _FREED:
+                self._note(action, address, size)
+            self.live_bytes -= size
+
+    def _note(self, action: str, address: int, size: int) -> None:
+        for name, value in zip(EVENT_COLUMNS, (_CODES[action], address, size, 0, self.mark()), strict=True):
+            self.columns[name].append(value)
+
+    def _formula(self, op: Any) -> Any:
+        """The operation, or what stands in where torch's rule for fake tensors is narrower than its CPU kernel."""
+        return _grouped_mm if op is torch.ops.aten._grouped_mm.default else op
+
+    def _read(self, op: Any, args: Any) -> Any:
+        """A value that was never computed is asked for: zero of its type, as on a ghost."""
+        if op is not torch.ops.aten._local_scalar_dense.default:
+            raise CannotEstimate(f"The step's course depends on computed values ({op}), which do not exist here.")
+        self.read_values = True
+        return _zero(args[0].dtype)
+
+    def settle(self) -> None:
+        """Note what could not be seen when the last operation ended.
+
+        Autograd keeps some of the numbers that operations are given as tensors of one element: `x * 0.5`.
+
+        The dispatcher shows them as plain numbers, so they are looked for in the nodes of the results, which are
+        there as soon as the next operation begins.
+        """
+        results, self._results = self._results, []
+        for reference, name in results:
+            tensor = reference()
+            saved = getattr(tensor.grad_fn, f"_saved_{name}", None) if tensor is not None else None
+            if isinstance(saved, torch.Tensor) and saved.device == self.device:
+                self.see(saved)
+
+
+def _key(storage: torch.UntypedStorage) -> int:
+    """What tells storages apart while they live."""
+    return int(storage._cdata)
+
+
+def _zero(dtype: torch.dtype) -> bool | int | float | complex:
+    if dtype == torch.bool:
+        return False
+    if dtype.is_complex:
+        return 0j
+    return 0.0 if dtype.is_floating_point else 0
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _plain(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors that hold the memory of a result: of a DTensor, its shard."""
+    for tensor in _tensors(value):
+        yield from inside("watch").plain_tensors(tensor)
+
+
+@functools.cache
+def _tensor_arguments(op: Any) -> tuple[tuple[int, str], ...]:
+    """Place and name of the arguments that an operation takes as tensors."""
+    arguments = enumerate(op._schema.arguments) if hasattr(op, "_schema") else ()
+    return tuple((place, item.name) for place, item in arguments if str(item.type) == "Tensor")
+
+
+def _numbers(op: Any, args: Any) -> list[str]:
+    """The names of the tensor arguments for which this call gave a number."""
+    return [
+        name for place, name in _tensor_arguments(op) if place < len(args) and isinstance(args[place], int | float)
+    ]
+
+
+@functools.cache
+def inside(name: str) -> Any:
+    """A module of those that run beside torch in a ghosted process too, where they are alone on the path."""
+    if str(INSIDE) not in sys.path:
+        sys.path.append(str(INSIDE))
+    return importlib.import_module(f"tonnage_inside.{name}")
+
+
+@contextmanager
+def recording(device: torch.device, capacity_bytes: int) -> Iterator[tuple[Recorder, Any]]:
+    """Within it nothing is computed, and everything on `device` is recorded; gives the Recorder and its Watch."""
+    recorder = Recorder(device, capacity_bytes)
+    watch = inside("watch").Watch(torch, address=recorder.address)
+    recorder.mark = lambda: len(watch.marks) - 1
+    recorder.on_shortage = lambda requested: watch.out_of_memory(0, requested, capacity_bytes, 0)
+    patches = (_outside_the_dispatcher(recorder), _converted_as_real(), _unnoticed(), watch.hooked())
+    with FakeTensorMode(allow_non_fake_inputs=True), recorder, ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield recorder, watch
+
+
+@contextmanager
+def _outside_the_dispatcher(recorder: Recorder) -> Iterator[None]:
+    """Two ways to get memory that no operation shows: resizing a storage, and the state of the random numbers."""
+    resize, get_rng_state = torch.UntypedStorage.resize_, torch.get_rng_state
+
+    def resized(storage: torch.UntypedStorage, size: int) -> Any:
+        result = resize(storage, size)
+        recorder.resized(storage)
+        return result
+
+    def rng_state() -> torch.Tensor:
+        state = get_rng_state()
+        recorder.see(state)
+        return state
+
+    torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+    torch.get_rng_state = rng_state
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_, torch.get_rng_state = resize, get_rng_state  # type: ignore[method-assign]
+
+
+@contextmanager
+def _converted_as_real() -> Iterator[None]:
+    """`Module.to` and `to_empty` change fake parameters as they change real ones.
+
+    torch would swap fake ones with their successors, which it refuses for tensors that have weak references.
+    """
+    original = torch.nn.Module._apply
+
+    def apply(module: torch.nn.Module, change: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
+        for child in module.children() if recurse else ():
+            child._apply(change)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = _changed(parameter, change)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = change(buffer)
+        return module
+
+    torch.nn.Module._apply = apply  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = original  # type: ignore[method-assign]
+
+
+def _changed(parameter: torch.nn.Parameter, change: Callable[[Any], Any]) -> torch.nn.Parameter:
+    """The parameter after a change of dtype or device: itself with new memory, or a new one on another device."""
+    with torch.no_grad():
+        value = change(parameter)
+    if is_traceable_wrapper_subclass(value):  # a shard: torch swaps real ones too
+        torch.utils.swap_tensors(parameter, torch.nn.Parameter(value, parameter.requires_grad))
+    elif value.device == parameter.device:
+        parameter.data = value
+        if parameter.grad is not None:
+            parameter.grad.data = change(parameter.grad)
+    else:
+        return torch.nn.Parameter(value, parameter.requires_grad)
+    return parameter
+
+
+@contextmanager
+def _unnoticed() -> Iterator[None]:
+    """transformers takes other ways with fake tensors than with real ones; here it must not see the difference."""
+    from transformers.utils import import_utils
+
+    original = getattr(import_utils, "is_fake_tensor", None)
+    if original is None:  # before it existed, transformers did not look
+        yield
+        return
+    import_utils.is_fake_tensor = lambda value: False
+    try:
+        yield
+    finally:
+        import_utils.is_fake_tensor = original
+
+
+def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3) -> Trace:
+    """The Trace of one rank's steps on the CPU.  Raises CannotEstimate where the step needs computed values."""
+    began = time.perf_counter()
+    ended: dict[str, Any] = {"kind": "completed"}
+    device = torch.device("cpu")
+    world = World(size=cluster.gpus, rank=rank, gpus_per_node=cluster.gpus_per_node, device=device)
+    with recording(device, cluster.device.capacity_bytes) as (recorder, watch), _own_group():
+        try:
+            kept = engine_of(plan).run(job, plan, world, steps)
+        except torch.OutOfMemoryError as error:
+            ended = inside("outcome").of_exception(error, watch)
+            kept = error
+        except (DynamicOutputShapeException, UnsupportedOperatorException) as error:
+            raise CannotEstimate(
+                f"The step depends on computed values, which do not exist here ({error})."
+            ) from error
+        watch.finish()
+        trace = _trace(recorder, watch, cluster, rank=rank, outcome=ended, seconds=time.perf_counter() - began)
+        del kept  # what was built lives until its trace is written
+    return trace
+
+
+@contextmanager
+def _own_group() -> Iterator[None]:
+    """A process group that is made within does not outlive it."""
+    before = dist.is_initialized()
+    try:
+        yield
+    finally:
+        if dist.is_initialized() and not before:
+            dist.destroy_process_group()
+
+
+def _trace(
+    recorder: Recorder, watch: Any, cluster: Cluster, *, rank: int, outcome: dict[str, Any], seconds: float
+) -> Trace:
+    return Trace(
+        source="meta",
+        versions=inside("written").versions(torch),
+        device={
+            "type": recorder.device.type,
+            "name": cluster.device.name,
+            "total_bytes": recorder.capacity_bytes,
+            "context_bytes": 0,
+            "devices": 1,
+        },
+        rank=rank,
+        world_size=cluster.gpus,
+        steps=watch.steps,
+        outcome=outcome,
+        peaks={
+            "allocated_bytes": recorder.peak_bytes,
+            "reserved_bytes": recorder.peak_bytes,
+            "retries": 0,
+            "ooms": len(watch.ooms),
+        },
+        model=watch.model,
+        assumed=(NOT_SEEN, *((VALUES,) if recorder.read_values else ())),
+        seconds=seconds,
+        marks=tuple(Mark(step=done, phase=phase, module=module) for done, phase, module in watch.marks),
+        claims=tuple(Claim(mark=mark, address=address, category=kind) for mark, address, kind in watch.claims),
+        event_columns={name: column[:] for name, column in recorder.columns.items()},
+    )
