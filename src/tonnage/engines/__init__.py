@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tonnage.engines import own
+from tonnage.engines import accelerate, deepspeed, hf_trainer, own, trl
 from tonnage.engines.engine import Engine
 
 if TYPE_CHECKING:
     from tonnage.plan import Plan
 
-ENGINES: Final[tuple[Engine, ...]] = (own.TONNAGE,)
+ENGINES: Final[tuple[Engine, ...]] = (
+    own.TONNAGE,
+    hf_trainer.HF_TRAINER,
+    trl.TRL,
+    accelerate.ACCELERATE,
+    deepspeed.DEEPSPEED,
+)
 
 
 def names() -> tuple[str, ...]:

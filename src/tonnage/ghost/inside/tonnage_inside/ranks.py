@@ -170,6 +170,13 @@ def act_alone(distributed: Any, native: Native | None = None) -> None:
         for name, function in (*mine, ("split_group", split_group_alone)):
             if hasattr(module, name):
                 setattr(module, name, function)
+    after_import("deepspeed.runtime.zero.utils", _agree_alone)
+
+
+def _agree_alone(module: ModuleType) -> None:
+    """DeepSpeed's ZeRO-3 compares the order of its modules with rank 0's: alone, the own order is all there is."""
+    module.assert_lst_len_same_as_other_ranks = lambda order: None  # type: ignore[attr-defined]
+    module.get_lst_from_rank0 = list  # type: ignore[attr-defined]
 
 
 def _vote_alone(torch: Any, module: ModuleType) -> None:

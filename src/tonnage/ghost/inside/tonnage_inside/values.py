@@ -13,7 +13,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from .imports import after_import
@@ -36,6 +36,7 @@ ASSUMED = {
     "weights": "pretrained weights were not read: shapes and dtypes come from the configuration",
     "initialisation": "host tensors were not filled with random numbers",
     "host_optimizer": "optimizers did no arithmetic on host tensors (offloaded parameters)",
+    "compiled_adam": "DeepSpeed's FusedAdam and CPUAdam were not compiled: their kernels do nothing, the rest is run",
 }
 
 
@@ -78,6 +79,7 @@ class Policy:
         for name in ("adam", "adamw", "sgd", "adafactor"):
             after_import(f"torch.optim.{name}", functools.partial(self._patch_optimizer, name))
         self.torch.cuda._lazy_call(self._patch_nonzero)
+        after_import("deepspeed.ops.op_builder.builder", self._patch_compiled_adam)
         after_import("torch.distributed.distributed_c10d", self._patch_object_exchange)
         after_import("transformers.masking_utils", self._patch_masks)
         after_import("transformers.generation.utils", self._patch_generation)
@@ -236,6 +238,16 @@ class Policy:
             return original(parameters, *args, **kwargs)
 
         setattr(module, name, update)
+
+    def _patch_compiled_adam(self, module: ModuleType) -> None:
+        """DeepSpeed compiles Adam's kernels at first use, for minutes; its Python code makes states and lists."""
+
+        def nothing(*_args: Any, **_kwargs: Any) -> None:
+            self.use("compiled_adam")
+
+        on_card = SimpleNamespace(multi_tensor_adam=nothing)
+        on_host = SimpleNamespace(create_adam=nothing, adam_update=nothing, destroy_adam=nothing)
+        module.OpBuilder._loaded_ops |= {"fused_adam": on_card, "cpu_adam": on_host}
 
     # -- transformers
 

@@ -14,8 +14,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
+from .imports import after_import
 from .native import Native
 
 MAX_EVENTS = 20_000_000
@@ -51,6 +53,7 @@ class Watch:
         self._recording = False
         self._occasion = ""
         self._stepped = False
+        self._whole_step = False
         self._backward_seen = False
         self._backward_depth = 0
         self._names: dict[int, str] = {}
@@ -94,6 +97,7 @@ class Watch:
     def start(self) -> None:
         """Register every hook.  Nothing touches the GPU: the allocator's history begins when CUDA does."""
         self._hook()
+        after_import("deepspeed.runtime.engine", self._mark_whole_steps)
         self.torch.cuda._lazy_call(self._cuda_begins)
 
     @contextlib.contextmanager
@@ -289,11 +293,28 @@ class Watch:
                     self.claim(parameter.grad, "gradient")
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self.mark("backward" if self._backward_depth else "other", "")
+        inside = "optimizer" if self._whole_step else "backward" if self._backward_depth else "other"
+        self.mark(inside, "")
         for state in optimizer.state.values():
             for tensor in tensors_in(state, self.torch.Tensor):
                 self.claim(tensor, "optimizer_state")
         self._stepped = self._stepped or self._backward_seen
+
+    def _mark_whole_steps(self, module: ModuleType) -> None:
+        """DeepSpeed's step is more than its optimizer's: gradients become fp32 before, weights are gathered after."""
+        original = module.DeepSpeedEngine._take_model_step
+
+        @functools.wraps(original)
+        def take(*args: Any, **kwargs: Any) -> Any:
+            self._whole_step = True
+            self.mark("optimizer", "")
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._whole_step = False
+                self.mark("other", "")
+
+        module.DeepSpeedEngine._take_model_step = take
 
     def _next_step(self) -> None:
         """A forward or backward begins: if an optimizer stepped since the last one, a step is complete."""

@@ -1,0 +1,123 @@
+"""A loop of one's own with accelerate's Accelerator, as in its documentation.
+
+Network, checkpointing, loss and optimizer are the plan's techniques, as in tonnage's own loop; precision,
+replication, sharding and accumulation are the Accelerator's: autocast around the forward, outputs cast to fp32, DDP
+with its defaults, FSDP2 by its plugin.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.engines.engine import ANY, SHAPES, Engine
+from tonnage.engines.hf_trainer import SHARDED, alone_on_many
+from tonnage.techniques import chosen
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import Step, World
+    from tonnage.techniques.technique import Refusal
+
+ACCELERATORS_OWN: Final = ("shard", "param_offload")
+"""Options that the Accelerator answers for; of `precision`, it is the autocast."""
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """What the techniques themselves say."""
+    answers = (technique.accepts(job, plan, cluster) for technique in chosen(job, plan))
+    return alone_on_many(plan, cluster) or next((answer for answer in answers if answer is not None), None)
+
+
+def run(job: Job, plan: Plan, world: World, steps: int) -> object:
+    """Prepare network, optimizer and loader together, then train."""
+    import torch
+    from accelerate import Accelerator
+
+    from tonnage.engines import given
+    from tonnage.model import loss_of
+
+    given.launch(plan, world)
+    step = _described(job, plan, world)
+    accelerator = Accelerator(
+        mixed_precision=plan.compute_dtype if plan.precision.endswith("-mixed") else "no",
+        gradient_accumulation_steps=job.grad_accum,
+        **_sharding(plan, world),
+    )
+    module = _network(step)
+    rows = given.Rows(step, module, given.rows_needed(job, world, steps))
+    loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True)
+    [(parameters, new)] = step.optimizer_parts(module)
+    prepared: tuple[Any, Any, Any] = accelerator.prepare(module, new(parameters), loader)
+    model, optimizer, batches = prepared
+    with given.contexts(step):
+        for batch in batches:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model(**batch)))
+                optimizer.step()
+                optimizer.zero_grad()
+    return prepared
+
+
+def _described(job: Job, plan: Plan, world: World) -> Step:
+    """All techniques of the plan but those that the Accelerator stands for."""
+    from tonnage.step import Step
+
+    step = Step(job=job, plan=plan, world=world, initialise=False)
+    for technique in chosen(job, plan):
+        if technique.option not in ACCELERATORS_OWN:
+            step = technique.apply(step)
+    return step
+
+
+def _network(step: Step) -> nn.Module:
+    from tonnage.engines import given
+
+    module = given.network(step)
+    for change in step.changes:
+        module = change(module)
+    return module
+
+
+def _sharding(plan: Plan, world: World) -> dict[str, Any]:
+    from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
+
+    if plan.shard not in SHARDED:
+        return {}
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=plan.shard != "zero2",
+        cpu_offload=plan.param_offload == "cpu",
+        auto_wrap_policy="transformer_based_wrap",
+    )
+    if plan.shard != "hsdp":
+        return {"fsdp_plugin": plugin}
+    nodes = world.size // world.gpus_per_node
+    mesh = ParallelismConfig(dp_replicate_size=nodes, dp_shard_size=world.gpus_per_node)
+    return {"fsdp_plugin": plugin, "parallelism_config": mesh}
+
+
+ACCELERATE: Final = Engine(
+    name="accelerate",
+    packages=("accelerate",),
+    expresses={
+        **SHAPES,
+        "method": ("full", "lora"),
+        "lora_rank": ANY,
+        "lora_targets": ANY,
+        "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
+        "base_dtype": ANY,
+        "optimizer": ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "adafactor"),
+        "checkpointing": ("none", "full", "every-N", "selective"),
+        "shard": ("none", "ddp", *SHARDED),
+        "param_offload": ("none", "cpu"),
+        "attention": ANY,
+        "loss": ("plain", "chunked"),
+    },
+    accepts=accepts,
+    imports=("accelerate",),
+    run=run,
+)

@@ -1,0 +1,176 @@
+"""DeepSpeed: `deepspeed.initialize` with the ZeRO stage that the plan's `shard` names, and its own loop.
+
+A mixed precision is DeepSpeed's: weights and gradients in the compute dtype, no autocast, fp32 master weights and
+moments in its optimizer.  docs/engines.md has the bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.engines.engine import ANY, SHAPES, Engine
+from tonnage.engines.hf_trainer import shared_refusal
+from tonnage.techniques.technique import Refusal
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import Step, World
+
+STAGES: Final = {"none": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
+"""The ZeRO stage of each `shard`."""
+
+OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
+    "adamw": {},
+    "adamw-loop": {"torch_adam": True, "foreach": False},
+    "adamw-foreach": {"torch_adam": True, "foreach": True},
+}
+"""Parameters of DeepSpeed's optimizer AdamW; `adamw` is FusedAdam on the card, DeepSpeedCPUAdam on the host."""
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """What DeepSpeed's stages cannot do together, and what the shared techniques say."""
+    return _replicated(plan, cluster) or _offload(plan) or _own(job, plan, cluster)
+
+
+def _replicated(plan: Plan, cluster: Cluster) -> Refusal | None:
+    if plan.shard == "none" and cluster.gpus > 1:
+        return Refusal(
+            technique="engine=deepspeed",
+            reason=f"on {cluster.gpus} GPUs it always divides or replicates",
+            instead="choose shard ddp, zero1, zero2 or zero3",
+        )
+    return None
+
+
+def _offload(plan: Plan) -> Refusal | None:
+    if plan.param_offload != "none" and plan.shard != "zero3":
+        return Refusal(
+            technique=f"param-offload={plan.param_offload}",
+            reason=f"DeepSpeed moves parameters in stage 3 only, and shard is {plan.shard}",
+            instead="choose shard zero3, or optimizer-offload",
+        )
+    if _optimizer_offload(plan) and STAGES[plan.shard] == 0:
+        return Refusal(
+            technique="optimizer-offload=cpu",
+            reason="it is a part of ZeRO, and there is none without shard zero1, zero2 or zero3",
+            instead="choose shard zero2",
+        )
+    if plan.optimizer != "adamw" and _optimizer_offload(plan):
+        return Refusal(
+            technique=f"optimizer={plan.optimizer}",
+            reason="states on the host want DeepSpeed's own AdamW",
+            instead="choose optimizer adamw",
+        )
+    return None
+
+
+def _optimizer_offload(plan: Plan) -> bool:
+    """With its parameters, the optimizer goes to the host as well."""
+    return "cpu" in (plan.param_offload, getattr(plan, "optimizer_offload", "none"))
+
+
+def _own(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """DeepSpeed's parameter offload is not FSDP2's."""
+    from dataclasses import replace
+
+    return shared_refusal(job, replace(plan, param_offload="none"), cluster)
+
+
+def run(job: Job, plan: Plan, world: World, steps: int) -> object:
+    """As in DeepSpeed's documentation: initialize, then forward, backward and step for every micro-batch."""
+    import deepspeed
+    import torch
+
+    from tonnage.engines import given
+    from tonnage.model import loss_of
+
+    os.environ.update(given.launcher_variables(world))
+    deepspeed.init_distributed(dist_backend="nccl")
+    step = given.described(job, plan, world)
+    config = settings(job, plan)
+    module = _network(step, plan, config)
+    engine, *_ = deepspeed.initialize(
+        model=module, model_parameters=[p for p in module.parameters() if p.requires_grad], config=config
+    )
+    rows = given.Rows(step, module, given.rows_needed(job, world, steps))
+    loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True)
+    with given.contexts(step):
+        for _, batch in zip(range(steps * job.grad_accum), loader, strict=False):
+            loss = loss_of(engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()}))
+            engine.backward(loss)
+            engine.step()
+    return engine
+
+
+def _network(step: Step, plan: Plan, config: dict[str, Any]) -> nn.Module:
+    """On the host; for stage 3 made on the card, layer by layer under `deepspeed.zero.Init`, which divides it."""
+    import torch
+
+    from tonnage.engines import given
+    from tonnage.techniques.checkpointing import CHECKPOINTING
+
+    with _divided(plan, config):
+        module = given.network(step, torch.device("cuda") if plan.shard == "zero3" else None)
+    module = given.adapted(module, step.job)
+    if CHECKPOINTING.chosen(step.job, plan):
+        for change in CHECKPOINTING.apply(step).changes:
+            module = change(module)
+    return module
+
+
+def _divided(plan: Plan, config: dict[str, Any]) -> AbstractContextManager[Any]:
+    if plan.shard != "zero3":
+        return nullcontext()
+    import deepspeed
+
+    made: AbstractContextManager[Any] = deepspeed.zero.Init(config_dict_or_path=config)
+    return made
+
+
+def settings(job: Job, plan: Plan) -> dict[str, Any]:
+    """DeepSpeed's configuration; sizes of buckets and whatever else is not named stay its defaults."""
+    return {
+        "train_micro_batch_size_per_gpu": job.micro_batch,
+        "gradient_accumulation_steps": job.grad_accum,
+        "bf16": {"enabled": plan.precision == "bf16-mixed"},
+        "fp16": {"enabled": plan.precision == "fp16-mixed"},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, **OPTIMIZERS[plan.optimizer]}},
+        "zero_optimization": {"stage": STAGES[plan.shard], **_places(plan)},
+    }
+
+
+def _places(plan: Plan) -> dict[str, Any]:
+    host = {"device": "cpu", "pin_memory": True}
+    places = {
+        "offload_optimizer": _optimizer_offload(plan),
+        "offload_param": plan.param_offload == "cpu",
+    }
+    return {name: host for name, wanted in places.items() if wanted}
+
+
+DEEPSPEED: Final = Engine(
+    name="deepspeed",
+    packages=("deepspeed",),
+    expresses={
+        **SHAPES,
+        "method": ("full", "lora"),
+        "lora_rank": ANY,
+        "lora_targets": ANY,
+        "precision": ("bf16-mixed", "fp16-mixed", "fp32"),
+        "optimizer": tuple(OPTIMIZERS),
+        "optimizer_offload": ("none", "cpu"),
+        "checkpointing": ("none", "full", "every-N", "selective"),
+        "shard": tuple(STAGES),
+        "param_offload": ("none", "cpu"),
+        "attention": ANY,
+    },
+    accepts=accepts,
+    imports=("deepspeed",),
+    run=run,
+)

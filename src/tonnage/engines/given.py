@@ -1,0 +1,121 @@
+"""What every trainer is given: a network as `from_pretrained` leaves it, made-up rows, the launcher's variables.
+
+The torch half of the engines: imported in the process that runs the step only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from tonnage import model as models
+from tonnage.step import Step, World
+from tonnage.techniques import chosen
+from tonnage.techniques.precision import dtype
+
+if TYPE_CHECKING:
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+
+NETWORKS_OWN: Final = ("precision", "attention")
+"""Options that say how a network is made and called, whoever trains it."""
+
+
+def described(job: Job, plan: Plan, world: World) -> Step:
+    """A Step that knows the dtypes and the attention of the plan, and nothing of who trains."""
+    step = Step(job=job, plan=plan, world=world, initialise=False)
+    for technique in chosen(job, plan):
+        if technique.option in NETWORKS_OWN:
+            step = technique.apply(step)
+    if job.method != "full":
+        step = replace(step, weights_dtype=dtype(plan.base_dtype or plan.compute_dtype))
+    return step
+
+
+def network(step: Step, device: torch.device | None = None) -> nn.Module:
+    """The network, by default on the host, where nothing touches its memory."""
+    made = models.build(
+        step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device or torch.device("cpu")
+    )
+    models.check_positions(step.job, made)
+    return made
+
+
+def adapters(job: Job) -> Any:
+    """PEFT's configuration of the job's adapters."""
+    from peft import LoraConfig
+
+    targets = job.lora_targets
+    return LoraConfig(
+        r=job.lora_rank,
+        lora_alpha=2 * job.lora_rank,
+        target_modules=targets[0] if targets == ("all-linear",) else list(targets),
+    )
+
+
+def adapted(module: nn.Module, job: Job) -> nn.Module:
+    """The network with PEFT's adapters as it makes them by default (fp32) if the job wants any."""
+    if job.method == "full":
+        return module
+    from peft import get_peft_model
+
+    with models.without_initialisation(), models.quiet():
+        made: nn.Module = get_peft_model(module, adapters(job))
+    return made
+
+
+class Rows(Dataset[models.Batch]):
+    """Rows of one sequence each, all of full length and without padding, made when they are asked for."""
+
+    def __init__(self, step: Step, module: nn.Module, count: int) -> None:
+        self.one = replace(step.job, micro_batch=1)
+        self.module = module
+        self.images_dtype = torch.float32 if step.autocast_dtype else step.weights_dtype
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> models.Batch:
+        made = models.batch(self.one, self.module, self.images_dtype)
+        return {name: tensor[0] for name, tensor in made.items()}
+
+
+def rows_needed(job: Job, world: World, steps: int) -> int:
+    """Sequences of `steps` optimizer steps on all ranks."""
+    return job.micro_batch * job.grad_accum * world.size * steps
+
+
+def launcher_variables(world: World) -> Mapping[str, str]:
+    """What torchrun sets.  Each process sees one card, as under a launcher that hands the cards out."""
+    return {
+        "RANK": str(world.rank),
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_WORLD_SIZE": str(min(world.size, world.gpus_per_node)),
+        "GROUP_RANK": str(world.rank // world.gpus_per_node),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+
+
+def launch(plan: Plan, world: World) -> None:
+    """Be a process that torchrun started, if the plan divides or replicates anything."""
+    if plan.shard != "none":
+        os.environ.update(launcher_variables(world))
+
+
+@contextmanager
+def contexts(step: Step) -> Iterator[None]:
+    """The plan's attention backend around the trainer's whole loop."""
+    with ExitStack() as stack:
+        for context in step.contexts:
+            stack.enter_context(context())
+        yield

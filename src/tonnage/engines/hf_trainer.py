@@ -1,0 +1,174 @@
+"""Hugging Face's Trainer: TrainingArguments with its own defaults, `Trainer.train()`.
+
+What the plan has no word for stays as the Trainer has it: the loss on fp32 logits, gradients clipped at norm 1.0,
+outputs cast to fp32 by accelerate, fused AdamW.  docs/engines.md has what that does to memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.engines.engine import ANY, SHAPES, Engine, installed
+from tonnage.techniques import chosen
+from tonnage.techniques.technique import Refusal
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import World
+
+OPTIMIZERS: Final[Mapping[str, Mapping[str, str]]] = {
+    "adamw": {},
+    "adamw-foreach": {"optim": "adamw_torch"},
+    "adamw-fused": {"optim": "adamw_torch_fused"},
+    "adamw-8bit": {"optim": "adamw_bnb_8bit"},
+    "adamw-8bit-ao": {"optim": "adamw_torch_8bit"},
+    "adamw-4bit": {"optim": "adamw_torch_4bit"},
+    "paged-adamw-8bit": {"optim": "paged_adamw_8bit"},
+    "lion": {"optim": "lion_32bit"},
+    "lion-8bit": {"optim": "lion_8bit"},
+    "adafactor": {"optim": "adafactor"},
+    "sgd": {"optim": "sgd", "optim_args": "momentum=0.9"},
+}
+"""TrainingArguments for each optimizer; `adamw` is the Trainer's own default."""
+
+OPTIMIZER_PACKAGES: Final = {
+    "adamw-8bit": "bitsandbytes",
+    "adamw-8bit-ao": "torchao",
+    "adamw-4bit": "torchao",
+    "paged-adamw-8bit": "bitsandbytes",
+    "lion": "bitsandbytes",
+    "lion-8bit": "bitsandbytes",
+}
+
+EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
+    **SHAPES,
+    "method": ("full", "lora"),
+    "lora_rank": ANY,
+    "lora_targets": ANY,
+    "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
+    "base_dtype": ANY,
+    "optimizer": tuple(OPTIMIZERS),
+    "checkpointing": ("none", "full", "every-N"),
+    "shard": ("none", "ddp", "zero2", "zero3", "hsdp"),
+    "param_offload": ("none", "cpu"),
+    "attention": ANY,
+}
+
+SHARDED: Final = ("zero2", "zero3", "hsdp")
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """What is known of the Trainer, and of the techniques whose code it shares."""
+    return alone_on_many(plan, cluster) or _optimizer_missing(plan) or shared_refusal(job, plan, cluster)
+
+
+def alone_on_many(plan: Plan, cluster: Cluster) -> Refusal | None:
+    if plan.shard == "none" and cluster.gpus > 1:
+        return Refusal(
+            technique=f"engine={plan.engine}",
+            reason=f"on {cluster.gpus} GPUs it always divides or replicates",
+            instead="choose shard ddp or zero3",
+        )
+    return None
+
+
+def _optimizer_missing(plan: Plan) -> Refusal | None:
+    package = OPTIMIZER_PACKAGES.get(plan.optimizer)
+    if package is None or installed(package) is not None:
+        return None
+    return Refusal(
+        technique=f"optimizer={plan.optimizer}",
+        reason=f"the package {package} is not installed",
+        instead=f"pip install {package}",
+    )
+
+
+def shared_refusal(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """What the plan's techniques say themselves; an engine has its own optimizers and losses."""
+    asked = (t for t in chosen(job, plan) if t.option not in ("optimizer", "loss"))
+    return next((answer for t in asked if (answer := t.accepts(job, plan, cluster)) is not None), None)
+
+
+def run(job: Job, plan: Plan, world: World, steps: int) -> object:
+    """As in the Trainer's own examples, with made-up rows."""
+    from transformers import Trainer, TrainingArguments
+
+    from tonnage.engines import given
+
+    given.launch(plan, world)
+    step = given.described(job, plan, world)
+    module = given.adapted(given.network(step), job)
+    rows = given.Rows(step, module, given.rows_needed(job, world, steps))
+    with tempfile.TemporaryDirectory() as folder, given.contexts(step):
+        arguments = TrainingArguments(output_dir=folder, **settings(job, plan, world, steps))
+        trainer = Trainer(model=module, args=arguments, train_dataset=rows)
+        trainer.train()
+    return trainer
+
+
+def settings(job: Job, plan: Plan, world: World, steps: int) -> dict[str, Any]:
+    """TrainingArguments that say what the plan says, and that nothing is saved or reported."""
+    return {
+        "per_device_train_batch_size": job.micro_batch,
+        "gradient_accumulation_steps": job.grad_accum,
+        "max_steps": steps,
+        "bf16": plan.precision == "bf16-mixed",
+        "fp16": plan.precision == "fp16-mixed",
+        **OPTIMIZERS[plan.optimizer],
+        **_checkpointing(plan),
+        **_sharding(plan, world),
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+    }
+
+
+def _checkpointing(plan: Plan) -> dict[str, Any]:
+    """Through the model; under FSDP with every layer by its own setting, as transformers advises."""
+    from transformers import TrainingArguments
+
+    if plan.shard in SHARDED and plan.checkpointing == "full":
+        return {}
+    word = (
+        "activation_checkpointing"
+        if hasattr(TrainingArguments, "activation_checkpointing")
+        else "gradient_checkpointing"
+    )
+    if plan.checkpointing == "none":
+        return {word: False}
+    every = plan.checkpoint_interval
+    return {word: True, f"{word}_kwargs": {"every_n_layers": every} if every else None}
+
+
+def _sharding(plan: Plan, world: World) -> dict[str, Any]:
+    if plan.shard not in SHARDED:
+        return {}
+    config = {
+        "reshard_after_forward": plan.shard != "zero2",
+        "cpu_offload": plan.param_offload == "cpu",
+        "activation_checkpointing": plan.checkpointing == "full",
+    }
+    return {"fsdp": True, "fsdp_config": config, **_mesh(plan, world)}
+
+
+def _mesh(plan: Plan, world: World) -> dict[str, Any]:
+    if plan.shard != "hsdp":
+        return {}
+    from accelerate import ParallelismConfig
+
+    nodes = world.size // world.gpus_per_node
+    return {"parallelism_config": ParallelismConfig(dp_replicate_size=nodes, dp_shard_size=world.gpus_per_node)}
+
+
+HF_TRAINER: Final = Engine(
+    name="hf-trainer",
+    packages=("transformers", "accelerate"),
+    expresses=EXPRESSES,
+    accepts=accepts,
+    imports=("transformers.trainer",),
+    run=run,
+)

@@ -1,0 +1,82 @@
+"""TRL's SFTTrainer: the Trainer with a language-model head that never makes all logits.
+
+TRL 1.16 always computes the loss in slices of tokens, so `--loss chunked` is the only one it has.  SFTConfig
+checkpoints by default; here the plan says whether.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.engines import hf_trainer
+from tonnage.engines.engine import Engine
+from tonnage.techniques.chunked_loss import accepts as accepts_head
+from tonnage.techniques.technique import Refusal
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.engines.given import Rows
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import World
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Causal language models alone, and what stands against the Trainer."""
+    return accepts_head(job, plan, cluster) or hf_trainer.accepts(job, plan, cluster)
+
+
+def run(job: Job, plan: Plan, world: World, steps: int) -> object:
+    """As a user with tokenised rows: prepared ones, which SFTTrainer takes as they are."""
+    from trl import SFTConfig, SFTTrainer
+
+    from tonnage.engines import given
+
+    given.launch(plan, world)
+    step = given.described(job, plan, world)
+    module = given.network(step)
+    rows = given.Rows(step, module, given.rows_needed(job, world, steps))
+    with tempfile.TemporaryDirectory() as folder, given.contexts(step):
+        arguments = SFTConfig(
+            output_dir=folder,
+            max_length=job.seq_len,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            **hf_trainer.settings(job, plan, world, steps),
+        )
+        trainer = SFTTrainer(
+            model=module,
+            args=arguments,
+            train_dataset=_dataset(rows),
+            processing_class=_tokenizer(),
+            peft_config=None if job.method == "full" else given.adapters(job),
+        )
+        trainer.train()
+    return trainer
+
+
+def _dataset(rows: Rows) -> Any:
+    from datasets import Dataset
+
+    made = [rows[index] for index in range(len(rows))]
+    return Dataset.from_dict({name: [row[name].tolist() for row in made] for name in made[0]})
+
+
+def _tokenizer() -> Any:
+    """One with a padding and an end token, which is all that rows of full length ask of it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>")
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), pad_token="<pad>", eos_token="<eos>")
+
+
+TRL: Final = Engine(
+    name="trl",
+    packages=("trl", "datasets", "accelerate"),
+    expresses={**hf_trainer.EXPRESSES, "loss": ("chunked",)},
+    accepts=accepts,
+    imports=("transformers.trainer", "trl.trainer.sft_trainer"),
+    run=run,
+)
