@@ -1,0 +1,19 @@
+"""The jobs of the league."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+MODELS = ("llama-2-7b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b")
+
+
+def full() -> list[dict[str, Any]]:
+    """Full fine-tuning that nobody measured, from 7 to 405 billion parameters."""
+    return [{"model": model, "method": "full", "seq_len": 4096, "micro_batch": 1} for model in MODELS]
+
+
+def lora() -> list[dict[str, Any]]:
+    """Published runs on a T4, with their sources."""
+    lines = (ROOT / "measurements" / "t4-lora.jsonl").read_text().splitlines()
+    return [{"method": "lora", **json.loads(line)} for line in lines]

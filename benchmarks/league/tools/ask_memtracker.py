@@ -1,0 +1,69 @@
+"""torch's own tracker on fake CPU tensors: two steps, so that optimizer states are there.
+
+As it comes it fails on every frozen parameter ("cannot register a hook on a tensor that doesn't require gradient"),
+so hooks on such tensors are left out here.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from answering import answer, meta_model
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from tonnage import model as models
+
+SCRIPT = Path(__file__).parents[3] / "examples" / "lora.py"
+
+
+class NoHook:
+    """What stands for the hook of a frozen parameter."""
+
+    def remove(self) -> None:
+        """Nothing was registered."""
+
+
+def leave_out_frozen() -> None:
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        original = getattr(torch.Tensor, name)
+
+        def register(tensor: torch.Tensor, hook: Any, original: Any = original) -> Any:
+            return original(tensor, hook) if tensor.requires_grad else NoHook()
+
+        setattr(torch.Tensor, name, register)
+
+
+def network_of(row: dict[str, Any]) -> torch.nn.Module:
+    if row["method"] == "full":
+        return meta_model(row["model"])
+    spec = importlib.util.spec_from_file_location("lora", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    with torch.device("meta"):
+        return script.adapt(meta_model(row["model"], "float16", row["attention"]), row["lora_rank"])
+
+
+def ask(row: dict[str, Any]) -> tuple[float, str]:
+    leave_out_frozen()
+    network = network_of(row)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        models.materialise(network, torch.device("cpu"))
+        optimizer = torch.optim.AdamW([p for p in network.parameters() if p.requires_grad], foreach=True)
+        ids = torch.zeros(row["micro_batch"], row["seq_len"], dtype=torch.long)
+        tracker = MemTracker()
+        tracker.track_external(network, optimizer)
+        with tracker:
+            for _ in range(2):
+                network(input_ids=ids, labels=ids).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                tracker.reset_mod_stats()
+    snapshot = tracker.get_tracker_snapshot("peak")
+    return max(device["Total"] for device in snapshot.values()), "peak of live tensors (CPU kernels' choices)"
+
+
+answer(ask)

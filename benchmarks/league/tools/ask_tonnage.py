@@ -1,0 +1,46 @@
+"""tonnage: full fine-tuning by estimate, the published scripts by a dry-run of examples/lora.py."""
+
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from answering import answer
+
+from tonnage.device import parse_cluster
+
+ROOT = Path(__file__).parents[3]
+ENOUGH_BYTES = 2**43
+
+
+def ask(row: dict[str, Any]) -> tuple[float, str]:
+    peak = (_full if row["method"] == "full" else _lora)(row).estimate.peak
+    return peak.allocated_bytes, f"peak allocated; reserved {peak.reserved_bytes / 2**30:.4f}, start included"
+
+
+def _full(row: dict[str, Any]) -> Any:
+    from tonnage.api import request
+    from tonnage.predict import estimate
+
+    card = parse_cluster("h100-80gb")
+    job, plan = request(
+        row["model"], offline=True, seq_len=row["seq_len"], micro_batch=row["micro_batch"], precision="bf16-true"
+    )
+    return estimate(job, plan, replace(card, device=card.device.with_capacity(ENOUGH_BYTES)))
+
+
+def _lora(row: dict[str, Any]) -> Any:
+    from tonnage.dryrun import run
+
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(str(files("tonnage") / "catalog" / "models" / f"{row['model']}.json"), f"{folder}/config.json")
+        command = [sys.executable, str(ROOT / "examples" / "lora.py"), folder]
+        command += ["--attention", row["attention"], "--rank", str(row["lora_rank"])]
+        command += ["--seq-len", str(row["seq_len"]), "--micro-batch", str(row["micro_batch"])]
+        return run(command, parse_cluster(row["gpu"]), steps=4)
+
+
+answer(ask)
