@@ -1,0 +1,68 @@
+"""The published rows: what was measured, where it is written, and which script of ours takes the same step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[2]
+PUBLISHED: Final = ROOT / "measurements" / "published"
+METRICS: Final = ("allocated", "reserved", "process")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measured run."""
+
+    name: str
+    """Unique within its source."""
+    source: str
+    """The group of rows that the table has a line for."""
+    url: str
+    """Where the figures were published."""
+    public: bool
+    """Whether both the script and its whole configuration are public."""
+    calibrates: bool = False
+    """Whether a constant of the mapping was read off this row; such rows are reported apart."""
+    gpu: str
+    """The card, by its id in tonnage's catalog."""
+    script: str
+    """The module of `benchmarks.accuracy.scripts` that takes the same step."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """What its `measure` is called with."""
+    measured: dict[str, float]
+    """GiB by metric: `allocated`, `reserved`, `process`."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """What it was measured with, where that is stated."""
+    assumed: tuple[str, ...] = ()
+    """What the source does not say, and what was taken."""
+
+    @property
+    def job(self) -> str:
+        """Equal for rows that one run answers."""
+        return json.dumps([self.gpu, self.script, self.arguments], sort_keys=True)
+
+
+def load(folder: Path = PUBLISHED) -> list[Row]:
+    """All rows, in the order of their files.  Raises ValueError for a row that cannot be read or is there twice."""
+    rows = [row for path in sorted(folder.glob("*.jsonl")) for row in _rows(path)]
+    names = [(row.source, row.name) for row in rows]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is there {names.count(name)} times")
+    return rows
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            values = json.loads(line)
+            row = Row(**{**values, "assumed": tuple(values.get("assumed", ()))})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path.name}:{number}: {error}") from error
+        if not row.measured or set(row.measured) - set(METRICS):
+            raise ValueError(f"{path.name}:{number}: measured must name some of {', '.join(METRICS)}")
+        yield row

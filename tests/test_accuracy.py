@@ -1,0 +1,89 @@
+"""The table of predicted against measured: the published rows, the arithmetic of errors, and one row of each kind run."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from pathlib import Path
+
+import pytest
+
+from tonnage.device import parse_cluster
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`benchmarks` is a package of the repository, not of the installed program."""
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def test_every_row_names_a_card_and_a_script_that_takes_its_arguments() -> None:
+    from benchmarks.accuracy.rows import load
+
+    rows = load()
+    assert len(rows) > 300
+    for row in rows:
+        parse_cluster(row.gpu)
+        script = importlib.import_module(f"benchmarks.accuracy.scripts.{row.script}")
+        inspect.signature(script.measure).bind(**row.arguments)
+        assert row.url
+        assert all(value > 0 for value in row.measured.values())
+
+
+def test_a_row_that_is_there_twice_or_cannot_be_read_is_named(tmp_path: Path) -> None:
+    from benchmarks.accuracy.rows import load
+
+    row = {"name": "a", "source": "s", "url": "u", "public": True, "gpu": "t4", "script": "kernels"}
+    whole = json.dumps({**row, "measured": {"allocated": 1.0}})
+    (tmp_path / "rows.jsonl").write_text(f"{whole}\n{whole}\n")
+    with pytest.raises(ValueError, match="2 times"):
+        load(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(f"{whole}\n{json.dumps({**row, 'measured': {'weight': 1.0}})}\n")
+    with pytest.raises(ValueError, match=r"rows\.jsonl:2: measured"):
+        load(tmp_path)
+
+
+def test_errors_count_predictions_but_not_what_a_constant_was_read_off() -> None:
+    from benchmarks.accuracy.rows import Row
+    from benchmarks.accuracy.table import errors, markdown
+
+    def row(name: str, gib: float, calibrates: bool = False) -> Row:
+        return Row(
+            name=name,
+            source="s",
+            url="u",
+            public=True,
+            gpu="t4",
+            script="kernels",
+            measured={"allocated": gib},
+            calibrates=calibrates,
+        )
+
+    answers = [(row(str(i), 100.0), {"allocated": 100.0 + i}) for i in range(-10, 10)]
+    answers += [(row("constant", 1.0, calibrates=True), {"allocated": 9.0}), (row("none", 1.0), {"error": "broken"})]
+    found = errors(answers, "allocated")
+    assert found is not None
+    # 20 rows: -10 to 9 %; sorted absolute errors 0, 1, 1, ... 9, 9, 10: the 19th of 20 is 9
+    assert (found.p95, found.worst, found.median) == pytest.approx((9.0, 10.0, 5.0))
+    assert found.bias == pytest.approx(-0.5)
+    text = markdown(answers)
+    assert "| s | allocated | 20 | 5.000 | 9.000 | 10.000 | -0.500 | 5 |" in text
+    assert "Not run: s, none: broken" in text
+    assert errors(answers, "process") is None
+
+
+@pytest.mark.ghost
+def test_published_peaks_of_torchs_own_operations_are_met() -> None:
+    from benchmarks.accuracy.rows import load
+    from benchmarks.accuracy.runner import predict
+    from benchmarks.accuracy.table import errors
+
+    rows = [row for row in load() if row.arguments.get("kernel") == "cross_entropy" and "huggingface" in row.name]
+    answers = predict(rows)
+    found = errors(answers, "allocated")
+    assert found is not None, answers
+    assert len(found.percents) == len(rows) >= 3
+    assert found.worst < 0.001
