@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from fractions import Fraction
 from functools import cache
-from math import log2
+from math import ldexp, log2
 from statistics import NormalDist
 from typing import Final
 
@@ -83,36 +83,36 @@ class Format:
     @property
     def bias(self) -> int:
         """What is taken from the stored exponent."""
-        return 2 ** (self.exponent_bits - 1) - 1
+        return (1 << (self.exponent_bits - 1)) - 1
 
     @property
     def largest(self) -> float:
         """The largest finite value."""
         if self.codes:
             return self.codes[-1]
-        exponent, mantissa = 2**self.exponent_bits - 1, 2**self.mantissa_bits - 1
+        exponent, mantissa = (1 << self.exponent_bits) - 1, (1 << self.mantissa_bits) - 1
         if self.top is Top.IEEE:
             exponent -= 1
         elif self.top is Top.NAN:
             mantissa -= 1
-        return 2.0 ** (exponent - self.bias) * (1 + mantissa / 2**self.mantissa_bits)
+        return ldexp(1 + mantissa / (1 << self.mantissa_bits), exponent - self.bias)
 
     @property
     def smallest_normal(self) -> float:
         """The smallest positive value with full precision; of a list, the smallest positive one."""
-        return min(code for code in self.codes if code > 0) if self.codes else 2.0 ** (1 - self.bias)
+        return min(code for code in self.codes if code > 0) if self.codes else ldexp(1.0, 1 - self.bias)
 
     @property
     def smallest_step(self) -> float:
         """The smallest distance between two values: for floats the smallest subnormal number."""
         if self.codes:
             return min(after - before for before, after in zip(self.codes, self.codes[1:], strict=False))
-        return self.smallest_normal / 2**self.mantissa_bits
+        return self.smallest_normal / (1 << self.mantissa_bits)
 
     @property
     def epsilon(self) -> float | None:
         """The distance from 1 to the next value; None where there is no such."""
-        return 2.0**-self.mantissa_bits if self.is_float else None
+        return ldexp(1.0, -self.mantissa_bits) if self.is_float else None
 
     @property
     def binades(self) -> float | None:
