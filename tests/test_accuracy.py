@@ -1,4 +1,4 @@
-"""The table of predicted against measured: the published rows, the arithmetic of errors, and one row of each kind run."""
+"""Predicted against measured: the published rows, the arithmetic of errors, and a few rows run."""
 
 from __future__ import annotations
 

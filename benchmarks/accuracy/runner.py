@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.accuracy.rows import METRICS, ROOT, Row
+
 from tonnage.device import parse_cluster
 from tonnage.ghost.process import environment
 from tonnage.ghost.wheel import find

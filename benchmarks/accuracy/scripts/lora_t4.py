@@ -1,6 +1,7 @@
-"""LoRA and QLoRA as a plain loop: two steps on one batch, then torch's own counters, then the peaks of each phase.
+"""LoRA and QLoRA as a plain loop: two steps on one batch, then torch's own counters.
 
-Reads no weights: the network is made from its configuration, moved to the card as a loaded one is, and quantized there.
+The steps of fitcheck-llm's scripts/measure.py.  Reads no weights: the network is made from its configuration, moved
+to the card as a loaded one is, and quantized there.
 """
 
 from __future__ import annotations
