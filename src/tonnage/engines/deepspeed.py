@@ -32,10 +32,13 @@ OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
 }
 """Parameters of DeepSpeed's optimizer AdamW; `adamw` is FusedAdam on the card, DeepSpeedCPUAdam on the host."""
 
+OWN: Final = ("optimizer", "loss", "optimizer_offload", "param_offload")
+"""Options for which it has its own code."""
+
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What DeepSpeed's stages cannot do together, and what the shared techniques say."""
-    return _replicated(plan, cluster) or _offload(plan) or _own(job, plan, cluster)
+    return _replicated(plan, cluster) or _offload(plan) or shared_refusal(job, plan, cluster, OWN)
 
 
 def _replicated(plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -73,13 +76,6 @@ def _offload(plan: Plan) -> Refusal | None:
 def _optimizer_offload(plan: Plan) -> bool:
     """With its parameters, the optimizer goes to the host as well."""
     return "cpu" in (plan.param_offload, getattr(plan, "optimizer_offload", "none"))
-
-
-def _own(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """DeepSpeed's parameter offload is not FSDP2's."""
-    from dataclasses import replace
-
-    return shared_refusal(job, replace(plan, param_offload="none"), cluster)
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:

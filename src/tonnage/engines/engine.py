@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.device import CPU
 from tonnage.options import listed, options, spelled
 from tonnage.techniques.technique import Refusal, nothing_against
 
@@ -44,7 +45,7 @@ class Engine:
 
     def refusals(self, job: Job, plan: Plan, cluster: Cluster) -> tuple[Refusal, ...]:
         """Why this engine cannot run the job as the plan says; empty if it can."""
-        answers = (*self._missing(), *self._unexpressed(job, plan))
+        answers = (*self._missing(), *self._without_card(cluster), *self._unexpressed(job, plan))
         if answers:
             return answers
         answer = self.accepts(job, plan, cluster)
@@ -58,6 +59,14 @@ class Engine:
                     reason=f"the package {package} is not installed",
                     instead=f"pip install {package}",
                 )
+
+    def _without_card(self, cluster: Cluster) -> Iterator[Refusal]:
+        if self.expresses is not None and cluster.device.id == CPU:
+            yield Refusal(
+                technique=f"engine={self.name}",
+                reason="its code runs on a ghost GPU only",
+                instead="choose a GPU, or engine tonnage",
+            )
 
     def _unexpressed(self, job: Job, plan: Plan) -> Iterator[Refusal]:
         if self.expresses is None:

@@ -87,9 +87,11 @@ def _optimizer_missing(plan: Plan) -> Refusal | None:
     )
 
 
-def shared_refusal(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """What the plan's techniques say themselves; an engine has its own optimizers and losses."""
-    asked = (t for t in chosen(job, plan) if t.option not in ("optimizer", "loss"))
+def shared_refusal(
+    job: Job, plan: Plan, cluster: Cluster, own: tuple[str, ...] = ("optimizer", "loss")
+) -> Refusal | None:
+    """What the plan's techniques say themselves, but for the options for which the engine has its own code."""
+    asked = (t for t in chosen(job, plan) if t.option not in own)
     return next((answer for t in asked if (answer := t.accepts(job, plan, cluster)) is not None), None)
 
 

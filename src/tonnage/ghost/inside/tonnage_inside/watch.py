@@ -379,7 +379,13 @@ def let_watchdog_pass(torch: Any) -> None:
 
 
 def plain_tensors(tensor: Any) -> Iterator[Any]:
-    """The tensors that really hold memory behind a tensor: a DTensor's shard, a subclass's inner parts."""
+    """The tensors that really hold memory behind a tensor: a DTensor's shard, a subclass's inner parts.
+
+    A parameter that DeepSpeed divides holds this rank's part (`ds_tensor`) beside the whole while it is gathered.
+    """
+    part = getattr(tensor, "ds_tensor", None)
+    if part is not None:
+        yield from plain_tensors(part)
     local = getattr(tensor, "_local_tensor", None)
     if local is not None:
         yield from plain_tensors(local)
