@@ -1,8 +1,13 @@
 """Timelines short enough to add up by hand."""
 
+import random
 from array import array
 from dataclasses import replace
 
+import pytest
+
+from allocator_programs import Replica, random_program
+from tonnage.allocator import AllocatorSettings, CachingAllocator, Driver
 from tonnage.timeline import timeline
 from tonnage.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
 from tonnage.units import MIB
@@ -140,3 +145,47 @@ def test_each_mark_knows_its_highest_use_including_what_it_began_with() -> None:
 def test_an_empty_trace_has_no_peak() -> None:
     walked = timeline(Trace(source="ghost", versions={}, device={}))
     assert (walked.peak_allocated_bytes, walked.peak_reserved_bytes, walked.lives) == (0, 0, ())
+
+
+@pytest.mark.parametrize("conf", ["", "expandable_segments:True", "roundup_power2_divisions:4"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_levels_are_those_of_the_allocator(seed: int, conf: str) -> None:
+    """Random programs that run out of memory, give segments back and use several streams, on the replica."""
+    allocator = CachingAllocator(Driver(2**30), AllocatorSettings.parse(conf))
+    Replica(allocator, [0, 1, 2], []).run(random_program(seed, 400))
+    events = [(event.action, event.address, event.size_bytes, 0) for event in allocator.events]
+    statistics = allocator.memory_stats()
+    walked = timeline(trace(events, conf=conf))
+    assert walked.peak_allocated_bytes == statistics["allocated_bytes.all.peak"]
+    assert walked.peak_reserved_bytes == statistics["reserved_bytes.all.peak"]
+    left = sum(life.size_bytes for life in walked.lives if life.died == len(events))
+    assert left == statistics["allocated_bytes.all.current"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_claim_finds_the_block_around_any_address_at_its_time(seed: int) -> None:
+    """What a claim says of an address, against a look at every block."""
+    allocator = CachingAllocator(Driver(2**31), AllocatorSettings())
+    Replica(allocator, [0, 1, 2], []).run(random_program(seed, 200))
+    rng = random.Random(seed)
+    marks = sorted(rng.randrange(len(STEP)) for _ in allocator.events)
+    events = [
+        (event.action, event.address, event.size_bytes, mark)
+        for event, mark in zip(allocator.events, marks, strict=True)
+    ]
+    plain = trace(events)
+    lives = timeline(plain).lives
+    for event in rng.sample(allocator.events, 15):
+        claim = Claim(
+            mark=rng.randrange(len(STEP)), address=event.address + rng.choice((0, 512, MIB)), category="gradient"
+        )
+        time = (
+            marks.index(claim.mark) if claim.mark in marks else next(i for i, m in enumerate(marks) if m > claim.mark)
+        )
+        expected = [
+            life.born
+            for life in lives
+            if life.born < time <= life.died and life.address <= claim.address < life.address + life.size_bytes
+        ]
+        claimed = timeline(replace(plain, claims=(claim,))).lives
+        assert [life.born for life in claimed if life.category == "gradient"] == expected

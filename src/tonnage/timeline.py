@@ -11,17 +11,32 @@ collectives), over its whole life.  Of the others, what a forward pass allocates
 is an activation (kept for backward), unless it is never given back (cuBLAS's workspace); the rest is workspace.
 """
 
-from bisect import bisect_left, bisect_right, insort
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tonnage.allocator import AllocatorSettings
-from tonnage.trace import Mark, Trace
+from tonnage.trace import ACTIONS, EVENT_COLUMNS, Mark, Trace
 from tonnage.units import MIB
 
-_PRIORITY = ("parameter", "gradient", "optimizer_state", "communication", "activation", "workspace")
-_FORWARD = ("forward", "recompute")
+_PRIORITY: Final = ("parameter", "gradient", "optimizer_state", "communication", "activation", "workspace")
+"""The categories; where several claim a block, the first one has it."""
+_COMMUNICATION, _ACTIVATION, _WORKSPACE = (_PRIORITY.index(name) for name in _PRIORITY[3:])
+_FORWARD: Final = ("forward", "recompute")
+_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE, _MAP, _UNMAP, _OOM = (
+    ACTIONS.index(name)
+    for name in (
+        *("alloc", "free_requested", "free_completed", "segment_alloc"),
+        *("segment_free", "segment_map", "segment_unmap", "oom"),
+    )
+)
+
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +57,32 @@ class Life:
     """`parameter`, `gradient`, `optimizer_state`, `communication`, `activation` or `workspace`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Blocks:
+    """All blocks in order of birth, a column for each fact."""
+
+    address: Numbers
+    """Where it begins."""
+    size_bytes: Numbers
+    """As the allocator counts it."""
+    born: Numbers
+    """Index of its alloc event."""
+    died: Numbers
+    """Index of its free_requested event; the number of events if there is none."""
+    gone: Numbers
+    """Index of its free_completed event, after which others may have its place; the number of events if none."""
+    mark: Numbers
+    """The mark under which it was handed out."""
+    category: Numbers
+    """Place in _PRIORITY."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Timeline:
     """Use of one rank's memory over its Trace."""
 
-    lives: tuple[Life, ...]
-    """Every block, in order of birth."""
+    blocks: _Blocks
+    """Every block."""
     peak_event: int
     """Index of the event at which most bytes were allocated first."""
     peak_allocated_bytes: int
@@ -61,210 +96,319 @@ class Timeline:
     peak_mark: int
     """The mark of the allocated peak."""
 
+    @cached_property
+    def lives(self) -> tuple[Life, ...]:
+        """Every block, in order of birth."""
+        return tuple(self._lives(slice(None)))
+
     def by_category(self) -> dict[str, int]:
         """Bytes by category at the allocated peak; they sum to peak_allocated_bytes."""
-        totals = dict.fromkeys(_PRIORITY, 0)
-        for life in self.alive_at_peak():
-            totals[life.category] += life.size_bytes
-        return totals
+        alive = self._at_peak()
+        sizes, category = self.blocks.size_bytes[alive], self.blocks.category[alive]
+        return {name: int(sizes[category == code].sum()) for code, name in enumerate(_PRIORITY)}
 
     def alive_at_peak(self) -> Iterable[Life]:
         """The blocks in use at the allocated peak."""
-        return (life for life in self.lives if life.born <= self.peak_event < life.died)
+        return self._lives(self._at_peak())
+
+    def _at_peak(self) -> Flags:
+        return (self.blocks.born <= self.peak_event) & (self.peak_event < self.blocks.died)
+
+    def _lives(self, which: "Flags | slice") -> Iterator[Life]:
+        blocks = self.blocks
+        facts = (blocks.address, blocks.size_bytes, blocks.born, blocks.died, blocks.mark, blocks.category)
+        for address, size, born, died, mark, category in zip(*(fact[which].tolist() for fact in facts), strict=True):
+            yield Life(
+                address=address, size_bytes=size, born=born, died=died, mark=mark, category=_PRIORITY[category]
+            )
 
 
 def timeline(trace: Trace) -> Timeline:
-    """Walk through a Trace's allocator events once.  Pure; a few microseconds an event."""
-    return _Walk(trace).run()
+    """Add up a Trace's allocator events.  Pure; some ten nanoseconds an event and column."""
+    events = _Events.of(trace)
+    found = _sized(trace, events, _born(events))
+    found = replace(found, category=_categories(trace, events, found))
+    allocated, reserved = _levels(events, found)
+    peak_event = int(allocated.argmax())  # after so many events
+    return Timeline(
+        blocks=found,
+        peak_event=max(peak_event - 1, 0),
+        peak_allocated_bytes=int(allocated[peak_event]),
+        peak_reserved_bytes=max(int(reserved.max()), 0),
+        by_mark=tuple(zip(_highest(events, allocated), _highest(events, reserved), strict=True)),
+        marks=trace.marks,
+        peak_mark=int(events.mark[peak_event - 1]) if peak_event else 0,
+    )
 
 
-class _Block:
-    """A block while it is alive; becomes a Life."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Events:
+    """The allocator's events as columns, and where in them each mark begins."""
 
-    __slots__ = ("address", "born", "category", "died", "mark", "size")
+    action: Numbers
+    address: Numbers
+    size: Numbers
+    """As requested."""
+    mark: Numbers
+    """Never falls."""
+    begin: Numbers
+    """For each mark, how many events happened before it."""
 
-    def __init__(self, address: int, size: int, born: int, mark: int) -> None:
-        self.address, self.size, self.born, self.mark = address, size, born, mark
-        self.died = -1
-        self.category: str | None = None
-
-    def claim(self, category: str) -> None:
-        if self.category is None or _PRIORITY.index(category) < _PRIORITY.index(self.category):
-            self.category = category
-
-
-class _Walk:
-    """The state of one walk over a Trace."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.settings = AllocatorSettings.parse(trace.allocator_settings)
-        self.exact = trace.device.get("type") == "cpu"
-        """Whether blocks are as large as they were asked for: the CPU's allocator does not round."""
-        self.blocks: list[_Block] = []
-        self.live: dict[int, _Block] = {}
-        self.addresses: list[int] = []
-        """Blocks not yet completely freed, sorted: the neighbours that bound a slack."""
-        self.segments: dict[int, int] = {}
-        self.segment_starts: list[int] = []
-        self.allocated = self.reserved = 0
-        self.peak = self.peak_reserved = 0
-        self.peak_event = self.peak_mark = 0
-        self.by_mark = [(0, 0)] * max(len(trace.marks), 1)
-        self.span: list[_Block] = []
-        """Blocks handed out since the forward pass that is running began."""
-        self.claims: dict[int, list[tuple[int, str]]] = defaultdict(list)
-        for claim in trace.claims:
-            self.claims[claim.mark].append((claim.address, claim.category))
-        self.sent: dict[int, set[int]] = defaultdict(set)
-        for activity in trace.activities("collective"):
-            self.sent[activity.mark] |= {activity.address, activity.address2}
-
-    def run(self) -> Timeline:
-        mark = -1
-        for index, event in enumerate(self.trace.events()):
-            while mark < event.mark:
-                mark += 1
-                self.begin(mark)
-            if event.action == "alloc":
-                self.alloc(index, event.address, event.size_bytes, mark)
-                self.note(index, mark)
-            elif event.action == "free_requested":
-                self.free(index, event.address)
-            elif event.action == "free_completed":
-                self.vacate(event.address)
-            elif event.action in ("segment_alloc", "segment_map"):
-                self.reserve(event.action, event.address, event.size_bytes)
-                self.note(index, mark)
-            elif event.action in ("segment_free", "segment_unmap"):
-                self.release(event.action, event.address, event.size_bytes)
-            elif event.action == "oom":
-                self.end_span()  # what a forward had kept until it ran out is lost on the way out of it
-        for later in range(mark + 1, len(self.trace.marks)):
-            self.begin(later)
-        self.end_span()
-        return self.result()
-
-    def begin(self, mark: int) -> None:
-        """Enter a mark: end a forward pass, settle claims, carry the level over."""
-        marks = self.trace.marks
-        if mark > 0 and marks[mark - 1].phase in _FORWARD and marks[mark].phase != marks[mark - 1].phase:
-            self.end_span()
-        for address, category in self.claims.get(mark, ()):
-            block = self.holding(address)
-            if block is not None:
-                block.claim(category)
-        for address in self.sent.get(mark, ()):
-            block = self.holding(address)
-            if block is not None:
-                block.claim("communication")
-        if mark < len(self.by_mark):
-            self.by_mark[mark] = (self.allocated, self.reserved)
-
-    def end_span(self) -> None:
-        for block in self.span:
-            if block.died < 0:
-                block.claim("activation")
-        self.span = []
-
-    def alloc(self, index: int, address: int, requested: int, mark: int) -> None:
-        size = requested
-        if not self.exact:
-            size = self.settings.round_size(requested)
-            size += self.slack(address, size)
-        block = _Block(address, size, index, mark)
-        if address in self.sent.get(mark, ()):
-            block.claim("communication")
-        self.blocks.append(block)
-        self.live[address] = block
-        insort(self.addresses, address)
-        self.allocated += size
-        marks = self.trace.marks
-        if marks and marks[mark].phase in _FORWARD:
-            self.span.append(block)
-
-    def slack(self, address: int, size: int) -> int:
-        """Bytes behind the block that belong to it because they were not worth splitting off."""
-        if size <= MIB or self.settings.expandable_segments or not self.segment_starts:
-            return 0
-        start = self.segment_starts[bisect_right(self.segment_starts, address) - 1]
-        end = start + self.segments[start]
-        if not start <= address < end:
-            return 0
-        following = bisect_right(self.addresses, address)
-        if following < len(self.addresses):
-            end = min(end, self.addresses[following])
-        gap = end - address - size
-        return gap if 0 < gap <= MIB else 0
-
-    def free(self, index: int, address: int) -> None:
-        block = self.live.pop(address, None)
-        if block is not None:
-            block.died = index
-            self.allocated -= block.size
-
-    def vacate(self, address: int) -> None:
-        place = bisect_left(self.addresses, address)
-        if place < len(self.addresses) and self.addresses[place] == address:
-            del self.addresses[place]
-
-    def reserve(self, action: str, address: int, size: int) -> None:
-        self.reserved += size
-        if action == "segment_alloc":
-            self.segments[address] = size
-            insort(self.segment_starts, address)
-
-    def release(self, action: str, address: int, size: int) -> None:
-        self.reserved -= size
-        if action == "segment_free" and self.segments.pop(address, None) is not None:
-            del self.segment_starts[bisect_left(self.segment_starts, address)]
-
-    def holding(self, address: int) -> _Block | None:
-        """The live block that contains this address."""
-        block = self.live.get(address)
-        if block is not None:
-            return block
-        place = bisect_right(self.addresses, address) - 1
-        if place < 0:
-            return None
-        block = self.live.get(self.addresses[place])
-        return block if block is not None and address < block.address + block.size else None
-
-    def note(self, index: int, mark: int) -> None:
-        if self.allocated > self.peak:
-            self.peak, self.peak_event, self.peak_mark = self.allocated, index, mark
-        if self.reserved > self.peak_reserved:
-            self.peak_reserved = self.reserved
-        allocated, reserved = self.by_mark[mark]
-        if self.allocated > allocated or self.reserved > reserved:
-            self.by_mark[mark] = (max(allocated, self.allocated), max(reserved, self.reserved))
-
-    def category(self, block: _Block) -> str:
-        """What the block was for.  What a forward keeps beyond its own step is no activation: library workspaces."""
-        marks = self.trace.marks
-        outlived = block.died < 0 and bool(marks) and marks[block.mark].step < marks[-1].step
-        if block.category is None or (block.category == "activation" and outlived):
-            return "workspace"
-        return block.category
-
-    def result(self) -> Timeline:
-        count = self.trace.event_count
-        return Timeline(
-            lives=tuple(
-                Life(
-                    address=block.address,
-                    size_bytes=block.size,
-                    born=block.born,
-                    died=block.died if block.died >= 0 else count,
-                    mark=block.mark,
-                    category=self.category(block),
-                )
-                for block in self.blocks
-            ),
-            peak_event=self.peak_event,
-            peak_allocated_bytes=self.peak,
-            peak_reserved_bytes=self.peak_reserved,
-            by_mark=tuple(self.by_mark),
-            marks=self.trace.marks,
-            peak_mark=max(self.peak_mark, 0),
+    @staticmethod
+    def of(trace: Trace) -> "_Events":
+        columns = {name: np.array(trace.event_columns.get(name, ()), dtype=np.int64) for name in EVENT_COLUMNS}
+        mark = np.maximum.accumulate(columns["mark"])
+        begin = np.searchsorted(mark, np.arange(max(len(trace.marks), 1)))
+        return _Events(
+            action=columns["action"], address=columns["address"], size=columns["size"], mark=mark, begin=begin
         )
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def of_kind(self, *actions: int) -> Numbers:
+        """Indices of the events of these kinds."""
+        return np.flatnonzero(_any_of(self.action, actions))
+
+    @cached_property
+    def by_address(self) -> Numbers:
+        """Indices of the events of blocks, sorted by address and then by time."""
+        index = self.of_kind(_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED)
+        return index[np.argsort(self.address[index], kind="stable")]
+
+
+def _any_of(values: Numbers, few: Iterable[int]) -> Flags:
+    found = np.zeros(len(values), dtype=np.bool_)
+    for value in few:
+        found |= values == value
+    return found
+
+
+# ---- blocks -----------------------------------------------------------------------------------------------------
+
+
+def _born(events: _Events) -> _Blocks:
+    """The blocks as they were requested: an alloc event, and the next events of the same address that end it."""
+    born = events.of_kind(_ALLOC)
+    return _Blocks(
+        address=events.address[born],
+        size_bytes=events.size[born],
+        born=born,
+        died=_ended(events, born, _FREE_REQUESTED),
+        gone=_ended(events, born, _FREE_COMPLETED),
+        mark=events.mark[born],
+        category=np.full(len(born), _WORKSPACE),
+    )
+
+
+def _ended(events: _Events, born: Numbers, end: int) -> Numbers:
+    """For each alloc event the next event of its address if it is an `end`, else the number of events."""
+    either = events.by_address[_any_of(events.action[events.by_address], (_ALLOC, end))]
+    action, address = events.action[either], events.address[either]
+    pair = np.flatnonzero((action[:-1] == _ALLOC) & (action[1:] == end) & (address[:-1] == address[1:]))
+    ended = np.full(len(events), len(events))
+    ended[either[pair]] = either[pair + 1]
+    return ended[born]
+
+
+def _sized(trace: Trace, events: _Events, blocks: _Blocks) -> _Blocks:
+    """The blocks as the allocator counts them: rounded up, and with what was not worth splitting off behind them."""
+    if trace.device.get("type") == "cpu":  # the CPU's allocator does not round
+        return blocks
+    settings = AllocatorSettings.parse(trace.allocator_settings)
+    sizes, which = np.unique(blocks.size_bytes, return_inverse=True)
+    rounded = np.array([settings.round_size(size) for size in sizes.tolist()], dtype=np.int64)[which]
+    blocks = replace(blocks, size_bytes=rounded)
+    if settings.expandable_segments:
+        return blocks
+    return replace(blocks, size_bytes=rounded + _slack(events, blocks))
+
+
+def _slack(events: _Events, blocks: _Blocks) -> Numbers:
+    """Bytes behind each block that belong to it: up to 1 MiB to the next block, or to the end of the segment."""
+    slack = np.zeros(len(blocks.born), dtype=np.int64)
+    large = np.flatnonzero(blocks.size_bytes > MIB)
+    end = blocks.address[large] + blocks.size_bytes[large]
+    segment_end = _segment_ends(events, blocks.address[large], blocks.born[large])
+    within = end <= segment_end
+    large, end, segment_end = large[within], end[within], segment_end[within]
+    limit = np.minimum(segment_end, end + MIB + 1)
+    following = np.minimum(_Owners(events, blocks).next_start(end, limit, blocks.born[large]), segment_end)
+    gap = following - end
+    slack[large] = np.where(gap <= MIB, gap, 0)
+    return slack
+
+
+def _segment_ends(events: _Events, address: Numbers, time: Numbers) -> Numbers:
+    """Where the segment around each address ends that is there at a time; -1 where none is."""
+    ends = np.full(len(address), -1, dtype=np.int64)
+    held: dict[int, int] = {}
+    for first, last in _epochs(events, held):
+        now = slice(*np.searchsorted(time, (first, last)))
+        if held and now.start < now.stop:
+            starts = np.array(sorted(held), dtype=np.int64)
+            place = np.searchsorted(starts, address[now], side="right") - 1
+            end = np.array([start + held[start] for start in starts.tolist()], dtype=np.int64)[place]
+            ends[now] = np.where((place >= 0) & (address[now] < end), end, -1)
+    return ends
+
+
+def _epochs(events: _Events, held: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Stretches of events in which segments were only added: `held` has all of them, address to size."""
+    first = 0
+    freed: list[int] = []
+    for index in events.of_kind(_SEGMENT_ALLOC, _SEGMENT_FREE).tolist():
+        address = int(events.address[index])
+        if events.action[index] == _SEGMENT_FREE:
+            freed.append(address)
+        else:
+            if freed:
+                yield first, index
+                first = index
+                for start in freed:
+                    held.pop(start, None)
+                freed = []
+            held[address] = int(events.size[index])
+    yield first, len(events)
+
+
+class _Owners:
+    """Which block was at an address at a time.  A time is the number of events that have happened."""
+
+    def __init__(self, events: _Events, blocks: _Blocks) -> None:
+        self.blocks = blocks
+        self.times = len(events) + 1
+        born = events.by_address[events.action[events.by_address] == _ALLOC]
+        self.order = np.searchsorted(blocks.born, born)
+        """The blocks by address, and those of one address by birth."""
+        address = events.address[born]
+        another = np.append(True, address[1:] != address[:-1])[: len(address)]
+        self.starts = address[another]
+        """The addresses at which blocks began, each once."""
+        rank = np.cumsum(another) - 1
+        self.rank = np.empty_like(rank)
+        self.rank[self.order] = rank
+        """For each block the place of its address in `starts`."""
+        self.keys = rank * self.times + born
+        """Address and birth of each block in one number, ascending."""
+
+    def there(self, rank: Numbers, time: Numbers) -> Numbers:
+        """The block that began at the address of each rank and was not gone at a time; -1 where there was none."""
+        place = np.searchsorted(self.keys, rank * self.times + time) - 1
+        block = self.order[place]
+        return np.where((place >= 0) & (self.rank[block] == rank) & (self.blocks.gone[block] >= time), block, -1)
+
+    def handed_out(self, mark: Numbers, address: Numbers) -> Numbers:
+        """The blocks that were handed out under one of these marks at the address that goes with it."""
+        rank = np.searchsorted(self.starts, address)
+        begins = self.starts[np.minimum(rank, len(self.starts) - 1)] == address if len(self.starts) else rank < 0
+        pairs = rank[begins] << 32 | mark[begins]
+        return np.flatnonzero(np.isin(self.rank << 32 | self.blocks.mark, pairs))
+
+    def next_start(self, start: Numbers, limit: Numbers, time: Numbers) -> Numbers:
+        """The first address from `start` to before `limit` at which a block was at a time; else a huge number."""
+        found = np.full(len(start), np.iinfo(np.int64).max)
+        first, last = np.searchsorted(self.starts, start), np.searchsorted(self.starts, limit)
+        count = np.maximum(last - first, 0)
+        query = np.repeat(np.arange(len(start)), count)
+        rank = first[query] + np.arange(len(query)) - np.repeat(np.cumsum(count) - count, count)
+        occupied = self.there(rank, time[query]) >= 0
+        nearest, place = np.unique(query[occupied], return_index=True)
+        found[nearest] = self.starts[rank[occupied][place]]
+        return found
+
+    def holding(self, address: Numbers, time: Numbers) -> Numbers:
+        """The block in use that contained each address at a time; -1 where none did.
+
+        The nearest block below that was there then: looked for downwards, address by address, for all at once.
+        """
+        holder = np.full(len(address), -1)
+        rank = np.searchsorted(self.starts, address, side="right") - 1
+        asked = np.flatnonzero(rank >= 0)
+        largest_bytes = self.blocks.size_bytes.max(initial=0)
+        while len(asked):
+            holder[asked] = self.there(rank[asked], time[asked])
+            asked = asked[holder[asked] < 0]
+            rank[asked] -= 1
+            asked = asked[(rank[asked] >= 0) & (address[asked] - self.starts[rank[asked]] < largest_bytes)]
+        held = np.flatnonzero(holder >= 0)
+        block = holder[held]
+        inside = address[held] < self.blocks.address[block] + self.blocks.size_bytes[block]
+        holder[held[~(inside & (self.blocks.died[block] >= time[held]))]] = -1
+        return holder
+
+
+# ---- categories -------------------------------------------------------------------------------------------------
+
+
+def _categories(trace: Trace, events: _Events, blocks: _Blocks) -> Numbers:
+    """What each block was for.  What a forward keeps beyond its own step is no activation: library workspaces."""
+    owners = _Owners(events, blocks)
+    category = np.full(len(blocks.born), _WORKSPACE)
+    category[_kept_by_forward(trace, events, blocks)] = _ACTIVATION
+    sent = _sent(trace)
+    said = [(claim.mark, claim.address, _PRIORITY.index(claim.category)) for claim in trace.claims]
+    claimed = np.array(said, dtype=np.int64).reshape(-1, 3)
+    for mark, address, code in (claimed.T, (*sent.T, np.full(len(sent), _COMMUNICATION))):
+        known = mark < len(events.begin)
+        holder = owners.holding(address[known], events.begin[mark[known]])
+        np.minimum.at(category, holder[holder >= 0], code[known][holder >= 0])
+    received = owners.handed_out(*sent.T)
+    category[received] = np.minimum(category[received], _COMMUNICATION)
+    category[(category == _ACTIVATION) & _outlived(trace, events, blocks)] = _WORKSPACE
+    return category
+
+
+def _kept_by_forward(trace: Trace, events: _Events, blocks: _Blocks) -> Flags:
+    """Which blocks a forward pass (or a recomputation) handed out and had not got back when it ended.
+
+    It ends where the phase changes, where the memory runs out (what it had kept is lost on the way out), or with
+    the trace.
+    """
+    phases = [mark.phase for mark in trace.marks] or [""]
+    forward = np.array([phase in _FORWARD for phase in phases])
+    changes = [k for k in range(1, len(phases)) if forward[k - 1] and phases[k] != phases[k - 1]]
+    ends = np.sort(np.concatenate((events.begin[changes], events.of_kind(_OOM), [len(events)])))
+    end = ends[np.searchsorted(ends, blocks.born, side="right")]
+    return forward[blocks.mark] & (blocks.died >= end)
+
+
+def _sent(trace: Trace) -> Numbers:
+    """Mark and address of what each collective reads or writes, a row each, every row once."""
+    found = {
+        (activity.mark, address)
+        for activity in trace.activities("collective")
+        for address in (activity.address, activity.address2)
+    }
+    return np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
+
+
+def _outlived(trace: Trace, events: _Events, blocks: _Blocks) -> Flags:
+    """Which blocks were never given back and are of a step before the last."""
+    steps = [mark.step for mark in trace.marks] or [0]
+    outlived: Flags = (blocks.died == len(events)) & (np.array(steps)[blocks.mark] < steps[-1])
+    return outlived
+
+
+# ---- levels -----------------------------------------------------------------------------------------------------
+
+
+def _levels(events: _Events, blocks: _Blocks) -> tuple[Numbers, Numbers]:
+    """Bytes allocated and reserved after each number of events, from none to all."""
+    count = len(events)
+    allocated, reserved = (np.zeros(count + 1, dtype=np.int64) for _ in range(2))
+    returned = blocks.died < count
+    allocated[blocks.born + 1] = blocks.size_bytes
+    allocated[blocks.died[returned] + 1] = -blocks.size_bytes[returned]
+    for sign, actions in ((1, (_SEGMENT_ALLOC, _MAP)), (-1, (_SEGMENT_FREE, _UNMAP))):
+        index = events.of_kind(*actions)
+        reserved[index + 1] = sign * events.size[index]
+    return allocated.cumsum(), reserved.cumsum()
+
+
+def _highest(events: _Events, levels: Numbers) -> list[int]:
+    """The highest level of each mark, including the one that it began with."""
+    first = events.begin
+    last = np.append(first[1:], len(events))
+    bounds = np.stack((first, last + 1), axis=1).reshape(-1)
+    return np.maximum.reduceat(np.append(levels, 0), bounds)[::2].tolist()  # type: ignore[no-any-return]

@@ -88,8 +88,7 @@ class Activity(NamedTuple):
     address2: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mark:
+class Mark(NamedTuple):
     """A moment at which the program entered or left a phase or a module; events carry the latest mark's number."""
 
     step: int
@@ -100,8 +99,7 @@ class Mark:
     """Dotted name of the module that is running; empty for none."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
+class Claim(NamedTuple):
     """Knowledge about a block: the block that holds `address` at mark `mark` belongs to `category`."""
 
     mark: int
@@ -168,9 +166,7 @@ class Trace:
 
     def activities(self, only: str | None = None) -> Iterator[Activity]:
         """The ghost's log in order: kernels, copies, collectives; or those of one kind of KERNEL_KINDS alone."""
-        for place, code in enumerate(self.log[:: _RECORD.size]):
-            if only is not None and KERNEL_KINDS.get(code) != only:
-                continue
+        for place in self._places(only):
             record = _RECORD.unpack_from(self.log, place * _RECORD.size)
             kind, device, _flags, mark, name, x, y, z, block, _shared, stream, count, address, address2 = record
             yield Activity(
@@ -185,6 +181,18 @@ class Trace:
                 address,
                 address2,
             )
+
+    def _places(self, only: str | None) -> Iterator[int]:
+        """Which records of the log are of this kind, or all."""
+        kinds = self.log[:: _RECORD.size]
+        if only is None:
+            yield from range(len(kinds))
+            return
+        wanted = bytes(code for code, kind in KERNEL_KINDS.items() if kind == only)
+        place = kinds.find(wanted)
+        while place >= 0:
+            yield place
+            place = kinds.find(wanted, place + 1)
 
 
 def write(trace: Trace, archive: zipfile.ZipFile, prefix: str = "") -> None:
@@ -213,8 +221,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
         columns = {name: _column(_member(archive, f"{prefix}events.{name}")) for name in EVENT_COLUMNS}
         marks = _marks_from_json(document.pop("marks"))
         claims = tuple(
-            Claim(mark=int(mark), address=int(address), category=str(category))
-            for mark, address, category in document.pop("claims")
+            Claim(int(mark), int(address), str(category)) for mark, address, category in document.pop("claims")
         )
         known = {item.name for item in fields(Trace)}
         plain = {name: value for name, value in document.items() if name in known}
@@ -246,7 +253,7 @@ def _check(trace: Trace) -> None:
     actions, marks = trace.event_columns["action"], trace.event_columns["mark"]
     if len(actions) and not (0 <= min(actions) and max(actions) < len(ACTIONS)):
         raise UnreadableFile("The trace is damaged: it holds an unknown event.")
-    if any(size < 0 for size in trace.event_columns["size"]):
+    if min(trace.event_columns["size"], default=0) < 0:
         raise UnreadableFile("The trace is damaged: it holds an event of negative size.")
     if len(marks) and not (0 <= min(marks) and max(marks) < max(len(trace.marks), 1)):
         raise UnreadableFile("The trace is damaged: an event points at a mark that is not there.")
@@ -283,6 +290,4 @@ def _marks_to_json(marks: tuple[Mark, ...]) -> dict[str, Any]:
 
 def _marks_from_json(document: dict[str, Any]) -> tuple[Mark, ...]:
     phases, modules = document["phases"], document["modules"]
-    return tuple(
-        Mark(step=int(step), phase=phases[phase], module=modules[module]) for step, phase, module in document["rows"]
-    )
+    return tuple(Mark(int(step), phases[phase], modules[module]) for step, phase, module in document["rows"])
