@@ -50,8 +50,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     module = _network(step)
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True)
-    [(parameters, new)] = step.optimizer_parts(module)
-    prepared: tuple[Any, Any, Any] = accelerator.prepare(module, new(parameters), loader)
+    prepared: tuple[Any, Any, Any] = accelerator.prepare(module, _optimizer(step, module), loader)
     model, optimizer, batches = prepared
     with given.contexts(step):
         for batch in batches:
@@ -80,6 +79,12 @@ def _network(step: Step) -> nn.Module:
     for change in step.changes:
         module = change(module)
     return module
+
+
+def _optimizer(step: Step, module: nn.Module) -> Any:
+    """The plan's; nothing else may know the parameters that FSDP2 replaces, or they would stay on the card."""
+    [(parameters, new)] = step.optimizer_parts(module)
+    return new(parameters)
 
 
 def _sharding(plan: Plan, world: World) -> dict[str, Any]:

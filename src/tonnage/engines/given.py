@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 NETWORKS_OWN: Final = ("precision", "attention")
 """Options that say how a network is made and called, whoever trains it."""
 
+HOST_GROUP: Final = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
+"""What `accelerate launch` sets where FSDP offloads: the process group then takes tensors on the host as well."""
+
 
 def described(job: Job, plan: Plan, world: World) -> Step:
     """A Step that knows the dtypes and the attention of the plan, and nothing of who trains."""
@@ -107,9 +110,11 @@ def launcher_variables(world: World) -> Mapping[str, str]:
 
 
 def launch(plan: Plan, world: World) -> None:
-    """Be a process that torchrun started, if the plan divides or replicates anything."""
+    """Be a process that `accelerate launch` started, if the plan divides or replicates anything."""
     if plan.shard != "none":
         os.environ.update(launcher_variables(world))
+    if plan.param_offload != "none":
+        os.environ.update(HOST_GROUP)
 
 
 @contextmanager
