@@ -135,7 +135,7 @@ class _Block:
     """Held because its callback tells of the end."""
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[misc]
     """Hears of every storage on one device: when it is made, resized and given back.
 
     Each storage is a block in a segment of its own, because the system's allocator is asked for each.
@@ -326,7 +326,7 @@ def recording(device: torch.device, capacity_bytes: int) -> Iterator[tuple[Recor
     watch = inside("watch").Watch(torch, address=recorder.address)
     recorder.mark = lambda: len(watch.marks) - 1
     recorder.on_shortage = lambda requested: watch.out_of_memory(0, requested, capacity_bytes, 0)
-    patches = (_outside_the_dispatcher(recorder), _converted_as_real(), _unnoticed(), watch.hooked())
+    patches = (_outside_the_dispatcher(recorder), _converted_as_real(), _peers_agree(), _unnoticed(), watch.hooked())
     with FakeTensorMode(allow_non_fake_inputs=True), recorder, ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
@@ -354,6 +354,20 @@ def _outside_the_dispatcher(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         torch.UntypedStorage.resize_, torch.get_rng_state = resize, get_rng_state  # type: ignore[method-assign]
+
+
+@contextmanager
+def _peers_agree() -> Iterator[None]:
+    """DDP compares its parameters with its peers' in C++, which reads values; here nobody else is."""
+    original = getattr(dist, "_verify_params_across_processes", None)
+    if original is None:  # a torch without distributed
+        yield
+        return
+    dist._verify_params_across_processes = lambda *arguments: None
+    try:
+        yield
+    finally:
+        dist._verify_params_across_processes = original
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def _page(chosen: "tuple[Format, ...]") -> str:
 
 
 def _details(chosen: "tuple[Format, ...]") -> str:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (found.name, found.loss_scaling, "; ".join(map(_scale, _document(found)["scales"])) or "-", found.standard)
         for found in chosen
     ]
