@@ -74,6 +74,10 @@ def test_what_is_no_length_is_refused(words: list[str]) -> None:
 def test_only_tokens_are_packed() -> None:
     with pytest.raises(CannotEstimate, match="Only sequences of tokens"):
         batches.packed({"pixel_values": torch.zeros(1)}, 2)
+    with pytest.raises(CannotEstimate, match="Only sequences of tokens"):
+        batches.padded({"pixel_values": torch.zeros(1)}, [2])
+    with pytest.raises(UsageError, match="encoder-decoder"):
+        tiny_job("t5", packing=2)
     with pytest.raises(UsageError, match="a sequence has 4 tokens"):
         batches.packed(tokens(1, 4), 5)
     with pytest.raises(UsageError, match="leave packing out"):

@@ -61,15 +61,16 @@ def test_logits_cannot_be_kept_where_there_are_none() -> None:
         occasions.evaluate(ready(tiny_job(eval_batch=1, eval_logits=1), loss="chunked"))
 
 
-@pytest.mark.parametrize("name", ["llama", "t5"])
-def test_generation_goes_on_to_its_length_with_a_cache(name: str) -> None:
-    made = ready(tiny_job(name, generate=5), checkpointing="full")
+@pytest.mark.parametrize(("name", "loss"), [("llama", "fused"), ("t5", "plain")])
+def test_generation_goes_on_to_its_length_with_a_cache(name: str, loss: str) -> None:
+    made = ready(tiny_job(name, generate=5), checkpointing="full", loss=loss)
     lengths: list[int] = []
     head: Any = made.model.get_output_embeddings()  # type: ignore[operator]
     head.register_forward_hook(lambda module, arguments, output: lengths.append(arguments[0].shape[1]))
     occasions.generate(made)
     assert len(lengths) == 5
     assert lengths[1:] == [1] * 4, "each further token alone: the rest is in the cache"
+    made.run(1)
 
 
 def test_more_tokens_than_a_sequence_has_are_refused() -> None:
@@ -98,7 +99,7 @@ def test_saving_reads_every_parameter_and_state(how: str, monkeypatch: pytest.Mo
     assert moved == 3 * made.parameters + buffers + steps_counted
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused", "sgd", "adafactor", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused", "sgd", "muon"])
 def test_resuming_brings_the_states_that_a_step_makes(optimizer: str) -> None:
     def shapes(made: ReadyStep) -> list[Any]:
         leaves = torch.utils._pytree.tree_leaves([one.state_dict()["state"] for one in made.optimizers])
@@ -112,5 +113,5 @@ def test_resuming_brings_the_states_that_a_step_makes(optimizer: str) -> None:
 
 
 def test_resuming_is_known_for_torchs_optimizers() -> None:
-    with pytest.raises(CannotEstimate, match="torch's own optimizers"):
+    with pytest.raises(CannotEstimate, match="AdamW, SGD or Muon only"):
         ready(tiny_job(resume="cpu"), optimizer_in_backward=True).run(1)

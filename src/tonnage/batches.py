@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from tonnage.errors import CannotEstimate, UsageError
+from tonnage.job import LONGEST_STEPS
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -19,9 +20,6 @@ IGNORED_LABEL: Final = -100
 
 SEED: Final = 0
 """Of the draws: the same job meets the same lengths."""
-
-LONGEST_STEPS: Final = 2
-"""Steps at the longest length before lengths are drawn: the first makes optimizer states, the second holds them."""
 
 
 def packed(batch: Batch, documents: int) -> Batch:
@@ -45,6 +43,8 @@ def packed(batch: Batch, documents: int) -> Batch:
 
 def padded(batch: Batch, lengths: Sequence[int]) -> Batch:
     """Sequences that end after `lengths` tokens, padded to the longest; with a mask, unless all are equally long."""
+    if "input_ids" not in batch:
+        raise CannotEstimate("Only sequences of tokens have lengths; leave lengths out.")
     ids = batch["input_ids"]
     if all(length == ids.shape[1] for length in lengths):
         return batch

@@ -62,6 +62,18 @@ class PhasePeak:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepPeak:
+    """The highest use within one optimizer step, and from its end to the next one."""
+
+    step: int
+    """From 1; the first includes loading."""
+    allocated_bytes: int
+    """Most bytes handed out."""
+    reserved_bytes: int
+    """Most bytes reserved."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Host:
     """Memory of the host that the process uses."""
 
@@ -152,6 +164,8 @@ class Estimate:
     """Set when the card was full."""
     curve: tuple[Moment, ...] = ()
     """The memory over the recorded steps, thinned for drawing."""
+    steps: tuple[StepPeak, ...] = ()
+    """The highest use by optimizer step: the first one, and how it goes on."""
     ranks: tuple[dict[str, Any], ...] = field(default_factory=tuple)
     """rank, fits, peak of every rank that was run."""
     notes: tuple[str, ...] = ()
@@ -180,6 +194,7 @@ class Estimate:
                 "coverage": Coverage(**{name: tuple(items) for name, items in values["coverage"].items()}),
                 "oom": OutOfMemory(**{**oom, "stack": tuple(oom["stack"])}) if oom else None,
                 "curve": tuple(Moment(**moment) for moment in values.get("curve", ())),
+                "steps": tuple(StepPeak(**step) for step in values.get("steps", ())),
                 "ranks": tuple(values.get("ranks", ())),
                 "notes": tuple(values.get("notes", ())),
             }

@@ -9,6 +9,9 @@ from tonnage.options import check, names, number, word
 
 METHODS: Final = ("full", "lora")
 
+LONGEST_STEPS: Final = 2
+"""Steps at the longest length before lengths are drawn: the first makes optimizer states, the second holds them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRef:
@@ -58,6 +61,8 @@ class Job:
         check(self)
         if self.global_batch_tokens is not None and self.grad_accum > 1:
             raise UsageError("global-batch-tokens decides grad-accum; give one of them.")
+        if self.packing is not None and self.model.config.get("is_encoder_decoder"):
+            raise UsageError(f"{self.model.name} is an encoder-decoder, which takes no positions; leave packing out.")
         if self.lengths and self.packing is not None:
             raise UsageError("lengths are those of sequences with one document each; leave packing out.")
         if self.eval_logits is not None and self.eval_batch is None:

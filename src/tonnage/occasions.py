@@ -107,7 +107,7 @@ def generate(ready: ReadyStep) -> None:
     if network is None or not network.can_generate():
         raise CannotEstimate(f"{job.model.name} is not a network of transformers that generates; leave generate out.")
     prompt = _prompts(job, network, ready.step.world.device)
-    with _inference(ready):
+    with _inference(ready), _own_forward(network):
         network.generate(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
@@ -117,6 +117,17 @@ def generate(ready: ReadyStep) -> None:
             use_cache=True,
             pad_token_id=0,
         )
+
+
+@contextmanager
+def _own_forward(network: Any) -> Iterator[None]:
+    """Losses in slices put a forward without logits in the place of the network's own."""
+    replaced = vars(network).pop("forward", None)
+    try:
+        yield
+    finally:
+        if replaced is not None:
+            network.forward = replaced
 
 
 def _prompts(job: Job, network: Any, device: torch.device) -> torch.Tensor:
@@ -138,8 +149,8 @@ def resume(ready: ReadyStep) -> None:
     step = ready.step
     if step.shards_parameters or any(type(one) not in _TORCHS for one in ready.optimizers):
         raise CannotEstimate(
-            "Resuming is known for whole parameters and torch's own optimizers only; leave resume out, or choose "
-            "shard none or ddp and optimizer adamw."
+            "Resuming is known for whole parameters with torch's AdamW, SGD or Muon only; leave resume out, or "
+            "choose shard none or ddp and one of these."
         )
     place = step.world.device if step.job.resume == "gpu" else torch.device("cpu")
     states = [_states_after_a_step(optimizer) for optimizer in ready.optimizers]
@@ -149,14 +160,15 @@ def resume(ready: ReadyStep) -> None:
         optimizer.load_state_dict(state)
 
 
-_TORCHS = (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor, getattr(torch.optim, "Muon", torch.optim.AdamW))
+_TORCHS = (torch.optim.AdamW, torch.optim.SGD, getattr(torch.optim, "Muon", torch.optim.AdamW))
+"""Whose step can be done in shapes alone; Adafactor's asks for values."""
 
 
 def _states_after_a_step(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The state_dict of such an optimizer after one step, in shapes alone."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode():
+    with FakeTensorMode(), models.quiet():  # whoever watches optimizers asks where these tensors are
         groups = []
         for group in optimizer.param_groups:
             like = [(parameter.shape, parameter.dtype, parameter.device) for parameter in group["params"]]

@@ -7,7 +7,8 @@ from typing import Any, Final
 from tonnage import __version__
 from tonnage.catalog import Overhead, overheads
 from tonnage.device import Cluster
-from tonnage.estimates import CATEGORIES, Coverage, Estimate, Host, Moment, OutOfMemory, Peak, PhasePeak
+from tonnage.estimates import CATEGORIES, Coverage, Estimate, Host, Moment, OutOfMemory, Peak, PhasePeak, StepPeak
+from tonnage.job import LONGEST_STEPS
 from tonnage.timeline import Timeline, timeline
 from tonnage.trace import Trace
 from tonnage.units import size
@@ -101,7 +102,8 @@ def _of_rank(
         coverage=_coverage(trace, walked, outside),
         oom=oom,
         curve=_curve(walked),
-        notes=(*notes, *_notes(trace, walked)),
+        steps=_steps(walked),
+        notes=(*notes, *_notes(trace, walked), *_lengths(job, walked)),
     )
 
 
@@ -162,6 +164,19 @@ def _phases(walked: Timeline) -> tuple[PhasePeak, ...]:
     )
 
 
+def _steps(walked: Timeline) -> tuple[StepPeak, ...]:
+    """By optimizer step; what comes after the last one belongs to it."""
+    last = max((mark.step for mark in walked.marks if mark.phase in ("forward", "backward")), default=0)
+    levels: dict[int, tuple[int, int]] = {}
+    for mark, level in zip(walked.marks, walked.by_mark, strict=True):
+        step = min(mark.step, last) + 1
+        levels[step] = tuple(map(max, levels.get(step, (0, 0)), level))  # type: ignore[assignment]
+    return tuple(
+        StepPeak(step=step, allocated_bytes=allocated, reserved_bytes=reserved)
+        for step, (allocated, reserved) in levels.items()
+    )
+
+
 def _curve(walked: Timeline) -> tuple[Moment, ...]:
     """The highest use in each of up to CURVE_POINTS stretches of equal numbers of marks."""
     count = len(walked.by_mark)
@@ -214,6 +229,24 @@ def _peak_after_recovery(trace: Trace, walked: Timeline) -> int:
     """Most bytes allocated after the mark under which memory ran out for the last time."""
     ran_out = max((event.mark for event in trace.events() if event.action == "oom"), default=-1)
     return max((allocated for allocated, _ in walked.by_mark[ran_out + 1 :]), default=0)
+
+
+def _lengths(job: dict[str, Any], walked: Timeline) -> list[str]:
+    """With drawn lengths: the peaks of the steps at the longest one, and those of the others."""
+    if not job.get("lengths"):
+        return []
+    levels = list(zip(walked.marks, walked.by_mark, strict=True))
+    drawn = [level for mark, level in levels if mark.step >= LONGEST_STEPS]
+    longest = [level for mark, level in levels if mark.step < LONGEST_STEPS]
+    said = f"Steps with the longest sequences alone: {_highest(longest)}"
+    if not drawn:
+        return [f"{said}. No lengths were drawn: that begins with step {LONGEST_STEPS + 1}, give more --steps."]
+    return [f"{said}; with drawn lengths: {_highest(drawn)}."]
+
+
+def _highest(levels: Sequence[tuple[int, int]]) -> str:
+    allocated, reserved = (max(column) for column in zip(*levels, strict=True))
+    return f"{size(allocated)} allocated and {size(reserved)} reserved at most"
 
 
 def _notes(trace: Trace, walked: Timeline) -> list[str]:

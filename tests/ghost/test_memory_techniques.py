@@ -151,6 +151,7 @@ def test_what_comes_besides_the_steps_has_phases(found: Any) -> None:
     logits = TOKENS * VOCABULARY * BF16
     assert phases["evaluate"] >= weights + states + (3 + 4) * logits  # joining three with the fourth
     assert weights + states < phases["generate"] < phases["evaluate"]
+    assert [step.step for step in found(job).run.estimate.steps] == [1, 2]
 
 
 def test_packed_documents_bring_a_mask(found: Any) -> None:
@@ -162,3 +163,12 @@ def test_synchronising_each_time_keeps_no_whole_gradients(found: Any) -> None:
     once = found(job, "4xa100-40gb", shard="zero3").run.estimate.peak.allocated_bytes
     each = found(job, "4xa100-40gb", shard="zero3", accum_sync=True).run.estimate.peak.allocated_bytes
     assert once - each > parameters(found()) * BF16 / 2
+
+
+def test_drawn_lengths_are_told_apart(worker: Worker) -> None:
+    job = dataclasses.replace(JOB, lengths=("64", "200", "256"))
+    few = estimate(job, Plan(precision="bf16-true"), parse_cluster("a100-40gb"), worker=worker, steps=2)
+    many = estimate(job, Plan(precision="bf16-true"), parse_cluster("a100-40gb"), worker=worker, steps=8)
+    assert any("give more --steps" in note for note in few.estimate.notes)
+    assert any("with drawn lengths: " in note for note in many.estimate.notes)
+    assert many.traces[0].steps == 8

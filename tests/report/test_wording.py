@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import estimates
-from tonnage.estimates import CATEGORIES
+from tonnage.estimates import CATEGORIES, StepPeak
 from tonnage.report import wording
 from tonnage.report.palette import LOOKS
 
@@ -75,3 +75,19 @@ def test_frames_leave_out_how_modules_are_called():
 def test_a_short_stack_is_shown_whole():
     assert wording.frames(("a:1 f", "b:2 g")) == ["a:1 f", "b:2 g"]
     assert wording.frames(()) == []
+
+
+def test_the_first_step_and_the_later_ones():
+    assert wording.first_and_later(estimates.fitting()) == []
+    steps = [StepPeak(step=n, allocated_bytes=a, reserved_bytes=r) for n, a, r in ((1, 5, 9), (2, 8, 10), (3, 7, 12))]
+    first, later = wording.first_and_later(replace(estimates.fitting(), steps=tuple(steps)))
+    assert (first.name, first.allocated_bytes, first.reserved_bytes) == ("first step", 5, 9)
+    assert (later.name, later.allocated_bytes, later.reserved_bytes) == ("later steps", 8, 12)
+
+
+def test_a_switch_is_named_when_it_is_set():
+    plan = {**estimates.fitting().plan, "optimizer_in_backward": True, "accum_sync": False}
+    said = wording.choices(replace(estimates.fitting(), plan=plan))
+    assert "optimizer in backward" in said
+    assert "True" not in said
+    assert "accum sync" not in said

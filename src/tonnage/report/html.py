@@ -118,7 +118,7 @@ def _phases(estimate: Estimate) -> Iterator[str]:
             wording.amount(phase.reserved_bytes),
             wording.percent(phase.reserved_bytes, capacity) if capacity else "-",
         )
-        for phase in (*estimate.phases, whole)
+        for phase in (*estimate.phases, *wording.first_and_later(estimate), whole)
     ]
     yield "<h3>Peak of each phase</h3>"
     yield _table(("phase", "allocated", "reserved", "reserved of the card"), rows, numbers=(1, 2, 3))

@@ -297,7 +297,7 @@ def _phases(estimate: Estimate) -> Iterator[Text | Padding]:
     rows = _table("phase", "allocated", "reserved", "reserved of the card")
     capacity, peak = wording.capacity_bytes(estimate), estimate.peak
     whole = PhasePeak(name="whole run", allocated_bytes=peak.allocated_bytes, reserved_bytes=peak.reserved_bytes)
-    for phase in (*estimate.phases, whole):
+    for phase in (*estimate.phases, *wording.first_and_later(estimate), whole):
         amounts = [wording.amount(value) for value in (phase.allocated_bytes, phase.reserved_bytes)]
         share = wording.percent(phase.reserved_bytes, capacity) if capacity else "-"
         rows.add_row(_text(phase.name), *amounts, share)

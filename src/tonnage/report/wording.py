@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from tonnage.estimates import Estimate, Moment
+from tonnage.estimates import Estimate, Moment, PhasePeak
 from tonnage.report.palette import LOOKS, Look, look
 from tonnage.report.shortage import shortage
 from tonnage.units import MIB, count, gib, size
@@ -109,6 +109,18 @@ def choices(estimate: Estimate) -> str:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
+
+
+def first_and_later(estimate: Estimate) -> list[PhasePeak]:
+    """The peaks of the first optimizer step, which begins without states, and of all later ones; empty for one."""
+    if len(estimate.steps) < 2:
+        return []
+    first, *later = ((step.allocated_bytes, step.reserved_bytes) for step in estimate.steps)
+    highest = [max(column) for column in zip(*later, strict=True)]
+    return [
+        PhasePeak(name="first step", allocated_bytes=first[0], reserved_bytes=first[1]),
+        PhasePeak(name="later steps", allocated_bytes=highest[0], reserved_bytes=highest[1]),
+    ]
 
 
 def card(estimate: Estimate) -> str:
