@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.engines.engine import ANY, SHAPES, Engine
 from tonnage.engines.hf_trainer import SHARDED, alone_on_many
-from tonnage.techniques import chosen
+from tonnage.techniques import choices, chosen
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,12 +52,12 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True)
     prepared: tuple[Any, Any, Any] = accelerator.prepare(module, _optimizer(step, module), loader)
     model, optimizer, batches = prepared
-    with given.contexts(step):
-        for batch in batches:
-            with accelerator.accumulate(model):
+    for batch in batches:
+        with accelerator.accumulate(model):
+            with given.contexts(step):
                 accelerator.backward(loss_of(model(**batch)))
-                optimizer.step()
-                optimizer.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
     return prepared
 
 
@@ -115,12 +115,13 @@ ACCELERATE: Final = Engine(
         "lora_targets": ANY,
         "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
         "base_dtype": ANY,
-        "optimizer": ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "adafactor"),
-        "checkpointing": ("none", "full", "every-N", "selective"),
+        "optimizer": tuple(name for name in choices("optimizer") if name != "muon"),  # which is two optimizers
+        "checkpointing": ANY,
+        "activation_offload": ANY,
         "shard": ("none", "ddp", *SHARDED),
         "param_offload": ("none", "cpu"),
         "attention": ANY,
-        "loss": ("plain", "chunked"),
+        "loss": ANY,
     },
     accepts=accepts,
     imports=("accelerate",),

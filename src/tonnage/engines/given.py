@@ -74,7 +74,7 @@ def adapted(module: nn.Module, job: Job) -> nn.Module:
     return made
 
 
-class Rows(Dataset[models.Batch]):
+class Rows(Dataset[models.Batch]):  # type: ignore[misc]
     """Rows of one sequence each, all of full length and without padding, made when they are asked for."""
 
     def __init__(self, step: Step, module: nn.Module, count: int) -> None:

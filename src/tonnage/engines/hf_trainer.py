@@ -53,6 +53,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "base_dtype": ANY,
     "optimizer": tuple(OPTIMIZERS),
     "checkpointing": ("none", "full", "every-N"),
+    "activation_offload": ("none", "cpu"),
     "shard": ("none", "ddp", "zero2", "zero3", "hsdp"),
     "param_offload": ("none", "cpu"),
     "attention": ANY,
@@ -63,7 +64,12 @@ SHARDED: Final = ("zero2", "zero3", "hsdp")
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What is known of the Trainer, and of the techniques whose code it shares."""
-    return alone_on_many(plan, cluster) or _optimizer_missing(plan) or shared_refusal(job, plan, cluster)
+    return (
+        alone_on_many(plan, cluster)
+        or _nothing_to_offload(plan)
+        or _optimizer_missing(plan)
+        or shared_refusal(job, plan, cluster)
+    )
 
 
 def alone_on_many(plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -74,6 +80,16 @@ def alone_on_many(plan: Plan, cluster: Cluster) -> Refusal | None:
             instead="choose shard ddp or zero3",
         )
     return None
+
+
+def _nothing_to_offload(plan: Plan) -> Refusal | None:
+    if plan.activation_offload != "cpu" or plan.checkpointing != "none":
+        return None
+    return Refusal(
+        technique=f"activation-offload={plan.activation_offload}",
+        reason="the Trainer moves the inputs of checkpointed layers only, and checkpointing is none",
+        instead="choose checkpointing full",
+    )
 
 
 def _optimizer_missing(plan: Plan) -> Refusal | None:
@@ -133,7 +149,7 @@ def _checkpointing(plan: Plan) -> dict[str, Any]:
     """Through the model; under FSDP with every layer by its own setting, as transformers advises."""
     from transformers import TrainingArguments
 
-    if plan.shard in SHARDED and plan.checkpointing == "full":
+    if _by_fsdp(plan):
         return {}
     word = (
         "activation_checkpointing"
@@ -142,8 +158,13 @@ def _checkpointing(plan: Plan) -> dict[str, Any]:
     )
     if plan.checkpointing == "none":
         return {word: False}
-    every = plan.checkpoint_interval
-    return {word: True, f"{word}_kwargs": {"every_n_layers": every} if every else None}
+    wanted = {"every_n_layers": plan.checkpoint_interval, "offload": plan.activation_offload == "cpu" or None}
+    return {word: True, f"{word}_kwargs": {name: value for name, value in wanted.items() if value is not None}}
+
+
+def _by_fsdp(plan: Plan) -> bool:
+    """FSDP's own checkpointing takes every layer or none, and moves nothing to the host."""
+    return plan.shard in SHARDED and plan.checkpointing == "full" and plan.activation_offload == "none"
 
 
 def _sharding(plan: Plan, world: World) -> dict[str, Any]:
@@ -152,7 +173,7 @@ def _sharding(plan: Plan, world: World) -> dict[str, Any]:
     config = {
         "reshard_after_forward": plan.shard != "zero2",
         "cpu_offload": plan.param_offload == "cpu",
-        "activation_checkpointing": plan.checkpointing == "full",
+        "activation_checkpointing": _by_fsdp(plan),
     }
     return {"fsdp": True, "fsdp_config": config, **_mesh(plan, world)}
 

@@ -42,6 +42,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
             output_dir=folder,
             max_length=job.seq_len,
             dataset_kwargs={"skip_prepare_dataset": True},
+            activation_offloading=plan.activation_offload == "cpu-streamed",
             **hf_trainer.settings(job, plan, world, steps),
         )
         trainer = SFTTrainer(
@@ -75,7 +76,7 @@ def _tokenizer() -> Any:
 TRL: Final = Engine(
     name="trl",
     packages=("trl", "datasets", "accelerate"),
-    expresses={**hf_trainer.EXPRESSES, "loss": ("chunked",)},
+    expresses={**hf_trainer.EXPRESSES, "loss": ("chunked",), "activation_offload": ("none", "cpu", "cpu-streamed")},
     accepts=accepts,
     imports=("transformers.trainer", "trl.trainer.sft_trainer"),
     run=run,
