@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 from tonnage.errors import UsageError
 from tonnage.options import check, names, number, word
 
-METHODS: Final = ("full", "lora")
+METHODS: Final = ("full", "lora", "qlora")
 
 LONGEST_STEPS: Final = 2
 """Steps at the longest length before lengths are drawn: the first makes optimizer states, the second holds them."""

@@ -12,6 +12,7 @@ The `eager` implementation (never chosen by default for these families) calls `n
 from __future__ import annotations
 
 import importlib
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,6 +90,12 @@ def hugging_face(module: nn.Module) -> Any | None:
     from transformers import PreTrainedModel
 
     return next((child for child in module.modules() if isinstance(child, PreTrainedModel)), None)
+
+
+def elements(parameter: torch.Tensor) -> int:
+    """How many numbers a parameter stands for: bitsandbytes packs two or more into an element."""
+    packed = getattr(parameter, "quant_state", None)
+    return math.prod(packed.shape) if packed is not None else parameter.numel()
 
 
 def layer_lists(module: nn.Module) -> list[list[nn.Module]]:

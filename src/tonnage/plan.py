@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from tonnage.engines import names as engine_names
-from tonnage.options import check, switch, word
+from tonnage.options import check, number, switch, word
 from tonnage.techniques import choices
 
 DTYPES: Final = ("fp32", "bf16", "fp16")
+QUANTS: Final = ("nf4", "nf4-double", "fp4", "fp4-double", "int8")
 
 _EVERY = re.compile(r"every-([1-9][0-9]*)")
 
@@ -19,7 +20,14 @@ class Plan:
 
     precision: str = word("bf16-mixed", "Dtypes of weights and computation.", choices("precision"))
     base_dtype: str | None = word(None, "Dtype of LoRA's frozen weights; default: that of computation.", DTYPES)
+    quant: str = word("nf4", "How qlora keeps frozen weights; -double: their scales in 8 bits too.", QUANTS)
+    unquantized_dtype: str = word(
+        "fp32",
+        "Dtype of what qlora does not quantize: as PEFT casts it, or that of computation.",
+        ("fp32", "compute"),
+    )
     optimizer: str = word("adamw", "The optimizer; adamw is as torch chooses it.", choices("optimizer"))
+    clip_grad_norm: int | None = number(None, "Norm to which gradients are scaled down before each step.")
     checkpointing: str = word(
         "none", "Layers that recompute activations in backward.", ("none", *choices("checkpointing"))
     )
@@ -28,7 +36,8 @@ class Plan:
     )
     optimizer_in_backward: bool = switch("Update each parameter in backward, and let its gradient go.")
     optimizer_offload: str = word(
-        "none", "Where optimizer states rest, all or a part; the optimizer runs there.",
+        "none",
+        "Where optimizer states rest, all or a part; the optimizer runs there.",
         ("none", *choices("optimizer_offload")),
     )
     shard: str = word("none", "What is divided among the data-parallel ranks.", ("none", *choices("shard")))
@@ -53,4 +62,4 @@ class Plan:
     @property
     def compute_dtype(self) -> str:
         """The dtype in which matrix products run: `bf16`, `fp16` or `fp32`."""
-        return self.precision.split("-")[0]
+        return {"fp8": "bf16", "megatron-bf16": "bf16"}.get(self.precision, self.precision.split("-")[0])

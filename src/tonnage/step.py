@@ -59,6 +59,19 @@ def _plain_optimizer(parameters: list[nn.Parameter], new: NewOptimizer) -> torch
     return new(parameters)
 
 
+def _plain_network(step: Step) -> nn.Module:
+    return models.build(
+        step.job.model,
+        dtype=step.weights_dtype,
+        attention=step.attention,
+        device=torch.device("meta") if step.shards_parameters else step.world.device,
+    )
+
+
+def _clip(parameters: list[nn.Parameter], largest_norm: float) -> None:
+    torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
+
+
 def _no_context(module: nn.Module) -> AbstractContextManager[Any]:
     return nullcontext()
 
@@ -85,6 +98,8 @@ class Step:
     """transformers' attn_implementation; None: its own choice."""
     contexts: tuple[Context, ...] = ()
     """Entered around forward and backward of every micro-batch."""
+    load: Callable[[Step], nn.Module] = _plain_network
+    """Makes the network with its memory, before any change."""
     changes: tuple[Callable[[nn.Module], nn.Module], ...] = ()
     """Applied to the network in order, before it is sharded."""
     shard: Callable[[nn.Module], nn.Module] | None = None
@@ -99,17 +114,14 @@ class Step:
     """Which parameters each optimizer takes, and how it is made."""
     new_optimizer: Callable[[list[nn.Parameter], NewOptimizer], torch.optim.Optimizer] = _plain_optimizer
     """Makes one optimizer of a part; ZeRO-1 divides it here."""
+    clip: Callable[[list[nn.Parameter], float], None] = _clip
+    """Scales the gradients of the parameters down to a norm; torch's function, which DTensor knows as well."""
 
     def build(self) -> ReadyStep:
         """Make the network and its optimizers on this rank's device."""
-        network = models.build(
-            self.job.model,
-            dtype=self.weights_dtype,
-            attention=self.attention,
-            device=torch.device("meta") if self.shards_parameters else self.world.device,
-        )
+        network = self.load(self)
         models.check_positions(self.job, network)
-        if self.initialise and not self.shards_parameters:
+        if self.initialise and self.load is _plain_network and not self.shards_parameters:
             models.initialise(network)
         for change in self.changes:
             network = change(network)
@@ -151,7 +163,7 @@ class ReadyStep:
     @property
     def parameters(self) -> int:
         """Elements of all parameters of the whole network, each counted once."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return sum(models.elements(parameter) for parameter in self.model.parameters())
 
     @property
     def trainable_parameters(self) -> int:
@@ -186,6 +198,7 @@ class ReadyStep:
                 for _ in range(rest):
                     self.micro_batch(self.next_batch())
         self.micro_batch(self.next_batch())
+        self._clip_gradients()
         for optimizer in self.optimizers:
             if self.scaler is None:
                 optimizer.step()
@@ -195,6 +208,17 @@ class ReadyStep:
             self.scaler.update()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+    def _clip_gradients(self) -> None:
+        """To the norm that the plan names, over all optimizers together; scaled gradients are unscaled first."""
+        largest_norm = self.step.plan.clip_grad_norm
+        if largest_norm is None:
+            return
+        if self.scaler is not None:
+            for optimizer in self.optimizers:
+                self.scaler.unscale_(optimizer)
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        self.step.clip([parameter for group in groups for parameter in group["params"]], float(largest_norm))
 
     def next_batch(self, sequences: int | None = None) -> Batch:
         """A made-up micro-batch on this rank's device, copied from the host; `sequences`: other than the job's."""

@@ -41,11 +41,14 @@ def apply(step: Step) -> Step:
     """Make the base in its dtype, and wrap it with adapters."""
     base = step.plan.base_dtype or step.plan.compute_dtype
     return replace(
-        step, weights_dtype=dtype(base), changes=(*step.changes, lambda module: _with_adapters(module, step))
+        step,
+        weights_dtype=dtype(base),
+        changes=(*step.changes, lambda module: with_adapters(module, step, fp32=step.autocast_dtype is not None)),
     )
 
 
-def _with_adapters(module: nn.Module, step: Step) -> nn.Module:
+def with_adapters(module: nn.Module, step: Step, *, fp32: bool) -> nn.Module:
+    """The network inside PEFT's, everything frozen but the adapters; `fp32`: PEFT casts them to it, its default."""
     from contextlib import nullcontext
 
     from peft import LoraConfig, get_peft_model
@@ -59,7 +62,7 @@ def _with_adapters(module: nn.Module, step: Step) -> nn.Module:
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
     )
     with nullcontext() if step.initialise else without_initialisation(), quiet():
-        adapted: nn.Module = get_peft_model(module, config, autocast_adapter_dtype=step.autocast_dtype is not None)
+        adapted: nn.Module = get_peft_model(module, config, autocast_adapter_dtype=fp32)
     return adapted
 
 

@@ -327,12 +327,30 @@ class Policy:
         original = base.from_pretrained.__func__
 
         def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
-            if args or kwargs.get("quantization_config") is not None or _small_checkpoint(name):
+            if args or kwargs.get("state_dict") is not None or _small_checkpoint(name):
                 return original(cls, name, *args, config=config, **kwargs)
             self.use("weights")
+            if kwargs.get("quantization_config") is not None:
+                return self._quantized(original, cls, name, config, kwargs)
             return self._from_configuration(cls, name, config, kwargs)
 
         base.from_pretrained = classmethod(from_pretrained)
+
+    def _quantized(self, original: Any, cls: Any, name: Any, config: Any, kwargs: dict[str, Any]) -> Any:
+        """transformers' loader quantizes layer by layer: hand it a checkpoint whose values nobody reads."""
+        torch = self.torch
+        if not hasattr(config, "to_dict"):
+            locating = {key: kwargs[key] for key in _LOCATING_OPTIONS if key in kwargs}
+            config = cls.config_class.from_pretrained(config or name, **locating)
+        dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
+        with torch.device("meta"):
+            network = cls._from_config(config, dtype=dtype if isinstance(dtype, torch.dtype) else torch.float16)
+        network.tie_weights()
+        saved = network.state_dict()
+        tensors = [*network.named_parameters(), *network.named_buffers()]
+        checkpoint = {key: torch.empty_like(t, device="cpu") for key, t in tensors if key in saved}
+        options = {key: value for key, value in kwargs.items() if key not in _LOCATING_OPTIONS}
+        return original(cls, None, config=config, state_dict=checkpoint, **options)
 
     def _from_configuration(self, cls: Any, name: Any, config: Any, kwargs: dict[str, Any]) -> Any:
         torch = self.torch

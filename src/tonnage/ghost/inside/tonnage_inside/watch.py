@@ -10,6 +10,7 @@ which a module's call gives several blocks back at its end may differ, which the
 import contextlib
 import functools
 import gc
+import math
 import threading
 import time
 import weakref
@@ -193,7 +194,7 @@ class Watch:
         parameters = list(root.parameters())
         for parameter in parameters:
             self._parameters[id(parameter)] = weakref.ref(parameter)
-        total = sum(parameter.numel() for parameter in parameters)
+        total = sum(elements(parameter) for parameter in parameters)
         if total >= self.model.get("parameters", 0):
             self.model = {
                 "class": type(root).__name__,
@@ -394,6 +395,25 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
             yield from plain_tensors(getattr(tensor, name))
     else:
         yield tensor
+        yield from _scales(tensor)
+
+
+def _scales(weight: Any) -> Iterator[Any]:
+    """What bitsandbytes keeps beside a quantized weight: scales of blocks or rows, tables, scales of scales."""
+    if getattr(weight, "SCB", None) is not None:
+        yield weight.SCB
+    state = getattr(weight, "quant_state", None)
+    while state is not None:
+        yield from (t for t in (state.absmax, state.code, getattr(state, "offset", None)) if t is not None)
+        state = getattr(state, "state2", None)
+
+
+def elements(parameter: Any) -> int:
+    """How many numbers a parameter stands for: bitsandbytes packs two or more into one, DeepSpeed keeps a part."""
+    packed = getattr(parameter, "quant_state", None)
+    if packed is not None:
+        return math.prod(packed.shape)
+    return int(getattr(parameter, "ds_numel", 0) or parameter.numel())
 
 
 def cuda_address(tensor: Any) -> int:

@@ -1,0 +1,142 @@
+"""fp32 weights and gradients beside a network of fewer bits, as Megatron keeps them: see `techniques.megatron`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+Slice = tuple[nn.Parameter, int, int]
+"""A parameter and the range of its elements, flattened, that lies in a rank's piece."""
+
+
+class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
+    """Steps fp32 copies of the parameters on fp32 gradients that backward adds up in one buffer.
+
+    `new` makes the optimizer of the copies.  With `pieces` > 1 this rank keeps the copies of its piece only; with
+    `adds_up` the buffer is summed over the ranks before the step.
+    """
+
+    def __init__(
+        self,
+        parameters: list[nn.Parameter],
+        new: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        *,
+        pieces: int = 1,
+        piece: int = 0,
+        adds_up: bool = False,
+    ) -> None:
+        self._pieces, self._adds_up = pieces, adds_up
+        device = parameters[0].device
+        total = sum(parameter.numel() for parameter in parameters)
+        piece_elements = -(-total // pieces)
+        self._gradients = torch.zeros(piece_elements * pieces, dtype=torch.float32, device=device)
+        self._weights = _in_one_buffer(parameters, piece_elements * pieces) if pieces > 1 else None
+        _add_gradients_to(self._gradients, parameters)
+        begin = piece * piece_elements
+        self._own = slice(begin, begin + piece_elements)
+        self._slices = _cut(parameters, begin, begin + piece_elements)
+        copies = [nn.Parameter(_elements(part).float()) for part in self._slices]
+        for copy, gradient in zip(copies, self._own_gradients(), strict=True):
+            copy.grad = gradient
+        self.inner = new(copies)
+        super().__init__(copies, {})
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def _own_gradients(self) -> list[torch.Tensor]:
+        """The views of the buffer that belong to this rank's copies."""
+        ends = [0]
+        for _, begin, end in self._slices:
+            ends.append(ends[-1] + end - begin)
+        own = self._gradients[self._own]
+        cuts = zip(self._slices, pairwise(ends), strict=True)
+        return [own[begin:end].view(_elements(part).shape) for part, (begin, end) in cuts]
+
+    def step(self, closure: Any = None) -> None:
+        """Sum the gradients over the ranks, step the copies, write them to the network."""
+        self._sum_gradients()
+        self.inner.step()
+        for part, copy in zip(self._slices, self.param_groups[0]["params"], strict=True):
+            _elements(part).copy_(copy.detach())
+        if self._weights is not None:
+            dist.all_gather_into_tensor(self._weights, self._weights[self._own])
+
+    def _sum_gradients(self) -> None:
+        if not self._adds_up:
+            return
+        self._gradients.div_(dist.get_world_size())
+        if self._pieces > 1:
+            dist.reduce_scatter_tensor(self._gradients[self._own], self._gradients)
+        else:
+            dist.all_reduce(self._gradients)
+
+    def reload(self) -> None:
+        """Take the network's weights anew, after somebody else changed them."""
+        for part, copy in zip(self._slices, self.param_groups[0]["params"], strict=True):
+            copy.detach().copy_(_elements(part))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Empty the buffer; it stays where it is whatever is asked."""
+        self._gradients.zero_()
+
+
+def _add_gradients_to(buffer: torch.Tensor, parameters: list[nn.Parameter]) -> None:
+    """Let backward add each gradient to its part of the buffer and free it."""
+    begin = 0
+    for parameter in parameters:
+        part = buffer[begin : begin + parameter.numel()].view(parameter.shape)
+        parameter.register_post_accumulate_grad_hook(_adding_to(part))
+        begin += parameter.numel()
+
+
+def _adding_to(part: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    def hook(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        part.add_(parameter.grad)
+        parameter.grad = None
+
+    return hook
+
+
+def _in_one_buffer(parameters: list[nn.Parameter], size: int) -> torch.Tensor:
+    """Move the parameters into one tensor of `size` elements, so that a single gathering renews them all."""
+    buffer = torch.zeros(size, dtype=parameters[0].dtype, device=parameters[0].device)
+    begin = 0
+    for parameter in parameters:
+        part = buffer[begin : begin + parameter.numel()].view(parameter.shape)
+        part.copy_(parameter.detach())
+        parameter.data = part
+        begin += parameter.numel()
+    return buffer
+
+
+def _cut(parameters: list[nn.Parameter], begin: int, end: int) -> list[Slice]:
+    """What of each parameter lies between two elements of all of them laid end to end."""
+    found: list[Slice] = []
+    start = 0
+    for parameter in parameters:
+        low, high = max(begin - start, 0), min(end - start, parameter.numel())
+        if low < high:
+            found.append((parameter, low, high))
+        start += parameter.numel()
+    return found
+
+
+def _elements(part: Slice) -> torch.Tensor:
+    """A view of them: in the parameter's shape if they are all of it."""
+    parameter, begin, end = part
+    if end - begin == parameter.numel():
+        return parameter.detach()
+    return parameter.detach().view(-1)[begin:end]
+
+
+def clip(parameters: list[nn.Parameter], largest_norm: float) -> None:
+    """Clip gradients of which every rank has a piece to the norm of all of them together."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    squared = torch.nn.utils.get_total_norm(gradients).square()
+    dist.all_reduce(squared)
+    torch.nn.utils.clip_grads_with_norm_(parameters, largest_norm, squared.sqrt())

@@ -1,0 +1,77 @@
+"""Linear layers in float8 by torchao: weights fp32, autocast to bf16, products of two float8 matrices.
+
+torchao's tensorwise recipe with dynamic scales, as torchtitan trains: every linear layer but the head whose sides
+are multiples of 16.  Weights, gradients and optimizer states are those of bf16-mixed; what is saved for backward are
+the inputs in high precision, quantized anew in each of the three products.  Run as it is, without torch.compile,
+which makes it fast and fuses the casts away: compiled, the temporaries are smaller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final
+
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import Step
+
+CAPABILITY: Final = (8, 9)
+"""The first with float8 tensor cores (Ada; Hopper is 9.0): cuBLASLt's float8 products need it."""
+MULTIPLE: Final = 16
+"""Both sides of a matrix in a float8 product must be multiples of this many elements."""
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """torchao, a card that multiplies float8, and weights that are trained."""
+    if find_spec("torchao") is None:
+        return _refused("the package torchao is not installed", "pip install torchao")
+    if cluster.device.capability < CAPABILITY:
+        capability = ".".join(map(str, cluster.device.capability))
+        return _refused(f"it needs compute capability 8.9, and {cluster.device.id} has {capability}", "bf16-mixed")
+    if job.method != "full":
+        return _refused(f"torchao converts layers that are trained, and the method is {job.method}", "bf16-mixed")
+    return None
+
+
+def _refused(reason: str, instead: str) -> Refusal:
+    instead = instead if " " in instead else f"choose precision {instead}"
+    return Refusal(technique="precision=fp8", reason=reason, instead=instead)
+
+
+def apply(step: Step) -> Step:
+    """Autocast to bf16 over fp32 weights, and float8 layers in place of linear ones."""
+    import torch
+
+    return replace(step, autocast_dtype=torch.bfloat16, changes=(*step.changes, _converted))
+
+
+def _converted(module: nn.Module) -> nn.Module:
+    from torchao.float8 import convert_to_float8_training
+
+    head = _head(module)
+
+    def wanted(layer: nn.Module, name: str) -> bool:
+        sides = (layer.in_features, layer.out_features)
+        return layer is not head and all(side % MULTIPLE == 0 for side in sides)  # type: ignore[operator]
+
+    converted: nn.Module = convert_to_float8_training(module, module_filter_fn=wanted)
+    return converted
+
+
+def _head(module: nn.Module) -> nn.Module | None:
+    from tonnage.model import hugging_face
+
+    network = hugging_face(module)
+    return network.get_output_embeddings() if network is not None else None
+
+
+FP8: Final = Technique(
+    option="precision", values=("fp8",), accepts=accepts, apply=apply, libraries=("torchao.float8",)
+)

@@ -1,0 +1,73 @@
+"""Megatron's bf16: bf16 weights, and in fp32 the main weights, the main gradients and the optimizer's states.
+
+Gradients of all parameters lie in one contiguous fp32 buffer.  Each bf16 gradient is added to its part of it as soon
+as backward has made it, and freed; the optimizer sees fp32 weights whose gradients are views of the buffer, and the
+result is copied to the bf16 weights.  With AdamW that is 2 + 4 + 4 + 8 = 18 bytes a parameter.
+
+`shard=ddp` sums the buffer over the ranks; `shard=zero1` is Megatron's distributed optimizer: the buffer is cut into
+N equal pieces whatever parameters they cross, each rank keeps main weights and states of its own, and the bf16
+weights, which lie in one buffer too, are gathered after the step: 6 + 12/N bytes.  The rules are those of
+`DistributedDataParallel`, `Float16OptimizerWithFloat16Params` and `DistributedOptimizer` in Megatron-LM's
+megatron/core; its buckets divide the buffers for communication and take no memory of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import NewOptimizer, Step
+
+SHARDS: Final = ("none", "ddp", "zero1")
+"""What the buffers of main gradients and weights are defined for."""
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """All weights are trained, by one optimizer, and each rank has all of them in bf16."""
+    if job.method != "full":
+        return _refused(f"main weights are for weights that are trained, and the method is {job.method}", "bf16-true")
+    if plan.shard not in SHARDS:
+        return _refused(f"its weights are whole on every rank, and shard is {plan.shard}", "bf16-mixed")
+    if plan.optimizer_in_backward or plan.optimizer_offload != "none":
+        return _refused("its optimizer steps once, on the card, from a buffer of all gradients", "bf16-mixed")
+    if plan.optimizer == "muon":
+        return _refused("its buffer cuts matrices into pieces, which Muon cannot take", "bf16-mixed")
+    return None
+
+
+def _refused(reason: str, instead: str) -> Refusal:
+    return Refusal(technique="precision=megatron-bf16", reason=reason, instead=f"choose precision {instead}")
+
+
+def apply(step: Step) -> Step:
+    """bf16 weights under a MainOptimizer; in place of what `shard` chose, which it does itself."""
+    import torch
+
+    from tonnage.main_weights import MainOptimizer, clip
+
+    pieces = step.world.size if step.plan.shard == "zero1" else 1
+    adds_up = step.plan.shard != "none"
+
+    def new_optimizer(parameters: list[nn.Parameter], new: NewOptimizer) -> Optimizer:
+        return MainOptimizer(parameters, new, pieces=pieces, piece=step.world.rank % pieces, adds_up=adds_up)
+
+    return replace(
+        step,
+        weights_dtype=torch.bfloat16,
+        shard=None,
+        gradients_stay_local=type(step).gradients_stay_local,
+        new_optimizer=new_optimizer,
+        clip=clip if pieces > 1 else step.clip,
+    )
+
+
+MEGATRON: Final = Technique(option="precision", values=("megatron-bf16",), accepts=accepts, apply=apply)

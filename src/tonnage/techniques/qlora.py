@@ -1,0 +1,148 @@
+"""QLoRA: adapters beside frozen linear layers that bitsandbytes keeps in 4 or 8 bits.
+
+| quant | kept per weight |
+|---|---|
+| nf4, fp4 | half a byte, and 4 bytes for each block of 64 (0.5625 in all) |
+| nf4-double, fp4-double | half a byte, 1 byte for each block of 64, 4 bytes for each 256 of those (0.516 in all) |
+| int8 | 1 byte, and 4 bytes for each row |
+
+transformers' own loader quantizes the layers one after the other, each from a copy in the compute dtype; embeddings,
+head, norms and the 3-D weights of experts stay as they are.  PEFT's prepare_model_for_kbit_training then casts those
+to fp32 (`unquantized_dtype=fp32`, the default); TRL does not and makes the adapters in the compute dtype too
+(`unquantized_dtype=compute` under a -true precision).  Checkpointing is what the plan says; PEFT's function would
+turn it on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.techniques.lora import with_adapters
+from tonnage.techniques.precision import dtype
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import Step
+
+LIBRARIES: Final = ("bitsandbytes", "accelerate", "peft")
+"""All of them must be installed; transformers asks for accelerate when it quantizes."""
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """The libraries must be there, the model transformers', and its weights whole on every rank."""
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        return _refused(f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+    if job.model.kind != "config":
+        return _refused("transformers quantizes its own networks only, and this one is a factory's", "choose lora")
+    if plan.base_dtype is not None:
+        return Refusal(
+            technique=f"base_dtype={plan.base_dtype}",
+            reason=f"the frozen weights are quantized ({plan.quant}) and compute in {plan.compute_dtype}",
+            instead="leave the base dtype out, or choose method lora",
+        )
+    if plan.precision in ("fp8", "megatron-bf16"):
+        return _refused(f"frozen quantized weights have no use for precision {plan.precision}", "choose bf16-mixed")
+    if plan.shard not in ("none", "ddp", "zero1"):
+        return _refused(f"weights packed as bytes are not sharded by {plan.shard}", "choose shard ddp or none")
+    return None
+
+
+def _refused(reason: str, instead: str) -> Refusal:
+    return Refusal(technique="method=qlora", reason=reason, instead=instead)
+
+
+def apply(step: Step) -> Step:
+    """Load quantized, cast what is not, add adapters."""
+    compute = dtype(step.plan.compute_dtype)
+    changes = (*step.changes, lambda module: _prepared(module, step), lambda module: _adapted(module, step))
+    return replace(step, weights_dtype=compute, load=_loaded, changes=changes)
+
+
+def _loaded(step: Step) -> nn.Module:
+    """What from_pretrained returns for a checkpoint in the compute dtype, by its own loader."""
+    from tonnage import model as models
+
+    device = step.world.device
+    network: Any = models.build(
+        step.job.model, dtype=step.weights_dtype, attention=step.attention, device=_cpu_or_meta(step)
+    )
+    if step.initialise:
+        models.initialise(network)
+    chosen = {"attn_implementation": step.attention} if step.attention else {}
+    with models.quiet():
+        loaded: nn.Module = type(network).from_pretrained(
+            None,
+            config=network.config,
+            state_dict=_checkpoint(network),
+            dtype=step.weights_dtype,
+            device_map={"": device},
+            quantization_config=_configuration(step.plan, step.weights_dtype),
+            **chosen,
+        )
+    return loaded.train()
+
+
+def _cpu_or_meta(step: Step) -> torch.device:
+    import torch
+
+    return torch.device("cpu" if step.initialise else "meta")
+
+
+def _checkpoint(network: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint on the host: tied ones once; those without values take no memory until read."""
+    import torch
+
+    tensors = [*network.named_parameters(), *network.named_buffers()]
+    saved = network.state_dict()
+    return {
+        name: torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.detach()
+        for name, tensor in tensors
+        if name in saved
+    }
+
+
+def _configuration(plan: Plan, compute: torch.dtype) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    if plan.quant == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    kind, _, double = plan.quant.partition("-")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=kind,
+        bnb_4bit_use_double_quant=bool(double),
+        bnb_4bit_compute_dtype=compute,
+    )
+
+
+def _prepared(module: nn.Module, step: Step) -> nn.Module:
+    """Frozen, and what is not quantized in fp32 where PEFT is to do so."""
+    if step.plan.unquantized_dtype == "compute":
+        return module.requires_grad_(False)
+    from peft import prepare_model_for_kbit_training
+
+    prepared: nn.Module = prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)
+    return prepared
+
+
+def _adapted(module: nn.Module, step: Step) -> nn.Module:
+    """With adapters in fp32, as PEFT makes them; in the compute dtype where all else is."""
+    from tonnage.step import trainable
+
+    fp32 = step.autocast_dtype is not None or step.plan.unquantized_dtype == "fp32"
+    adapted = with_adapters(module, step, fp32=fp32)
+    for parameter in trainable(adapted):
+        parameter.data = parameter.data.to(dtype("fp32" if fp32 else step.plan.compute_dtype))
+    return adapted
+
+
+QLORA: Final = Technique(option="method", values=("qlora",), accepts=accepts, apply=apply, libraries=LIBRARIES)
