@@ -261,7 +261,7 @@ def _why_nothing(command: list[str], left: Left, ended: int | None, timeout_seco
         name = signal.Signals(-ended).name
         why = " A host that has no memory left ends processes like this." if name == "SIGKILL" else ""
         return f"The command was ended by {name}; its own message is above.{far}{why}"
-    if ended != 0:
+    if ended != 0 or far:
         when = f".{far}" if far else " before it used the GPU."
         return f"The command ended with exit code {ended}{when} Its own message is above."
     return (

@@ -20,6 +20,7 @@ from typing import Any
 
 from .imports import after_import
 from .native import Native
+from .sharded import elsewhere, unreduced
 
 MAX_EVENTS = 20_000_000
 
@@ -194,12 +195,13 @@ class Watch:
         parameters = list(root.parameters())
         for parameter in parameters:
             self._parameters[id(parameter)] = weakref.ref(parameter)
-        total = sum(elements(parameter) for parameter in parameters)
+        others, trainable_of_others = elsewhere(root)
+        total = sum(elements(parameter) for parameter in parameters) + others
         if total >= self.model.get("parameters", 0):
             self.model = {
                 "class": type(root).__name__,
                 "parameters": total,
-                "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+                "trainable_parameters": sum(elements(p) for p in parameters if p.requires_grad) + trainable_of_others,
             }
 
     def _claim_parameters(self, module: Any) -> None:
@@ -281,6 +283,9 @@ class Watch:
             parameter = reference()
             if parameter is not None and parameter.grad is not None:
                 self.claim(parameter.grad, "gradient")
+        for root in list(self._roots):
+            for gradient in unreduced(root):
+                self.claim(gradient, "gradient")
 
     # -- optimizer
 
