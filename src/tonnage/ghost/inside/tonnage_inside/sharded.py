@@ -1,0 +1,39 @@
+"""What FSDP holds that no parameter shows.  No public function of torch tells it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def elsewhere(root: Any) -> tuple[int, int]:
+    """Elements that only other ranks hold of the parameters inside `root`: of all, and of the trainable ones.
+
+    In FSDP's first version the parameters of a wrapped module are one flat tensor, of which each rank holds a part.
+    """
+    total = trainable = 0
+    for module in root.modules():
+        flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+        if flat is None:
+            continue
+        whole = sum(flat._numels)
+        held = flat._params or (flat,)  # the program's own parameters are parts of it, or it stands for them
+        total += whole - sum(parameter.numel() for parameter in held)
+        if flat._params is None:
+            trainable += (whole - flat.numel()) * flat.requires_grad
+        else:
+            sizes = zip(flat._params, flat._numels, strict=True)
+            trainable += sum(size - parameter.numel() for parameter, size in sizes if parameter.requires_grad)
+    return total, trainable
+
+
+def unreduced(root: Any) -> Iterator[Any]:
+    """The whole gradients that FSDP2 keeps after a backward pass without communication (gradient accumulation)."""
+    if not hasattr(root, "_get_fsdp_state"):
+        return
+    for module in root.modules():
+        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for parameter in (held for group in groups if group is not None for held in group.fsdp_params):
+            whole = getattr(parameter, "_unsharded_param", None)
+            for gradient in (parameter.unsharded_accumulated_grad, getattr(whole, "grad", None)):
+                if gradient is not None:
+                    yield gradient
