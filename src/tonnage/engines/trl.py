@@ -23,8 +23,19 @@ if TYPE_CHECKING:
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """Causal language models alone, and what stands against the Trainer."""
-    return accepts_head(job, plan, cluster) or hf_trainer.accepts(job, plan, cluster)
+    """Causal language models alone, what a ghost cannot do, and what stands against the Trainer."""
+    return accepts_head(job, plan, cluster) or _masks_on_the_host(plan) or hf_trainer.accepts(job, plan, cluster)
+
+
+def _masks_on_the_host(plan: Plan) -> Refusal | None:
+    """`activation_offloading` moves the mask of the loss to the host and back, where a computed one is zeros."""
+    if plan.activation_offload != "cpu-streamed":
+        return None
+    return Refusal(
+        technique=f"activation-offload={plan.activation_offload}",
+        reason="SFTTrainer moves masks that its loss computed as well, and a ghost reads those back as zeros",
+        instead="choose activation-offload cpu with checkpointing full, or engine tonnage",
+    )
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
@@ -42,7 +53,6 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
             output_dir=folder,
             max_length=job.seq_len,
             dataset_kwargs={"skip_prepare_dataset": True},
-            activation_offloading=plan.activation_offload == "cpu-streamed",
             **hf_trainer.settings(job, plan, world, steps),
         )
         trainer = SFTTrainer(

@@ -209,4 +209,6 @@ def _mine(backend: Any) -> str:
     if len(parts) == 1 and ":" not in parts[0]:
         return "nccl" if parts[0] == "nccl" else "fake"
     places = dict(part.split(":") for part in parts)
-    return ",".join(f"{place}:{'nccl' if name == 'nccl' else 'fake'}" for place, name in places.items())
+    # NCCL comes last: torch hands the options that it makes for it to every backend after it.
+    ordered = sorted(places.items(), key=lambda item: item[1] == "nccl")
+    return ",".join(f"{place}:{'nccl' if name == 'nccl' else 'fake'}" for place, name in ordered)
