@@ -25,6 +25,7 @@ def estimate(
     torch_version: str | None = None,
     offline: bool = False,
     worker: Any = None,
+    fresh: bool = False,
     progress: "Callable[[str], None]" = lambda text: None,
     **options: Any,
 ) -> "Estimate":
@@ -32,6 +33,7 @@ def estimate(
 
     `options` are the fields of Job and Plan: `tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192,
     shard="zero3", checkpointing="full")`.  `worker` is a warm `tonnage.Worker`, for many estimates in a row.
+    `fresh` runs the steps even if the same were run before.
     Raises UsageError, CannotEstimate and their kinds; not fitting is an answer (`Estimate.fits`).
     """
     from tonnage.device import Cluster, parse_cluster
@@ -42,7 +44,15 @@ def estimate(
     cluster = gpu if isinstance(gpu, Cluster) else parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=memory)
     job, plan = request(model, offline=offline, **options)
     return predict(
-        job, plan, cluster, rank=rank, steps=steps, torch_version=torch_version, worker=worker, progress=progress
+        job,
+        plan,
+        cluster,
+        rank=rank,
+        steps=steps,
+        torch_version=torch_version,
+        worker=worker,
+        fresh=fresh,
+        progress=progress,
     ).estimate
 
 

@@ -1,7 +1,7 @@
 """`tonnage.estimate`: a Job under a Plan, run on ghost GPUs, summed up."""
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tonnage.device import CPU, Cluster
@@ -23,20 +23,48 @@ def estimate(
     steps: int = 3,
     torch_version: str | None = None,
     worker: Any = None,
+    fresh: bool = False,
     progress: Progress = lambda text: None,
 ) -> Run:
     """Run `steps` optimizer steps of one rank on a ghost of the cluster's card, in a process of its own.
 
     For the device `cpu` nothing is run on a ghost: the step is recorded here, without computing (see `record`).
-    `worker` is a warm `tonnage.ghost.pool.Worker` to use instead of a new one.  Raises UsageError when a technique
-    refuses the job, CannotEstimate when the model cannot be built, GhostUnavailable when no ghost can run here.
+    `worker` is a warm `tonnage.ghost.pool.Worker` to use instead of a new one.  Where the same was run before, its
+    Trace is taken from the shelf (`tonnage.shelf`) and no ghost is started, unless `fresh`.
+
+    Raises UsageError when a technique refuses the job, CannotEstimate when the model cannot be built,
+    GhostUnavailable when no ghost can run here.
     """
     job = job.on_ranks(cluster.gpus)
     check(job, plan, cluster)
     if not 0 <= rank < cluster.gpus:
         raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
-    trace = _trace(job, plan, cluster, rank, steps, torch_version, worker, progress)
+    if cluster.device.id == CPU:
+        from tonnage import record
+
+        progress(f"recording {steps} steps on the CPU without computing them")
+        trace = record.run(job, plan, cluster, rank=rank, steps=steps)
+        return _summed_up(trace, job, plan, cluster, steps)
+
+    from tonnage import shelf
+    from tonnage.ghost.pool import request
+
+    version = worker.torch_version if worker is not None else torch_version
+    asked = request(job, plan, cluster, rank=rank, steps=steps)
+    key = shelf.key(asked, version)
+    kept = shelf.find(key) if key is not None and not fresh else None
+    if kept is not None:
+        return _from_the_shelf(_summed_up(kept, job, plan, cluster, steps))
+    trace = _run(job, plan, cluster, rank, steps, version, worker, progress)
+    if key is not None and key == shelf.key(asked, version):  # nothing was installed meanwhile
+        shelf.keep(key, trace)
     return _summed_up(trace, job, plan, cluster, steps)
+
+
+def _from_the_shelf(run: Run) -> Run:
+    coverage = run.estimate.coverage
+    said = (*coverage.run, "not now: the trace was kept from an earlier run of the same (--fresh runs it again)")
+    return replace(run, estimate=replace(run.estimate, coverage=replace(coverage, run=said)))
 
 
 def check(job: Job, plan: Plan, cluster: Cluster) -> None:
@@ -47,7 +75,7 @@ def check(job: Job, plan: Plan, cluster: Cluster) -> None:
         raise UsageError(f"{refusal}")
 
 
-def _trace(
+def _run(
     job: Job,
     plan: Plan,
     cluster: Cluster,
@@ -57,19 +85,14 @@ def _trace(
     worker: Any,
     progress: Progress,
 ) -> Trace:
-    if cluster.device.id == CPU:
-        from tonnage import record
-
-        progress(f"recording {steps} steps on the CPU without computing them")
-        return record.run(job, plan, cluster, rank=rank, steps=steps)
     if worker is not None:
         found: Trace = worker.run(job, plan, cluster, rank=rank, steps=steps)
         return found
     from tonnage.ghost.pool import Worker
 
-    with Worker(torch_version, progress) as fresh:
+    with Worker(torch_version, progress) as own:
         progress(f"running {steps} steps on a ghost {cluster.device.id}")
-        return fresh.run(job, plan, cluster, rank=rank, steps=steps)
+        return own.run(job, plan, cluster, rank=rank, steps=steps)
 
 
 def _summed_up(trace: Trace, job: Job, plan: Plan, cluster: Cluster, steps: int) -> Run:

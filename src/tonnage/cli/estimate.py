@@ -47,6 +47,10 @@ def estimate(
         bool,
         typer.Option("--offline", help="Never ask the network about a model.", rich_help_panel=CARD),
     ] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Run the steps even if the same were run before.", rich_help_panel=CARD),
+    ] = False,
     json: Json = False,
     html: Html = None,
     save: Save = None,
@@ -65,5 +69,7 @@ def estimate(
     cluster = parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
     with progress() as say:
         job, plan = request(model, offline=offline, **options)
-        run = predict.estimate(job, plan, cluster, rank=rank, steps=steps, torch_version=torch, progress=say)
+        run = predict.estimate(
+            job, plan, cluster, rank=rank, steps=steps, torch_version=torch, fresh=fresh, progress=say
+        )
     return deliver(run.estimate, lambda: run.traces, wanted)

@@ -25,6 +25,22 @@ from tonnage.trace import Trace
 _BY_EXIT_CODE: Mapping[int, type[TonnageError]] = {2: UsageError, 3: CannotEstimate, 5: TrialFailed}
 
 
+def request(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int) -> dict[str, Any]:
+    """What a worker is asked, as JSON: all that it hears of the job, and so all that its Trace can depend on."""
+    from tonnage.techniques import environment as technique_environment
+
+    return {
+        "job": asdict(job),
+        "plan": asdict(plan),
+        "world_size": cluster.gpus,
+        "rank": rank,
+        "gpus_per_node": cluster.gpus_per_node,
+        "steps": steps,
+        "settings": cluster.device.ghost_settings(),
+        "environment": technique_environment(plan),
+    }
+
+
 class Worker:
     """A ghost process that imported torch once.  Use it as a context manager; `run` as often as wanted.
 
@@ -32,6 +48,8 @@ class Worker:
     """
 
     def __init__(self, torch_version: str | None = None, progress: Progress = lambda text: None) -> None:
+        self.torch_version = torch_version
+        """The version that was asked for; None for the installed one."""
         progress("starting the ghost")
         torch = find(sys.executable, torch_version, progress)
         self._folder = tempfile.TemporaryDirectory(prefix="tonnage-")
@@ -67,24 +85,11 @@ class Worker:
 
         One job at a time: threads need a Worker each.  A worker that died or was interrupted is closed.
         """
-        from tonnage.techniques import environment as technique_environment
-
         target = Path(self._folder.name) / "trace"
-        request = {
-            "job": asdict(job),
-            "plan": asdict(plan),
-            "world_size": cluster.gpus,
-            "rank": rank,
-            "gpus_per_node": cluster.gpus_per_node,
-            "steps": steps,
-            "settings": cluster.device.ghost_settings(),
-            "environment": technique_environment(plan),
-            "trace": str(target),
-        }
         if self._closed:
             raise CannotEstimate("The worker is closed; start another one.")
         with self._abandoned_on_error():
-            answer = self._ask(request)
+            answer = self._ask(request(job, plan, cluster, rank=rank, steps=steps) | {"trace": str(target)})
         if answer["error"] is not None:
             raise _BY_EXIT_CODE.get(answer["exit_code"], CannotEstimate)(answer["error"])
         found = trace.load(target)

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,8 +69,7 @@ def find(python: str, version: str | None = None, progress: Progress = lambda te
         own = _cuda_major(Path(str(facts["folder"])))
         if own is not None:
             return Torch(version=wanted, cuda_major=own, path=None, python=python)
-    tag = "".join(str(number) for number in facts["python"])
-    folder = cache_folder() / f"torch-{wanted}-cp{tag}"
+    folder = place(wanted, facts["python"])
     cuda_major = _cuda_major(folder / "torch")
     if cuda_major is None:
         _fetch(python, wanted, folder, progress)
@@ -80,8 +79,13 @@ def find(python: str, version: str | None = None, progress: Progress = lambda te
     return Torch(version=wanted, cuda_major=cuda_major, path=folder, python=python)
 
 
+def place(version: str, python: Sequence[int]) -> Path:
+    """Where the wheel of this torch for this Python (3, 11) is unpacked."""
+    return cache_folder() / f"torch-{version}-cp{''.join(str(number) for number in python)}"
+
+
 def cache_folder() -> Path:
-    """Where fetched wheels are unpacked."""
+    """Where fetched wheels are unpacked, and traces kept."""
     if named := os.environ.get("TONNAGE_CACHE"):
         return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tonnage"

@@ -1,0 +1,168 @@
+"""The shelf: Traces of earlier estimates, kept for when the same is asked again.
+
+A Trace is found by all that it depends on: the configuration's content (not its name), job, plan, rank and ranks, the
+card as the ghost reports it, the installed distributions, torch's build, Python, the environment variables that
+libraries listen to, and the content of tonnage and its ghost.  What cannot be told apart so is not kept: a factory's
+code, a library that is installed from a folder in which it may change.
+
+One archive a Trace, in the format of `tonnage.trace`: reading executes nothing, a damaged one counts as absent.  They
+lie in `traces` of the cache folder; when they grow beyond MOST_BYTES, those that were not used for longest go.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from tonnage import trace as traces
+from tonnage.errors import UnreadableFile, UnwritableFile
+from tonnage.files import replacing
+from tonnage.ghost.wheel import cache_folder, place
+from tonnage.trace import Trace
+
+MOST_BYTES: Final = 2 * 2**30
+"""What all kept Traces together may take: some hundred of 8B models, fifty of 405B."""
+
+_SUFFIX: Final = ".trace"
+_IN_FLUX: Final = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "peft",
+    "bitsandbytes",
+    "torchao",
+    "deepspeed",
+    "trl",
+    "liger",
+)
+"""Libraries whose code decides allocations: their version says nothing where they are installed as editable."""
+_HEEDED: Final = (
+    *("ACCELERATE_", "BNB_", "CUBLAS", "CUDA", "CUDNN", "DS_", "GHOST_", "HF_", "LD_", "NCCL_", "NVIDIA_"),
+    *("PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "USE_"),
+)
+"""Beginnings of the names of environment variables that change what a program allocates, or which code it runs."""
+_NAMES: Final = ("_name_or_path", "transformers_version")
+"""Fields of a configuration that say nothing about the network."""
+
+
+def key(request: Mapping[str, Any], torch_version: str | None = None) -> str | None:
+    """Under what the Trace of a worker's request is kept; None where an equal key would not promise an equal Trace.
+
+    `request` is what `tonnage.ghost.pool.request` made, `torch_version` the version that was asked for, if any.
+    """
+    model = request["job"]["model"]
+    found = sorted(_distributions())
+    if model["kind"] != "config" or any(_in_flux(each) for each in found):
+        return None
+    structure = {name: value for name, value in model["config"].items() if name not in _NAMES}
+    document = {
+        "request": {**request, "job": {**request["job"], "model": structure}},
+        "files": {word: _hash([Path(word)]) for word in request["job"]["lengths"] if Path(word).is_file()},
+        "python": [sys.version, platform.machine()],
+        "distributions": [each.name for each in found],
+        "torch": [torch_version, *_torch_builds(torch_version)],
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(_HEEDED)},
+        "tonnage": _own_content(),
+    }
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def find(key: str) -> Trace | None:
+    """The Trace kept under a key; None if there is none that can be read."""
+    path = _path(key)
+    try:
+        found = traces.load(path)
+        os.utime(path)  # used now: the last to go
+    except (UnreadableFile, OSError):
+        return None
+    return found
+
+
+def keep(key: str, trace: Trace) -> None:
+    """Put a Trace on the shelf, in place of an older one.  Where nothing can be written, nothing is kept."""
+    path = _path(key)
+    with suppress(OSError, UnwritableFile):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+            traces.write(trace, archive)
+        _make_room()
+
+
+def folder() -> Path:
+    """Where the Traces lie."""
+    return cache_folder() / "traces"
+
+
+def _path(key: str) -> Path:
+    return folder() / f"{key}{_SUFFIX}"
+
+
+def _make_room() -> None:
+    """Remove what was not used for longest until the rest is within MOST_BYTES."""
+    entries = [(entry.stat(), entry.path) for entry in os.scandir(folder()) if entry.name.endswith(_SUFFIX)]
+    total = sum(status.st_size for status, _ in entries)
+    for status, path in sorted(entries, key=lambda entry: entry[0].st_mtime_ns):
+        if total <= MOST_BYTES:
+            return
+        with suppress(FileNotFoundError):  # another process may make room at the same time
+            os.unlink(path)
+        total -= status.st_size
+
+
+# ---- what a Trace depends on -------------------------------------------------------------------------------------
+
+
+def _distributions() -> Iterator[Path]:
+    """The folders that describe what is installed; their names hold name and version."""
+    for path in dict.fromkeys(sys.path):
+        with suppress(OSError):
+            yield from (Path(entry.path) for entry in os.scandir(path or ".") if entry.name.endswith(".dist-info"))
+
+
+def _in_flux(distribution: Path) -> bool:
+    """Whether this is a library that decides allocations, installed from a folder in which it may change."""
+    if not distribution.name.startswith(_IN_FLUX):
+        return False
+    try:
+        return bool(json.loads((distribution / "direct_url.json").read_text())["dir_info"].get("editable"))
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _torch_builds(version: str | None) -> list[str]:
+    """What the torch that is installed, and the fetched one that may run in its place, say of their build."""
+    spec = importlib.util.find_spec("torch")
+    folders = [Path(spec.origin).parent] if spec is not None and spec.origin else []
+    with suppress(importlib.metadata.PackageNotFoundError):
+        wanted = version or importlib.metadata.version("torch").split("+")[0]
+        folders.append(place(wanted, sys.version_info[:2]) / "torch")
+    said = []
+    for folder in folders:
+        with suppress(OSError):
+            said.append((folder / "version.py").read_text())
+    return said
+
+
+@functools.cache
+def _own_content() -> str:
+    """One hash of tonnage's code and its ghost's libraries."""
+    package = Path(__file__).parent
+    return _hash(path for pattern in ("**/*.py", "ghost/lib/*/*.so*") for path in sorted(package.glob(pattern)))
+
+
+def _hash(paths: Iterable[Path]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        content = path.read_bytes()
+        digest.update(f"{path.name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
