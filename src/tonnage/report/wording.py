@@ -11,10 +11,10 @@ from tonnage.report.palette import LOOKS, Look, look
 from tonnage.report.shortage import shortage
 from tonnage.units import MIB, count, gib, size
 
-_UNREMARKABLE: Final = ("none", "auto", "plain", "default", None)
+_UNREMARKABLE: Final = ("none", "auto", "plain", "default", "tonnage", None)
 
 _LIBRARY: Final = re.compile(
-    r"^.*(?:(?:site|dist)-packages|tonnage/torch-[^/]+|/lib/python3[^/]*)/|^.*/(?=tonnage/(?:ghost|techniques|step\.py|model\.py))"
+    r"^.*(?:(?:site|dist)-packages|tonnage/torch-[^/]+|/lib/python3[^/]*)/|^.*/(?=tonnage/(?:ghost|techniques|engines|step\.py|model\.py))"
     r"|^<frozen.*"
 )
 _PLUMBING: Final = re.compile(r"/torch/nn/modules/module\.py:")
