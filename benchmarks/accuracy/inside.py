@@ -1,7 +1,8 @@
-"""The process that takes the rows' steps: imports torch once, then forks a child with a fresh card for each.
+"""The process that takes the rows' steps: imports the libraries once, then forks a child with a fresh card for each.
 
-Started by `benchmarks.accuracy.runner` in a ghost's environment.  A request is a JSON line: the script, its arguments
-and the card's settings; the answer what the script returned, or its error.
+Started by `benchmarks.accuracy.runner` in a ghost's environment.  A request is a JSON line: its number, the script,
+its arguments and the card's settings; the answer, also a line, the number and what the script returned or its error.
+As many children run at a time as the first argument says.
 """
 
 import importlib
@@ -17,40 +18,54 @@ from tonnage_inside import native, shortcuts, values
 from tonnage.ghost import preload
 
 
-def serve() -> None:
+def serve(most: int) -> None:
     """Answer until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
+    answers = os.dup(1)
+    os.dup2(2, 1)  # whatever libraries print must not mix with the answers
+    running: dict[int, int] = {}
     for line in sys.stdin:
-        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
+        request = json.loads(line)
+        _import_libraries(request["script"])
+        if len(running) >= most:
+            _await_one(running, answers)
+        child = os.fork()
+        if child == 0:
+            _say(answers, request["number"], _answer(request))
+            os._exit(0)
+        running[child] = request["number"]
+    while running:
+        _await_one(running, answers)
+
+
+def _import_libraries(name: str) -> None:
+    script = importlib.import_module(f"benchmarks.accuracy.scripts.{name}")
+    for library in getattr(script, "IMPORTS", ()):
+        preload.imported(library)
+
+
+def _await_one(running: dict[int, int], answers: int) -> None:
+    """Until one child has ended; answers for it if it could not."""
+    child, status = os.wait()
+    number = running.pop(child)
+    if status:
+        _say(answers, number, {"error": f"the process died (status {status})"})
+
+
+def _say(answers: int, number: int, answer: dict[str, Any]) -> None:
+    """One line in one write, which a pipe does not mix with others of this size."""
+    os.write(answers, (json.dumps({"number": number, **answer}) + "\n").encode())
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    script = importlib.import_module(f"benchmarks.accuracy.scripts.{request['script']}")
-    for library in getattr(script, "IMPORTS", ()):
-        preload.imported(library)
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read_end)
-        try:
-            answer = _measure(script, request)
-        except BaseException as error:  # the child must answer whatever happens
-            answer = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:400]}
-            if os.environ.get("TONNAGE_DEBUG"):
-                traceback.print_exc()
-        os.write(write_end, json.dumps(answer).encode())
-        os._exit(0)
-    os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        reply = pipe.read()
-    _, status = os.waitpid(child, 0)
-    answer = json.loads(reply) if reply else {"error": f"the process died (status {status})"}
-    assert isinstance(answer, dict)
-    return answer
+    try:
+        return _measure(request)
+    except BaseException as error:  # the child must answer whatever happens
+        if os.environ.get("TONNAGE_DEBUG"):
+            traceback.print_exc()
+        return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:400]}
 
 
-def _measure(script: Any, request: dict[str, Any]) -> dict[str, Any]:
+def _measure(request: dict[str, Any]) -> dict[str, Any]:
     """What the script says of itself on a fresh card."""
     ghost = native.load()
     if ghost is None:
@@ -60,10 +75,11 @@ def _measure(script: Any, request: dict[str, Any]) -> dict[str, Any]:
         os.environ[name] = value
     values.Policy(torch, ghost).install()
     shortcuts.install()
+    script = importlib.import_module(f"benchmarks.accuracy.scripts.{request['script']}")
     answer = script.measure(**request["arguments"])
     assert isinstance(answer, dict)
     return answer
 
 
 if __name__ == "__main__":
-    serve()
+    serve(int(sys.argv[1]))

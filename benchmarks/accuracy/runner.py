@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from types import TracebackType
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.accuracy.rows import METRICS, ROOT, Row
 
-from tonnage.device import parse_cluster
+from tonnage.device import Device, parse_cluster
 from tonnage.ghost.process import environment
 from tonnage.ghost.wheel import find
 from tonnage.units import GIB
@@ -21,57 +22,57 @@ Predicted = dict[str, Any]
 """GiB by metric, or `error`."""
 
 
-class Ghost:
-    """One process that imported torch; use it as a context manager."""
-
-    def __init__(self, torch_version: str | None = None) -> None:
-        variables = environment(torch=find(sys.executable, torch_version))
-        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-            variables.pop(name, None)
-        variables["PYTHONPATH"] = f"{variables['PYTHONPATH']}:{ROOT / 'src'}:{ROOT}"
-        variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.accuracy.inside"],
-            env=variables,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-
-    def measure(self, row: Row) -> Predicted:
-        """What the row's script says on a ghost of its card: GiB by metric, or `error`."""
-        device = parse_cluster(row.gpu).device
-        request = {"script": row.script, "arguments": row.arguments, "settings": device.ghost_settings()}
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        answer = json.loads(self._process.stdout.readline() or '{"error": "the ghost process ended"}')
-        if "error" in answer:
-            return dict(answer)
-        found = {metric: answer[f"{metric}_bytes"] for metric in METRICS if f"{metric}_bytes" in answer}
-        if "reserved" in found:
-            found.setdefault("process", found["reserved"] + device.context_bytes)
-        return {metric: size / GIB for metric, size in found.items()}
-
-    def __enter__(self) -> Ghost:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
-    ) -> None:
-        self._process.terminate()
-        self._process.wait()
+def predict(
+    rows: Sequence[Row], progress: Progress = lambda text: None, at_once: int | None = None
+) -> list[tuple[Row, Predicted]]:
+    """Each row with what the ghost says of it; `at_once` jobs at a time (default: one a core)."""
+    jobs = {row.job: row for row in rows}
+    chosen = list(jobs.values())
+    answers: dict[str, Predicted] = {}
+    process = _start(at_once or len(os.sched_getaffinity(0)))
+    assert process.stdin is not None
+    assert process.stdout is not None
+    sender = threading.Thread(target=_send, args=(process.stdin, chosen), daemon=True)
+    sender.start()
+    for line in process.stdout:
+        answer = json.loads(line)
+        row = chosen[answer.pop("number")]
+        answers[row.job] = _in_gib(answer, parse_cluster(row.gpu).device)
+        progress(f"{len(answers)} of {len(chosen)}: {row.source}: {row.name}")
+    process.wait()
+    ended: Predicted = {"error": "the ghost process ended early"}
+    return [(row, answers.get(row.job, ended)) for row in rows]
 
 
-def predict(rows: Iterable[Row], progress: Progress = lambda text: None) -> list[tuple[Row, Predicted]]:
-    """Each row with what the ghost says of it."""
-    known: dict[str, Predicted] = {}
-    answers = []
-    with Ghost() as ghost:
-        for row in rows:
-            if row.job not in known:
-                progress(f"{row.source}: {row.name}")
-                known[row.job] = ghost.measure(row)
-            answers.append((row, known[row.job]))
-    return answers
+def _start(at_once: int) -> subprocess.Popen[str]:
+    variables = environment(torch=find(sys.executable))
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        variables.pop(name, None)
+    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(ROOT / "src"), str(ROOT)])
+    variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else asking for CUDA during an import makes forks useless
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.accuracy.inside", str(at_once)],
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+
+
+def _send(pipe: Any, rows: Sequence[Row]) -> None:
+    """All requests, then the end; a thread of its own, because answers come meanwhile."""
+    with pipe:
+        for number, row in enumerate(rows):
+            settings = parse_cluster(row.gpu).device.ghost_settings()
+            request = {"number": number, "script": row.script, "arguments": row.arguments, "settings": settings}
+            pipe.write(json.dumps(request) + "\n")
+
+
+def _in_gib(answer: dict[str, Any], device: Device) -> Predicted:
+    if "error" in answer:
+        return answer
+    found = {metric: answer[f"{metric}_bytes"] for metric in METRICS if f"{metric}_bytes" in answer}
+    if "reserved" in found:
+        found.setdefault("process", found["reserved"] + device.context_bytes)
+    return {metric: size / GIB for metric, size in found.items()}

@@ -96,12 +96,14 @@ def _scalar(retain: bool) -> Callable[[torch.Tensor], None]:
 
 
 def cross_entropy(provider: str, size: int, setting: Setting) -> Made:
-    from liger_kernel.transformers import LigerCrossEntropyLoss
-
     rows = setting["B"] * setting["T"]
     logits = torch.randn(rows, size, requires_grad=True)
     target = torch.randint(size, (rows,))
-    loss = LigerCrossEntropyLoss() if provider == "liger" else nn.CrossEntropyLoss()
+    loss: Any = nn.CrossEntropyLoss()
+    if provider == "liger":
+        from liger_kernel.transformers import LigerCrossEntropyLoss
+
+        loss = LigerCrossEntropyLoss()
     return lambda: loss(logits, target), _scalar(retain=False)
 
 
@@ -365,7 +367,7 @@ def rope(provider: str, size: int, setting: Setting) -> Made:
     heads, dtype = setting["num_q_heads"], setting["dtype"]
     width = hidden // heads
     config = LlamaConfig(hidden_size=hidden, num_attention_heads=heads, head_dim=width)
-    embedding_of = LlamaRotaryEmbedding(config=config, device="cuda")
+    embedding_of = LlamaRotaryEmbedding(config=config)
     q, k = (
         torch.randn((1, length, count, width), requires_grad=True, dtype=dtype).transpose(1, 2)
         for count in (heads, setting["num_kv_heads"])
