@@ -135,12 +135,13 @@ import sys
 import tonnage, tonnage.__init__
 import tonnage.cli.main, tonnage.cli.answer, tonnage.cli.progress, tonnage.cli.table
 import tonnage.estimates, tonnage.trace, tonnage.saved, tonnage.files, tonnage.plan, tonnage.job, tonnage.device
-import tonnage.modelref, tonnage.allocator, tonnage.timeline, tonnage.summary, tonnage.predict, tonnage.dryrun
-import tonnage.techniques, tonnage.catalog, tonnage.snapshot
+import tonnage.modelref, tonnage.allocator, tonnage.techniques, tonnage.catalog, tonnage.snapshot
 import tonnage.report.terminal, tonnage.report.html, tonnage.report.viewer
+shown = set(sys.modules) & {{"numpy"}}
+import tonnage.timeline, tonnage.summary, tonnage.predict, tonnage.dryrun  # numpy adds up the events
 {extra}
-heavy = sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "transformers", "numpy", "peft"}})
-print(" ".join(heavy))
+heavy = {{name.split(".")[0] for name in sys.modules}} & {{"torch", "transformers", "peft"}}
+print(" ".join(sorted(shown | heavy)))
 """
 
 
