@@ -5,11 +5,13 @@ optimizer step has ended (step).
 """
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tonnage import record
@@ -18,6 +20,8 @@ from tonnage.job import Job
 from tonnage.plan import Plan
 
 MARK = "boundary: "
+SETTLING_SECONDS = 0.1
+"""After a collective gloo's own threads hold its tensors until they have put it away."""
 Boundaries = list[tuple[str, int]]
 Reached = Callable[[str], None]
 
@@ -29,6 +33,8 @@ def measured(job: Job, plan: Plan, count: int = 2, **ranks: Any) -> tuple[Bounda
     """
 
     def reached(name: str) -> None:
+        if dist.is_initialized():
+            time.sleep(SETTLING_SECONDS)
         with record_function(MARK + name):
             pass
 

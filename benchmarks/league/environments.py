@@ -19,7 +19,7 @@ def prepare(tool: Tool) -> dict[str, str] | str:
             failure = install(tool, folder)
             if failure:
                 return failure
-        path.insert(0, str(folder))
+        path = [str(folder), str(folder / "source"), *path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -29,20 +29,19 @@ def cache() -> Path:
 
 def install(tool: Tool, folder: Path) -> str:
     """Why it did not work; empty if it did.  Without dependencies: torch must be the same for all."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--target",
-        str(folder),
-        *tool.packages,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        return f"not installed: {lines[-1][:160] if lines else 'pip failed'}"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *tool.packages]
+    commands = [pip]
+    if tool.repository:
+        address, commit = tool.repository
+        source = str(folder / "source")
+        commands += [
+            ["git", "clone", "--quiet", address, source],
+            ["git", "-C", source, "checkout", "--quiet", commit],
+        ]
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            return f"not installed: {lines[-1][:160] if lines else command[0] + ' failed'}"
     (folder / "complete").touch()
     return ""

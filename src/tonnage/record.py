@@ -326,7 +326,7 @@ def recording(device: torch.device, capacity_bytes: int) -> Iterator[tuple[Recor
     watch = inside("watch").Watch(torch, address=recorder.address)
     recorder.mark = lambda: len(watch.marks) - 1
     recorder.on_shortage = lambda requested: watch.out_of_memory(0, requested, capacity_bytes, 0)
-    patches = (_outside_the_dispatcher(recorder), _converted_as_real(), _peers_agree(), _unnoticed(), watch.hooked())
+    patches = (_outside_the_dispatcher(recorder), _converted_as_real(), _alone_in_ddp(), _unnoticed(), watch.hooked())
     with FakeTensorMode(allow_non_fake_inputs=True), recorder, ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
@@ -357,17 +357,47 @@ def _outside_the_dispatcher(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def _peers_agree() -> Iterator[None]:
-    """DDP compares its parameters with its peers' in C++, which reads values; here nobody else is."""
-    original = getattr(dist, "_verify_params_across_processes", None)
-    if original is None:  # a torch without distributed
+def _alone_in_ddp() -> Iterator[None]:
+    """What DDP asks of its peers in C++, which reads values: equal parameters, averages, one order of buckets."""
+    replicated = torch.nn.parallel.DistributedDataParallel
+    build, compare = replicated.__init__, getattr(dist, "_verify_params_across_processes", None)
+    if compare is None:  # a torch without distributed
         yield
         return
+
+    @functools.wraps(build)
+    def built(self: Any, *arguments: Any, **options: Any) -> None:
+        build(self, *arguments, **options)
+        self.register_comm_hook(None, lambda _state, bucket: _averaged_in_place(bucket))  # DDP reads annotations
+        self.reducer = _FirstBuckets(self.reducer)
+
     dist._verify_params_across_processes = lambda *arguments: None
+    replicated.__init__ = built
     try:
         yield
     finally:
-        dist._verify_params_across_processes = original
+        dist._verify_params_across_processes = compare
+        replicated.__init__ = build
+
+
+class _FirstBuckets:
+    """DDP's reducer, which divides gradients anew in the second step, without that: the bytes are the same."""
+
+    def __init__(self, reducer: Any) -> None:
+        self._reducer = reducer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reducer, name)
+
+    def _rebuild_buckets(self) -> bool:
+        return False
+
+
+def _averaged_in_place(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """The bucket's own memory, as DDP's own averaging has it."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 @contextmanager

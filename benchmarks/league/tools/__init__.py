@@ -16,6 +16,8 @@ class Tool:
     """What asks it."""
     packages: tuple[str, ...] = ()
     """What pip installs for it, at fixed versions; empty: it comes with tonnage's own environment."""
+    repository: tuple[str, str] | None = None
+    """What is cloned for it, and the commit, where there is no package."""
     methods: tuple[str, ...] = ("full", "lora")
     """What it can be asked for."""
     otherwise: str = ""
@@ -49,10 +51,8 @@ TOOLS = (
     Tool(
         name="SimuMax",
         script=FOLDER / "ask_simumax.py",
-        packages=(
-            "git+https://github.com/MooreThreads/SimuMax@4dcaae513ba7679d56c116a17cd4a691ec41e252",
-            "tabulate",
-        ),
+        repository=("https://github.com/MooreThreads/SimuMax", "4dcaae513ba7679d56c116a17cd4a691ec41e252"),
+        packages=("tabulate",),
         methods=("full",),
         otherwise="Megatron's recipe only, no adapters",
     ),
