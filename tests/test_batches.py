@@ -62,13 +62,13 @@ def test_steps_of_drawn_lengths() -> None:
 
 def test_lengths_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "lengths").write_text("12\n7\n")
-    assert batches.known_lengths([str(tmp_path / "lengths")]) == [12, 7]
+    assert tiny_job(lengths=(str(tmp_path / "lengths"),)).lengths == ("12", "7")
 
 
-@pytest.mark.parametrize("words", [["no such file"], ["0"], ["5", "x"], [""]])
-def test_what_is_no_length_is_refused(words: list[str]) -> None:
+@pytest.mark.parametrize("words", [("no such file",), ("0",), ("5", "x"), ("",)])
+def test_what_is_no_length_is_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="lengths"):
-        batches.known_lengths(words)
+        tiny_job(lengths=words)
 
 
 def test_only_tokens_are_packed() -> None:

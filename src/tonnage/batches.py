@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -58,22 +57,9 @@ def drawn(job: Job) -> Iterator[tuple[int, ...]]:
 
     Those of the first LONGEST_STEPS steps are the longest there is.
     """
-    lengths = [min(length, job.seq_len) for length in known_lengths(job.lengths)]
+    lengths = [min(int(length), job.seq_len) for length in job.lengths]
     for _ in range(LONGEST_STEPS * job.grad_accum):
         yield (max(lengths),) * job.micro_batch
     draw = random.Random(SEED)
     while True:
         yield tuple(draw.choice(lengths) for _ in range(job.micro_batch))
-
-
-def known_lengths(words: Sequence[str]) -> list[int]:
-    """The numbers among the words, or those in the file that a single word names.  Raises UsageError."""
-    texts = list(words)
-    if len(texts) == 1 and not texts[0].isdigit():
-        try:
-            texts = Path(texts[0]).read_text().split()
-        except (OSError, ValueError) as error:
-            raise UsageError(f"lengths: {words[0]} is neither a number nor a file that can be read.") from error
-    if not texts or not all(text.isdigit() and int(text) > 0 for text in texts):
-        raise UsageError("lengths are whole numbers above zero, with commas between them or in a file, one a line.")
-    return [int(text) for text in texts]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Literal
 
 from tonnage.errors import UsageError
@@ -65,6 +66,7 @@ class Job:
             raise UsageError(f"{self.model.name} is an encoder-decoder, which takes no positions; leave packing out.")
         if self.lengths and self.packing is not None:
             raise UsageError("lengths are those of sequences with one document each; leave packing out.")
+        object.__setattr__(self, "lengths", _numbers(self.lengths))
         if self.eval_logits is not None and self.eval_batch is None:
             raise UsageError("eval-logits are those of an evaluation; give eval-batch as well.")
 
@@ -90,6 +92,19 @@ class Job:
             f"A global batch of {self.global_batch_tokens:,} tokens is no multiple of {at_once:,} ({ranks} ranks x "
             f"{self.micro_batch} x {self.seq_len:,} tokens); possible: {nearest}."
         )
+
+
+def _numbers(lengths: tuple[str, ...]) -> tuple[str, ...]:
+    """The lengths, or those in the file that a single word names, so that a job is the same wherever it is run."""
+    texts = lengths
+    if len(lengths) == 1 and not lengths[0].isdigit():
+        try:
+            texts = tuple(Path(lengths[0]).read_text().split())
+        except (OSError, ValueError) as error:
+            raise UsageError(f"lengths: {lengths[0]} is neither a number nor a file that can be read.") from error
+    if (lengths and not texts) or not all(text.isdigit() and int(text) > 0 for text in texts):
+        raise UsageError("lengths are whole numbers above zero, with commas between them or in a file, one a line.")
+    return texts
 
 
 def _readings(tokens: int) -> Iterator[int]:

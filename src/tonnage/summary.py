@@ -235,17 +235,17 @@ def _lengths(job: dict[str, Any], walked: Timeline) -> list[str]:
     """With drawn lengths: the peaks of the steps at the longest one, and those of the others."""
     if not job.get("lengths"):
         return []
-    levels = list(zip(walked.marks, walked.by_mark, strict=True))
-    drawn = [level for mark, level in levels if mark.step >= LONGEST_STEPS]
-    longest = [level for mark, level in levels if mark.step < LONGEST_STEPS]
+    steps = _steps(walked)
+    drawn = [step for step in steps if step.step > LONGEST_STEPS]
+    longest = [step for step in steps if step.step <= LONGEST_STEPS]
     said = f"Steps with the longest sequences alone: {_highest(longest)}"
     if not drawn:
         return [f"{said}. No lengths were drawn: that begins with step {LONGEST_STEPS + 1}, give more --steps."]
     return [f"{said}; with drawn lengths: {_highest(drawn)}."]
 
 
-def _highest(levels: Sequence[tuple[int, int]]) -> str:
-    allocated, reserved = (max(column) for column in zip(*levels, strict=True))
+def _highest(steps: Sequence[StepPeak]) -> str:
+    allocated, reserved = max(step.allocated_bytes for step in steps), max(step.reserved_bytes for step in steps)
     return f"{size(allocated)} allocated and {size(reserved)} reserved at most"
 
 
