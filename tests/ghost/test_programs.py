@@ -325,6 +325,14 @@ def test_padding_takes_the_masked_path_and_only_padding(dry_run: Any, mask: str)
     assert not any("padding" in text for text in estimate.coverage.assumed)
 
 
+def test_experts_get_their_balanced_share(dry_run: Any) -> None:
+    answer = dry_run("values.py", "experts")
+    estimate, _ = consistent(answer)
+    # 60 tokens x 2 choices / 8 experts; the ninth class stands for no expert
+    assert answer.said[-1]["said"] == {"one_hot": [15] * 8 + [0], "compared": [15] * 8}
+    assert any("balanced share" in text for text in estimate.coverage.assumed)
+
+
 def test_generate_goes_on_to_its_length(dry_run: Any) -> None:
     answer = dry_run("generating.py")
     estimate, trace = consistent(answer)

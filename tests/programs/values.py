@@ -1,6 +1,6 @@
 """Programs that read values back from the card and decide by them: one way each.
 
-python values.py finite|isnan|boolean|padded|full|copied|argmax
+python values.py finite|isnan|boolean|padded|full|copied|argmax|experts
 """
 
 import json
@@ -46,6 +46,16 @@ def argmax(model: nn.Module, loss: torch.Tensor) -> object:
     return ["a", "b", "c"][int(torch.randn(3, device="cuda").argmax().item())]
 
 
+def experts(model: nn.Module, loss: torch.Tensor) -> object:
+    """Each expert's rows, by the mask that transformers' eager experts make and by a comparison."""
+    scores = torch.randn(60, 8, device="cuda").softmax(-1)
+    chosen = scores.topk(2, dim=-1).indices
+    mask = nn.functional.one_hot(chosen, num_classes=9).permute(2, 1, 0)
+    hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
+    rows = [len(torch.where(mask[expert[0]])[1]) for expert in hit]
+    return {"one_hot": rows, "compared": [len((chosen == expert).nonzero()) for expert in range(8)]}
+
+
 def attention(model: nn.Module, padded: bool) -> object:
     """Batches from a real loader with an attention mask; padding decides which kernel attention takes."""
     lengths = [100, 128] if padded else [128, 128]
@@ -80,9 +90,14 @@ def main() -> None:
     if what in ("padded", "full"):
         said = attention(model, what == "padded")
     else:
-        said = {"finite": finite, "isnan": isnan, "boolean": boolean, "copied": copied, "argmax": argmax}[what](
-            model, loss
-        )
+        said = {
+            "finite": finite,
+            "isnan": isnan,
+            "boolean": boolean,
+            "copied": copied,
+            "argmax": argmax,
+            "experts": experts,
+        }[what](model, loss)
     optimizer.step()
     print(json.dumps({"said": said}))
 

@@ -22,6 +22,9 @@ from .native import Native
 BIG_ELEMENTS = 1 << 16
 """Host tensors from this size on are not filled with random numbers."""
 
+KNOWN_BYTES = 1 << 20
+"""Values of tensors up to this size are remembered, as the ghost remembers copies."""
+
 SMALL_WEIGHTS_BYTES = 1 << 30
 """A local checkpoint up to this size is really read."""
 
@@ -30,6 +33,7 @@ ASSUMED = {
     "all": "tensor.all() of a computed mask is True",
     "checks": "conditions that were computed and checked hold",
     "nonzero": "nonzero() (also boolean indexing, where(mask)) of a computed mask selects every element",
+    "routing": "topk of computed scores picks in turn: each expert gets its balanced share of the tokens",
     "padding": "attention masks computed on the GPU hold no padding",
     "packing": "position_ids computed on the GPU are one unpacked sequence",
     "generation": "generate() meets no end token: it goes on to its length limit",
@@ -48,6 +52,7 @@ class Policy:
         self.native = native
         self._used: dict[str, None] = {}
         self._library: Any = None
+        self._turns: dict[int, tuple[Any, Callable[[Any], Any]]] = {}
         self._quiet = False
         self._long_enough = False
 
@@ -74,8 +79,9 @@ class Policy:
         self._patch_finite()
         self._patch_all()
         self._patch_initialisation()
-        self._patch_equality()
+        self._patch_comparisons()
         self._patch_checks()
+        self._patch_routing()
         for name in ("adam", "adamw", "sgd", "adafactor"):
             after_import(f"torch.optim.{name}", functools.partial(self._patch_optimizer, name))
         self.torch.cuda._lazy_call(self._patch_nonzero)
@@ -84,18 +90,61 @@ class Policy:
         after_import("transformers.masking_utils", self._patch_masks)
         after_import("transformers.generation.utils", self._patch_generation)
         after_import("transformers.modeling_utils", self._patch_from_pretrained)
+        after_import("transformers.modeling_utils", self._patch_multimodal)
 
     def read(self, tensor: Any) -> Any:
+        """The tensor's values on the host if they are known or follow a rule (see `_follow`), else None."""
+        if self.torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # of vmap: it stands for many
+            return None
+        values = self.known(tensor)
+        return self._ruled(tensor) if values is None else values
+
+    def known(self, tensor: Any) -> Any:
         """The tensor's values on the host if they are known, else None."""
         if not tensor.is_cuda:
             return tensor
         if self.native is None or tensor.numel() == 0:
             return tensor.cpu()
-        reach = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        reach = _reach(tensor)
         if not self.native.known(tensor.data_ptr(), reach * tensor.element_size()):
             return None
         flat = self.torch.as_strided(tensor, (reach,), (1,), tensor.storage_offset()).cpu()
         return self.torch.as_strided(flat, tensor.shape, tensor.stride())
+
+    def write(self, tensor: Any, values: Any) -> None:
+        """Make `values` known at `tensor`, by one copy to the card that needs no memory there.
+
+        A tensor with gaps whose surroundings are not known stays as it is: a copy could not leave them out.
+        """
+        torch, reach = self.torch, _reach(tensor)
+        if tensor.numel() == 0 or 0 in tensor.stride():
+            return
+        place = torch.as_strided(tensor, (reach,), (1,), tensor.storage_offset())
+        flat = torch.empty(reach, dtype=tensor.dtype) if reach == tensor.numel() else self.known(place)
+        if flat is not None:
+            torch.as_strided(flat, tensor.shape, tensor.stride()).copy_(values)
+            place.copy_(flat)
+
+    def _follow(self, tensor: Any, rule: Callable[[Any], Any]) -> None:
+        """The fresh tensor's values are `rule(offsets of its elements)`, for it and for all views of it."""
+        storage = tensor.untyped_storage()
+        reductions = importlib.import_module("torch.multiprocessing.reductions")
+        self._turns = {place: found for place, found in self._turns.items() if not found[0].expired()}
+        self._turns[storage.data_ptr()] = (reductions.StorageWeakRef(storage), rule)
+
+    def _rule(self, tensor: Any) -> Callable[[Any], Any] | None:
+        found = self._turns.get(tensor.untyped_storage().data_ptr()) if self._turns else None
+        return None if found is None or found[0].expired() else found[1]
+
+    def _ruled(self, tensor: Any) -> Any:
+        rule = self._rule(tensor)
+        if rule is None:
+            return None
+        self.use("routing")
+        offsets = self.torch.tensor(tensor.storage_offset())
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            offsets = offsets.unsqueeze(-1) + self.torch.arange(size) * stride
+        return rule(offsets).to(tensor.dtype)
 
     # -- torch
 
@@ -132,23 +181,66 @@ class Policy:
         torch.all = patched(torch.all)
         torch.Tensor.all = patched(torch.Tensor.all)
 
-    def _patch_equality(self) -> None:
+    def _patch_comparisons(self) -> None:
         """Where token ids from the host are compared with a number, the mask is known: image places, padding."""
         torch = self.torch
-        original = torch.Tensor.__eq__
 
-        @functools.wraps(original)
-        def equal(tensor: Any, other: Any) -> Any:
-            result = original(tensor, other)
-            if torch.compiler.is_compiling() or not isinstance(other, int) or not getattr(tensor, "is_cuda", False):
+        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def compared(tensor: Any, other: Any) -> Any:
+                result = original(tensor, other)
+                if (
+                    torch.compiler.is_compiling()
+                    or not isinstance(other, int)
+                    or not getattr(tensor, "is_cuda", False)
+                ):
+                    return result
+                if type(tensor) is torch.Tensor and not tensor.is_floating_point():
+                    values = self.read(tensor)
+                    if values is not None:
+                        self.write(result, original(values, other))
                 return result
-            if type(tensor) is torch.Tensor and not tensor.is_floating_point():
-                values = self.read(tensor)
-                if values is not None:
-                    result.copy_(original(values, other))
+
+            return compared
+
+        for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+            setattr(torch.Tensor, name, patched(getattr(torch.Tensor, name)))
+
+    def _patch_routing(self) -> None:
+        """Tokens choose experts by computed scores; with a balanced router they choose all equally often.
+
+        The k choices of row r are k r, k r + 1, ... modulo the number of experts.  Nothing is written: the rule is
+        kept beside the tensor, and whoever asks for its values, or for those of its one-hot form, is told.
+        """
+        torch = self.torch
+        functional = torch.nn.functional
+        one_hot = functional.one_hot
+
+        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def topk(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(tensor, *args, **kwargs)
+                if not torch.compiler.is_compiling() and getattr(tensor, "is_cuda", False):
+                    dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+                    if tensor.ndim and dim in (-1, tensor.ndim - 1) and self.known(tensor) is None:
+                        self._follow(result[1], _in_turn(tensor.shape[-1]))
+                return result
+
+            return topk
+
+        @functools.wraps(one_hot)
+        def encoded(tensor: Any, num_classes: int = -1) -> Any:
+            result = one_hot(tensor, num_classes)
+            if not torch.compiler.is_compiling() and result.is_cuda and tensor.is_contiguous():
+                classes, start = result.shape[-1], tensor.storage_offset()
+                rule = self._rule(tensor) or (_in_turn(classes) if self.known(tensor) is None else None)
+                if rule is not None:
+                    self._follow(result, lambda place: rule(place // classes + start) == place % classes)
             return result
 
-        torch.Tensor.__eq__ = equal
+        torch.topk = patched(torch.topk)
+        torch.Tensor.topk = patched(torch.Tensor.topk)
+        functional.one_hot = encoded
 
     def _patch_checks(self) -> None:
         """`torch._check_tensor_all`: a condition that was computed holds, as it does for data that is right."""
@@ -159,9 +251,12 @@ class Policy:
 
         @functools.wraps(original)
         def check(error: Any, condition: Any, message: Any = None) -> None:
-            if isinstance(condition, torch.Tensor) and condition.is_cuda and self.read(condition) is None:
-                self.use("checks")
-                return
+            if isinstance(condition, torch.Tensor) and condition.is_cuda:
+                values = self.read(condition)
+                if values is None:
+                    self.use("checks")
+                    return
+                condition = values
             original(error, condition, message)
 
         torch._check_tensor_all_with = check
@@ -321,6 +416,27 @@ class Policy:
         limit.__call__ = counted
         module.GenerationMixin._has_unfinished_sequences = has_unfinished_sequences  # type: ignore[attr-defined]
 
+    def _patch_multimodal(self, module: ModuleType) -> None:
+        """Sizes of images, audio and video are integers on the card: what is computed from known ones is known.
+
+        From the first call of such a model on, in this thread and in the backward passes that it starts.
+        """
+        torch = self.torch
+        mode = _known_integers(self)
+        met: set[type] = set()
+
+        def first_call(called: Any, _args: Any) -> None:
+            kind = type(called)
+            if kind in met or torch.compiler.is_compiling():
+                return
+            met.add(kind)
+            multimodal = isinstance(called, module.PreTrainedModel) and len(called.config.sub_configs) > 0
+            if multimodal and torch._C._len_torch_function_stack() == 0:
+                handle.remove()
+                mode().__enter__()
+
+        handle = torch.nn.modules.module.register_module_forward_pre_hook(first_call)
+
     def _patch_from_pretrained(self, module: ModuleType) -> None:
         """Shapes from the configuration instead of weights from files, unless these are local and small."""
         base = module.PreTrainedModel
@@ -378,31 +494,100 @@ _OBJECT_EXCHANGES = (
 )
 
 
+def _reach(tensor: Any) -> int:
+    """Elements from the first of a tensor to its last, gaps included."""
+    return int(1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))
+
+
+def _in_turn(count: int) -> Callable[[Any], Any]:
+    """The rule by which the choices among `count` go round."""
+    return lambda place: place % count
+
+
+_SIZED_BY_VALUES = ("repeat_interleave", "unique", "unique_consecutive", "bincount", "masked_select", "argwhere")
+_READ_OUT = ("tolist", "cpu", "numpy")
+_NOT_COMPUTED = ("empty", "empty_like", "new_empty", "rand", "randint", "randperm", "randint_like", "__get__")
+
+
 def _known_integers(policy: Policy) -> Any:
     """A mode in which operations on small integers whose values are known have known results."""
     torch = policy.torch
+    host = torch.device("cpu")
+    inside_transform = torch._C._functorch.peek_interpreter_stack
 
     def on_host(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            known = policy.read(value)
+            known = policy.known(value)
             if known is None:
                 raise LookupError
             return known
+        if isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("cuda")):
+            return host
+        if isinstance(value, slice):
+            return slice(on_host(value.start), on_host(value.stop), on_host(value.step))
         if isinstance(value, list | tuple):
             return type(value)([on_host(item) for item in value])
+        if isinstance(value, dict):
+            return {key: on_host(item) for key, item in value.items()}
         return value
+
+    def small(value: Any) -> bool:
+        if not isinstance(value, torch.Tensor) or not value.is_cuda:
+            return False
+        return not value.dtype.is_floating_point and value.nbytes <= KNOWN_BYTES
+
+    def on_card(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(on_card(item) for item in value)
+        return value.to("cuda") if isinstance(value, torch.Tensor) else value
+
+    def wanting(result: Any) -> bool:
+        """Whether values of the result are to be found out."""
+        tensors = result if isinstance(result, tuple | list) else (result,)
+        return any(small(each) and policy.known(each) is None for each in tensors)
+
+    def completed(result: Any, values: Any) -> Any:
+        """The result, with the values that the host found."""
+        if isinstance(result, tuple | list):
+            for pair in zip(result, values, strict=False):
+                completed(*pair)
+        elif small(result) and isinstance(values, torch.Tensor):
+            if result.shape != values.shape:
+                return on_card(values)
+            policy.write(result, values)
+        return result
 
     class KnownIntegers(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
         def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
             options = kwargs or {}
-            result = function(*args, **options)
-            if not isinstance(result, torch.Tensor) or not result.is_cuda or "device" in options:
-                return result
-            if result.dtype.is_floating_point or not 0 < result.numel() < BIG_ELEMENTS:
-                return result
-            if policy.read(result) is None:
+            name = getattr(function, "__name__", "")
+            if torch.compiler.is_compiling() or inside_transform() is not None or name in _NOT_COMPUTED:
+                return function(*args, **options)
+            if name in _READ_OUT and small(args[0]):
+                known = policy.known(args[0])  # of a view that a kernel would have to gather first, too
+                return function(args[0] if known is None else known, *args[1:], **options)
+            if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+                return self.changed(function, args, options)
+            if name in _SIZED_BY_VALUES and any(small(each) for each in args):
                 with contextlib.suppress(LookupError):
-                    result.copy_(function(*on_host(args), **options))
+                    return on_card(function(*on_host(args), **on_host(options)))
+            result = function(*args, **options)
+            if wanting(result):
+                with contextlib.suppress(LookupError):
+                    return completed(result, function(*on_host(args), **on_host(options)))
+            return result
+
+        def changed(self, function: Any, args: Any, options: Any) -> Any:
+            """The same where the first argument is written."""
+            values = None
+            if args and small(args[0]):
+                with contextlib.suppress(LookupError):
+                    values = on_host(args)
+                    values = (values[0].clone(), *values[1:])
+                    function(*values, **on_host(options))
+            result = function(*args, **options)
+            if values is not None:
+                policy.write(args[0], values[0])
             return result
 
     return KnownIntegers
