@@ -112,6 +112,97 @@ TINY["gemma3"] = {
     "image_token_index": 60,
 }
 
+_TEXT = {"model_type": "llama", **_GROUPED, "head_dim": 8}
+_CLIP = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "projection_dim": 32,
+    "image_size": 16,
+    "patch_size": 8,
+}
+_SIGLIP = {**TINY["gemma3"]["vision_config"], "image_size": 16}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]}
+
+SEEING: dict[str, dict[str, Any]] = {
+    "llava": {
+        "model_type": "llava",
+        "text_config": _TEXT,
+        "vision_config": _CLIP,
+        "image_token_index": 60,
+    },
+    "llava_next": {
+        "model_type": "llava_next",
+        "text_config": _TEXT,
+        "vision_config": _CLIP,
+        "image_token_index": 60,
+        "image_grid_pinpoints": [[16, 32], [32, 16]],
+    },
+    "paligemma": {
+        "model_type": "paligemma",
+        "text_config": {**_TEXT, "model_type": "gemma"},
+        "vision_config": _SIGLIP,
+        "image_token_index": 60,
+        "projection_dim": 32,
+    },
+    "idefics3": {
+        "model_type": "idefics3",
+        "text_config": _TEXT,
+        "vision_config": {**_SIGLIP, "model_type": "idefics3_vision"},
+        "image_token_id": 60,
+        "scale_factor": 2,
+    },
+    "mistral3": {
+        "model_type": "mistral3",
+        "text_config": {**_TEXT, "model_type": "mistral"},
+        "vision_config": {**_CLIP, "model_type": "pixtral", "head_dim": 8},
+        "image_token_index": 60,
+        "spatial_merge_size": 2,
+    },
+    "qwen2_5_vl": {
+        "model_type": "qwen2_5_vl",
+        "text_config": {**_TEXT, "model_type": "qwen2_5_vl_text", "rope_parameters": _ROPE},
+        "vision_config": {
+            **{"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "out_hidden_size": 32},
+            **{"patch_size": 4, "window_size": 16, "fullatt_block_indexes": [1]},
+        },
+        "image_token_id": 60,
+    },
+    "qwen3_vl": {
+        "model_type": "qwen3_vl",
+        "text_config": {**_TEXT, "model_type": "qwen3_vl_text", "rope_parameters": _ROPE},
+        "vision_config": {
+            **{"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "out_hidden_size": 32},
+            **{"patch_size": 4, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+        },
+        "image_token_id": 60,
+    },
+    "mllama": {
+        "model_type": "mllama",
+        "text_config": {
+            **{**_TEXT, "model_type": "mllama_text_model", "cross_attention_layers": [1]},
+            **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+        },
+        "vision_config": {
+            **{"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_global_layers": 1},
+            **{"attention_heads": 4, "vision_output_dim": 64, "image_size": 16, "patch_size": 8},
+            **{"intermediate_layers_indices": [0]},
+        },
+    },
+}
+"""Networks that see images, one of each way in which they get them."""
+
+TINY |= SEEING
+TINY["whisper"] = {
+    "model_type": "whisper",
+    **{"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 8, "vocab_size": 61},
+    **{"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48},
+    **{"max_source_positions": 12, "max_target_positions": 32},
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+}
+
 EVERY_KIND = ("llama", "qwen3", "mixtral", "gpt2", "bert", "t5", "vit")
 """One of each kind of network that is trained differently."""
 
@@ -123,7 +214,8 @@ def tiny(name: str, **changes: Any) -> ModelRef:
 
 def tiny_job(name: str = "llama", **fields: Any) -> Job:
     """A job on a tiny network with sequences of 24 tokens."""
-    return Job(**{"model": tiny(name), "seq_len": 24, "micro_batch": 2, **fields})
+    size = {"image_size": "32x16"} if name in ("llava_next", "idefics3", "mistral3", "qwen2_5_vl", "qwen3_vl") else {}
+    return Job(**{"model": tiny(name), "seq_len": 24, "micro_batch": 2, **size, **fields})
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -40,6 +40,10 @@ class Job:
     lora_rank: int = number(16, "Rank of LoRA's adapters.")
     lora_targets: tuple[str, ...] = names(("all-linear",), "Modules that get adapters; or all-linear.")
     seq_len: int = number(2048, "Tokens of one sequence (image models: ignored).")
+    images: int = number(1, "Images of one sequence (image-text models); 0: text alone.", least=0)
+    image_size: str | None = word(
+        None, "Pixels of an image as the network gets it; default: the network's own, else 1024x768.", ("WxH",)
+    )
     micro_batch: int = number(1, "Sequences of one forward pass on one rank.")
     grad_accum: int = number(1, "Micro-batches of one optimizer step.")
 

@@ -6,7 +6,8 @@ Hugging Face models are built on the meta device, tied, and then given memory pa
 Mixtures of experts run as transformers runs them by default: `grouped_mm` over 3-D expert weights where the card can
 (compute capability 8.0; else, and on older torch, a loop or its own fallback over the same buffers).  In all of them
 the shapes are tokens x experts-per-token whatever the router says; only the work of each expert depends on values.
-The `eager` implementation (never chosen by default for these families) calls `nonzero` and `where` on the routing.
+The `eager` implementation (never chosen by default for these families) calls `nonzero` and `where` on the routing,
+which a ghost takes to be balanced.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
 
 Batch = dict[str, torch.Tensor]
 
-TASKS: Final = ("image-text-to-text", "seq2seq", "masked-lm", "causal-lm", "image-classification")
+TASKS: Final = (
+    *("image-text-to-text", "seq2seq", "masked-lm", "speech-seq2seq"),
+    *("causal-lm", "image-classification"),
+)
 """What a Hugging Face configuration can be trained for here, in the order in which its type is looked up.
 
-BERT's type is in transformers' causal mapping as well, T5's and BART's in several; the first that fits is taken.
+BERT's and Whisper's types are in transformers' causal mapping as well, T5's and BART's in several; the first that
+fits is taken.
 """
 
 
@@ -121,7 +126,7 @@ def layers(module: nn.Module) -> list[nn.Module]:
 def task(config: dict[str, Any]) -> str:
     """Which of TASKS the configuration is for: by its `architectures` if they say so, else by its type."""
     model_type = str(config.get("model_type"))
-    classes = _classes()
+    classes = trainable_types()
     fitting = [name for name in TASKS if model_type in classes[name]]
     if not fitting:
         raise UnreadableModel(
@@ -137,7 +142,8 @@ def task(config: dict[str, Any]) -> str:
     return fitting[0]
 
 
-def _classes() -> dict[str, dict[str, str]]:
+def trainable_types() -> dict[str, dict[str, str]]:
+    """For each of TASKS, the model types that transformers has a class for, and its name."""
     from transformers.models.auto import modeling_auto as auto
 
     return {
@@ -146,6 +152,7 @@ def _classes() -> dict[str, dict[str, str]]:
         "masked-lm": dict(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
         "causal-lm": dict(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
         "image-classification": dict(auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES),
+        "speech-seq2seq": dict(auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES),
     }
 
 
@@ -158,6 +165,7 @@ def _auto_class(name: str) -> Any:
         "masked-lm": transformers.AutoModelForMaskedLM,
         "causal-lm": transformers.AutoModelForCausalLM,
         "image-classification": transformers.AutoModelForImageClassification,
+        "speech-seq2seq": transformers.AutoModelForSpeechSeq2Seq,
     }[name]
 
 
@@ -166,7 +174,7 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
     config = _configuration(ref)
     config.get_text_config().use_cache = False  # a cache of keys and values has no place in training
     if kind == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = config.pad_token_id or 0
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     chosen = {"attn_implementation": attention} if attention else {}
     try:
         with torch.device("meta"), without_initialisation(), quiet():
@@ -185,6 +193,12 @@ def _configuration(ref: ModelRef) -> Any:
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
     except Exception as error:  # transformers' validation raises classes of several packages
         raise UnreadableModel(f"The configuration of {ref.name} is not valid: {_first_line(error)}") from error
+
+
+def without_memory(network: Any) -> Any:
+    """Another network of the same configuration on the meta device, to ask for shapes."""
+    with torch.device("meta"), without_initialisation(), quiet():
+        return _auto_class(task(network.config.to_dict())).from_config(network.config, dtype=torch.float32).eval()
 
 
 @contextmanager
@@ -234,12 +248,14 @@ def check_positions(job: Job, module: nn.Module) -> None:
     network = hugging_face(module)
     if network is None:
         return
-    limit = getattr(network.config, "max_position_embeddings", None)
+    sounds = task(network.config.to_dict()) == "speech-seq2seq"
+    limit = getattr(network.config, "max_target_positions" if sounds else "max_position_embeddings", None)
     learned = any(
         isinstance(child, nn.Embedding) and ("pos" in name or name.endswith("wpe"))
         for name, child in network.named_modules()
     )
-    if learned and isinstance(limit, int) and job.seq_len > limit and network.main_input_name == "input_ids":
+    text = sounds or network.main_input_name == "input_ids"
+    if learned and isinstance(limit, int) and job.seq_len > limit and text:
         raise UsageError(
             f"{job.model.name} has learned positions for {limit} tokens, and seq_len is {job.seq_len}; "
             f"choose at most {limit}."
@@ -261,57 +277,9 @@ def batch(job: Job, module: nn.Module, dtype: torch.dtype) -> Batch:
             f"No batch is known for {type(module).__name__}; give it a method batch(job) that returns "
             "a dict of CPU tensors for its forward."
         )
-    return _MAKERS[task(network.config.to_dict())](job, network.config, dtype)
+    from tonnage import inputs
 
-
-def _token_batch(job: Job, config: Any, dtype: torch.dtype) -> Batch:
-    ids = torch.randint(0, config.get_text_config().vocab_size, (job.micro_batch, job.seq_len))
-    return {"input_ids": ids, "labels": ids.clone()}
-
-
-def _image_batch(job: Job, config: Any, dtype: torch.dtype) -> Batch:
-    height, width = _pair(config.image_size)
-    images = torch.rand(job.micro_batch, config.num_channels, height, width).to(dtype)
-    return {"pixel_values": images, "labels": torch.randint(0, config.num_labels, (job.micro_batch,))}
-
-
-def _image_text_batch(job: Job, config: Any, dtype: torch.dtype) -> Batch:
-    """One image at the start of each sequence, for families whose images take a fixed number of tokens.
-
-    Gemma 3 wants to be told which tokens are images; LLaVA finds them by their id.
-    """
-    tokens = getattr(config, "mm_tokens_per_image", None) or getattr(config, "image_seq_length", None)
-    size = getattr(config.vision_config, "image_size", None)
-    if tokens is None or size is None:
-        raise CannotEstimate(
-            f"Batches of images and text are not made for {config.model_type}, whose images take varying numbers of "
-            "tokens; train its text model alone (its text_config as a config.json) or give package.module:factory "
-            "with batch(job)."
-        )
-    if job.seq_len <= tokens:
-        raise UsageError(f"An image of {job.model.name} takes {tokens} tokens; choose a seq_len above {tokens}.")
-    made = _token_batch(job, config, dtype)
-    made["input_ids"][made["input_ids"] == config.image_token_id] = 0
-    made["input_ids"][:, :tokens] = config.image_token_id
-    made["labels"][:, :tokens] = -100  # images are not predicted
-    height, width = _pair(size)
-    made["pixel_values"] = torch.rand(job.micro_batch, config.vision_config.num_channels, height, width).to(dtype)
-    if config.model_type == "gemma3":
-        made["token_type_ids"] = (made["input_ids"] == config.image_token_id).long()
-    return made
-
-
-_MAKERS: Final = {
-    "image-text-to-text": _image_text_batch,
-    "seq2seq": _token_batch,
-    "masked-lm": _token_batch,
-    "causal-lm": _token_batch,
-    "image-classification": _image_batch,
-}
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+    return inputs.make(job, network, task(network.config.to_dict()), dtype)
 
 
 def loss_of(output: Any) -> torch.Tensor:

@@ -14,6 +14,7 @@ from tonnage.units import parse_bytes
 
 _KEY: Final = "option"
 _NUMBER: Final = re.compile(r"-[1-9][0-9]*$")
+_AREA: Final = re.compile(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class Option:
     """One sentence for the command line."""
     possible: tuple[str, ...] = ()
     """The words that are accepted; `every-N` stands for any whole number, `budget=SIZE` for a number of bytes,
-    `cpu=FRACTION` for one between 0 and 1."""
+    `cpu=FRACTION` for one between 0 and 1, `WxH` for a width and a height."""
     least: int = 1
     """The smallest number that is accepted."""
 
@@ -78,8 +79,10 @@ def check(value: object) -> None:
 
 def listed(value: str, possible: tuple[str, ...]) -> bool:
     """True if `possible` holds the value or its pattern: `every-N` for `every-3`, `budget=SIZE` for `budget=4GiB`."""
-    if value.endswith(("-N", "=SIZE", "=FRACTION")):
+    if value.endswith(("-N", "=SIZE", "=FRACTION", "WxH")):
         return False
+    if _AREA.fullmatch(value):
+        return "WxH" in possible
     name, equals, size = value.partition("=")
     if equals:
         return (f"{name}=SIZE" in possible and _is_size(size)) or (

@@ -19,7 +19,7 @@ import torch
 from tonnage_inside import native, outcome, ranks, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
-from tonnage import occasions
+from tonnage import inputs, occasions
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.ghost import preload
@@ -114,7 +114,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
         ended = outcome.of_exception(error, watch)
         kept = error
     watch.began = began
-    written.write(request["trace"], watch, ended, policy.assumed(), "ghost")
+    written.write(request["trace"], watch, ended, [*policy.assumed(), *inputs.assumed()], "ghost")
     del kept  # what was built lives until its trace is written
     return {"error": None, "seconds": time.perf_counter() - began}
 
