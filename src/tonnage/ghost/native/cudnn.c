@@ -2,7 +2,8 @@
  *
  * The graph interface is answered just far enough that a frontend builds a plan: every question for
  * candidates has one answer without notes or knobs.  A plan's own workspace, which only the closed library
- * decides, is known for attention (below); of other graphs it is 0 bytes and counted as unknown. */
+ * decides, is known for attention and for part of the convolutions (below); where it is not, the part that is
+ * understood is given (else 0 bytes), and the plan is counted as unknown. */
 #include "ghost.h"
 
 #include <stdlib.h>
@@ -104,12 +105,18 @@ struct shape {
     int64_t sizes[8];
     int rank;
     int data_type;
+    bool channels_last;
 };
+
+/* The tensors of an operation: of a reduction its input and output, of a convolution as named. */
+enum { OPERAND_INPUT, OPERAND_OUTPUT };
+enum { OPERAND_IMAGE, OPERAND_FILTER, OPERAND_RESULT, OPERANDS };
 
 struct descriptor {
     int type;
     struct attribute *attributes;
-    struct shape reduced, result; /* of a reduction */
+    struct shape operands[OPERANDS];
+    int64_t strides[3]; /* of a convolution */
     bool workspace_known;
     int64_t workspace_bytes; /* of a graph, and of what is made from it */
 };
@@ -131,9 +138,13 @@ static size_t element_bytes(int type)
  * reduction over the heads.  The accumulators of dQ are the frontend's own and not part of this. */
 
 enum {
+    DESCRIPTOR_CONVOLUTION = 1,
     DESCRIPTOR_ENGINE = 2,
     DESCRIPTOR_ENGINE_CONFIG = 3,
     DESCRIPTOR_HEURISTICS = 4,
+    OPERATION_CONVOLUTION_FORWARD = 10,
+    OPERATION_CONVOLUTION_BACKWARD_FILTER = 11,
+    OPERATION_CONVOLUTION_BACKWARD_DATA = 12,
     DESCRIPTOR_GRAPH = 15,
     DESCRIPTOR_TENSOR = 17,
     OPERATION_MATMUL = 19,
@@ -142,11 +153,21 @@ enum {
     OPERATION_SDPA_BACKWARD = 43,
 };
 enum {
+    ATTRIBUTE_CONVOLUTION_STRIDES = 103,
     ATTRIBUTE_GRAPH_OPERATIONS = 801,
     ATTRIBUTE_TENSOR_DATA_TYPE = 901,
     ATTRIBUTE_TENSOR_SIZES = 902,
-    ATTRIBUTE_REDUCTION_INPUT = 1610,
-    ATTRIBUTE_REDUCTION_OUTPUT = 1611,
+    ATTRIBUTE_TENSOR_STRIDES = 903,
+};
+
+/* Which operand an attribute sets. */
+static const struct {
+    int attribute, operand;
+} roles[] = {
+    {703, OPERAND_FILTER}, {704, OPERAND_IMAGE},   {705, OPERAND_RESULT}, /* forward: w, x, y */
+    {709, OPERAND_FILTER}, {710, OPERAND_IMAGE},   {711, OPERAND_RESULT}, /* backward data: w, dx, dy */
+    {715, OPERAND_FILTER}, {716, OPERAND_IMAGE},   {717, OPERAND_RESULT}, /* backward filter: dw, x, dy */
+    {1610, OPERAND_INPUT}, {1611, OPERAND_OUTPUT},                        /* reduction */
 };
 
 #define ATTENTION_WORKSPACE_BYTES 256
@@ -170,6 +191,9 @@ static struct shape shape_of(const struct descriptor *tensor)
         shape.rank = (int)sizes->count;
         memcpy(shape.sizes, sizes->data, (size_t)sizes->count * sizeof *shape.sizes);
     }
+    const struct attribute *strides = find_attribute(tensor, ATTRIBUTE_TENSOR_STRIDES);
+    if (strides && strides->count > 1)
+        shape.channels_last = ((const int64_t *)strides->data)[1] == 1 && shape.sizes[1] > 1;
     return shape;
 }
 
@@ -182,16 +206,67 @@ static int64_t data_type_bytes(int type)
 /* Bytes of the input of a reduction over heads: (batch, heads, length, width) to fewer heads. */
 static int64_t expanded_heads_bytes(const struct descriptor *operation)
 {
-    const struct shape *from = &operation->reduced, *to = &operation->result;
+    const struct shape *from = &operation->operands[OPERAND_INPUT], *to = &operation->operands[OPERAND_OUTPUT];
     if (operation->type != OPERATION_REDUCTION || from->rank != 4 || to->rank != 4 || from->sizes[1] == to->sizes[1])
         return 0;
     return from->sizes[0] * from->sizes[1] * from->sizes[2] * from->sizes[3] * data_type_bytes(to->data_type);
+}
+
+/* ---- the workspace of convolutions ----
+ *
+ * Read off an H200 with cuDNN 9.19 (the same file, operations "conv", 6 shapes in bf16 and fp32).  Its kernels want
+ * channels last: for images that come channels first, the workspace holds such copies of image, filter and result,
+ * and 16 bytes.  In copies, the channels of image and filter are rounded up to 16 bytes; a 1x1 filter needs none.
+ * The rule came from two shapes; on the others it is right to the byte, or within 131 bytes for the 1-D one, for
+ * every 16-bit forward and every backward to the image without stride.  Counted as unknown: fp32 forward (two of
+ * four shapes leave one copy or the rounding out), backward to the image with a stride (none in fp32, nor where
+ * the stride is the filter's size), and backward to the filter, which adds to its copies as many partial sums as
+ * its heuristics like (none to 60 filters in fp32). */
+
+#define CONVOLUTION_WORKSPACE_BYTES 16
+
+static int64_t copy_bytes(const struct shape *tensor, bool rounded)
+{
+    int64_t width = data_type_bytes(tensor->data_type), bytes = width;
+    for (int i = 0; i < tensor->rank; i++) {
+        int64_t size = tensor->sizes[i], step = 16 / width;
+        bytes *= i == 1 && rounded ? (size + step - 1) / step * step : size;
+    }
+    return bytes;
+}
+
+static bool is_convolution(int type)
+{
+    return type >= OPERATION_CONVOLUTION_FORWARD && type <= OPERATION_CONVOLUTION_BACKWARD_DATA;
+}
+
+static void find_convolution_workspace(struct descriptor *graph, const struct descriptor *operation)
+{
+    const struct shape *image = &operation->operands[OPERAND_IMAGE], *filter = &operation->operands[OPERAND_FILTER];
+    const struct shape *result = &operation->operands[OPERAND_RESULT];
+    bool narrow = data_type_bytes(image->data_type) == 2, forward = operation->type == OPERATION_CONVOLUTION_FORWARD;
+    bool to_image = operation->type == OPERATION_CONVOLUTION_BACKWARD_DATA;
+    bool pointwise = true, strided = false, tiling = true;
+    for (int i = 2; i < filter->rank && i < 5; i++) {
+        pointwise &= filter->sizes[i] == 1;
+        strided |= operation->strides[i - 2] > 1;
+        tiling &= operation->strides[i - 2] == filter->sizes[i];
+    }
+    bool covered = image->rank == 4 && !image->channels_last && image->sizes[1] == filter->sizes[1];
+    graph->workspace_known = covered && (forward ? narrow : to_image && !strided && !pointwise);
+    if (covered && !pointwise && !(to_image && (tiling || (strided && !narrow))))
+        graph->workspace_bytes = CONVOLUTION_WORKSPACE_BYTES + copy_bytes(image, true) + copy_bytes(filter, true) +
+                                 copy_bytes(result, false);
 }
 
 static void find_workspace(struct descriptor *graph, struct descriptor *const *operations, int64_t count)
 {
     int products = 0;
     int64_t bytes = ATTENTION_WORKSPACE_BYTES;
+    if (count == 1 && is_convolution(operations[0]->type)) {
+        find_convolution_workspace(graph, operations[0]);
+        return;
+    }
     for (int64_t i = 0; i < count; i++) {
         int type = operations[i]->type;
         products += type == OPERATION_MATMUL;
@@ -207,11 +282,16 @@ static void learn(struct descriptor *descriptor, int name, const struct descript
 {
     switch (other->type) {
     case DESCRIPTOR_TENSOR:
-        if (name == ATTRIBUTE_REDUCTION_INPUT)
-            descriptor->reduced = shape_of(other);
-        if (name == ATTRIBUTE_REDUCTION_OUTPUT)
-            descriptor->result = shape_of(other);
+        for (size_t i = 0; i < sizeof roles / sizeof *roles; i++)
+            if (roles[i].attribute == name)
+                descriptor->operands[roles[i].operand] = shape_of(other);
         break;
+    case DESCRIPTOR_CONVOLUTION: {
+        const struct attribute *strides = find_attribute(other, ATTRIBUTE_CONVOLUTION_STRIDES);
+        if (strides && strides->count <= 3)
+            memcpy(descriptor->strides, strides->data, (size_t)strides->count * sizeof *descriptor->strides);
+        break;
+    }
     case DESCRIPTOR_GRAPH:
     case DESCRIPTOR_HEURISTICS:
     case DESCRIPTOR_ENGINE:
