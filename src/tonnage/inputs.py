@@ -94,7 +94,9 @@ def _speech(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     elif hasattr(config, "input_feat_per_channel"):
         shape = (config.max_source_positions // 4, config.input_feat_per_channel)
     else:
-        raise CannotEstimate(f"Batches of sounds are not made for {config.model_type}.")
+        raise CannotEstimate(
+            f"Batches of sounds are not made for {config.model_type}; give package.module:factory with batch(job)."
+        )
     return {name: torch.rand(job.micro_batch, *shape).to(dtype), "labels": labels}
 
 
