@@ -27,7 +27,7 @@ Progress = Callable[[str], None]
 ENOUGH_STEPS: Final = 2
 """Optimizer states appear in the first step, so the second is the first that has everything."""
 
-WRITING_SECONDS: Final = 60.0
+WRITING_SECONDS: Final = 120.0
 """How long processes that are stopped may take to write their traces."""
 
 

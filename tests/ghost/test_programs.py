@@ -196,6 +196,26 @@ def test_one_rank_alone(dry_run: Any, kind: str, gpu: str, rank: int) -> None:
     assert {activity.grid[0] for activity in collectives} <= {2, 4, 8, 64, 1024}
 
 
+NETWORK = 2 * 8 * 512 * 512 + 2 * 512 * 512
+"""Parameters of the network in parallel.py."""
+
+
+def test_flat_parameters_are_counted_whole(dry_run: Any) -> None:
+    """FSDP's first version shows each rank its part of one flat tensor."""
+    estimate, trace = consistent(dry_run("parallel.py", "fsdp1", gpu="8xa100-40gb", rank=3))
+    assert estimate.model["parameters"] == estimate.model["trainable_parameters"] == NETWORK
+    states = [life for life in timeline(trace).lives if life.category == "optimizer_state" and life.size_bytes > 512]
+    assert sum({life.address: life.size_bytes for life in states}.values()) == 2 * 4 * NETWORK / 8
+
+
+def test_whole_gradients_wait_for_the_last_micro_batch(dry_run: Any) -> None:
+    """Without communication FSDP2 keeps a rank's gradients whole, in the dtype in which it will reduce them."""
+    _, trace = consistent(dry_run("parallel.py", "accumulating", gpu="8xa100-40gb", rank=3))
+    lives = [life for life in timeline(trace).lives if life.category == "gradient"]
+    steps = [sum(life.size_bytes for life in lives if trace.marks[life.mark][0] == step) for step in (1, 2)]
+    assert min(steps) >= 4 * NETWORK
+
+
 @pytest.mark.parametrize(("gpu", "rank"), [("8x8xa100-40gb", 13), ("128x8xa100-40gb", 1000)])
 def test_one_stage_of_a_long_pipeline(dry_run: Any, gpu: str, rank: int) -> None:
     answer = dry_run("parallel.py", "pipeline", gpu=gpu, rank=rank)

@@ -1,4 +1,5 @@
-"""One network trained in parallel: ddp, fsdp, hsdp, tensor, both (tensor and fsdp), pipeline; started by torchrun.
+"""One network trained in parallel: ddp, fsdp1, fsdp, accumulating (fsdp over two micro-batches), hsdp, tensor, both
+(tensor and fsdp), pipeline; started by torchrun.
 
 torchrun --nproc-per-node 8 parallel.py fsdp [--width 512]
 """
@@ -11,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+
+KINDS = ("ddp", "fsdp1", "fsdp", "accumulating", "hsdp", "tensor", "both", "pipeline")
 
 
 class Layer(nn.Module):
@@ -42,6 +45,15 @@ class Network(nn.Module):
 def data_parallel(model: nn.Module) -> nn.Module:
     """Replicas whose gradients are averaged."""
     return nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
+
+
+def flat(model: nn.Module) -> nn.Module:
+    """FSDP's first version, layer by layer."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for index, layer in enumerate(model.layers):
+        model.layers[index] = FullyShardedDataParallel(layer, use_orig_params=True)
+    return FullyShardedDataParallel(model, use_orig_params=True)
 
 
 def sharded(model: nn.Module, mesh: object) -> nn.Module:
@@ -92,10 +104,14 @@ def pipeline_steps(width: int, steps: int) -> nn.Module:
     return module
 
 
-def loop_steps(model: nn.Module, width: int, steps: int) -> nn.Module:
-    """The plain loop."""
+def loop_steps(model: nn.Module, width: int, steps: int, *, accumulate: bool = False) -> nn.Module:
+    """The plain loop; or one whose first micro-batch of two does not communicate in its backward."""
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     for _ in range(steps):
+        if accumulate:
+            model.set_requires_gradient_sync(False)
+            model(torch.randn(16, width, device="cuda")).float().square().mean().backward()
+            model.set_requires_gradient_sync(True)
         loss = model(torch.randn(16, width, device="cuda")).float().square().mean()
         loss.backward()
         optimizer.step()
@@ -105,7 +121,7 @@ def loop_steps(model: nn.Module, width: int, steps: int) -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=("ddp", "fsdp", "hsdp", "tensor", "both", "pipeline"))
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
@@ -121,7 +137,9 @@ def main() -> None:
             model = data_parallel(model)
         elif options.kind == "tensor":
             model = divided(model, init_device_mesh("cuda", (size,)))
-        elif options.kind == "fsdp":
+        elif options.kind == "fsdp1":
+            model = flat(model)
+        elif options.kind in ("fsdp", "accumulating"):
             model = sharded(model, init_device_mesh("cuda", (size,)))
         elif options.kind == "hsdp":
             inner = min(size // 2, 8)
@@ -129,7 +147,7 @@ def main() -> None:
         else:
             mesh = init_device_mesh("cuda", (size // 2, 2), mesh_dim_names=("data", "tensor"))
             model = sharded(divided(model, mesh["tensor"]), mesh["data"])
-        model = loop_steps(model, options.width, options.steps)
+        model = loop_steps(model, options.width, options.steps, accumulate=options.kind == "accumulating")
     print(
         json.dumps(
             {
