@@ -56,6 +56,8 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
         with accelerator.accumulate(model):
             with given.contexts(step):
                 accelerator.backward(loss_of(model(**batch)))
+            if plan.clip_grad_norm is not None and accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), plan.clip_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
     return prepared
@@ -116,6 +118,7 @@ ACCELERATE: Final = Engine(
         "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
         "base_dtype": ANY,
         "optimizer": tuple(name for name in choices("optimizer") if name != "muon"),  # which is two optimizers
+        "clip_grad_norm": ANY,
         "checkpointing": ANY,
         "activation_offload": ANY,
         "shard": ("none", "ddp", *SHARDED),

@@ -113,7 +113,7 @@ def _network(step: Step, plan: Plan, config: dict[str, Any]) -> nn.Module:
 
     with _divided(plan, config):
         module = given.network(step, torch.device("cuda") if plan.shard == "zero3" else None)
-    module = given.adapted(module, step.job)
+    module = given.adapted(module, step)
     if CHECKPOINTING.chosen(step.job, plan):
         for change in CHECKPOINTING.apply(step).changes:
             module = change(module)
@@ -137,6 +137,7 @@ def settings(job: Job, plan: Plan) -> dict[str, Any]:
         "bf16": {"enabled": plan.precision == "bf16-mixed"},
         "fp16": {"enabled": plan.precision == "fp16-mixed"},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, **OPTIMIZERS[plan.optimizer]}},
+        "gradient_clipping": float(plan.clip_grad_norm or 0),
         "zero_optimization": {"stage": STAGES[plan.shard], **_places(plan)},
     }
 
@@ -161,6 +162,7 @@ DEEPSPEED: Final = Engine(
         "precision": ("bf16-mixed", "fp16-mixed", "fp32"),
         "optimizer": tuple(OPTIMIZERS),
         "optimizer_offload": ("none", "cpu"),
+        "clip_grad_norm": ANY,
         "checkpointing": ("none", "full", "every-N", "selective"),
         "shard": tuple(STAGES),
         "param_offload": ("none", "cpu"),

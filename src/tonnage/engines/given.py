@@ -18,7 +18,9 @@ from torch.utils.data import Dataset
 from tonnage import model as models
 from tonnage.step import Step, World
 from tonnage.techniques import chosen
+from tonnage.techniques.lora import with_adapters
 from tonnage.techniques.precision import dtype
+from tonnage.techniques.qlora import QLORA
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -32,18 +34,21 @@ HOST_GROUP: Final = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true
 
 
 def described(job: Job, plan: Plan, world: World) -> Step:
-    """A Step that knows the dtypes and the attention of the plan, and nothing of who trains."""
-    step = Step(job=job, plan=plan, world=world, initialise=False)
+    """A Step that knows the dtypes, the attention and the quantization of the plan, and nothing of who trains."""
+    here = replace(world, device=torch.device("cuda", 0))
+    step = Step(job=job, plan=plan, world=here, initialise=False)
     for technique in chosen(job, plan):
-        if technique.option in NETWORKS_OWN:
+        if technique.option in NETWORKS_OWN or technique is QLORA:
             step = technique.apply(step)
-    if job.method != "full":
+    if job.method == "lora":
         step = replace(step, weights_dtype=dtype(plan.base_dtype or plan.compute_dtype))
     return step
 
 
 def network(step: Step, device: torch.device | None = None) -> nn.Module:
-    """The network, by default on the host, where nothing touches its memory."""
+    """The network, by default on the host, where nothing touches its memory; quantized, it is on the card."""
+    if step.job.method == "qlora":
+        return step.load(step)
     made = models.build(
         step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device or torch.device("cpu")
     )
@@ -63,15 +68,13 @@ def adapters(job: Job) -> Any:
     )
 
 
-def adapted(module: nn.Module, job: Job) -> nn.Module:
+def adapted(module: nn.Module, step: Step) -> nn.Module:
     """The network with PEFT's adapters as it makes them by default (fp32) if the job wants any."""
-    if job.method == "full":
-        return module
-    from peft import get_peft_model
-
-    with models.without_initialisation(), models.quiet():
-        made: nn.Module = get_peft_model(module, adapters(job))
-    return made
+    if step.job.method == "lora":
+        return with_adapters(module, step, fp32=True)
+    for change in step.changes:  # qlora's: what PEFT prepares, and adapters
+        module = change(module)
+    return module
 
 
 class Rows(Dataset[models.Batch]):  # type: ignore[misc]

@@ -46,12 +46,15 @@ OPTIMIZER_PACKAGES: Final = {
 
 EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     **SHAPES,
-    "method": ("full", "lora"),
+    "method": ("full", "lora", "qlora"),
+    "quant": ANY,
+    "unquantized_dtype": ANY,
     "lora_rank": ANY,
     "lora_targets": ANY,
     "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
     "base_dtype": ANY,
     "optimizer": tuple(OPTIMIZERS),
+    "clip_grad_norm": ANY,
     "checkpointing": ("none", "full", "every-N"),
     "activation_offload": ("none", "cpu"),
     "shard": ("none", "ddp", "zero2", "zero3", "hsdp"),
@@ -119,7 +122,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
 
     given.launch(plan, world)
     step = given.described(job, plan, world)
-    module = given.adapted(given.network(step), job)
+    module = given.adapted(given.network(step), step)
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     with tempfile.TemporaryDirectory() as folder, given.contexts(step):
         arguments = TrainingArguments(output_dir=folder, **settings(job, plan, world, steps))
@@ -137,6 +140,7 @@ def settings(job: Job, plan: Plan, world: World, steps: int) -> dict[str, Any]:
         "bf16": plan.precision == "bf16-mixed",
         "fp16": plan.precision == "fp16-mixed",
         **OPTIMIZERS[plan.optimizer],
+        **({} if plan.clip_grad_norm is None else {"max_grad_norm": float(plan.clip_grad_norm)}),
         **_checkpointing(plan),
         **_sharding(plan, world),
         "save_strategy": "no",

@@ -24,7 +24,22 @@ if TYPE_CHECKING:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Causal language models alone, what a ghost cannot do, and what stands against the Trainer."""
-    return accepts_head(job, plan, cluster) or _masks_on_the_host(plan) or hf_trainer.accepts(job, plan, cluster)
+    return (
+        accepts_head(job, plan, cluster)
+        or _masks_on_the_host(plan)
+        or _casts_nothing(job, plan)
+        or hf_trainer.accepts(job, plan, cluster)
+    )
+
+
+def _casts_nothing(job: Job, plan: Plan) -> Refusal | None:
+    if job.method != "qlora" or plan.unquantized_dtype == "compute":
+        return None
+    return Refusal(
+        technique=f"unquantized-dtype={plan.unquantized_dtype}",
+        reason="SFTTrainer leaves what is not quantized as it was loaded",
+        instead="choose unquantized-dtype compute",
+    )
 
 
 def _masks_on_the_host(plan: Plan) -> Refusal | None:

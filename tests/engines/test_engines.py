@@ -1,0 +1,101 @@
+"""What engines accept: no trainer is imported, nothing of the plan is left out in silence."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from networks import tiny_job
+from tonnage.device import parse_cluster
+from tonnage.engines import ENGINES, engine, engine_of
+from tonnage.engines.engine import Engine
+from tonnage.job import Job
+from tonnage.options import listed, options
+from tonnage.plan import Plan
+
+TRAINERS = [engine for engine in ENGINES if engine.name != "tonnage"]
+LOSS = {"trl": "chunked"}
+"""The only loss of an engine that has no plain one."""
+
+
+def plan_for(trainer: Engine, **fields: str) -> Plan:
+    return Plan(engine=trainer.name, **{"loss": LOSS.get(trainer.name, "plain"), **fields})
+
+
+@pytest.fixture(params=TRAINERS, ids=lambda trainer: trainer.name)
+def trainer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Every engine, with all packages installed."""
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    found: Engine = request.param
+    return found
+
+
+def refused(trainer: Engine, plan: Plan, job: Job | None = None, gpus: str = "a100-80gb") -> str:
+    return " ".join(map(str, trainer.refusals(job or tiny_job(), plan, parse_cluster(gpus))))
+
+
+def test_an_engine_is_an_option_of_the_plan() -> None:
+    assert engine_of(Plan()).name == "tonnage"
+    assert [engine_of(Plan(engine=found.name)) for found in ENGINES] == list(ENGINES)
+
+
+def test_defaults_are_accepted(trainer: Engine) -> None:
+    assert refused(trainer, plan_for(trainer)) == ""
+
+
+def test_it_lists_options_and_values_that_there_are(trainer: Engine) -> None:
+    possible = {item.name: option.possible for kind in (Job, Plan) for item, option in options(kind)}
+    assert trainer.expresses is not None
+    for option, values in trainer.expresses.items():
+        assert option in possible
+        assert values == engine.ANY or set(values) <= set(possible[option]), option
+
+
+def test_whatever_it_does_not_list_is_refused(trainer: Engine) -> None:
+    """Every other value of every option, one at a time."""
+    assert trainer.expresses is not None
+    tried = 0
+    for item, option in options(Plan):
+        known = trainer.expresses.get(item.name, (item.default,))
+        for value in option.possible:
+            if known == engine.ANY or value in known or not listed(value, option.possible):  # a pattern
+                continue
+            said = refused(trainer, dataclasses.replace(plan_for(trainer), **{item.name: value}))
+            assert f"{item.name.replace('_', '-')}={value}: the engine {trainer.name} has no setting" in said
+            tried += 1
+    assert tried > 5
+
+
+def test_a_refusal_lists_what_there_is(trainer: Engine) -> None:
+    said = refused(trainer, plan_for(trainer, optimizer="muon"))
+    assert "choose optimizer adamw or " in said
+    assert said.endswith("or engine tonnage.")
+
+
+def test_several_gpus_are_never_alone(trainer: Engine) -> None:
+    assert "always divides or replicates" in refused(trainer, plan_for(trainer), gpus="8xa100-80gb")
+    assert refused(trainer, plan_for(trainer, shard="ddp"), gpus="8xa100-80gb") == ""
+
+
+def test_a_missing_package_is_said(trainer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "installed", lambda package: None)
+    assert f"engine={trainer.name}: the package {trainer.packages[0]} is not installed" in refused(
+        trainer, plan_for(trainer)
+    )
+
+
+def test_no_trainer_is_imported_to_ask() -> None:
+    program = """
+import sys
+from tonnage.device import parse_cluster
+from tonnage.engines import ENGINES
+from tonnage.job import Job, ModelRef
+from tonnage.plan import Plan
+job = Job(model=ModelRef(name="tiny", kind="config", config={"model_type": "llama"}))
+for engine in ENGINES:
+    engine.refusals(job, Plan(engine=engine.name), parse_cluster("t4"))
+print({"torch", "transformers", "accelerate", "deepspeed", "trl"} & set(sys.modules))
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "set()"

@@ -1,0 +1,127 @@
+"""Trainers' own code on the ghost, beside tonnage's loop and beside arithmetic."""
+
+import dataclasses
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tonnage.device import parse_cluster
+from tonnage.ghost.pool import Worker
+from tonnage.job import Job, ModelRef
+from tonnage.plan import Plan
+from tonnage.predict import estimate
+from tonnage.summary import Run
+from tonnage.timeline import timeline
+
+pytestmark = pytest.mark.ghost
+
+MIB = 2**20
+VOCABULARY, WIDTH = 16384, 256
+TINY = ModelRef(
+    name="tiny",
+    kind="config",
+    config={
+        **{"model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 512},
+        **{"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4},
+        **{"max_position_embeddings": 1024, "tie_word_embeddings": False},
+    },
+)
+JOB = Job(model=TINY, seq_len=256, micro_batch=2)
+
+
+def run(worker: Worker, engine: str, gpu: str = "a100-40gb", job: Job = JOB, rank: int = 0, **plan: Any) -> Run:
+    """An estimate whose walk agrees with torch's counters, of three steps."""
+    packages = {"hf-trainer": "accelerate", "trl": "trl", "accelerate": "accelerate", "deepspeed": "deepspeed"}
+    if find_spec(packages.get(engine, "torch")) is None:
+        pytest.skip(f"{packages[engine]} is not installed")
+    found = estimate(job, Plan(engine=engine, **plan), parse_cluster(gpu), worker=worker, rank=rank)
+    trace, walked = found.traces[0], timeline(found.traces[0])
+    assert walked.peak_allocated_bytes == trace.peaks["allocated_bytes"]
+    assert walked.peak_reserved_bytes == trace.peaks["reserved_bytes"]
+    assert (trace.steps, trace.unknown_calls) == (3, {})
+    assert found.estimate.versions.get(packages.get(engine, "torch"))
+    return found
+
+
+def test_trainer_and_accelerate_peak_where_the_plain_loop_does(worker: Worker) -> None:
+    """One GPU, fused AdamW: the casts of outputs are gone when backward peaks; gradients' norms stay small."""
+    plain = run(worker, "tonnage", optimizer="adamw-fused").estimate
+    for engine, optimizer in (("hf-trainer", "adamw"), ("accelerate", "adamw-fused")):
+        theirs = run(worker, engine, optimizer=optimizer).estimate
+        assert theirs.peak.phase == plain.peak.phase == "backward"
+        assert theirs.peak.allocated_bytes == pytest.approx(plain.peak.allocated_bytes, abs=64 * 1024), engine
+        assert theirs.peak.by_category["optimizer_state"] == pytest.approx(8 * PARAMETERS, rel=0.01)
+
+
+def _parameters() -> int:
+    heads = WIDTH * WIDTH * 2 + WIDTH * WIDTH // 2 * 2  # queries and output, grouped keys and values
+    layer = heads + 3 * WIDTH * 512 + 2 * WIDTH
+    return 2 * layer + 2 * VOCABULARY * WIDTH + WIDTH
+
+
+PARAMETERS = _parameters()
+
+
+def test_the_trainer_under_ddp_copies_logits(worker: Worker) -> None:
+    """It has DDP look for unused parameters, so DDP clones what the forward returns: logits, in fp32."""
+    logits_bytes = 2 * 256 * VOCABULARY * 4
+    plain = run(worker, "tonnage", "8xa100-40gb", optimizer="adamw-fused", shard="ddp")
+    theirs = run(worker, "hf-trainer", "8xa100-40gb", shard="ddp", rank=3)
+    assert theirs.traces[0].rank == 3
+    assert _peak(theirs, "forward") - _peak(plain, "forward") >= logits_bytes // 4
+
+
+def _peak(found: Run, phase: str) -> int:
+    [peak] = [phase_peak for phase_peak in found.estimate.phases if phase_peak.name == phase]
+    return peak.allocated_bytes
+
+
+def test_fsdp_of_the_trainer_and_of_accelerate_are_one(worker: Worker) -> None:
+    trainer, own = (
+        run(worker, engine, "8xa100-40gb", rank=3, shard="zero3", optimizer="adamw-fused").estimate.peak
+        for engine in ("hf-trainer", "accelerate")
+    )
+    assert trainer.by_category["optimizer_state"] == pytest.approx(8 * PARAMETERS / 8, rel=0.02)
+    assert own.allocated_bytes == pytest.approx(trainer.allocated_bytes, abs=64 * 1024)
+
+
+def test_offload_of_the_trainer_pins_shards_and_gradients(worker: Worker) -> None:
+    """fp32 both, of an 8th of the parameters; norms of gradients are reduced on the host."""
+    found = run(worker, "hf-trainer", "8xa100-40gb", rank=3, shard="zero3", param_offload="cpu").estimate
+    assert found.peak.by_category["optimizer_state"] == 0
+    assert found.host.pinned_bytes == pytest.approx(8 * PARAMETERS / 8, rel=0.05)
+
+
+def test_adapters_of_the_trainer(worker: Worker) -> None:
+    job = dataclasses.replace(JOB, method="lora", lora_rank=4, grad_accum=2)
+    found = run(worker, "hf-trainer", job=job, checkpointing="every-2").estimate
+    assert 0 < found.model["trainable_parameters"] < found.model["parameters"] / 10
+
+
+@pytest.mark.parametrize(("shard", "weights"), [("zero1", 2.0), ("zero2", 2.0), ("zero3", 2 / 8)])
+def test_bytes_of_zero(worker: Worker, shard: str, weights: float) -> None:
+    """On 8 GPUs a rank holds 12P/8 bytes of fp32 weights and moments, and 2P, or 2P/8, of bf16 weights."""
+    found = run(worker, "deepspeed", "8xa100-40gb", rank=3, shard=shard).estimate
+    held = found.peak.by_category
+    assert held["optimizer_state"] == pytest.approx(12 * PARAMETERS / 8, rel=0.02)
+    assert held["parameter"] >= weights * PARAMETERS
+    if shard != "zero3":
+        assert held["parameter"] == pytest.approx(weights * PARAMETERS, rel=0.02)
+    assert any("FusedAdam" in text for text in found.coverage.assumed)
+
+
+def test_offload_of_deepspeed_pins_host_memory(worker: Worker) -> None:
+    """Stage 2 with its optimizer on the host: 4P/8 bytes of fp32 weights and as many of gradients are pinned."""
+    found = run(worker, "deepspeed", "8xa100-40gb", rank=3, shard="zero2", optimizer_offload="cpu").estimate
+    assert found.peak.by_category["optimizer_state"] == 0
+    assert found.host.pinned_bytes >= 8 * PARAMETERS / 8
+
+
+def test_sft_never_makes_all_logits(worker: Worker) -> None:
+    job = dataclasses.replace(JOB, seq_len=1024)
+    plain, theirs = (
+        run(worker, "hf-trainer", job=job).estimate,
+        run(worker, "trl", job=job, loss="chunked").estimate,
+    )
+    assert theirs.peak.allocated_bytes < plain.peak.allocated_bytes
