@@ -10,6 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+# torch 2.13 renamed both; the old names go
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 Slice = tuple[nn.Parameter, int, int]
 """A parameter and the range of its elements, flattened, that lies in a rank's piece."""
 
@@ -63,14 +67,14 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for part, copy in zip(self._slices, self.param_groups[0]["params"], strict=True):
             _elements(part).copy_(copy.detach())
         if self._weights is not None:
-            dist.all_gather_into_tensor(self._weights, self._weights[self._own])
+            _gather(self._weights, self._weights[self._own])
 
     def _sum_gradients(self) -> None:
         if not self._adds_up:
             return
         self._gradients.div_(dist.get_world_size())
         if self._pieces > 1:
-            dist.reduce_scatter_tensor(self._gradients[self._own], self._gradients)
+            _reduce_scatter(self._gradients[self._own], self._gradients)
         else:
             dist.all_reduce(self._gradients)
 
