@@ -207,3 +207,12 @@ def test_closest_names():
     assert distance("kitten", "sitting") == 3
     assert closest("lama-3", ["llama-3", "gpt2", "llama-2"]) == ["llama-3", "llama-2"]
     assert closest("completely-else", ["t4"]) == []
+
+
+def test_what_the_driver_keeps_for_itself_on_an_h200() -> None:
+    """nvmlDeviceGetMemoryInfo_v2 on the card (measurements/h200-2026-11-20.jsonl): reserved, and total."""
+    device = find_device("h200")
+    assert device.nvml_total_bytes == 150_754_820_096
+    assert device.ghost_settings()["GHOST_RESERVED_BYTES"] == "644939776"
+    assert "GHOST_RESERVED_BYTES" not in device.with_capacity(2**36).ghost_settings()
+    assert "GHOST_RESERVED_BYTES" not in find_device("t4").ghost_settings(), "the ghost's own rule holds"
