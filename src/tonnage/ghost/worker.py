@@ -92,7 +92,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
         ghost.set(name.removeprefix("GHOST_"), value)
         os.environ[name] = value
     os.environ |= {"RANK": str(request["rank"]), "WORLD_SIZE": str(request["world_size"])}
-    ranks.act_alone(torch.distributed)
+    ranks.act_alone(torch.distributed, ghost)
     job, plan = _job(request["job"]), Plan(**request["plan"])
     policy = values.Policy(torch, ghost)
     policy.install()
