@@ -82,6 +82,7 @@ def test_a_wheel_is_fetched_once_with_its_triton(tmp_path: Path) -> None:
     found = wheel.find(python, progress=said.append)
     assert found.path is not None
     assert (found.path / "triton" / "__init__.py").exists()
+    assert list((found.path / "triton" / "__pycache__").glob("__init__.*.pyc"))
     assert any("triton==3.7.0" in text for text in said)
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [found.path.name]
     said.clear()

@@ -125,6 +125,8 @@ def _fetch(python: str, version: str, folder: Path, progress: Progress) -> None:
         if triton is not None:
             progress(f"fetching {triton}")
             _unpack(_download(python, triton, scratch), scratch / "unpacked")
+        progress("compiling it")
+        _compile(python, scratch / "unpacked")
         try:
             (scratch / "unpacked").rename(folder)
         except OSError:
@@ -171,6 +173,15 @@ def _unpack(wheel: Path, folder: Path) -> None:
         for path in folder.glob(f"triton/backends/nvidia/bin/{program}"):
             path.chmod(0o755)
     wheel.unlink()
+
+
+def _compile(python: str, folder: Path) -> None:
+    """Write the bytecode, as pip does when it installs.
+
+    Else each ghost would compile what it imports, several seconds long, where PYTHONDONTWRITEBYTECODE is set (as in
+    many containers) or the cache may only be read.  What does not compile (templates) stays as it is.
+    """
+    subprocess.run([python, "-m", "compileall", "-q", "-j", "0", str(folder)], capture_output=True, check=False)
 
 
 def _required_triton(folder: Path) -> str | None:
