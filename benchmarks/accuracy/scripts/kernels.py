@@ -131,21 +131,6 @@ def fused_linear_cross_entropy(provider: str, size: int, setting: Setting) -> Ma
     return lambda: heads[provider](states, target), _scalar(retain=False)
 
 
-def embedding(provider: str, size: int, setting: Setting) -> Made:
-    from liger_kernel.transformers.experimental.embedding import LigerEmbedding
-
-    made = {
-        "huggingface": nn.Embedding(size, setting["D"]).to(setting["dtype"]),
-        "liger": LigerEmbedding(size, setting["D"]).to(setting["dtype"]),
-    }
-    ids = torch.randint(0, size, (setting["B"], setting["T"]))
-
-    def backward(result: torch.Tensor) -> None:
-        result.backward(torch.randn_like(result))
-
-    return lambda: made[provider](ids), backward
-
-
 def mlp(provider: str, size: int, setting: Setting) -> Made:
     from liger_kernel.transformers import LigerGEGLUMLP, LigerSwiGLUMLP, LigerTiledGEGLUMLP, LigerTiledSwiGLUMLP
     from transformers.models.llama.configuration_llama import LlamaConfig
@@ -360,21 +345,21 @@ def sparsemax(provider: str, size: int, setting: Setting) -> Made:
 
 def rope(provider: str, size: int, setting: Setting) -> Made:
     from liger_kernel.transformers import liger_rotary_pos_emb
-    from transformers.models.llama.configuration_llama import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
     hidden, length = setting.get("hidden_size", size), setting.get("seq_len", size)
     heads, dtype = setting["num_q_heads"], setting["dtype"]
     width = hidden // heads
-    config = LlamaConfig(hidden_size=hidden, num_attention_heads=heads, head_dim=width)
-    embedding_of = LlamaRotaryEmbedding(config=config)
     q, k = (
         torch.randn((1, length, count, width), requires_grad=True, dtype=dtype).transpose(1, 2)
         for count in (heads, setting["num_kv_heads"])
     )
     gradients = torch.randn_like(q, dtype=dtype), torch.randn_like(k)
-    positions = torch.arange(length, dtype=torch.long).unsqueeze(0)
-    cos, sin = embedding_of(k, positions)
+    # Angles by a product of matrices, as transformers made them when this was measured: cuBLAS's workspace stays.
+    angles = (torch.ones(1, width // 2, 1) @ torch.arange(length).view(1, 1, -1).float()).transpose(1, 2)
+    both = torch.cat((angles, angles), dim=-1)
+    cos, sin = both.cos().to(dtype), both.sin().to(dtype)
+    del angles, both
     apply = liger_rotary_pos_emb if provider == "liger" else apply_rotary_pos_emb
 
     def backward(results: Any) -> None:
@@ -464,7 +449,6 @@ def _kind(make: Callable[..., Made], kind: str) -> Callable[[str, int, Setting],
 
 OPERATIONS: Final[dict[str, Callable[[str, int, Setting], Made]]] = {
     "cross_entropy": cross_entropy,
-    "embedding": embedding,
     "fused_add_rms_norm": fused_add_rms_norm,
     "fused_linear_cross_entropy": fused_linear_cross_entropy,
     "fused_linear_jsd": fused_linear_jsd,

@@ -58,6 +58,7 @@ def _loaded(model: str, attention: str, quantized: bool, double_quant: bool) -> 
     config = AutoConfig.for_model(**values)
     with no_init_weights():
         network = AutoModelForCausalLM.from_config(config, dtype=torch.float16, attn_implementation=attention)
+    network.tie_weights()
     network.config.use_cache = False
     if quantized:
         _replace_linears(network, double_quant)

@@ -73,6 +73,7 @@ def _loaded(model: str) -> Any:
     config = AutoConfig.for_model(**values)
     with no_init_weights():
         network = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    network.tie_weights()
     return network.cuda()
 
 
