@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
@@ -85,21 +85,27 @@ def fused_cross_entropy(
     `logits_of` turns (tokens, width) into logits and has the gradients of `weights`, each accumulated in its own
     dtype.  One backward is possible: it scales the gradients in place.
     """
+    loss: Tensor = _function().apply(labels, logits_of, hidden, *weights)
+    return loss
+
+
+@cache
+def _function() -> Any:
+    """The autograd function, made when torch is there."""
     import torch
 
     class Fused(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(ctx: Any, hidden: Tensor, *weights_again: Tensor) -> Tensor:
-            total, *gradients = _loss_and_gradients(hidden, labels, weights, logits_of)
-            ctx.save_for_backward(*gradients)
+        def forward(ctx: Any, labels: Tensor, logits_of: Any, hidden: Tensor, *weights: Tensor) -> Tensor:
+            total, *ctx.gradients = _loss_and_gradients(hidden, labels, weights, logits_of)
             return total
 
         @staticmethod
-        def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, ...]:
-            return tuple(gradient.mul_(outer) for gradient in ctx.saved_tensors)
+        def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
+            gradients, ctx.gradients = ctx.gradients, None  # held by nobody else, they become .grad as they are
+            return (None, None, *(gradient.mul_(outer) for gradient in gradients))
 
-    loss: Tensor = Fused.apply(hidden, *weights)
-    return loss
+    return Fused
 
 
 def _loss_and_gradients(
