@@ -127,7 +127,9 @@ def main() -> None:
     options = parser.parse_args()
 
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    # Where its card is known, NCCL's communicator is made at once, and those of a mesh are split off it.
+    card = torch.device("cuda", torch.cuda.current_device()) if options.kind == "both" else None
+    dist.init_process_group("nccl", device_id=card)
     size = dist.get_world_size()
     if options.kind == "pipeline":
         model = pipeline_steps(options.width, options.steps)
