@@ -44,7 +44,7 @@ def event(action: str, note: str | None = None) -> dict[str, Any]:
 
 
 def marks(events: list[dict[str, Any]], positions: dict[int, int], ooms: tuple[int, ...] = ()) -> list[int]:
-    return written.event_marks(events, SimpleNamespace(positions=positions, oom_marks=ooms))
+    return list(written.event_marks(events, SimpleNamespace(positions=positions, oom_marks=ooms)))
 
 
 def test_marks_by_the_allocators_notes() -> None:

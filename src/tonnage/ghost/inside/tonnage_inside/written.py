@@ -98,13 +98,14 @@ def event_columns(torch: Any, watch: Any, device: int) -> dict[str, "array[int]"
     """The allocator's trace of one device as columns; each event carries the latest mark up to then."""
     with without_collection():
         events = torch.cuda.memory._snapshot(device)["device_traces"][device]
-        return {
-            "action": array("q", [ACTIONS[event["action"]] for event in events]),
-            "address": array("q", [event.get("addr", event.get("device_free", 0)) for event in events]),
-            "size": array("q", [event["size"] for event in events]),
-            "stream": array("q", [event["stream"] for event in events]),
-            "mark": array("q", event_marks(events, watch)),
-        }
+        action, address, size, stream, marks = (array("q") for _ in range(5))
+        for event, mark in zip(events, event_marks(events, watch), strict=True):  # each event is looked at once
+            action.append(ACTIONS[event["action"]])
+            address.append(event["addr"] if "addr" in event else event.get("device_free", 0))
+            size.append(event["size"])
+            stream.append(event["stream"])
+            marks.append(mark)
+    return {"action": action, "address": address, "size": size, "stream": stream, "mark": marks}
 
 
 @contextlib.contextmanager
@@ -119,7 +120,7 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def event_marks(events: list[dict[str, Any]], watch: Any) -> list[int]:
+def event_marks(events: list[dict[str, Any]], watch: Any) -> Iterator[int]:
     """The mark of each event.
 
     The allocator notes the mark that its thread last announced; marks only grow, so a thread that has announced
@@ -127,25 +128,26 @@ def event_marks(events: list[dict[str, Any]], watch: Any) -> list[int]:
     taken back before a mark (at all marks before torch 2.10, whose allocator takes no notes), the same count here
     finds the mark; a segment belongs to the block that it is for, which comes next, if the memory does not run out.
     """
-    marks: list[int] = []
     counted = iter(watch.positions.items())
     upcoming, position = next(counted, NO_MORE)
     ceilings = iter(watch.oom_marks)
     ceiling = next(ceilings, sys.maxsize)
     latest = seen = 0
+    noted = ""
     for event in events:
         text = event.get("user_metadata")
-        if text and text.isdigit() and int(text) > latest:
-            latest = int(text)
+        if text and text != noted:
+            noted = text
+            if text.isdigit() and int(text) > latest:
+                latest = int(text)
         action = event["action"]
         while position <= seen and upcoming <= ceiling and action != "free_completed":
             latest = max(latest, upcoming)
             upcoming, position = next(counted, NO_MORE)
-        marks.append(latest)
+        yield latest
         if action == "oom":
             ceiling = next(ceilings, sys.maxsize)
         seen += action in ("alloc", "free_requested")
-    return marks
 
 
 def marks_document(marks: list[tuple[int, str, str]]) -> dict[str, Any]:
