@@ -65,6 +65,7 @@ def test_what_was_kept_is_found_as_it_was() -> None:
 def test_only_the_same_question_has_the_same_key(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [
         key(replace(JOB, seq_len=128)),
+        key(replace(JOB, lengths=("16", "32"))),
         key(replace(JOB, model=replace(MODEL, config={**MODEL.config, "hidden_size": 128}))),
         key(plan=Plan(precision="fp32")),
         key(gpu="l4"),
@@ -83,15 +84,6 @@ def test_only_the_same_question_has_the_same_key(monkeypatch: pytest.MonkeyPatch
 def test_a_name_is_no_part_of_the_question() -> None:
     renamed = replace(MODEL, name="yours", source="a folder", config={**MODEL.config, "_name_or_path": "/there"})
     assert key(replace(JOB, model=renamed)) == key()
-
-
-def test_a_file_of_lengths_counts_with_its_content(tmp_path: Path) -> None:
-    drawn = replace(JOB, lengths=(str(tmp_path / "lengths"),))
-    found = set()
-    for text in ("16\n32\n", "16\n64\n"):
-        (tmp_path / "lengths").write_text(text)
-        found.add(key(drawn))
-    assert len(found) == 2
 
 
 def test_another_installed_version_is_another_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

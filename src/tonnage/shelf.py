@@ -66,7 +66,6 @@ def key(request: Mapping[str, Any], torch_version: str | None = None) -> str | N
     structure = {name: value for name, value in model["config"].items() if name not in _NAMES}
     document = {
         "request": {**request, "job": {**request["job"], "model": structure}},
-        "files": {word: _hash([Path(word)]) for word in request["job"]["lengths"] if Path(word).is_file()},
         "python": [sys.version, platform.machine()],
         "distributions": [each.name for each in found],
         "torch": [torch_version, *_torch_builds(torch_version)],
