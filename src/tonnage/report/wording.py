@@ -11,6 +11,8 @@ from tonnage.report.palette import LOOKS, Look, look
 from tonnage.report.shortage import shortage
 from tonnage.units import MIB, count, gib, size
 
+_OF_QLORA: Final = ("quant", "unquantized_dtype")
+"""Options that mean something under one method only."""
 _UNREMARKABLE: Final = ("none", "auto", "plain", "default", "tonnage", None)
 
 _LIBRARY: Final = re.compile(
@@ -98,6 +100,8 @@ def choices(estimate: Estimate) -> str:
     if micro_batches is not None and micro_batches > 1:
         parts.append(f"{micro_batches} micro-batches a step")
     for name, value in plan.items():
+        if name in _OF_QLORA and job.get("method") != "qlora":
+            continue
         if value is True:
             parts.append(_words(name))
         elif value is not False and value not in _UNREMARKABLE and isinstance(value, str | int):
