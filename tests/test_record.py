@@ -91,7 +91,8 @@ def test_the_rows_cover_every_value() -> None:
 def test_live_bytes_are_those_of_a_real_run(
     name: str, precision: str, checkpointing: str, optimizer: str, method: str
 ) -> None:
-    job = Job(model=model(name), seq_len=24, micro_batch=2, method=method)
+    image = tiny_job(name).image_size if name in TINY else None
+    job = Job(model=model(name), seq_len=24, micro_batch=2, method=method, image_size=image)
     plan = Plan(precision=precision, checkpointing=checkpointing, optimizer=optimizer)
     real, _ = measured(job, plan)
     assert [boundary for boundary, _ in real] == ["load", *["forward", "backward", "step"] * 2]
@@ -152,11 +153,15 @@ def in_processes(world: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world in SHARDED for name in SHARDED[world]])
 def test_a_ranks_live_bytes_are_those_of_real_processes(world: int, name: str) -> None:
-    network, plan = SHARDED[world][name]
+    """Never more than real, and less by at most one collective's result, which gloo's threads may still hold."""
+    architecture, plan = SHARDED[world][name]
     real = in_processes(world)
+    most_held = sum(4 * parameter.numel() for parameter in network(tiny_job(architecture)).parameters())
     for rank in (0, world - 1):
-        ours, _ = predicted(tiny_job(network), plan, world_size=world, rank=rank)
-        assert ours == real[rank][name], rank
+        ours, _ = predicted(tiny_job(architecture), plan, world_size=world, rank=rank)
+        assert [name for name, _ in ours] == [name for name, _ in real[rank][name]]
+        for (boundary, bytes_ours), (_, bytes_real) in zip(ours, real[rank][name], strict=True):
+            assert 0 <= bytes_real - bytes_ours <= most_held, (rank, boundary)
 
 
 def test_an_estimate_for_the_cpu() -> None:

@@ -359,7 +359,7 @@ def test_generate_goes_on_to_its_length(dry_run: Any) -> None:
     estimate, trace = consistent(answer)
     assert answer.said[-1] == {"greedy": [2, 40], "sampled": [2, 40]}
     assert any("length limit" in text for text in estimate.coverage.assumed)
-    assert "evaluation" in phases(estimate)
+    assert "evaluate" in phases(estimate)
     assert trace.steps == 1
 
 

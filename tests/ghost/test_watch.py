@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tonnage import dryrun
+from tonnage import dryrun, launchers
 from tonnage.device import parse_cluster
 from tonnage.ghost.process import environment
 from tonnage.ghost.wheel import Torch
@@ -27,7 +27,7 @@ def events_alone(torch_build: Torch, target: Path, command: list[str], gpu: str,
     cluster = parse_cluster(gpu)
     inherit = {**os.environ, "OMP_NUM_THREADS": "1"}
     if rank is not None:
-        inherit |= dryrun._alone(rank, cluster)
+        inherit |= launchers.rank_variables(rank, cluster)
     settings = {name.removeprefix("GHOST_").lower(): value for name, value in cluster.device.ghost_settings().items()}
     variables = environment(torch=torch_build, inherit=inherit, devices=cluster.gpus_per_node, **settings)
     assert "TONNAGE_OUT" not in variables

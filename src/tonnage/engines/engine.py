@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.device import CPU
 from tonnage.options import listed, options, spelled
 from tonnage.techniques.technique import Refusal, nothing_against
 
@@ -61,6 +59,8 @@ class Engine:
                 )
 
     def _without_card(self, cluster: Cluster) -> Iterator[Refusal]:
+        from tonnage.device import CPU
+
         if self.expresses is not None and cluster.device.id == CPU:
             yield Refusal(
                 technique=f"engine={self.name}",
@@ -92,6 +92,8 @@ class Engine:
 
 def installed(package: str) -> str | None:
     """The version of a distribution; None where it is not installed.  Imports nothing of it."""
+    from importlib.metadata import PackageNotFoundError, version  # a tenth of a second that --help need not pay
+
     try:
         return version(package)
     except PackageNotFoundError:

@@ -12,10 +12,10 @@ Action = Callable[[ModuleType], None]
 
 
 class _Loader(importlib.abc.Loader):
-    """The real loader, and the action after it."""
+    """The real loader, and the actions after it, in the order in which they were asked for."""
 
-    def __init__(self, loader: Any, action: Action) -> None:
-        self._loader, self._action = loader, action
+    def __init__(self, loader: Any, actions: Sequence[Action]) -> None:
+        self._loader, self._actions = loader, actions
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -25,24 +25,25 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        self._action(module)
+        for action in self._actions:
+            action(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """First on sys.meta_path; answers only for the watched names, each once."""
 
     def __init__(self) -> None:
-        self.actions: dict[str, Action] = {}
+        self.actions: dict[str, list[Action]] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        action = self.actions.pop(name, None)
-        if action is None:
+        actions = self.actions.pop(name, None)
+        if actions is None:
             return None
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, action)
+            spec.loader = _Loader(spec.loader, actions)
         return spec
 
 
@@ -56,4 +57,4 @@ def after_import(name: str, action: Action) -> None:
         return
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
-    _finder.actions[name] = action
+    _finder.actions.setdefault(name, []).append(action)

@@ -177,7 +177,8 @@ class Watch:
         stack.append((name, phase))
         self.mark(phase, name)
         if unknown:
-            for tensor in [*module.parameters(), *module.buffers()]:
+            # By their names: Megatron's wrapper has a list where modules have the method `buffers`.
+            for _, tensor in [*module.named_parameters(), *module.named_buffers()]:
                 self.claim(tensor, "parameter")
         self._claim_parameters(module)
 
