@@ -45,10 +45,13 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     """Fork, let the child do the job, and say how it went."""
     read_end, write_end = os.pipe()
     _import_libraries(request)
+    worker = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(read_end)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != worker:  # it died before it could be said that its death ends this process
+            os._exit(1)
         try:
             answer = _do(request)
         except BaseException as error:  # the child must answer whatever happens
