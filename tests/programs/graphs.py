@@ -44,7 +44,7 @@ def graphed() -> None:
 
 
 def main() -> None:
-    gc.disable()  # graphs are freed where they are let go, not where Python happens to collect (capturing does itself)
+    gc.disable()  # graphs are freed where they are let go, not where Python happens to collect
     captured()
     graphed()
     print(json.dumps({"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}))
