@@ -2,7 +2,7 @@
 
     python benchmarks/t4.py [--torch VERSION] [--method lora|qlora]
 
-The measured runs are in measurements/t4-lora.jsonl and t4-qlora.jsonl, each with its source.  The scripts are ours;
+The measured runs are in measurements/published/fitcheck-t4.jsonl, each with its source.  The scripts are ours;
 they take the same steps (adapters of rank 32 or 16 on the attention projections, in fp32 beside a base in fp16 or in
 NF4 whose other weights are fp32, checkpointing, AdamW).
 """
@@ -33,18 +33,24 @@ def model_folder(name: str, parent: Path) -> Path:
     return folder
 
 
+def method(row: dict[str, Any]) -> str:
+    """`lora` or `qlora`."""
+    return "qlora" if row["arguments"]["quantized"] else "lora"
+
+
 def measured(methods: tuple[str, ...]) -> list[dict[str, Any]]:
     """The published runs of these methods."""
-    lines = [line for name in methods for line in (ROOT / "measurements" / f"t4-{name}.jsonl").open()]
-    return [json.loads(line) for line in lines]
+    lines = (ROOT / "measurements" / "published" / "fitcheck-t4.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if method(row) in methods]
 
 
 def predicted(row: dict[str, Any], parent: Path, torch_version: str | None) -> tuple[float, float]:
     """GiB allocated and reserved, as the dry-run says."""
-    script = ROOT / "examples" / f"{row.get('method', 'lora')}.py"
-    command = [sys.executable, str(script), str(model_folder(row["model"], parent))]
-    command += ["--attention", row["attention"], "--rank", str(row["lora_rank"])]
-    command += ["--seq-len", str(row["seq_len"]), "--micro-batch", str(row["micro_batch"])]
+    script, asked = ROOT / "examples" / f"{method(row)}.py", row["arguments"]
+    command = [sys.executable, str(script), str(model_folder(asked["model"], parent))]
+    command += ["--attention", asked["attention"], "--rank", str(asked["lora_rank"])]
+    command += ["--seq-len", str(asked["seq_len"]), "--micro-batch", str(asked["micro_batch"])]
+    command += ["--double"] if asked.get("double_quant") else []
     peak = run(command, parse_cluster(row["gpu"]), steps=4, torch_version=torch_version).estimate.peak
     return peak.allocated_bytes / GIB, peak.reserved_bytes / GIB
 
@@ -62,17 +68,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for row in rows:
             allocated, reserved = predicted(row, Path(folder), options.torch)
-            of_allocated = 100 * (allocated / row["allocated_gib"] - 1)
-            of_reserved = 100 * (reserved / row["reserved_gib"] - 1)
+            known, asked = row["measured"], row["arguments"]
+            of_allocated = 100 * (allocated / known["allocated"] - 1)
+            of_reserved = 100 * (reserved / known["reserved"] - 1)
             errors["allocated"].append(abs(of_allocated))
             errors["reserved"].append(abs(of_reserved))
-            if row["attention"] == "sdpa":
+            if asked["attention"] == "sdpa":
                 errors["reserved, sdpa"].append(abs(of_reserved))
             print(
-                f"| {row.get('method', 'lora')} | {row['model']} | {row['attention']} "
-                f"| {row['micro_batch']} x {row['seq_len']} "
-                f"| {row['allocated_gib']:.4f} | {allocated:.4f} | {of_allocated:+.2f} "
-                f"| {row['reserved_gib']:.4f} | {reserved:.4f} | {of_reserved:+.2f} |",
+                f"| {method(row)} | {asked['model']} | {asked['attention']} "
+                f"| {asked['micro_batch']} x {asked['seq_len']} "
+                f"| {known['allocated']:.4f} | {allocated:.4f} | {of_allocated:+.2f} "
+                f"| {known['reserved']:.4f} | {reserved:.4f} | {of_reserved:+.2f} |",
                 flush=True,
             )
     for name, found in errors.items():

@@ -37,6 +37,8 @@ class Row:
     """GiB by metric: `allocated`, `reserved`, `process`."""
     versions: dict[str, str] = field(default_factory=dict)
     """What it was measured with, where that is stated."""
+    stated: dict[str, Any] = field(default_factory=dict)
+    """What else the source says of the run, for whoever looks for causes."""
     assumed: tuple[str, ...] = ()
     """What the source does not say, and what was taken."""
 

@@ -3,7 +3,7 @@
     python benchmarks/league [full|lora] [--tool NAME ...] [--model NAME ...] [--patience SECONDS]
 
 `full`: full fine-tuning in pure bf16 with AdamW, one sequence of 4,096 tokens, on one imaginary 8-TiB card, so that
-every tool has something to say; nobody measured it.  `lora`: the published T4 runs of measurements/t4-lora.jsonl,
+every tool has something to say; nobody measured it.  `lora`: the published T4 runs of measurements/published,
 with what was measured beside.  Each tool runs in a process and an environment of its own, made on first use below
 ~/.cache/tonnage/league (TONNAGE_CACHE); seconds are those after its imports.  A tool that cannot say a row's job, or
 cannot be installed, gets a line with the reason.

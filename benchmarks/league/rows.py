@@ -15,5 +15,9 @@ def full() -> list[dict[str, Any]]:
 
 def lora() -> list[dict[str, Any]]:
     """Published runs on a T4, with their sources."""
-    lines = (ROOT / "measurements" / "t4-lora.jsonl").read_text().splitlines()
-    return [{"method": "lora", **json.loads(line)} for line in lines]
+    lines = (ROOT / "measurements" / "published" / "fitcheck-t4.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if not row["arguments"]["quantized"]]
+    return [
+        {"method": "lora", "gpu": row["gpu"], **row["arguments"], "allocated_gib": row["measured"]["allocated"]}
+        for row in rows
+    ]
