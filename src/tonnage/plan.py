@@ -9,6 +9,7 @@ from tonnage.options import check, number, switch, word
 from tonnage.techniques import choices
 
 DTYPES: Final = ("fp32", "bf16", "fp16")
+PP_SCHEDULES: Final = ("1f1b", "interleaved", "gpipe")
 QUANTS: Final = ("nf4", "nf4-double", "fp4", "fp4-double", "int8")
 
 _EVERY = re.compile(r"every-([1-9][0-9]*)")
@@ -42,6 +43,17 @@ class Plan:
     )
     shard: str = word("none", "What is divided among the data-parallel ranks.", ("none", *choices("shard")))
     accum_sync: bool = switch("Average gradients after each micro-batch, not only after the last.")
+    tp: int = number(1, "Ranks that share each matrix: tensor parallelism, within a machine.")
+    sequence_parallel: str = word(
+        "auto",
+        "Whether ranks of tp divide the sequence between the matrices; auto: with tp above 1.",
+        ("auto", "on", "off"),
+    )
+    pp: int = number(1, "Ranks one behind the other, each with some layers: pipeline parallelism.")
+    pp_schedule: str = word("1f1b", "In which order stages work on micro-batches.", PP_SCHEDULES)
+    pp_stages: int = number(2, "Stages on each rank of an interleaved pipeline.", least=2)
+    cp: int = number(1, "Ranks that share a sequence: context parallelism by ring attention.")
+    ep: int = number(1, "Ranks that share the experts, among those that divide parameters: expert parallelism.")
     param_offload: str = word(
         "none", "Where sharded parameters, gradients and states rest.", ("none", *choices("param_offload"))
     )

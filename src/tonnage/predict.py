@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
+from tonnage.axes import axes
 from tonnage.device import CPU, Cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job
@@ -35,7 +36,7 @@ def estimate(
     Raises UsageError when a technique refuses the job, CannotEstimate when the model cannot be built,
     GhostUnavailable when no ghost can run here.
     """
-    job = job.on_ranks(cluster.gpus)
+    job = job.on_ranks(axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel)
     check(job, plan, cluster)
     if not 0 <= rank < cluster.gpus:
         raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")

@@ -50,7 +50,7 @@ def test_version(tonnage):
         (["nonsense"], "No such command 'nonsense'"),
         (["estimate"], "Missing argument"),
         (["dry-run", "--gpu", "t4"], "Missing argument"),
-        (["estimate", "gpt2", "--gpu", "t4", "--tp", "2"], "No such option: --tp"),
+        (["estimate", "gpt2", "--gpu", "t4", "--np", "2"], "No such option: --np"),
         (["estimate", "gpt2", "--gpu", "t4", "--seq-len", "long"], "'long' is not a whole number"),
         (["estimate", "gpt2", "--gpu", "t4", "--seq-len", "0"], "above zero"),
         (["estimate", "gpt2", "--gpu-memory", "much"], "'much' is not a size"),

@@ -13,6 +13,8 @@ from tonnage.units import MIB, count, gib, size
 
 _OF_QLORA: Final = ("quant", "unquantized_dtype")
 """Options that mean something under one method only."""
+_OF_PIPELINES: Final = ("pp_schedule", "pp_stages")
+_DEGREES: Final = ("tp", "pp", "cp", "ep")
 _UNREMARKABLE: Final = ("none", "auto", "plain", "default", "tonnage", None)
 
 _LIBRARY: Final = re.compile(
@@ -101,6 +103,10 @@ def choices(estimate: Estimate) -> str:
         parts.append(f"{micro_batches} micro-batches a step")
     for name, value in plan.items():
         if name in _OF_QLORA and job.get("method") != "qlora":
+            continue
+        if (name in _OF_PIPELINES and plan.get("pp", 1) == 1) or (name in _DEGREES and value == 1):
+            continue
+        if name == "pp_stages" and plan.get("pp_schedule") != "interleaved":
             continue
         if value is True:
             parts.append(_words(name))

@@ -47,7 +47,8 @@ class Technique:
     option: str
     """The field of the Plan (or of the Job: `method`) that chooses it."""
     values: tuple[str, ...]
-    """The values of that field which this technique answers for; a trailing `-N` stands for any whole number."""
+    """The values of that field which this technique answers for; a trailing `-N` stands for any whole number,
+    `N` alone for one above 1."""
     accepts: Callable[[Job, Plan, Cluster], Refusal | None] = nothing_against
     """Whether it can be used; imports no torch."""
     apply: Callable[[Step], Step] = unchanged
@@ -61,9 +62,11 @@ class Technique:
         """True if the plan (or the job) asks for this technique."""
         return self.takes(getattr(plan if hasattr(plan, self.option) else job, self.option))
 
-    def takes(self, value: str | bool) -> bool:
+    def takes(self, value: str | bool | int) -> bool:
         """True if this technique answers for the value: `every-3` is taken by one that lists `every-N`.
 
-        A switch that is set has the value `on`.
+        A switch that is set has the value `on`; a number above one is taken by a technique that lists `N`.
         """
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value > 1 and "N" in self.values
         return listed("on" if value is True else str(value), self.values)

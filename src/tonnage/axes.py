@@ -1,0 +1,101 @@
+"""How the ranks of a job are laid out: the axes of its device mesh, in torchtitan's order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tonnage.errors import UsageError
+
+if TYPE_CHECKING:
+    from tonnage.plan import Plan
+
+NAMES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+"""The axes, outermost first: neighbours on the last one are neighbours in a machine."""
+
+SHARDING: Final = ("zero2", "zero3", "hsdp")
+"""Values of `shard` that divide parameters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """How many ranks lie along each axis of the mesh; the product is all of them."""
+
+    pp: int = 1
+    """Stages of the pipeline."""
+    dp_replicate: int = 1
+    """Ranks (or groups of them) that each have a copy of the parameters, and batches of their own."""
+    dp_shard: int = 1
+    """Ranks that divide parameters, and have batches of their own."""
+    cp: int = 1
+    """Ranks that share a sequence; they divide parameters too."""
+    tp: int = 1
+    """Ranks that share each matrix."""
+    ep: int = 1
+    """Ranks that share the experts: they lie along `dp_shard` and `cp`, and add none of their own."""
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def data_parallel(self) -> int:
+        """Ranks that see different batches."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def shards(self) -> int:
+        """Parts into which sharding divides a parameter."""
+        return self.dp_shard * self.cp
+
+    @property
+    def several(self) -> tuple[str, ...]:
+        """The axes with more than one rank, in the mesh's order; `dp_shard` if there is none."""
+        return tuple(name for name in NAMES if getattr(self, name) > 1) or ("dp_shard",)
+
+    def place(self, rank: int, axis: str) -> int:
+        """Where a rank lies along an axis."""
+        inner = 1
+        for name in reversed(NAMES):
+            if name == axis:
+                return rank // inner % int(getattr(self, name))
+            inner *= getattr(self, name)
+        raise ValueError(axis)
+
+
+def axes(plan: Plan, ranks: int, gpus_per_node: int) -> Axes:
+    """The axes of a plan on so many ranks.  Raises UsageError where they cannot be divided so.
+
+    Under `hsdp` as many ranks of a machine as are not taken by tensor and context parallelism divide parameters;
+    under `zero2` and `zero3` all that see different batches do, and otherwise none.
+    """
+    asked = plan.tp * plan.cp * plan.pp
+    if ranks % asked:
+        raise UsageError(
+            f"tp {plan.tp} x cp {plan.cp} x pp {plan.pp} needs a multiple of {asked} GPUs, and there are {ranks}."
+        )
+    if gpus_per_node % plan.tp and ranks > 1:
+        fitting = ", ".join(str(size) for size in divisors(gpus_per_node))
+        raise UsageError(
+            f"tp {plan.tp} must divide the {gpus_per_node} GPUs of a machine, across which it is too slow; "
+            f"possible: {fitting}."
+        )
+    data = ranks // asked
+    shard = data if plan.shard in SHARDING else 1
+    if plan.shard == "hsdp":
+        shard = min(data, max(1, gpus_per_node // (plan.tp * plan.cp)))
+        while data % shard:
+            shard -= 1
+    found = Axes(pp=plan.pp, dp_replicate=data // shard, dp_shard=shard, cp=plan.cp, tp=plan.tp, ep=plan.ep)
+    if found.shards % plan.ep:
+        fitting = ", ".join(str(size) for size in divisors(found.shards))
+        raise UsageError(
+            f"ep {plan.ep} must divide the {found.shards} ranks among which parameters are divided; possible: {fitting}."
+        )
+    return found
+
+
+def divisors(number: int) -> list[int]:
+    """All numbers that divide it, smallest first."""
+    return [size for size in range(1, number + 1) if number % size == 0]
