@@ -49,6 +49,15 @@ def test_an_import_that_goes_further_is_undone(name: str) -> None:
     assert not torch.cuda.is_initialized()
 
 
+def test_a_package_is_told_as_well_when_a_part_of_it_is_wanted(tmp_path: Path) -> None:
+    package = tmp_path / "preload_package"
+    package.mkdir()
+    (package / "__init__.py").write_text(ASKS)
+    (package / "part.py").write_text("")
+    assert preload.imported("preload_package.part")
+    assert sys.modules["preload_package"].CAPABILITY == preload.CAPABILITY
+
+
 @pytest.mark.parametrize("name", ["no_such_package", "no_such_package.inside"])
 def test_what_is_not_installed_is_left_alone(name: str) -> None:
     assert not preload.imported(name)

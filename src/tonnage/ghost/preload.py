@@ -28,7 +28,7 @@ def imported(name: str) -> bool:
     """Import a module if it is installed and can do without a card; else False, with nothing of it left behind."""
     if name in sys.modules:
         return True
-    if not _exists(name):
+    if importlib.util.find_spec(name.partition(".")[0]) is None:  # of a dotted name it would import the parents
         return False
     before = set(sys.modules)
     try:
@@ -39,13 +39,6 @@ def imported(name: str) -> bool:
             del sys.modules[added]
         return False
     return True
-
-
-def _exists(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # a parent package is missing
-        return False
 
 
 @contextmanager

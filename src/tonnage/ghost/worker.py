@@ -6,6 +6,7 @@ else the message and the exit code.  The parent never touches CUDA, so each chil
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -46,6 +47,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     read_end, write_end = os.pipe()
     _import_libraries(request)
     worker = os.getpid()
+    gc.freeze()  # what was imported stays; a child that looked through it for garbage would also copy its pages
     child = os.fork()
     if child == 0:
         os.close(read_end)

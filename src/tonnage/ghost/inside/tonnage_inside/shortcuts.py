@@ -19,55 +19,56 @@ def install() -> None:
 
 
 def _sharding(module: ModuleType) -> None:
-    _strided_shards(module)
-    _lists_of_numbers(module)
+    """How the results of a foreach operation are divided, DTensor finds for each of its N tensors by going over all N.
 
-
-def _strided_shards(module: ModuleType) -> None:
-    """DTensor goes through all N tensors of a foreach operation for each of its N results, to find strided shards.
-
-    For an optimizer step of hundreds of parameters that takes seconds.  Where there are none (FSDP2 alone), asking
-    once for each operation is enough.
+    Result i follows from the i-th tensor of each list alone, and the hundreds of parameters of a network are of a
+    dozen kinds (shape, dtype, placement): one of each kind is asked for, and answers for all like it.  Where tensors
+    would have to be moved first, torch decides about the whole list as ever.
     """
-    original: Callable[[Any, Any], None] | None = getattr(module, "_propagate_use_strided_shard_flag", None)
-    if original is None:
-        return
-    latest: tuple[Any, bool] = (None, True)
-
-    @functools.wraps(original)
-    def propagate(strategy: Any, operation: Any) -> None:
-        nonlocal latest
-        if latest[0] is not operation:
-            placements = (placement for spec in operation.args_spec for placement in spec.placements)
-            latest = operation, any(isinstance(placement, module._StridedShard) for placement in placements)
-        if latest[1]:
-            original(strategy, operation)
-
-    module._propagate_use_strided_shard_flag = propagate  # type: ignore[attr-defined]
-
-
-def _lists_of_numbers(module: ModuleType) -> None:
-    """To place each of N results of a foreach operation, DTensor copies its list of N numbers: the first one will do.
-
-    Placement follows from the tensors; torch itself hands the whole list to each.
-    """
-    original: Callable[..., Any] | None = getattr(module, "_expand_single_dim_strategy_to_mesh", None)
+    original: Callable[[Any, Any], Any] | None
+    original = getattr(module.ShardingPropagator, "propagate_op_sharding_non_cached", None)
     if original is None:
         return
 
     @functools.wraps(original)
-    def expand(mesh: Any, operation: Any, *rest: Any) -> Any:
-        if operation.op.name().startswith("aten::_foreach_"):
-            shorter = tuple(_shortened(argument) for argument in operation.args_schema)
-            operation = dataclasses.replace(operation, args_schema=shorter, _comparison_key=None)
-        return original(mesh, operation, *rest)
+    def propagate(propagator: Any, operation: Any) -> Any:
+        kinds = _kinds(operation, module.DTensorSpec) if _is_foreach(operation) else []
+        if len(set(kinds)) == len(kinds):
+            return original(propagator, operation)
+        first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
+        chosen = sorted(first.values())
+        fewer = tuple(_picked(argument, chosen, len(kinds)) for argument in operation.args_schema)
+        short = original(propagator, dataclasses.replace(operation, args_schema=fewer, _comparison_key=None))
+        if short.needs_redistribute:
+            return original(propagator, operation)
+        if short.output_spec is None:
+            return short
+        answers = dict(zip(chosen, short.output_spec, strict=True))
+        specs = (answers[first[kind]] for kind in kinds)
+        return dataclasses.replace(
+            short, output_spec=tuple(spec.shallow_copy_with_tensor_meta(spec.tensor_meta) for spec in specs)
+        )
 
-    module._expand_single_dim_strategy_to_mesh = expand  # type: ignore[attr-defined]
+    module.ShardingPropagator.propagate_op_sharding_non_cached = propagate
 
 
-def _shortened(argument: Any) -> Any:
-    numbers = isinstance(argument, list | tuple) and all(isinstance(item, float | int) for item in argument)
-    return argument[:1] if numbers else argument
+def _is_foreach(operation: Any) -> bool:
+    return str(operation.op.name()).startswith("aten::_foreach_")
+
+
+def _kinds(operation: Any, spec: type) -> list[tuple[Any, ...]]:
+    """The i-th tensors of all lists of a foreach operation, for each i; empty where there is no such list."""
+    lists = [a for a in operation.args_schema if isinstance(a, list | tuple) and a and isinstance(a[0], spec)]
+    if any(len(items) != len(lists[0]) for items in lists):
+        return []
+    return list(zip(*lists, strict=True))
+
+
+def _picked(argument: Any, chosen: list[int], count: int) -> Any:
+    """Of a list with one item for each tensor, the chosen items."""
+    if isinstance(argument, list | tuple) and len(argument) == count:
+        return type(argument)(argument[index] for index in chosen)
+    return argument
 
 
 def _own_chunks(module: ModuleType) -> None:

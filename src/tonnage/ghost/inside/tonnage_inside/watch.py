@@ -385,11 +385,18 @@ def let_watchdog_pass(torch: Any) -> None:
         time.sleep(WATCHDOG_SECONDS)
 
 
+_ORDINARY = ("torch", "torch.nn.parameter")
+"""The modules of torch.Tensor and torch.nn.Parameter, which hold their memory themselves."""
+
+
 def plain_tensors(tensor: Any) -> Iterator[Any]:
     """The tensors that really hold memory behind a tensor: a DTensor's shard, a subclass's inner parts.
 
     A parameter that DeepSpeed divides holds this rank's part (`ds_tensor`) beside the whole while it is gathered.
     """
+    if type(tensor).__module__ in _ORDINARY and not tensor.__dict__:  # most, and there are very many
+        yield tensor
+        return
     part = getattr(tensor, "ds_tensor", None)
     if part is not None:
         yield from plain_tensors(part)
