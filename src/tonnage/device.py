@@ -99,6 +99,8 @@ class Device:
     """NVLink bandwidth in one direction, all links of the GPU together; None: no NVLink."""
     host_link_bytes_per_second: float | None = None
     """Bandwidth in one direction to a host that is not reached over PCI Express (NVLink-C2C)."""
+    network_bytes_per_second: float | None = None
+    """Of a GPU's share of the network between machines, in one direction, in the machines that usually carry it."""
     source: tuple[str, ...] = ()
     """Where the figures come from."""
     date: str = ""
@@ -140,6 +142,8 @@ class Cluster:
     """GPUs of one machine."""
     nodes: int = 1
     """Machines."""
+    network_bytes_per_second: float | None = None
+    """Of a GPU's share of the network between machines, in one direction; None: the device's usual one."""
 
     def __post_init__(self) -> None:
         for name in ("gpus_per_node", "nodes"):
@@ -183,7 +187,10 @@ def generic_device(capacity_bytes: int) -> Device:
     """A GPU known only by its memory: an A100's kernels and context are assumed, and no speeds."""
     model = find_device(_GENERIC_MODEL)
     unknown_speeds: dict[str, Any] = dict.fromkeys(
-        ("bandwidth_bytes_per_second", "pcie_generation", "pcie_bytes_per_second", "nvlink_bytes_per_second")
+        (
+            *("bandwidth_bytes_per_second", "pcie_generation", "pcie_bytes_per_second", "nvlink_bytes_per_second"),
+            "network_bytes_per_second",
+        )
     )
     return replace(
         model,
