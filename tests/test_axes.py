@@ -9,7 +9,15 @@ from tonnage.plan import Plan
 
 def test_alone() -> None:
     assert axes(Plan(), 1, 1) == Axes()
-    assert Axes().several == ("dp_shard",)
+    assert Axes().of_mesh("none") == ("dp_shard",)
+
+
+def test_a_mesh_has_the_axis_that_sharding_works_along() -> None:
+    alone = Axes(pp=2, tp=2)
+    assert alone.of_mesh("none") == ("pp", "tp")
+    assert alone.of_mesh("zero3") == ("pp", "dp_shard", "tp")
+    assert alone.of_mesh("ddp") == ("pp", "dp_replicate", "tp")
+    assert Axes(dp_replicate=2, dp_shard=4).of_mesh("hsdp") == ("dp_replicate", "dp_shard")
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ class Axes:
         """Parts into which sharding divides a parameter."""
         return self.dp_shard * self.cp
 
-    @property
-    def several(self) -> tuple[str, ...]:
-        """The axes with more than one rank, in the mesh's order; `dp_shard` if there is none."""
-        return tuple(name for name in NAMES if getattr(self, name) > 1) or ("dp_shard",)
+    def of_mesh(self, shard: str) -> tuple[str, ...]:
+        """The axes that a mesh has: those of several ranks, and the one along which `shard` does its work."""
+        wanted = "dp_shard" if shard in SHARDING else "dp_replicate" if shard != "none" else None
+        return tuple(name for name in NAMES if getattr(self, name) > 1 or name == wanted) or ("dp_shard",)
 
     def place(self, rank: int, axis: str) -> int:
         """Where a rank lies along an axis."""
@@ -91,7 +91,7 @@ def axes(plan: Plan, ranks: int, gpus_per_node: int) -> Axes:
     if found.shards % plan.ep:
         fitting = ", ".join(str(size) for size in divisors(found.shards))
         raise UsageError(
-            f"ep {plan.ep} must divide the {found.shards} ranks among which parameters are divided; possible: {fitting}."
+            f"ep {plan.ep} must divide the {found.shards} ranks that divide parameters; possible: {fitting}."
         )
     return found
 

@@ -17,33 +17,17 @@ from torch import nn
 
 from tonnage import batches, occasions
 from tonnage import model as models
-from tonnage.errors import CannotEstimate
 from tonnage.job import Job
 from tonnage.model import Batch
 from tonnage.plan import Plan
 from tonnage.techniques import chosen, environment
+from tonnage.world import World, join
 
 __all__ = ["ReadyStep", "Step", "World", "build", "environment"]
 
 Context = Callable[[], AbstractContextManager[Any]]
-NewOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+NewOptimizer = Callable[[list[Any]], torch.optim.Optimizer]
 OptimizerPart = tuple[list[nn.Parameter], NewOptimizer]
-
-
-@dataclass(frozen=True, kw_only=True)
-class World:
-    """Where a rank runs and how many others there are."""
-
-    size: int = 1
-    """Data-parallel ranks of the job."""
-    rank: int = 0
-    """Which of them this process is."""
-    gpus_per_node: int = 8
-    """Ranks of one node: the shard group of HSDP."""
-    device: torch.device
-    """Where this rank computes."""
-    made_group: bool = False
-    """Whether the process group was made for this step, and is to be destroyed with it."""
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -56,16 +40,29 @@ def _no_optimizer(module: nn.Module) -> tuple[OptimizerPart, ...]:
 
 
 def _plain_optimizer(parameters: list[nn.Parameter], new: NewOptimizer) -> torch.optim.Optimizer:
-    return new(parameters)
+    """Parameters on different meshes, which foreach kernels cannot mix, are groups of their own."""
+    groups = by_mesh(parameters)
+    return new(parameters) if len(groups) == 1 else new([{"params": group} for group in groups])
+
+
+def by_mesh(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """The parameters that can be worked on together: plain ones, and those that each mesh divides."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(getattr(parameter, "device_mesh", None), []).append(parameter)
+    return list(groups.values())
 
 
 def _plain_network(step: Step) -> nn.Module:
-    return models.build(
-        step.job.model,
-        dtype=step.weights_dtype,
-        attention=step.attention,
-        device=torch.device("meta") if step.shards_parameters else step.world.device,
-    )
+    """Divided before it has memory; sharding divides it further, and gives it memory afterwards."""
+    late = step.shards_parameters or bool(step.divide)
+    device = torch.device("meta") if late else step.world.device
+    network = models.build(step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device)
+    for division in step.divide:
+        network = division(network)
+    if step.divide and not step.shards_parameters:
+        models.materialise(network, step.world.device)
+    return network
 
 
 def _clip(parameters: list[nn.Parameter], largest_norm: float) -> None:
@@ -100,6 +97,8 @@ class Step:
     """Entered around forward and backward of every micro-batch."""
     load: Callable[[Step], nn.Module] = _plain_network
     """Makes the network with its memory, before any change."""
+    divide: tuple[Callable[[nn.Module], nn.Module], ...] = ()
+    """Applied to the network in order before it has memory: what other ranks hold is taken out."""
     changes: tuple[Callable[[nn.Module], nn.Module], ...] = ()
     """Applied to the network in order, before it is sharded."""
     shard: Callable[[nn.Module], nn.Module] | None = None
@@ -289,7 +288,7 @@ def build(
     """
     world = World(size=world_size, rank=rank, gpus_per_node=gpus_per_node, device=_device(device))
     if world_size > 1 or plan.shard != "none":
-        world = _join(world)
+        world = join(world, plan)
     step = Step(job=job, plan=plan, world=world, initialise=initialise)
     for technique in chosen(job, plan):
         step = technique.apply(step)
@@ -305,30 +304,3 @@ def _device(name: str) -> torch.device:
         device = torch.device("cuda", local_rank % max(1, torch.cuda.device_count()))
     torch.cuda.set_device(device)
     return device
-
-
-def _join(world: World) -> World:
-    """Take part in the process group of the job's ranks, making it where there is none."""
-    if not dist.is_initialized():
-        _make_group(world)
-        world = replace(world, made_group=True)
-    if dist.get_world_size() != world.size:
-        raise CannotEstimate(
-            f"The process group has {dist.get_world_size()} ranks, the job {world.size}; start as many processes."
-        )
-    return replace(world, rank=dist.get_rank())
-
-
-def _make_group(world: World) -> None:
-    backend = "nccl" if world.device.type == "cuda" else "gloo"
-    if "RANK" in os.environ and os.environ.get("WORLD_SIZE") == str(world.size):
-        dist.init_process_group(backend)
-    elif backend == "nccl":
-        # One rank without its peers: a ghost's NCCL asks nothing of them, and no store needs to answer.  More than
-        # one root for the unique ids (torch's choice above 128 ranks) would wait for the other root's message.
-        os.environ["TORCH_NCCL_RANKS_PER_ROOT"] = str(world.size)
-        dist.init_process_group(backend, store=dist.HashStore(), rank=world.rank, world_size=world.size)
-    else:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
-        dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)

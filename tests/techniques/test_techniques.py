@@ -26,6 +26,8 @@ def asking_for(technique: Technique, value: str) -> tuple[Job, Plan]:
     value = value.replace("-N", "-3").replace("=SIZE", "=1GiB").replace("=FRACTION", "=0.5")
     if technique.option == "method":
         return tiny_job("gpt2", method=value), Plan()
+    if value == "N":
+        return tiny_job("llama", grad_accum=2), Plan(**{technique.option: 2})  # type: ignore[arg-type]
     plan = Plan(**{technique.option: True if value == "on" else value})
     return tiny_job("gpt2"), replace(plan, shard="zero3") if technique.option == "param_offload" else plan
 
@@ -41,8 +43,13 @@ def test_every_value_has_one_technique_that_accepts_a_plain_job(technique: Techn
 
 
 def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
-    neutral = {"attention": "auto", "loss": "plain", "allocator": "default", "optimizer_in_backward": False}
-    for option in {t.option for t in TECHNIQUES} - {"method"}:
+    neutral = {
+        "attention": "auto",
+        "loss": "plain",
+        "allocator": "default",
+        "optimizer_in_backward": False,
+    }
+    for option in {t.option for t in TECHNIQUES if t.values != ("N",)} - {"method"}:
         values = [value for t in TECHNIQUES if t.option == option for value in t.values]
         assert len(values) == len(set(values))
         default = {field.name: field.default for field in fields(Plan)}[option]
@@ -74,6 +81,10 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({}, {"shard": "hsdp"}, T4, "there are 1 x 1"),
         ({}, {"base_dtype": "fp16"}, H100, "nothing is frozen"),
         ({"method": "lora"}, {"base_dtype": "bf16", "precision": "fp32"}, H100, "precision is fp32"),
+        ({"name": "llama"}, {"tp": 4}, H100, "llama has 2 key and value heads, which 4 does not divide"),
+        ({"name": "llama", "seq_len": 25}, {"tp": 2}, H100, "25 tokens cannot be cut into 2 parts"),
+        ({"method": "lora"}, {"tp": 2}, H100, "the method is lora"),
+        ({"name": "llama"}, {"tp": 2, "loss": "fused"}, H100, "takes a whole head"),
     ],
 )
 def test_refusals_say_why_and_what_instead(
@@ -121,6 +132,7 @@ def test_every_value_has_its_line_on_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "techniques.md").read_text()
     missing = [value for t in TECHNIQUES for value in t.values if f"`{value}`" not in page]
     assert not missing
+    assert all(f"`{t.option}`" in page for t in TECHNIQUES)
 
 
 def test_plans_and_techniques_import_no_torch() -> None:

@@ -29,6 +29,7 @@ from tonnage.techniques import (
     qlora,
     segments,
     sgd,
+    tensor_parallel,
     zero1,
 )
 from tonnage.techniques.technique import Refusal, Technique
@@ -66,6 +67,7 @@ TECHNIQUES: Final[tuple[Technique, ...]] = (
     ddp.DDP,
     zero1.ZERO1,
     fsdp.FSDP,
+    tensor_parallel.TENSOR_PARALLEL,
     megatron.MEGATRON,
 )
 

@@ -8,27 +8,27 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.techniques.technique import Technique
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from tonnage.step import Step
+    from tonnage.world import World
 
 
 def apply(step: Step) -> Step:
     """Wrap the network; accumulate without communication."""
-    device = step.world.device
     return replace(
         step,
-        shard=lambda module: replicated(module, device),
+        shard=lambda module: replicated(module, step.world),
         gradients_stay_local=lambda module: module.no_sync(),  # type: ignore[operator]
     )
 
 
-def replicated(module: nn.Module, device: torch.device) -> Any:
-    """The network in DistributedDataParallel with torch's defaults."""
+def replicated(module: nn.Module, world: World) -> Any:
+    """The network in DistributedDataParallel with torch's defaults; ranks that share a sequence hold copies too."""
     from torch.nn.parallel import DistributedDataParallel
 
-    return DistributedDataParallel(module, device_ids=[device.index] if device.type == "cuda" else None)
+    devices = [world.device.index] if world.device.type == "cuda" else None
+    return DistributedDataParallel(module, device_ids=devices, process_group=world.group("dp_replicate", "cp"))
 
 
 DDP: Final = Technique(option="shard", values=("ddp",), apply=apply)

@@ -71,13 +71,12 @@ def _offload(step: Step) -> Any:
 
 
 def _mesh(step: Step) -> DeviceMesh:
-    from torch.distributed.device_mesh import init_device_mesh
-
+    """Ranks of context parallelism divide parameters as those do that have batches of their own."""
     world = step.world
     if step.plan.shard != "hsdp":
-        return init_device_mesh(world.device.type, (world.size,))
-    shape = (world.size // world.gpus_per_node, world.gpus_per_node)
-    return init_device_mesh(world.device.type, shape, mesh_dim_names=("replicate", "shard"))
+        return world.along("dp_shard", "cp")
+    assert world.mesh is not None
+    return world.mesh["dp_replicate", *world.along("dp_shard", "cp").mesh_dim_names]
 
 
 def _precision(step: Step) -> Any:

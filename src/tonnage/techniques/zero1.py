@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tonnage.techniques import ddp
@@ -13,17 +14,19 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from tonnage.step import NewOptimizer, Step
+    from tonnage.world import World
 
 
 def apply(step: Step) -> Step:
     """DDP, with every optimizer made by ZeroRedundancyOptimizer."""
-    return replace(ddp.apply(step), new_optimizer=_divided)
+    return replace(ddp.apply(step), new_optimizer=partial(_divided, world=step.world))
 
 
-def _divided(parameters: list[nn.Parameter], new: NewOptimizer) -> Optimizer:
+def _divided(parameters: list[nn.Parameter], new: NewOptimizer, world: World) -> Optimizer:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    divided: Optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=new)
+    group = world.group("dp_replicate", "cp")
+    divided: Optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=new, process_group=group)
     return divided
 
 

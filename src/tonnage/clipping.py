@@ -1,0 +1,48 @@
+"""Clipping gradients of which the ranks of a mesh hold parts: one norm over all of them, as torchtitan does it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from tonnage.world import World
+
+
+def clip(parameters: list[nn.Parameter], largest_norm: float, *, world: World) -> None:
+    """Scale the gradients down to `largest_norm`, by the norm over all ranks that hold a part of the network.
+
+    A plain parameter is whole on every rank of `tp`, unless it is marked as `divided`; stages of a pipeline hold
+    different ones.
+    """
+    groups = _alike([parameter for parameter in parameters if parameter.grad is not None])
+    squared = torch.zeros((), device=world.device)
+    for group in groups:
+        squared += _squared_norm(group, world)
+    if world.axes.pp > 1:
+        dist.all_reduce(squared, group=world.group("pp"))
+    for group in groups:
+        torch.nn.utils.clip_grads_with_norm_(group, largest_norm, squared.sqrt())
+
+
+def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Those whose gradients can be worked on together."""
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kind = (getattr(parameter, "device_mesh", None), getattr(parameter, "divided", False))
+        groups.setdefault(kind, []).append(parameter)
+    return list(groups.values())
+
+
+def _squared_norm(parameters: list[nn.Parameter], world: World) -> torch.Tensor:
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    if isinstance(norm, DTensor):
+        return norm.full_tensor().square()
+    squared = norm.square()
+    if getattr(parameters[0], "divided", False):
+        dist.all_reduce(squared, group=world.group("tp"))
+    return squared

@@ -1,0 +1,93 @@
+"""Where a rank runs and how many others there are: its process group, and the device mesh of the job."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from tonnage.axes import Axes, axes
+from tonnage.errors import CannotEstimate
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tonnage.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Where a rank runs and how many others there are."""
+
+    size: int = 1
+    """Ranks of the job."""
+    rank: int = 0
+    """Which of them this process is."""
+    gpus_per_node: int = 8
+    """Ranks of one node: the shard group of HSDP."""
+    device: torch.device
+    """Where this rank computes."""
+    made_group: bool = False
+    """Whether the process group was made for this step, and is to be destroyed with it."""
+    axes: Axes = field(default_factory=Axes)
+    """How the ranks are laid out; all on one axis before `join`."""
+    mesh: DeviceMesh | None = None
+    """The same as a mesh of torch, with the axes that have several ranks; None for a rank that is alone."""
+
+    def along(self, *names: str) -> DeviceMesh:
+        """The part of the mesh along one axis, or along several as if they were one.
+
+        Axes that the mesh does not have are left out.
+        """
+        assert self.mesh is not None
+        have = [name for name in names if name in (self.mesh.mesh_dim_names or ())]
+        if len(have) == 1:
+            return self.mesh[have[0]]
+        joined = "_".join(have)
+        try:
+            return self.mesh[joined]
+        except (KeyError, RuntimeError):
+            return self.mesh[tuple(have)]._flatten(joined)
+
+    def group(self, *names: str) -> Any:
+        """The process group of the ranks along these axes."""
+        return self.along(*names).get_group()
+
+
+def join(world: World, plan: Plan) -> World:
+    """Take part in the process group of the job's ranks, making it where there is none, and lay out the mesh."""
+    if not dist.is_initialized():
+        _make_group(world)
+        world = replace(world, made_group=True)
+    if dist.get_world_size() != world.size:
+        raise CannotEstimate(
+            f"The process group has {dist.get_world_size()} ranks, the job {world.size}; start as many processes."
+        )
+    found = axes(plan, world.size, world.gpus_per_node)
+    return replace(world, rank=dist.get_rank(), axes=found, mesh=_mesh(world, found, plan))
+
+
+def _mesh(world: World, laid: Axes, plan: Plan) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names = laid.of_mesh(plan.shard)
+    sizes = tuple(int(getattr(laid, name)) for name in names)
+    return init_device_mesh(world.device.type, sizes, mesh_dim_names=names)
+
+
+def _make_group(world: World) -> None:
+    backend = "nccl" if world.device.type == "cuda" else "gloo"
+    if "RANK" in os.environ and os.environ.get("WORLD_SIZE") == str(world.size):
+        dist.init_process_group(backend)
+    elif backend == "nccl":
+        # One rank without its peers: a ghost's NCCL asks nothing of them, and no store needs to answer.  More than
+        # one root for the unique ids (torch's choice above 128 ranks) would wait for the other root's message.
+        os.environ["TORCH_NCCL_RANKS_PER_ROOT"] = str(world.size)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=world.rank, world_size=world.size)
+    else:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)

@@ -1,0 +1,184 @@
+"""Networks divided among two and four real processes (gloo), against one process that has all of it."""
+
+import multiprocessing
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from networks import one_thread, tiny_job  # noqa: F401
+from tonnage import model as models
+from tonnage import step as steps
+from tonnage.main_weights import MainOptimizer
+from tonnage.plan import Plan
+from tonnage.step import ReadyStep
+
+STEPS, MICRO_BATCHES = 2, 2
+IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One way to train one network."""
+
+    plan: dict[str, Any]
+    network: str = "llama"
+
+    @property
+    def parallel(self) -> Plan:
+        return Plan(**{"precision": "fp32", **self.plan})
+
+    @property
+    def alone(self) -> Plan:
+        """The same mathematics in one process."""
+        kept = {name: self.plan[name] for name in ("precision", "clip_grad_norm", "optimizer") if name in self.plan}
+        return Plan(**{"precision": "fp32", **kept})
+
+
+CASES: dict[int, dict[str, Case]] = {
+    2: {
+        "tp": Case(plan={"tp": 2}),
+        "tp whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off"}),
+        "tp tied": Case(plan={"tp": 2, "clip_grad_norm": 1}, network="qwen3"),
+        "tp chunked": Case(plan={"tp": 2, "loss": "chunked", "checkpointing": "full"}),
+    },
+    4: {
+        "tp ddp": Case(plan={"tp": 2, "shard": "ddp", "clip_grad_norm": 1}),
+        "tp zero1": Case(plan={"tp": 2, "shard": "zero1", "sequence_parallel": "off"}),
+        "tp zero2": Case(plan={"tp": 2, "shard": "zero2"}, network="qwen3"),
+        "tp zero3": Case(plan={"tp": 2, "shard": "zero3", "clip_grad_norm": 1, "checkpointing": "full"}),
+        "tp zero3 whole sequences": Case(
+            plan={"tp": 2, "shard": "zero3", "clip_grad_norm": 1, "sequence_parallel": "off"}
+        ),
+        "tp hsdp": Case(plan={"tp": 2, "shard": "hsdp"}),
+    },
+}
+
+
+def batches(data_ranks: int) -> list[models.Batch]:
+    """Every micro-batch of the run: step by step, and in a step those of one data-parallel rank after another."""
+    generator = torch.Generator().manual_seed(3)
+    ids = [torch.randint(0, 61, (2, 24), generator=generator) for _ in range(STEPS * data_ranks * MICRO_BATCHES)]
+    return [{"input_ids": one, "labels": one} for one in ids]
+
+
+def trained(ready: ReadyStep, mine: list[models.Batch], start: Weights) -> None:
+    """Two steps from the same weights on the batches that are this rank's."""
+    with torch.no_grad():
+        for name, parameter in ready.model.named_parameters():
+            _part(start[_plain(name)], parameter, ready).copy_to(parameter)
+    for optimizer in ready.optimizers:
+        if isinstance(optimizer, MainOptimizer):
+            optimizer.reload()
+    handed = iter(mine)
+    original, models.batch = models.batch, lambda *arguments: next(handed)  # type: ignore[assignment]
+    try:
+        ready.run(STEPS)
+    finally:
+        models.batch = original
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix("module.")
+
+
+@dataclass(frozen=True)
+class _part:  # noqa: N801
+    """What a rank holds of a whole tensor."""
+
+    whole: torch.Tensor
+    like: nn.Parameter
+    ready: ReadyStep
+
+    def copy_to(self, parameter: nn.Parameter) -> None:
+        parameter.copy_(self.value())
+
+    def value(self) -> torch.Tensor:
+        if isinstance(self.like, DTensor):
+            return distribute_tensor(self.whole, self.like.device_mesh, self.like.placements, src_data_rank=None)
+        world = self.ready.step.world
+        found = self.whole
+        for dim, (size, wanted) in enumerate(zip(self.whole.shape, self.like.shape, strict=True)):
+            if size != wanted:
+                found = found.chunk(world.axes.tp, dim)[world.axes.place(world.rank, "tp")]
+        return found
+
+
+def alone(case: Case, data_ranks: int) -> tuple[Weights, Weights]:
+    """Weights before and after training in one process on everybody's batches."""
+    everything = batches(data_ranks)
+    job = tiny_job(case.network, grad_accum=len(everything) // STEPS)
+    ready = steps.build(job, case.alone, device="cpu", initialise=True)
+    generator = torch.Generator().manual_seed(1)
+    start = {n: torch.randn(p.shape, generator=generator) / 10 for n, p in ready.model.named_parameters()}
+    trained(ready, everything, start)
+    return start, {name: parameter.detach().clone() for name, parameter in ready.model.named_parameters()}
+
+
+def rank_main(rank: int, world: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
+    worst: dict[str, float] = {}
+    for name, case in CASES[world].items():
+        job = tiny_job(case.network, grad_accum=MICRO_BATCHES)
+        ready = steps.build(
+            job, case.parallel, device="cpu", initialise=True, world_size=world, rank=rank, gpus_per_node=_node(case)
+        )
+        axes = ready.step.world.axes
+        data, mine = (
+            axes.data_parallel,
+            axes.place(rank, "dp_replicate") * axes.dp_shard + axes.place(rank, "dp_shard"),
+        )
+        start, expected = alone(case, data)
+        everything = batches(data)
+        trained(
+            ready,
+            [
+                everything[(step * data + mine) * MICRO_BATCHES + index]
+                for step in range(STEPS)
+                for index in range(MICRO_BATCHES)
+            ],
+            start,
+        )
+        worst[name] = max(_differences(ready, expected))
+    torch.save(worst, Path(folder) / f"worst-{rank}")
+    dist.destroy_process_group()
+
+
+def _node(case: Case) -> int:
+    return 2 if case.plan.get("shard") == "hsdp" else 4
+
+
+def _differences(ready: ReadyStep, expected: Weights) -> Iterator[float]:
+    for name, parameter in ready.model.named_parameters():
+        found, wanted = parameter.detach(), _part(expected[_plain(name)], parameter, ready).value()
+        if isinstance(found, DTensor):
+            found, wanted = found.to_local(), wanted.to_local()  # type: ignore[attr-defined]
+        yield float((found - wanted).abs().max()) if found.numel() else 0.0
+
+
+_RUNS: dict[int, list[dict[str, float]]] = {}
+
+
+def in_processes(world: int) -> list[dict[str, float]]:
+    """The largest difference of every case, for each rank."""
+    if world not in _RUNS:
+        with tempfile.TemporaryDirectory() as folder:
+            multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
+            mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")
+            _RUNS[world] = [torch.load(Path(folder) / f"worst-{rank}") for rank in range(world)]
+    return _RUNS[world]
+
+
+@pytest.mark.parametrize(("world", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
+def test_agrees_with_one_process(world: int, name: str) -> None:
+    assert max(found[name] for found in in_processes(world)) < 2e-6
