@@ -45,6 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         noted.command, noted.cluster, noted.options = command, cluster, options
         return noted.answer()
 
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(predict, "estimate", estimate)
     monkeypatch.setattr(dryrun, "run", run)
     return noted
