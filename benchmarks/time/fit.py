@@ -1,0 +1,75 @@
+"""Calibration: the few numbers of a Software that meet measured steps best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+from benchmarks.time.rows import Row
+from tonnage.costs.software import Software
+from tonnage.costs.timing import timing
+
+CAP = 0.7
+"""Above this distance (a factor of two) a row counts no more: something happened there that no mechanism here has."""
+
+Weight = Callable[[Row], float]
+
+
+def predicted(row: Row, software: Software) -> float:
+    """Seconds of a row's step."""
+    return timing(row.shape, row.work, row.cluster, software).step_seconds
+
+
+def distance(rows: Sequence[Row], software: Software, weight: Weight = lambda row: 1.0) -> float:
+    """The mean of |log(predicted / measured)|, each at most CAP."""
+    total = weights = 0.0
+    for row in rows:
+        w = weight(row)
+        total += w * min(abs(math.log(predicted(row, software) / row.seconds)), CAP)
+        weights += w
+    return total / weights
+
+
+def fit(rows: Sequence[Row], software: Software, names: Sequence[str], weight: Weight = lambda row: 1.0) -> Software:
+    """The software with these fields changed such that the distance is small: each in turn by a factor, ever finer.
+
+    A field that is a part of something stays within 1.
+    """
+    best, found = distance(rows, software, weight), software
+    step = 1.6
+    while step > 1.02:
+        better = False
+        for name in names:
+            for factor in (step, 1 / step):
+                value = getattr(found, name) * factor
+                if name in ("data_overlap", "gather_overlap", "tensor_exposed", "sends_exposed", "far_part"):
+                    value = min(value, 1.0)
+                tried = replace(found, **{name: value})
+                at = distance(rows, tried, weight)
+                if at < best - 1e-6:
+                    best, found, better = at, tried, True
+                    break
+        if not better:
+            step = 1 + (step - 1) / 1.8
+    return found
+
+
+def errors(rows: Sequence[Row], software: Software) -> list[float]:
+    """Predicted / measured - 1."""
+    return [predicted(row, software) / row.seconds - 1 for row in rows]
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value below which this part of them lies."""
+    ordered = sorted(values)
+    return ordered[min(int(part * len(ordered)), len(ordered) - 1)]
+
+
+def summary(found: Sequence[float]) -> dict[str, float]:
+    """Rows, median and 90th percentile of the absolute errors, and the median of the signed ones."""
+    if not found:
+        return {"rows": 0, "median": math.nan, "p90": math.nan, "bias": math.nan}
+    size = [abs(value) for value in found]
+    return {"rows": len(found), "median": median(size), "p90": quantile(size, 0.9), "bias": median(found)}

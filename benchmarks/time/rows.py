@@ -1,0 +1,214 @@
+"""Measured steps as the time model needs them: what was computed where, and the seconds it took.
+
+The rows keep the field names of the collection they come from; each adapter says what its source leaves unsaid.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tonnage.axes import Axes
+from tonnage.catalog import find_model
+from tonnage.costs.shape import Shape
+from tonnage.costs.work import Work
+from tonnage.device import Cluster, find_device
+from tonnage.errors import TonnageError
+from tonnage.job import Job, ModelRef
+from tonnage.plan import Plan
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "measurements" / "published" / "throughput.jsonl"
+OWN = ROOT / "measurements" / "h200-2026-11-20.jsonl"
+
+Raw = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measured step."""
+
+    source: str
+    """Who measured it."""
+    software: str
+    """The Software that ran it."""
+    model: str
+    """The network: what is left out together."""
+    cluster_name: str
+    """The machines: what is left out together."""
+    shape: Shape
+    work: Work
+    cluster: Cluster
+    seconds: float
+    """Of one step; 0 where it did not run."""
+    raw: Raw
+    """As published."""
+
+    @property
+    def ran(self) -> bool:
+        """Whether it finished."""
+        return self.seconds > 0
+
+
+class Left(Exception):
+    """Why a row is not used, in a few words."""
+
+
+def read(path: Path) -> list[Raw]:
+    """The lines of a file, compressed or not."""
+    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
+    with opened as lines:
+        return [json.loads(line) for line in lines]
+
+
+def load(path: Path = PUBLISHED) -> tuple[list[Row], dict[str, dict[str, int]]]:
+    """All rows that can be computed, and by source how many are left out for which reason."""
+    rows: list[Row] = []
+    left: dict[str, dict[str, int]] = {}
+    for raw in read(path):
+        try:
+            rows.append(ADAPTERS[raw["source_repo"]](raw))
+        except KeyError as missing:
+            _count(left, raw, "not of a source with an adapter" if raw["source_repo"] not in ADAPTERS else f"does not say {missing}")
+        except Left as reason:
+            _count(left, raw, str(reason))
+        except TonnageError as error:
+            _count(left, raw, str(error))
+    return rows, left
+
+
+def _count(left: dict[str, dict[str, int]], raw: Raw, reason: str) -> None:
+    reasons = left.setdefault(raw["source_repo"], {})
+    reasons[reason] = reasons.get(reason, 0) + 1
+
+
+def _cluster(card: str, gpus: int, **known: Any) -> Cluster:
+    nodes = max(1, gpus // 8)
+    return Cluster(device=find_device(card), gpus_per_node=min(gpus, 8), nodes=nodes, **known)
+
+
+def _noted(raw: Raw, name: str) -> int:
+    found = re.search(rf"{name}=([0-9]+)", raw["notes"])
+    if found is None:
+        raise Left(f"{name} is not stated")
+    return int(found[1])
+
+
+def _gpt(raw: Raw, heads: int, vocab: int, **known: Any) -> Shape:
+    """GPT-2's layers: layer norms, GELU, learned positions."""
+    h = raw["hidden"]
+    values: dict[str, Any] = {
+        "layers": raw["layers"], "hidden": h, "heads": heads, "kv_heads": heads, "head_dim": h // heads,
+        "value_dim": h // heads, "intermediate": 4 * h, "gated": False, "vocab": vocab, "tied": True,
+        "rms_norm": False, "rotary": 0.0, "positions": raw["seq_len"], "dropout": True, "biases": "all", "parts": 1,
+    }  # fmt: skip
+    return Shape(**values | known)
+
+
+def _vtrain(raw: Raw) -> Row:
+    """Megatron-DeepSpeed, fp16, every layer recomputed, attention that keeps scores, DDP without overlap."""
+    heads = _noted(raw, "attention heads")
+    axes = Axes(pp=raw["pp"], dp_replicate=raw["dp"], tp=raw["tp"])
+    work = Work(
+        seq_len=raw["seq_len"], micro_batch=raw["micro_batch"],
+        grad_accum=raw["global_batch"] // (raw["micro_batch"] * raw["dp"]), axes=axes, sequence_parallel=False,
+        dtype="fp16", weight_bytes=2, gradient_bytes=2, autocast=False, accumulated_bytes=6, checkpointing="full",
+        attention="eager", optimizer="adamw-fused", clipped=True, shard="ddp",
+    )  # fmt: skip
+    several = raw["n_gpus"] > 8
+    return Row(
+        source="vTrain, several machines" if several else "vTrain, one machine",
+        software="megatron-deepspeed", model=f"{raw['layers']} x {raw['hidden']}",
+        cluster_name="several" if several else "one",
+        shape=_gpt(raw, heads, 51200), work=work, cluster=_cluster("a100-80gb", raw["n_gpus"]),
+        seconds=raw["iter_time_s"], raw=raw,
+    )  # fmt: skip
+
+
+def _foundry(raw: Raw) -> Row:
+    """llm-foundry: MPT under FSDP, flash attention (Triton), bf16 or autocast with fp32 weights gathered as bf16."""
+    heads, vocab = _noted(raw, "heads"), _noted(raw, "vocab")
+    pure = raw["precision"].endswith("PURE")
+    work = Work(
+        seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], grad_accum=raw["grad_accum"],
+        axes=Axes(dp_shard=raw["n_gpus"]), dtype="bf16", weight_bytes=4, gradient_bytes=2 if pure else 4,
+        autocast=False, accumulated_bytes=0, checkpointing="full" if raw["activation_checkpointing"] == "full" else "none",
+        attention="flash", optimizer="adamw", clipped=True, shard="zero3",
+    )  # fmt: skip
+    card = {"a100_80gb": "a100-80gb", "a100_40gb": "a100-40gb", "h100_80gb": "h100-80gb"}[raw["gpu"]]
+    network = {"a100": 25e9, "h100": 50e9}[raw["gpu"][:4]]
+    tokens = raw["tokens_per_sec_per_gpu"] * raw["n_gpus"]
+    if not tokens:
+        raise Left("no throughput")
+    return Row(
+        source="llm-foundry", software="llm-foundry", model=raw["model"], cluster_name=card,
+        shape=_gpt(raw, heads, vocab, dropout=False, biases="", positions=0), work=work,
+        cluster=_cluster(card, raw["n_gpus"], network_bytes_per_second=network),
+        seconds=work.step_tokens / tokens, raw=raw,
+    )  # fmt: skip
+
+
+def nanotron_shape(raw: Raw) -> Shape:
+    """The playbook's Llama: as many key as query heads, 131,072 words, tied below an inner width of 10,000."""
+    heads, inner = _noted(raw, "heads"), _noted(raw, "ffn")
+    h = raw["hidden"]
+    return Shape(
+        layers=raw["layers"], hidden=h, heads=heads, kv_heads=heads, head_dim=h // heads, value_dim=h // heads,
+        intermediate=inner, gated=True, vocab=131072, tied=inner < 10000, parts=1,
+    )  # fmt: skip
+
+
+def _nanotron(raw: Raw) -> Row:
+    """nanotron: bf16 weights, fp32 main weights and accumulated gradients, sequence parallelism."""
+    axes = Axes(pp=raw["pp"], dp_replicate=raw["dp"], tp=raw["tp"])
+    work = Work(
+        seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], grad_accum=raw["grad_accum"], axes=axes,
+        sequence_parallel=True, dtype="bf16", weight_bytes=2, gradient_bytes=4, autocast=False, accumulated_bytes=10,
+        attention="flash", optimizer="adamw-fused", clipped=True,
+        shard="zero1" if raw["sharding"] == "ZeRO-1" else "ddp",
+    )  # fmt: skip
+    speed = raw.get("tokens_per_sec_per_gpu") or 0
+    return Row(
+        source="ultrascale playbook", software="nanotron", model=raw["model"], cluster_name="hopper",
+        shape=nanotron_shape(raw), work=work, cluster=_cluster("h100-80gb", raw["n_gpus"]),
+        seconds=work.step_tokens / (speed * raw["n_gpus"]) if raw["status"] == "ok" and speed else 0.0, raw=raw,
+    )  # fmt: skip
+
+
+ADAPTERS: dict[str, Callable[[Raw], Row]] = {
+    "VIA-Research/vTrain": _vtrain,
+    "mosaicml/llm-foundry": _foundry,
+    "vinjn/nanotron-ultrascale-playbook": _nanotron,
+}
+
+
+def own(path: Path = OWN) -> tuple[list[Row], dict[str, int]]:
+    """Our own H200's steps in transformers' eager code; and those left out by reason."""
+    rows: list[Row] = []
+    left: dict[str, int] = {}
+    cluster = Cluster(device=find_device("h200"))
+    for raw in read(path):
+        if not raw.get("timing"):
+            continue
+        try:
+            rows.append(_own(raw, cluster))
+        except TonnageError as error:
+            reason = str(error).split(";")[0]
+            left[reason] = left.get(reason, 0) + 1
+    return rows, left
+
+
+def _own(raw: Raw, cluster: Cluster) -> Row:
+    job = dict(raw["job"])
+    model = ModelRef(**job.pop("model"))
+    asked = Job(model=model, **{name: tuple(v) if isinstance(v, list) else v for name, v in job.items()})
+    work = Work.of(asked, Plan(**raw["plan"]), cluster)
+    return Row(
+        source="own H200", software="eager", model=model.name, cluster_name="h200", shape=Shape.of(model.config),
+        work=work, cluster=cluster, seconds=raw["timing"]["median_seconds"], raw=raw,
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""How long ranks take to exchange: ring collectives by size, ranks, links, and the latency of each hop.
+
+A ring of n ranks moves (n - 1)/n of the whole tensor over each link in n - 1 hops (all-gather, reduce-scatter), an
+all-reduce twice that (Patarasu and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002; nccl-tests' PERFORMANCE.md).  Between
+machines NCCL runs as many rings side by side as the group has ranks in a machine, each through its own adapter.
+"""
+
+from dataclasses import dataclass
+
+from tonnage.costs.rates import Card
+from tonnage.device import Cluster
+from tonnage.errors import CannotEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that exchange."""
+
+    ranks: int
+    """How many."""
+    per_node: int
+    """How many of them in one machine."""
+
+    @property
+    def far(self) -> bool:
+        """Whether it spans machines."""
+        return self.ranks > self.per_node
+
+    @property
+    def nodes(self) -> float:
+        """Machines it spans."""
+        return self.ranks / self.per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The links of a cluster as a code uses them."""
+
+    near_bytes_per_second: float
+    """Of a rank to its neighbour in the machine, in one direction, in large collectives."""
+    far_bytes_per_second: float | None
+    """Of a rank's adapter to another machine; None: not known."""
+    half_bytes: float
+    """Size of a collective that reaches half of the bandwidth in the machine."""
+    call_seconds: float
+    """Of each collective, before the first byte."""
+    hop_seconds: float
+    """Of each hop in the machine."""
+    far_hop_seconds: float
+    """Of each hop of a ring that leaves the machine."""
+
+    def latency(self, group: Group) -> float:
+        """Seconds of a collective of no bytes."""
+        return self.call_seconds + (group.ranks - 1) * (self.far_hop_seconds if group.far else self.hop_seconds)
+
+    def moving(self, group: Group, moved_bytes: float) -> float:
+        """Seconds in which the bytes of one all-gather or reduce-scatter of so many bytes in all pass each link."""
+        if group.ranks < 2 or not moved_bytes:
+            return 0.0
+        share = moved_bytes * (group.ranks - 1) / group.ranks
+        near = (share + self.half_bytes * (1 - 1 / group.ranks)) / self.near_bytes_per_second
+        if not group.far:
+            return near
+        if self.far_bytes_per_second is None:
+            raise CannotEstimate("The network between the machines is not known, so neither is the step's time.")
+        return max(near, share / (self.far_bytes_per_second * group.per_node))
+
+    def gather(self, group: Group, moved_bytes: float) -> float:
+        """Seconds of an all-gather, or a reduce-scatter, of so many bytes in all."""
+        return 0.0 if group.ranks < 2 else self.latency(group) + self.moving(group, moved_bytes)
+
+    def reduce(self, group: Group, moved_bytes: float) -> float:
+        """Seconds of an all-reduce."""
+        return 2 * self.gather(group, moved_bytes)
+
+    def send(self, moved_bytes: float, far: bool) -> float:
+        """Seconds of handing so many bytes to one other rank."""
+        if far and self.far_bytes_per_second is None:
+            raise CannotEstimate("The network between the machines is not known, so neither is the step's time.")
+        rate = self.far_bytes_per_second if far else self.near_bytes_per_second
+        return self.call_seconds + moved_bytes / (rate or 1.0)
+
+
+def near_bytes_per_second(cluster: Cluster, reached: Card) -> float:
+    """Of a rank to its neighbours in the machine: NVLink, else PCI Express through the host (a fifth of the datasheet).
+
+    Raises CannotEstimate where no link is known.
+    """
+    device = cluster.device
+    if device.nvlink_bytes_per_second is not None:
+        return device.nvlink_bytes_per_second * reached.link
+    if device.pcie_bytes_per_second is None:
+        raise CannotEstimate(f"How {device.name} is connected is not known, so neither is the step's time.")
+    return device.pcie_bytes_per_second * 0.17
+
+
+def far_bytes_per_second(cluster: Cluster) -> float | None:
+    """Of each GPU's share of the network: the cluster's, or what machines with this card usually have."""
+    if cluster.network_bytes_per_second is not None:
+        return cluster.network_bytes_per_second
+    return cluster.device.network_bytes_per_second

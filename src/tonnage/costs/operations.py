@@ -1,0 +1,354 @@
+"""The operations of one layer, of the embedding and of the head, as one rank runs them for one micro-batch.
+
+Each has its floating-point operations, the bytes it must move, and the kernels that a host launches for it.  What a
+pass over a tensor moves follows from what the code does: eager code reads and writes a tensor for each line of Python,
+fused kernels once for all of them.  Letters: costs/shape.py; e bytes of an element of the computation, r bytes of one of
+the residual stream (4 under autocast, where it stays fp32).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from tonnage.costs.shape import Shape
+
+ELEMENT_BYTES: Final = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 1}
+
+FAMILIES: Final = ("matmul", "attention", "pointwise", "norm", "loss", "embedding", "optimizer", "copy")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation, or several alike, of one rank."""
+
+    name: str
+    """What it is in the network."""
+    family: str
+    """One of FAMILIES: what decides its rate."""
+    dtype: str
+    """Of its operands."""
+    flops: float
+    """Multiplications and additions."""
+    bytes: float
+    """What it must read and write."""
+    kernels: float = 1
+    """Kernels that the host launches for it."""
+    products: int = 1
+    """Of matmul and attention: products one after the other, each of which fills and drains the card."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """The part of a layer's work that one rank does for one micro-batch, and with what code."""
+
+    tokens: int
+    """Tokens T of the micro-batch on this rank, after context parallelism."""
+    seq_len: int
+    """Tokens that may see each other."""
+    tp: int = 1
+    """Ranks that share each matrix."""
+    cp: int = 1
+    """Ranks that share a sequence."""
+    ep: int = 1
+    """Ranks that share the experts."""
+    sequence_parallel: bool = False
+    """Whether norms and residuals see T/t tokens."""
+    dtype: str = "bf16"
+    """Of matrix products."""
+    residual_bytes: int = 2
+    """Of an element of the residual stream."""
+    fused: bool = False
+    """Whether norms, rotations, activations and dropout are one kernel each."""
+    backend: str = "flash"
+    """The attention: `flash`, `cudnn`, `efficient`, `math`, or `eager`."""
+    trained: bool = True
+    """Whether the layer's weights get gradients."""
+    casts: bool = False
+    """Whether weights are cast to the dtype of the products in each forward pass (autocast)."""
+    lora_rank: int = 0
+    """Rank of adapters on every linear module; 0: none."""
+    quantized: bool = False
+    """Whether frozen weights are dequantized (4 bits) each time they are used."""
+    experts: bool = False
+    """Whether this layer has experts, where the network has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Operations of a part of the network, one after the other."""
+
+    forward: tuple[Operation, ...]
+    """Of the forward pass."""
+    backward: tuple[Operation, ...]
+    """Of the backward pass."""
+
+    @property
+    def flops(self) -> float:
+        """Operations of both passes."""
+        return sum(op.flops for op in (*self.forward, *self.backward))
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A linear module: m rows times a matrix of k by n, of which this rank has its part."""
+
+    name: str
+    m: float
+    k: float
+    n: float
+    matrices: float = 1
+    """Matrices of k by n among which the rows are divided: those of experts."""
+
+    def operation(self, dtype: str, suffix: str = "", count: int = 1) -> Operation:
+        """The product itself; both products of the backward pass have the same cost."""
+        e = ELEMENT_BYTES[dtype]
+        moved = e * (self.m * self.k + self.m * self.n + self.matrices * self.k * self.n)
+        flops = 2.0 * self.m * self.k * self.n
+        return Operation(self.name + suffix, "matmul", dtype, count * flops, count * moved, count, count)
+
+
+@lru_cache(maxsize=4096)
+def layer(shape: Shape, part: Slice) -> Passes:
+    """One layer's operations."""
+    forward: list[Operation] = []
+    backward: list[Operation] = []
+    for product in products(shape, part):
+        forward.append(product.operation(part.dtype))
+        backward.append(product.operation(part.dtype, " backward", 2 if part.trained else 1))
+        if part.lora_rank:
+            forward.append(_adapter(product, part, 1))
+            backward.append(_adapter(product, part, 2))
+    for ahead, behind in (_attention(shape, part), _pointwise(shape, part), _weights(shape, part)):
+        forward += ahead
+        backward += behind
+    return Passes(tuple(forward), tuple(backward))
+
+
+def products(shape: Shape, part: Slice) -> Iterator[Product]:
+    """The linear modules of a layer."""
+    T, t, h = part.tokens, part.tp, shape.hidden
+    q, k = shape.query_width / t, max(shape.key_width / t, shape.head_dim)
+    if shape.latent_rank:
+        yield from _latent(shape, part)
+    elif shape.parts == 1:
+        yield Product("qkv", T, h, q + 2 * k)
+    else:
+        yield Product("query", T, h, q)
+        yield Product("key", T, h, k)
+        yield Product("value", T, h, k)
+    yield Product("output", T, shape.heads * shape.value_dim / t, h)
+    if not part.experts:
+        yield from _feed_forward(shape, "", T, shape.intermediate / t)
+        return
+    yield Product("router", T, h, shape.experts)
+    routed = T * shape.experts_per_token
+    yield from _feed_forward(shape, "expert ", routed, shape.expert_intermediate / t, shape.experts / part.ep)
+    if shape.shared_intermediate:
+        yield from _feed_forward(shape, "shared ", T, shape.shared_intermediate / t)
+
+
+def _feed_forward(shape: Shape, kind: str, m: float, width: float, matrices: float = 1) -> Iterator[Product]:
+    if shape.gated and shape.parts > 1:
+        yield Product(f"{kind}gate", m, shape.hidden, width, matrices)
+        yield Product(f"{kind}up", m, shape.hidden, width, matrices)
+    else:
+        yield Product(f"{kind}up", m, shape.hidden, width * (2 if shape.gated else 1), matrices)
+    yield Product(f"{kind}down", m, width, shape.hidden, matrices)
+
+
+def _latent(shape: Shape, part: Slice) -> Iterator[Product]:
+    T, t, h = part.tokens, part.tp, shape.hidden
+    if shape.query_rank:
+        yield Product("query down", T, h, shape.query_rank)
+        yield Product("query up", T, shape.query_rank, shape.query_width / t)
+    else:
+        yield Product("query", T, h, shape.query_width / t)
+    yield Product("latent down", T, h, shape.latent_rank + shape.rotary_dim)
+    inner = shape.head_dim - shape.rotary_dim + shape.value_dim
+    yield Product("latent up", T, shape.latent_rank, shape.heads * inner / t)
+
+
+def _adapter(product: Product, part: Slice, passes: int) -> Operation:
+    """LoRA beside a linear module, fp32 as PEFT keeps adapters: the cast of the input, A, B, scaling and addition.
+
+    Passes over the input of k (cast: e + 4, product: 4) and over the output of n (product: 4, scale: 8, add: 4 + 2 e).
+    """
+    e, r = ELEMENT_BYTES[part.dtype], part.lora_rank
+    moved = product.m * (product.k * (e + 8) + product.n * (16 + 2 * e))
+    flops = 2.0 * product.m * r * (product.k + product.n)
+    return Operation(product.name + " adapter", "pointwise", "fp32", passes * flops, passes * moved, 6 * passes)
+
+
+def seen_tokens(shape: Shape, seq_len: int) -> float:
+    """Keys that a query is multiplied with on average, over layers with and without a window."""
+    every = seq_len / 2 if shape.causal else float(seq_len)
+    if shape.window is None or shape.window >= seq_len:
+        return every
+    windowed = shape.window - shape.window**2 / (2 * seq_len)
+    return shape.window_fraction * windowed + (1 - shape.window_fraction) * every
+
+
+def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
+    """Scores, softmax and their product with the values; backward has five products where forward has two.
+
+    Kernels that keep no scores skip what the mask hides; eager code computes it, and moves b heads s^2 scores: forward
+    24 bytes each in eager code (product, mask, softmax in fp32, cast) and 12 fused, backward 30 and 14.
+    """
+    heads = max(shape.heads / part.tp, 1)
+    widths = heads * (shape.head_dim + shape.value_dim)
+    e = ELEMENT_BYTES[part.dtype] if part.dtype != "fp8" else 2
+    dtype = "bf16" if part.dtype == "fp8" else part.dtype
+    kept = part.tokens * widths * 2 * e
+    if part.backend not in ("eager", "math"):
+        flops = 2.0 * part.tokens * seen_tokens(shape, part.seq_len) * widths
+        return (
+            [Operation("attention", "attention", dtype, flops, kept)],
+            [Operation("attention backward", "attention", dtype, 2.5 * flops, 2 * kept, 2)],
+        )
+    scores = part.tokens * part.seq_len * heads
+    flops = 2.0 * part.tokens * part.seq_len * widths
+    ahead, behind = (12, 14) if part.fused else (24 * e / 2, 30 * e / 2)
+    return (
+        [
+            Operation("attention", "matmul", dtype, flops, kept, 2, 2),
+            Operation("softmax", "pointwise", dtype, 0, scores * ahead, 2 if part.fused else 7),
+        ],
+        [
+            Operation("attention backward", "matmul", dtype, 2 * flops, 2 * kept, 4, 4),
+            Operation("softmax backward", "pointwise", dtype, 0, scores * behind, 2 if part.fused else 7),
+        ],
+    )
+
+
+def _pointwise(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
+    """Norms, residuals, rotations, activations and dropout, by what is read and written for each element."""
+    e, r = ELEMENT_BYTES[part.dtype] if part.dtype != "fp8" else 2, part.residual_bytes
+    stream = part.tokens / (part.tp if part.sequence_parallel else 1) * shape.hidden
+    rotated = part.tokens * (shape.query_width + shape.key_width) / part.tp * shape.rotary
+    inner = part.tokens * _inner_width(shape, part) / part.tp
+    return (
+        [
+            _norm(shape, part, stream, rotated),
+            Operation("residual", "pointwise", part.dtype, 0, stream * 6 * r + _dropped(shape, stream, r), 2),
+            Operation("rotation", "pointwise", part.dtype, 0, rotated * (2 * e if part.fused else 12 * e), _few(part, 8)),
+            Operation("activation", "pointwise", part.dtype, 0, inner * _active(shape, part, e), _few(part, 2)),
+            *_routing(shape, part, 1),
+        ],
+        [
+            _norm(shape, part, stream, rotated, backward=True),
+            Operation("residual backward", "pointwise", part.dtype, 0, stream * 6 * r + _dropped(shape, stream, r), 2),
+            Operation("rotation backward", "pointwise", part.dtype, 0, rotated * (2 * e if part.fused else 14 * e), _few(part, 10)),
+            Operation("activation backward", "pointwise", part.dtype, 0, inner * 2 * _active(shape, part, e), _few(part, 4)),
+            *_routing(shape, part, 2),
+        ],
+    )
+
+
+def _few(part: Slice, kernels: int) -> int:
+    return 1 if part.fused else kernels
+
+
+def _inner_width(shape: Shape, part: Slice) -> int:
+    if not part.experts:
+        return shape.intermediate
+    return shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
+
+
+def _active(shape: Shape, part: Slice, e: int) -> int:
+    """Bytes of an activation for each inner value: SiLU (2 e) and the gate's product (3 e), or GELU (2 e)."""
+    if not shape.gated:
+        return 2 * e
+    return 3 * e if part.fused else 5 * e
+
+
+def _dropped(shape: Shape, stream: float, r: int) -> float:
+    """Two dropouts: read, written, and a mask of one byte."""
+    return 2 * stream * (2 * r + 1) if shape.dropout else 0.0
+
+
+def _norm(shape: Shape, part: Slice, stream: float, rotated: float, *, backward: bool = False) -> Operation:
+    """All norms of a layer.
+
+    Fused: forward reads and writes, backward reads two and writes one.  A root-mean-square norm in eager code is
+    a cast, a square, a mean, a product, a cast back and the weight: r + 30 bytes forward, r + 50 backward.
+    """
+    r = part.residual_bytes
+    if part.fused or not shape.rms_norm:
+        each, kernels = (3 * r, 2) if backward else (2 * r, 1)
+    else:
+        each, kernels = (r + 50, 12) if backward else (r + 30, 6)
+    elements = shape.norms * stream + (rotated if shape.head_norms else 0)
+    count = kernels * (shape.norms + (2 if shape.head_norms else 0))
+    return Operation("norms backward" if backward else "norms", "norm", part.dtype, 0, elements * each, count)
+
+
+def _routing(shape: Shape, part: Slice, passes: int) -> list[Operation]:
+    """Of layers with experts: tokens are gathered by expert and added up again (each k times), a sort between."""
+    if not part.experts:
+        return []
+    e = ELEMENT_BYTES[part.dtype] if part.dtype != "fp8" else 2
+    moved = part.tokens * shape.experts_per_token * shape.hidden * 4 * e
+    return [Operation("routing", "pointwise", part.dtype, 0, passes * moved, 24 * passes)]
+
+
+def layer_weights(shape: Shape, part: Slice) -> float:
+    """Weights of the layer that this rank multiplies with."""
+    if not part.experts:
+        return shape.dense_layer_parameters / part.tp
+    routed = shape.experts * shape.expert_parameters
+    return (shape.expert_layer_parameters - routed) / part.tp + routed / (part.tp * part.ep)
+
+
+def _weights(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
+    """Casts of weights under autocast (4 + 2 bytes each way), and dequantizing (0.5 + 2 bytes) in both passes."""
+    weights = layer_weights(shape, part)
+    modules = 4 + (3 if shape.parts > 1 else 0)
+    if part.quantized:
+        step = Operation("dequantize", "copy", part.dtype, 0, weights * 2.5, 2 * modules)
+        return [step], [step]
+    if not part.casts:
+        return [], []
+    cast = Operation("cast of weights", "copy", part.dtype, 0, weights * 6, modules)
+    return [cast], [Operation("cast of gradients", "copy", part.dtype, 0, weights * 6, modules)] if part.trained else []
+
+
+@lru_cache(maxsize=4096)
+def embedding(shape: Shape, part: Slice) -> Passes:
+    """Looking words up; backward sorts them and writes a dense gradient of all V rows."""
+    r = part.residual_bytes
+    stream = part.tokens * shape.hidden / (part.tp if part.sequence_parallel else 1)
+    ahead = Operation("embedding", "embedding", part.dtype, 0, 2 * r * stream, 2)
+    if not part.trained:
+        return Passes((ahead,), ())
+    dense = shape.embedding_parameters / part.tp * r
+    return Passes((ahead,), (Operation("embedding backward", "embedding", part.dtype, 0, 3 * r * stream + dense, 8),))
+
+
+@lru_cache(maxsize=4096)
+def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
+    """The final norm, the product with all words, and the loss.
+
+    Bytes of the loss for each of T V logits: plain eager code casts to fp32 (2 + 4), takes the logarithm of the
+    softmax (4 + 4), and backward writes the gradient (8) and casts it (6); fused code reads and writes them once
+    (4); in slices as the plain, with the product once more.
+    """
+    words = shape.vocab / part.tp
+    product = Product("head", part.tokens, shape.hidden, words)
+    e = ELEMENT_BYTES[part.dtype] if part.dtype != "fp8" else 2
+    dtype = "bf16" if part.dtype == "fp8" else part.dtype
+    logits = part.tokens * words
+    ahead, behind = {"fused": (2 * e, 0)}.get(loss, (e + 4 + 8, 8 + 4 + e) if e < 4 else (8, 8))
+    if part.fused:
+        ahead, behind = min(ahead, e + 4), min(behind, e + 4)
+    again = [product.operation(dtype, " again")] if loss == "chunked" else []
+    slices = 8 if loss != "plain" else 1
+    norm = _norm(shape, part, part.tokens * shape.hidden / shape.norms, 0)
+    return Passes(
+        (norm, product.operation(dtype), Operation("loss", "loss", dtype, 0, logits * ahead, 6 * slices)),
+        (
+            *again,
+            product.operation(dtype, " backward", 2 if part.trained else 1),
+            Operation("loss backward", "loss", dtype, 0, logits * behind, 6 * slices),
+        ),
+    )

@@ -1,0 +1,161 @@
+"""How long a card takes for an operation: the part of its peaks that kernels of each family reach, by size."""
+
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from tonnage.costs.operations import Operation
+from tonnage.device import Device
+from tonnage.errors import CannotEstimate
+
+
+_FP32_ATTENTION: Final = 0.4
+"""Part of the fp32 peak that attention reaches outside tensor cores, forward and backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What kernels reach of a card's peaks."""
+
+    capability: str
+    """Compute capability of the cards it was calibrated on."""
+    matmul: float
+    """Part of the tensor cores' peak in large products."""
+    fp32: float
+    """Part of the peak outside tensor cores."""
+    fp8: float = 0.6
+    """Part of the fp8 peak; of cards without, not used."""
+    fill_seconds: float
+    """What each product takes more than its operations: the card fills and drains."""
+    memory: float
+    """Part of the memory's bandwidth in large passes."""
+    pass_seconds: float
+    """Least seconds of a kernel."""
+    attention: tuple[tuple[str, float, float], ...]
+    """Backend, and the parts of the peak that its forward and backward reach over long sequences."""
+    attention_half_tokens: float
+    """Tokens of a sequence at which attention reaches half of that."""
+    link: float
+    """Part of NVLink's bandwidth in large collectives."""
+    link_half_bytes: float
+    """Size of a collective that reaches half of that."""
+    known: bool = True
+    """Whether a card of this capability was measured."""
+    rows: str
+    """What calibrated it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Seconds of a card for several operations, by what bounds them; and the kernels that the host launches."""
+
+    compute: float = 0.0
+    """In which arithmetic is the limit."""
+    memory: float = 0.0
+    """In which the memory's bandwidth is the limit."""
+    kernels: float = 0.0
+    """Kernels launched (a number)."""
+
+    @property
+    def total(self) -> float:
+        """All seconds of the card."""
+        return self.compute + self.memory
+
+    def __add__(self, other: "Seconds") -> "Seconds":
+        return Seconds(self.compute + other.compute, self.memory + other.memory, self.kernels + other.kernels)
+
+    def __mul__(self, times: float) -> "Seconds":
+        return Seconds(self.compute * times, self.memory * times, self.kernels * times)
+
+    def scaled(self, compute: float, memory: float) -> "Seconds":
+        """With either limit's seconds times a factor."""
+        return Seconds(self.compute * compute, self.memory * memory, self.kernels)
+
+
+def card(device: Device) -> Card:
+    """What is known of the device's kernels; of a capability never measured, what the nearest older one has."""
+    cards = _tables()
+    mine = device.capability[0] + device.capability[1] / 10
+    older = [entry for entry in cards if float(entry.capability) <= mine + 1e-9] or [cards[0]]
+    nearest = max(older, key=lambda entry: float(entry.capability))
+    if float(nearest.capability) == mine:
+        return nearest
+    return replace(nearest, known=False)
+
+
+def peak_flops(device: Device, dtype: str) -> float:
+    """Dense operations per second of this dtype.  Raises CannotEstimate where none is published."""
+    value = getattr(device.peak_flops, dtype)
+    if value is None:
+        raise CannotEstimate(f"How fast {device.name} is with {dtype} is not known, so neither is the step's time.")
+    return float(value)
+
+
+def bandwidth(device: Device) -> float:
+    """Bytes per second of the card's memory.  Raises CannotEstimate where none is published."""
+    if device.bandwidth_bytes_per_second is None:
+        raise CannotEstimate(f"The memory bandwidth of {device.name} is not known, so neither is the step's time.")
+    return device.bandwidth_bytes_per_second
+
+
+def seconds(
+    operations: Iterable[Operation], device: Device, reached: Card, *, backend: str, seq_len: int
+) -> Seconds:
+    """Seconds of operations one after the other.
+
+    A product takes its operations at the reached part of the peak, or its bytes if those take longer, and the time in
+    which the card fills and drains.  All else is bound by memory.
+    """
+    compute = memory = kernels = 0.0
+    rate = bandwidth(device) * reached.memory
+    for op in operations:
+        passing = op.bytes / rate
+        kernels += op.kernels
+        if op.family == "matmul":
+            part = {"fp32": reached.fp32, "fp8": reached.fp8}.get(op.dtype, reached.matmul)
+            working = op.flops / (peak_flops(device, op.dtype) * part)
+            if working >= passing:
+                compute += working + op.products * reached.fill_seconds
+            else:
+                memory += passing + op.products * reached.fill_seconds
+        elif op.family == "attention":
+            compute += _attention_seconds(op, device, reached, backend, seq_len) + op.kernels * reached.pass_seconds
+        else:
+            memory += passing + op.kernels * reached.pass_seconds
+    return Seconds(compute, memory, kernels)
+
+
+def _attention_seconds(op: Operation, device: Device, reached: Card, backend: str, seq_len: int) -> float:
+    by_backend = {name: (forward, backward) for name, forward, backward in reached.attention}
+    part = by_backend.get(backend, by_backend["efficient"])[1 if op.name.endswith("backward") else 0]
+    if op.dtype == "fp32":
+        part = _FP32_ATTENTION
+    filled = seq_len / (seq_len + reached.attention_half_tokens)
+    return op.flops / (peak_flops(device, op.dtype) * part * filled)
+
+
+def auto_backend(device: Device, dtype: str, *, eager: bool = False) -> str:
+    """The attention that torch chooses: cuDNN's on Hopper, else flash from Ampere on, for 16 bits; else efficient."""
+    if eager:
+        return "eager"
+    if dtype in ("fp32", "tf32") or device.capability < (8, 0):
+        return "efficient"
+    return "cudnn" if device.capability in ((9, 0), (10, 0), (10, 3)) else "flash"
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """catalog/times.toml."""
+    return tomllib.loads((files("tonnage") / "catalog" / "times.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def _tables() -> tuple[Card, ...]:
+    entries = [
+        Card(**entry | {"attention": tuple((name, *parts) for name, parts in entry["attention"].items())})
+        for entry in tables()["card"]
+    ]
+    return tuple(sorted(entries, key=lambda entry: float(entry.capability)))

@@ -1,0 +1,94 @@
+"""What the code that runs a step adds to what the card must do: launches, latencies, how much it overlaps."""
+
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Final
+
+from tonnage.costs.rates import tables
+from tonnage.errors import CannotEstimate
+
+OF_ENGINE: Final = {"megatron": "megatron", "torchtitan": "torchtitan"}
+"""Which software an engine of a Plan is; the others run transformers' eager code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """A family of training codes, calibrated together."""
+
+    name: str
+    """What it is called here."""
+    fused: bool = False
+    """Whether norms, rotations, activations and dropout are one kernel each."""
+    balanced: bool = False
+    """Whether pipeline stages get layers by their cost; False: equally many."""
+    kernel_seconds: float = 6e-6
+    """Of the host for each kernel that it launches."""
+    matmul_factor: float = 1.0
+    """Times the card's time for arithmetic."""
+    memory_factor: float = 1.0
+    """Times the card's time for passes over memory."""
+    call_seconds: float = 20e-6
+    """Of each collective among tensor-parallel ranks, before the first byte."""
+    hop_seconds: float = 2e-6
+    """Of each hop of such a collective within a machine."""
+    far_hop_seconds: float = 10e-6
+    """Of each hop of such a collective that spans machines."""
+    piped_call_seconds: float = 20e-6
+    """The same three where a pipeline spans machines too."""
+    piped_hop_seconds: float = 2e-6
+    """See above."""
+    piped_far_hop_seconds: float = 10e-6
+    """See above."""
+    tensor_exposed: float = 1.0
+    """Part of tensor parallelism's traffic that computation does not hide."""
+    near_part: float = 1.0
+    """Part of the links' bandwidth within a machine that it reaches, relative to what the card's table says."""
+    far_part: float = 0.8
+    """Part of the network's bandwidth that it reaches."""
+    data_overlap: float = 0.5
+    """Part of the backward pass behind which averaging gradients hides."""
+    bucket_bytes: float = 25e6
+    """Of one exchange of gradients."""
+    bucket_seconds: float = 0.0
+    """Latency of one such exchange for each doubling of the machines."""
+    gather_overlap: float = 0.9
+    """Part of a layer's computation behind which gathering sharded weights hides."""
+    sends_exposed: float = 1.0
+    """Part of a pipeline's sends that computation does not hide."""
+    crowded_ranks: int = 0
+    """Ranks from which on pipelines were seen to stall; 0: never."""
+    crowded_seconds: float = 0.0
+    """Seconds of such a stall for each micro-batch."""
+    micro_batch_seconds: float = 0.0
+    """Of each micro-batch besides."""
+    step_seconds: float = 0.0
+    """Of each step besides."""
+    optimizer_factor: float = 1.0
+    """Times the optimizer's passes."""
+    low_factor: float = 0.7
+    """Measured / predicted at the 10th percentile of the rows left out."""
+    high_factor: float = 1.5
+    """The same at the 90th."""
+    rows: str = ""
+    """What calibrated it."""
+
+
+@cache
+def softwares() -> dict[str, Software]:
+    """All that were calibrated, by name."""
+    known = {item.name for item in fields(Software)}
+    entries: list[dict[str, Any]] = tables()["software"]
+    return {entry["name"]: Software(**{k: v for k, v in entry.items() if k in known}) for entry in entries}
+
+
+def software(name: str) -> Software:
+    """The one of this name.  Raises CannotEstimate with what exists."""
+    found = softwares().get(name)
+    if found is None:
+        raise CannotEstimate(f"The time of {name!r} was never calibrated; calibrated: {', '.join(softwares())}.")
+    return found
+
+
+def software_of(engine: str) -> Software:
+    """What runs a Plan of this engine."""
+    return software(OF_ENGINE.get(engine, "eager"))

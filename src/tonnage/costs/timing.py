@@ -1,0 +1,485 @@
+"""How long a step takes: operations, exchanges, copies and pauses put one after the other."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Final
+
+from tonnage.costs import operations, rates, schedule
+from tonnage.costs.collectives import Fabric, Group, far_bytes_per_second, near_bytes_per_second
+from tonnage.costs.operations import ELEMENT_BYTES, Passes, Slice
+from tonnage.costs.rates import Card, Seconds
+from tonnage.costs.shape import Shape
+from tonnage.costs.software import Software
+from tonnage.costs.work import Work
+from tonnage.device import Cluster, Device
+
+OPTIMIZER_BYTES: Final = {
+    "adamw": 80,
+    "adamw-foreach": 80,
+    "adamw-loop": 69,
+    "adamw-fused": 28,
+    "adamw-8bit": 18,
+    "paged-adamw-8bit": 18,
+    "adamw-4bit": 40,
+    "adafactor": 140,
+    "lion": 36,
+    "sgd": 12,
+    "muon": 60,
+}
+"""Bytes that an optimizer moves for each fp32 weight: 28 are weight, gradient and two states read and three of them
+written; of the others the measured seconds of 61 M fp32 weights on an H200 relative to the fused kernel's
+(measurements/h200-2026-11-20.jsonl, facts `op optimizer ...`); 8-bit and lion by what they read and write."""
+
+LAUNCHES: Final = {"adamw-loop": 14, "muon": 60, "adafactor": 30}
+"""Kernels that an optimizer launches for each tensor, where it takes them one by one."""
+
+_HOST_ADAM_BYTES_PER_SECOND: Final = 30e9
+"""What Adam on the host's processor moves: 28 bytes a weight; an assumption, within a factor of two on servers."""
+
+_ATTENTION_NAMES: Final = ("attention", "softmax", "rotation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The seconds of one optimizer step, in parts that sum to `step_seconds`."""
+
+    step_seconds: float
+    """From the begin of a step to the begin of the next."""
+    low_seconds: float
+    """Lower end of the interval: 8 of 10 rows that calibration did not see were within it."""
+    high_seconds: float
+    """Upper end."""
+    compute_seconds: float
+    """Forward and backward passes of the slowest stage, less what runs again."""
+    recompute_seconds: float
+    """Forward passes that run again in backward."""
+    communication_seconds: float
+    """Exchanges that computation does not hide."""
+    bubble_seconds: float
+    """Waiting for other stages of the pipeline."""
+    optimizer_seconds: float
+    """The optimizer's step, with the norm of gradients."""
+    copy_seconds: float
+    """Copies to and from the host that computation does not hide."""
+    host_seconds: float
+    """Waiting for the host, which launches kernels more slowly than the card runs them."""
+    tokens_per_second_per_gpu: float
+    """Tokens of the step / seconds / GPUs."""
+    mfu: float
+    """(6 P + 12 L H s) x tokens / seconds / GPUs / dense peak of the dtype of matrix products; P active weights
+    (4 instead of 6 for frozen ones), H width of the queries, s tokens of a sequence, no allowance for the mask."""
+    bound_by: str
+    """`compute`, `memory`, `communication` or `host`: which of them takes most of the step."""
+    assumed: tuple[str, ...] = ()
+    """What could not be known, in sentences."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Seconds of a part of the network for one micro-batch on one rank."""
+
+    card: Seconds
+    """Forward and backward."""
+    again: Seconds
+    """What runs again."""
+    exchange: float
+    """Traffic of tensor, context and expert parallelism that nothing hides."""
+    waits: float
+    """Latencies of its collectives."""
+
+    def seconds(self, software: Software) -> float:
+        """As long as the card works or as long as the host launches and waits, whichever is longer."""
+        return max(self.card.total + self.again.total + self.exchange, self.host(software))
+
+    def host(self, software: Software) -> float:
+        """Of the host: launching each kernel, waiting for each collective."""
+        return (self.card.kernels + self.again.kernels) * software.kernel_seconds + self.waits
+
+
+def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Timing:
+    """The seconds of a step.  Raises CannotEstimate where a rate that matters is not known."""
+    reached = rates.card(cluster.device)
+    layers, ends = _network(shape, work, cluster, reached, software)
+    embedding, head = ends
+    layer_seconds, embedding_seconds, head_seconds = (part.seconds(software) for part in (layers, embedding, head))
+    on_stage = _stages(shape, work, software, embedding_seconds, head_seconds, layer_seconds)
+    stages = tuple(
+        count * layer_seconds
+        + (embedding_seconds if place == 0 else 0.0)
+        + (head_seconds if place == len(on_stage) - 1 else 0.0)
+        for place, count in enumerate(on_stage)
+    )
+    slow = stages.index(max(stages))
+    own = _own(on_stage[slow], layers, embedding if slow == 0 else None, head if slow == len(stages) - 1 else None)
+    fabric = _data_fabric(cluster, reached, software)
+    sends = _sends(shape, work, cluster, fabric, software)
+    gathers = _gathers(shape, work, cluster, fabric, software, layers)
+    per_micro_batch = sends + gathers + software.micro_batch_seconds + _stalls(work, software)
+    busy = schedule.pipeline_seconds(
+        tuple(seconds + per_micro_batch for seconds in stages), work.grad_accum, work.virtual_stages
+    )
+    weights = _rank_weights(shape, work)
+    averaging = _averaging(shape, work, cluster, fabric, software, weights, own.card.total * 2 / 3)
+    update = _update(shape, work, cluster, reached, software, weights)
+    copies = _copies(shape, work, cluster, weights, max(stages))
+    step = busy + averaging + update + copies + software.step_seconds
+    m = work.grad_accum
+    exchanged = m * (own.exchange + per_micro_batch) + averaging
+    bubble = busy - m * (max(stages) + per_micro_batch)
+    compute = m * own.card.total
+    recompute = m * own.again.total
+    known = compute + recompute + exchanged + bubble + update + copies
+    host = max(step - known, 0.0)
+    bounds = {
+        "compute": m * (own.card.compute + own.again.compute),
+        "memory": m * (own.card.memory + own.again.memory) + update,
+        "communication": exchanged + copies,
+        "host": host,
+    }
+    peak = rates.peak_flops(cluster.device, work.dtype)
+    gpus = work.axes.ranks
+    low, high, assumed = _interval(work, cluster, reached, software)
+    return Timing(
+        step_seconds=step,
+        low_seconds=step * low,
+        high_seconds=step * high,
+        compute_seconds=compute,
+        recompute_seconds=recompute,
+        communication_seconds=exchanged,
+        bubble_seconds=bubble,
+        optimizer_seconds=update,
+        copy_seconds=copies,
+        host_seconds=host,
+        tokens_per_second_per_gpu=work.step_tokens / step / gpus,
+        mfu=model_flops(shape, work) / step / gpus / peak,
+        bound_by=max(bounds, key=lambda name: bounds[name]),
+        assumed=assumed,
+    )
+
+
+def model_flops(shape: Shape, work: Work) -> float:
+    """Operations of a step that the network needs by the usual count: (6 P + 12 L H s) a token; see Timing.mfu."""
+    weights = (4 if work.lora_rank else 6) * shape.active_parameters
+    attention = (8 if work.lora_rank else 12) * shape.layers * shape.query_width * work.seq_len / work.packing
+    return (weights + attention) * work.step_tokens
+
+
+def _own(layers: int, each: _Pass, *ends: _Pass | None) -> _Pass:
+    """All that one stage computes."""
+    card, again = each.card * layers, each.again * layers
+    exchange, waits = each.exchange * layers, each.waits * layers
+    for end in ends:
+        if end is not None:
+            card, again = card + end.card, again + end.again
+            exchange, waits = exchange + end.exchange, waits + end.waits
+    return _Pass(card, again, exchange, waits)
+
+
+# ---- one micro-batch -------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8192)
+def _parts(
+    shape: Shape, part: Slice, device: Device, reached: Card, loss: str, recomputed: str
+) -> tuple[tuple[Seconds, Seconds], Seconds, Seconds]:
+    """Seconds of a layer (both passes; what runs again), of the embedding and of the head."""
+
+    def seconds(passes: tuple[operations.Operation, ...]) -> Seconds:
+        return rates.seconds(passes, device, reached, backend=part.backend, seq_len=part.seq_len)
+
+    def both(passes: Passes) -> Seconds:
+        return seconds(passes.forward) + seconds(passes.backward)
+
+    one = operations.layer(shape, part)
+    again = seconds(tuple(op for op in one.forward if _runs_again(op, recomputed)))
+    return (both(one), again), both(operations.embedding(shape, part)), both(operations.head(shape, part, loss))
+
+
+def _runs_again(op: operations.Operation, recomputed: str) -> bool:
+    if recomputed == "attention":
+        return op.name in _ATTENTION_NAMES
+    if recomputed == "selective":
+        return op.family not in ("matmul", "attention", "copy")
+    return recomputed == "full"
+
+
+def _network(
+    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software
+) -> tuple[_Pass, tuple[_Pass, _Pass]]:
+    """An average layer, and the two ends."""
+    backend = work.attention
+    if backend == "auto":
+        backend = rates.auto_backend(cluster.device, work.dtype)
+    part = Slice(
+        tokens=work.tokens,
+        seq_len=work.seq_len // work.packing,
+        tp=work.axes.tp,
+        cp=work.axes.cp,
+        ep=work.axes.ep,
+        sequence_parallel=work.sequence_parallel and work.axes.tp > 1,
+        dtype=work.dtype,
+        residual_bytes=4 if work.autocast and ELEMENT_BYTES[work.dtype] < 4 else max(ELEMENT_BYTES[work.dtype], 2),
+        fused=software.fused,
+        backend=backend,
+        trained=not work.lora_rank,
+        casts=work.autocast and work.weight_bytes > ELEMENT_BYTES[work.dtype],
+        lora_rank=work.lora_rank,
+        quantized=work.quantized,
+    )
+    recomputed = work.checkpointing
+    (both, again), embedding, head = _parts(shape, part, cluster.device, reached, work.loss, recomputed)
+    if shape.experts:
+        (routed, routed_again), _, _ = _parts(
+            shape, replace(part, experts=True), cluster.device, reached, work.loss, recomputed
+        )
+        of_experts = shape.expert_layers / shape.layers
+        both = both * (1 - of_experts) + routed * of_experts
+        again = again * (1 - of_experts) + routed_again * of_experts
+    if work.accumulated_bytes and not work.lora_rank:
+        adding = operations.layer_weights(shape, part) * work.accumulated_bytes
+        both = both + Seconds(0.0, adding / (rates.bandwidth(cluster.device) * reached.memory), 4)
+    exchange, waits = _tensor_exchange(shape, work, cluster, reached, software)
+    factors = (software.matmul_factor, software.memory_factor)
+    again = again.scaled(*factors) * work.checkpointed_fraction
+    return (
+        _Pass(both.scaled(*factors), again, exchange, waits),
+        (
+            _Pass(embedding.scaled(*factors), Seconds(), 0.0, 0.0),
+            _Pass(head.scaled(*factors), Seconds(), 0.0, 0.0),
+        ),
+    )
+
+
+def _tensor_exchange(
+    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software
+) -> tuple[float, float]:
+    """Seconds that nothing hides, and latencies, of a layer's exchanges for one micro-batch.
+
+    Tensor parallelism: two gathers and two scatters in forward, as many in backward and two gathers of the inputs
+    again; without sequence parallelism two all-reduces each.  A recomputed layer repeats its forward's.
+    """
+    layout = work.axes
+    exchange = waits = 0.0
+    fabric = _tensor_fabric(work, cluster, reached, software)
+    activations = float(work.tokens * shape.hidden * max(ELEMENT_BYTES[work.dtype], 2))
+    if layout.tp > 1:
+        group = Group(layout.tp, min(layout.tp, cluster.gpus_per_node))
+        again = 4 * work.checkpointed_fraction if work.checkpointing == "full" else 0
+        calls = (10 if work.sequence_parallel else 8) + again
+        waits += calls * fabric.latency(group)
+        exchange += calls * fabric.moving(group, activations) * software.tensor_exposed
+    if layout.cp > 1:
+        group = _group(layout.cp, layout.tp, cluster)
+        keys = activations / shape.hidden * 2 * shape.key_width / layout.tp
+        passing = 3 * (group.ranks - 1) * fabric.send(keys, group.far)
+        exchange += schedule.exposed(passing, 0.0, 0.0) * software.tensor_exposed
+    if layout.ep > 1 and shape.experts:
+        group = _group(layout.ep, layout.tp, cluster)
+        routed = activations * shape.experts_per_token * shape.expert_layers / shape.layers
+        rate = fabric.near_bytes_per_second
+        if group.far and fabric.far_bytes_per_second is not None:
+            rate = min(rate, fabric.far_bytes_per_second * group.ranks / (group.ranks - group.per_node))
+        exchange += 4 * routed * (group.ranks - 1) / group.ranks / rate
+        waits += 4 * fabric.latency(group)
+    return exchange, waits
+
+
+def _group(ranks: int, inner: int, cluster: Cluster) -> Group:
+    """So many ranks, each `inner` places from the next."""
+    return Group(ranks, max(1, min(ranks, cluster.gpus_per_node // inner)))
+
+
+def _tensor_fabric(work: Work, cluster: Cluster, reached: Card, software: Software) -> Fabric:
+    piped = work.axes.pp > 1 and cluster.nodes > 1
+    return replace(
+        _data_fabric(cluster, reached, software),
+        call_seconds=software.piped_call_seconds if piped else software.call_seconds,
+        hop_seconds=software.piped_hop_seconds if piped else software.hop_seconds,
+        far_hop_seconds=software.piped_far_hop_seconds if piped else software.far_hop_seconds,
+    )
+
+
+@lru_cache(maxsize=256)
+def _data_fabric(cluster: Cluster, reached: Card, software: Software) -> Fabric:
+    network = far_bytes_per_second(cluster)
+    return Fabric(
+        near_bytes_per_second=near_bytes_per_second(cluster, reached) * software.near_part if cluster.gpus > 1 else 1.0,
+        far_bytes_per_second=None if network is None else network * software.far_part,
+        half_bytes=reached.link_half_bytes if cluster.device.nvlink_bytes_per_second else 1e6,
+        call_seconds=20e-6,
+        hop_seconds=2e-6,
+        far_hop_seconds=5e-6,
+    )
+
+
+# ---- pipelines and data parallelism ----------------------------------------------------------------------------
+
+
+def _stages(
+    shape: Shape, work: Work, software: Software, first: float, last: float, each: float
+) -> tuple[int, ...]:
+    """Layers of each stage."""
+    if work.axes.pp == 1:
+        return (shape.layers,)
+    if software.balanced:
+        return schedule.balanced(shape.layers, work.axes.pp, first, last, each)[0]
+    return schedule.equal(shape.layers, work.axes.pp)
+
+
+def _sends(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software) -> float:
+    """Seconds of handing activations on and gradients back, for one micro-batch."""
+    layout = work.axes
+    if layout.pp == 1:
+        return 0.0
+    divided = layout.tp if work.sequence_parallel else 1
+    handed = work.tokens * shape.hidden * max(ELEMENT_BYTES[work.dtype], 2) / divided
+    far = layout.ranks // layout.pp >= cluster.gpus_per_node and cluster.nodes > 1
+    return 2 * work.virtual_stages * fabric.send(handed, far) * software.sends_exposed
+
+
+def _stalls(work: Work, software: Software) -> float:
+    """What pipelines of many ranks were seen to wait for each micro-batch."""
+    crowded = software.crowded_ranks and work.axes.ranks >= software.crowded_ranks and work.axes.pp > 1
+    return software.crowded_seconds if crowded else 0.0
+
+
+def _rank_weights(shape: Shape, work: Work) -> float:
+    """Weights of one rank before data parallelism divides them: its stage's part, its part of each matrix."""
+    layout = work.axes
+    routed = shape.expert_layers * shape.experts * shape.expert_parameters if shape.experts else 0
+    return ((shape.parameters - routed) + routed / layout.ep) / (layout.tp * layout.pp)
+
+
+def trained_weights(shape: Shape, work: Work, weights: float) -> float:
+    """Of a rank's weights, those that are trained: all, or adapters on every linear module of its layers."""
+    if not work.lora_rank:
+        return weights
+    part = Slice(tokens=1, seq_len=1)
+    widths = sum(product.k + product.n for product in operations.products(shape, part))
+    return work.lora_rank * widths * shape.layers / (work.axes.tp * work.axes.pp)
+
+
+def _shard_group(work: Work, cluster: Cluster) -> Group:
+    return _group(work.axes.shards, work.axes.tp, cluster)
+
+
+def _gathers(
+    shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software, each: _Pass
+) -> float:
+    """Seconds of gathering sharded weights and scattering their gradients that one micro-batch does not hide."""
+    if not work.sharded:
+        return 0.0
+    group = _shard_group(work, cluster)
+    part = Slice(tokens=1, seq_len=1, tp=work.axes.tp, ep=work.axes.ep, experts=bool(shape.experts))
+    weights = operations.layer_weights(shape, part)
+    gathered = ELEMENT_BYTES[work.dtype] if work.dtype != "fp8" else 2
+    forward = fabric.gather(group, weights * gathered)
+    backward = (forward if work.gathers_again or work.checkpointing != "none" else 0.0) + (
+        0.0 if work.lora_rank else fabric.gather(group, weights * work.gradient_bytes)
+    )
+    working = each.seconds(software)
+    layers = shape.layers / work.axes.pp
+    hidden = schedule.exposed(forward, working / 3, software.gather_overlap) + schedule.exposed(
+        backward, working * 2 / 3, software.gather_overlap
+    )
+    ends = shape.embedding_parameters * (1 if shape.tied else 2) / work.axes.tp
+    first = fabric.gather(group, ends * gathered) + fabric.gather(group, ends * work.gradient_bytes) / 2
+    return layers * hidden + first
+
+
+def _averaging(
+    shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software, weights: float, backward: float
+) -> float:
+    """Seconds of averaging gradients over data-parallel ranks, once a step, that the last backward does not hide."""
+    layout = work.axes
+    trained = trained_weights(shape, work, weights)
+    ranks = layout.dp_replicate * (1 if work.sharded else layout.dp_shard)
+    if ranks == 1 or work.shard == "none":
+        return 0.0
+    inner = layout.tp * layout.cp * (layout.dp_shard if work.sharded else 1)
+    group = _group(ranks, inner, cluster)
+    kept = trained / (layout.shards if work.sharded else 1)
+    averaged = kept * work.gradient_bytes
+    moving = 2 * fabric.moving(group, averaged)
+    if group.far and software.bucket_seconds:
+        doublings = max(group.nodes, 1.0)
+        moving += averaged / software.bucket_bytes * software.bucket_seconds * _log2(doublings)
+    return schedule.exposed(moving, backward, 0.0) * (1 - software.data_overlap) + software.data_overlap * max(
+        moving - backward, 0.0
+    )
+
+
+def _log2(value: float) -> float:
+    from math import log2
+
+    return log2(value)
+
+
+# ---- the optimizer and copies ----------------------------------------------------------------------------------
+
+
+def _update(
+    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, weights: float
+) -> float:
+    """Seconds of the optimizer's step on the card; on the host it is a copy."""
+    trained = trained_weights(shape, work, weights)
+    if work.shard in ("zero1", "zero2", "zero3", "hsdp"):
+        trained /= work.axes.shards if work.sharded else work.axes.data_parallel
+    if work.optimizer_offload or work.param_offload:
+        return trained * 28 / _HOST_ADAM_BYTES_PER_SECOND
+    scale = work.weight_bytes / 4 if work.weight_bytes < 4 and work.gradient_bytes < 4 else 1.0
+    moved = trained * OPTIMIZER_BYTES.get(work.optimizer, 80) * scale * software.optimizer_factor
+    clip = trained * 3 * work.gradient_bytes if work.clipped else 0.0
+    passing = (moved + clip) / (rates.bandwidth(cluster.device) * reached.memory)
+    if work.optimizer == "muon":
+        passing += _newton_schulz(shape, trained, cluster, reached)
+    modules = 7 if shape.gated else 6
+    launches = LAUNCHES.get(work.optimizer, 1) * shape.layers / work.axes.pp * (modules + shape.norms)
+    return max(passing, launches * software.kernel_seconds)
+
+
+def _newton_schulz(shape: Shape, trained: float, cluster: Cluster, reached: Card) -> float:
+    """Five iterations, each (4 n + 2 m) m^2 operations on a matrix of m <= n: 4 m + 2 m^2/n for each weight."""
+    m, n = sorted((shape.hidden, shape.intermediate))
+    each = 5 * (4 * m + 2 * m * m / n)
+    return trained * each / (rates.peak_flops(cluster.device, "bf16") * reached.matmul)
+
+
+def _copies(shape: Shape, work: Work, cluster: Cluster, weights: float, micro_batch: float) -> float:
+    """Seconds of copies between card and host that a step does not hide."""
+    device = cluster.device
+    link = device.host_link_bytes_per_second or device.pcie_bytes_per_second
+    if not (work.optimizer_offload or work.param_offload or work.activation_offload) or link is None:
+        return 0.0
+    rate = 0.85 * link
+    total = 0.0
+    shards = work.axes.shards if work.sharded else 1
+    if work.optimizer_offload and not work.param_offload:
+        total += trained_weights(shape, work, weights) / shards * (work.gradient_bytes + work.weight_bytes) / rate
+    if work.param_offload:
+        moved = weights / shards * work.weight_bytes * (2 + 1) / rate
+        total += work.grad_accum * schedule.exposed(moved, micro_batch, 0.5)
+    if work.activation_offload:
+        kept = work.tokens * shape.hidden * 2 * shape.layers / work.axes.pp
+        total += work.grad_accum * schedule.exposed(2 * kept / rate, micro_batch, 0.8)
+    return total
+
+
+def _interval(
+    work: Work, cluster: Cluster, reached: Card, software: Software
+) -> tuple[float, float, tuple[str, ...]]:
+    """Factors of the interval's ends, and what is assumed."""
+    low, high = software.low_factor, software.high_factor
+    assumed: list[str] = []
+    if not reached.known:
+        low, high = low**1.5, high**1.5
+        assumed.append(
+            f"time: no card of capability {cluster.device.capability[0]}.{cluster.device.capability[1]} was measured; "
+            f"taken to reach the parts of its peaks that one of {reached.capability} does"
+        )
+    if cluster.nodes > 1 and cluster.network_bytes_per_second is None:
+        assumed.append("time: the network between machines is what machines with this card usually have")
+    if work.optimizer_offload or work.param_offload:
+        low, high = low**1.5, high**1.5
+        assumed.append("time: the host's processor is taken to move 30 GB/s in the optimizer's step")
+    return low, high, tuple(assumed)

@@ -1,0 +1,134 @@
+"""What a rank has to do in one optimizer step, in the terms that decide how long it takes."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from tonnage.axes import SHARDING, Axes, axes
+from tonnage.costs.operations import ELEMENT_BYTES
+from tonnage.device import Cluster
+from tonnage.job import Job
+from tonnage.plan import Plan
+
+RECOMPUTED: Final = ("none", "full", "attention", "selective")
+"""What of a checkpointed layer runs again: nothing, all, its attention, all but its matrix products."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A step's batch, its layout on ranks, and the techniques that cost or save time."""
+
+    seq_len: int
+    """Tokens s of a sequence."""
+    micro_batch: int = 1
+    """Sequences b of a micro-batch on one data-parallel rank."""
+    grad_accum: int = 1
+    """Micro-batches of a step."""
+    packing: int = 1
+    """Documents of a sequence."""
+    axes: Axes = Axes()
+    """The ranks."""
+    schedule: str = "1f1b"
+    """Of the pipeline."""
+    virtual_stages: int = 1
+    """Stages on each rank of an interleaved pipeline."""
+    sequence_parallel: bool = True
+    """With tensor parallelism: whether norms and residuals are divided too."""
+    dtype: str = "bf16"
+    """Of matrix products; `tf32` and `fp8` among them."""
+    weight_bytes: int = 4
+    """Of a stored weight."""
+    gradient_bytes: int = 4
+    """Of a gradient as it is kept and averaged."""
+    autocast: bool = True
+    """Whether weights are cast in each forward pass and the residual stream is fp32."""
+    accumulated_bytes: int = 0
+    """Moved for each weight and micro-batch to add its gradient to what was accumulated, where that takes its own pass."""
+    lora_rank: int = 0
+    """Rank of adapters; 0: the weights themselves are trained."""
+    quantized: bool = False
+    """Whether frozen weights have 4 bits."""
+    checkpointing: str = "none"
+    """What runs again, of RECOMPUTED."""
+    checkpointed_fraction: float = 1.0
+    """Part of the layers that run again."""
+    attention: str = "auto"
+    """The backend."""
+    loss: str = "plain"
+    """`plain`, `chunked` or `fused`."""
+    optimizer: str = "adamw"
+    """Its name as in a Plan."""
+    clipped: bool = False
+    """Whether the norm of all gradients is taken before the step."""
+    shard: str = "none"
+    """`none`, `ddp`, `zero1`, `zero2`, `zero3` or `hsdp`."""
+    optimizer_offload: bool = False
+    """Whether states rest on the host, where the optimizer runs."""
+    param_offload: bool = False
+    """Whether sharded weights rest on the host."""
+    activation_offload: bool = False
+    """Whether activations wait on the host."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one rank, after context parallelism."""
+        return self.seq_len * self.micro_batch // self.axes.cp
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step on all ranks."""
+        return self.seq_len * self.micro_batch * self.grad_accum * self.axes.data_parallel
+
+    @property
+    def sharded(self) -> bool:
+        """Whether weights are gathered before they are used."""
+        return self.shard in SHARDING and self.axes.shards > 1
+
+    @property
+    def gathers_again(self) -> bool:
+        """Whether weights are gathered for the backward pass too."""
+        return self.shard in ("zero3", "hsdp")
+
+    @staticmethod
+    def of(job: Job, plan: Plan, cluster: Cluster) -> "Work":
+        """What a Job under a Plan has to do on a Cluster; `job` has its accumulation steps decided."""
+        precision, compute = plan.precision, plan.compute_dtype
+        true = precision in ("bf16-true", "fp16-true", "fp32")
+        weight_bytes = ELEMENT_BYTES[compute] if true or precision == "megatron-bf16" else 4
+        frozen = job.method != "full"
+        layout = axes(plan, cluster.gpus, cluster.gpus_per_node)
+        mixed_by_fsdp = plan.shard in SHARDING  # its own mixed precision, in place of autocast
+        return Work(
+            seq_len=job.seq_len,
+            micro_batch=job.micro_batch,
+            grad_accum=job.grad_accum,
+            packing=job.packing or 1,
+            axes=layout,
+            schedule=plan.pp_schedule,
+            virtual_stages=plan.pp_stages if plan.pp_schedule == "interleaved" else 1,
+            sequence_parallel=plan.tp > 1 and plan.sequence_parallel != "off",
+            dtype="fp8" if precision == "fp8" else compute,
+            weight_bytes=weight_bytes,
+            gradient_bytes=4 if precision == "megatron-bf16" else weight_bytes,
+            autocast=not true and precision != "megatron-bf16" and not mixed_by_fsdp,
+            accumulated_bytes=(10 if precision == "megatron-bf16" else 3 * weight_bytes * (job.grad_accum > 1)),
+            lora_rank=job.lora_rank if frozen else 0,
+            quantized=job.method == "qlora",
+            **_checkpointing(plan),
+            attention=plan.attention,
+            loss=plan.loss,
+            optimizer=plan.optimizer,
+            clipped=plan.clip_grad_norm is not None,
+            shard=plan.shard,
+            optimizer_offload=plan.optimizer_offload != "none",
+            param_offload=plan.param_offload != "none",
+            activation_offload=plan.activation_offload != "none",
+        )
+
+
+def _checkpointing(plan: Plan) -> dict[str, str | float]:
+    """What runs again, and in which part of the layers; what a budget chooses is taken for all but the products."""
+    every = plan.checkpoint_interval
+    if every:
+        return {"checkpointing": "full", "checkpointed_fraction": 1 / every}
+    known = {"none": "none", "full": "full", "sqrt": "full", "attention": "attention"}
+    return {"checkpointing": known.get(plan.checkpointing, "selective")}
