@@ -65,11 +65,11 @@ def predicted(job: Job, plan: Plan, count: int = 2, **ranks: Any) -> tuple[Bound
 
         def reached(name: str) -> None:
             recorder.settle()
-            boundaries.append((name, recorder.live_bytes))
+            boundaries.append((name, recorder.memory.live_bytes))
 
         kept = _train(job, plan, count, reached, initialise=False, **ranks)
         del kept
-    return boundaries, recorder.peak_bytes
+    return boundaries, recorder.memory.peak_allocated_bytes
 
 
 def _train(job: Job, plan: Plan, count: int, reached: Reached, *, initialise: bool, **ranks: Any) -> Any:

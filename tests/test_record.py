@@ -260,13 +260,13 @@ def test_sizes_and_lives_of_storages() -> None:
     with record.recording(torch.device("cpu"), 2**30) as (recorder, _watch):
         made = torch.zeros(10)
         view = made.view(5, 2)
-        assert recorder.live_bytes == 40
+        assert recorder.memory.live_bytes == 40
         del made
-        assert recorder.live_bytes == 40
+        assert recorder.memory.live_bytes == 40
         view.untyped_storage().resize_(0)
-        assert recorder.live_bytes == 0
+        assert recorder.memory.live_bytes == 0
         view.untyped_storage().resize_(80)
-        assert recorder.live_bytes == 80
+        assert recorder.memory.live_bytes == 80
         del view
-        assert recorder.live_bytes == 0
-        assert recorder.peak_bytes == 80
+        assert recorder.memory.live_bytes == 0
+        assert recorder.memory.peak_allocated_bytes == 80

@@ -25,6 +25,7 @@ def estimate(
     torch_version: str | None = None,
     offline: bool = False,
     worker: Any = None,
+    source: str = "ghost",
     fresh: bool = False,
     progress: "Callable[[str], None]" = lambda text: None,
     **options: Any,
@@ -33,6 +34,7 @@ def estimate(
 
     `options` are the fields of Job and Plan: `tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192,
     shard="zero3", checkpointing="full")`.  `worker` is a warm `tonnage.Worker`, for many estimates in a row.
+    `source="meta"` needs no ghost: it imitates the card on any platform, with a wider interval.
     `fresh` runs the steps even if the same were run before.
     Raises UsageError, CannotEstimate and their kinds; not fitting is an answer (`Estimate.fits`).
     """
@@ -51,6 +53,7 @@ def estimate(
         steps=steps,
         torch_version=torch_version,
         worker=worker,
+        source=source,
         fresh=fresh,
         progress=progress,
     ).estimate

@@ -2,17 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Final
 
 from tonnage.axes import axes
 from tonnage.device import CPU, Cluster
-from tonnage.errors import UsageError
+from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.job import Job
 from tonnage.plan import Plan
 from tonnage.summary import Run, summarise
 from tonnage.trace import Trace
 
 Progress = Callable[[str], None]
+
+SOURCES: Final = ("ghost", "meta")
+"""Where an estimate's Trace may come from; `real` ones are recorded, not estimated."""
 
 
 def estimate(
@@ -24,18 +27,22 @@ def estimate(
     steps: int = 3,
     torch_version: str | None = None,
     worker: Any = None,
+    source: str = "ghost",
     fresh: bool = False,
     progress: Progress = lambda text: None,
 ) -> Run:
     """Run `steps` optimizer steps of one rank on a ghost of the cluster's card, in a process of its own.
 
     For the device `cpu` nothing is run on a ghost: the step is recorded here, without computing (see `record`).
-    `worker` is a warm `tonnage.ghost.pool.Worker` to use instead of a new one.  Where the same was run before, its
-    Trace is taken from the shelf (`tonnage.shelf`) and no ghost is started, unless `fresh`.
+    With the source `meta` this is so for every card, whose choices are imitated (see `portable`).  `worker` is a warm
+    `tonnage.ghost.pool.Worker` to use instead of a new one.  Where the same was run before, its Trace is taken from
+    the shelf (`tonnage.shelf`) and nothing is run, unless `fresh`.
 
     Raises UsageError when a technique refuses the job, CannotEstimate when the model cannot be built,
     GhostUnavailable when no ghost can run here.
     """
+    if source not in SOURCES:
+        raise UsageError(f"Unknown source {source!r}; possible: {', '.join(SOURCES)}.")
     job = job.on_ranks(axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel)
     check(job, plan, cluster)
     if not 0 <= rank < cluster.gpus:
@@ -51,12 +58,17 @@ def estimate(
     from tonnage.ghost.pool import request
 
     version = worker.torch_version if worker is not None else torch_version
-    asked = request(job, plan, cluster, rank=rank, steps=steps)
+    if source == "meta":
+        _check_portable(job, plan, cluster, version)
+    asked = {**request(job, plan, cluster, rank=rank, steps=steps), "source": source}
     key = shelf.key(asked, version)
     kept = shelf.find(key) if key is not None and not fresh else None
     if kept is not None:
         return _from_the_shelf(_summed_up(kept, job, plan, cluster, steps))
-    trace = _run(job, plan, cluster, rank, steps, version, worker, progress)
+    if source == "meta":
+        trace = _imitated(job, plan, cluster, rank, steps, progress)
+    else:
+        trace = _run(job, plan, cluster, rank, steps, version, worker, progress)
     if key is not None and key == shelf.key(asked, version):  # nothing was installed meanwhile
         shelf.keep(key, trace)
     return _summed_up(trace, job, plan, cluster, steps)
@@ -76,6 +88,22 @@ def check(job: Job, plan: Plan, cluster: Cluster) -> None:
         raise UsageError(f"{refusal}")
 
 
+def _check_portable(job: Job, plan: Plan, cluster: Cluster, torch_version: str | None) -> None:
+    from tonnage.portable import scope
+
+    if torch_version is not None:
+        raise UsageError("The source meta runs the installed torch only; leave the version out, or choose ghost.")
+    for refusal in scope.refusals(job, plan, cluster):
+        raise UsageError(f"{refusal}")
+
+
+def _imitated(job: Job, plan: Plan, cluster: Cluster, rank: int, steps: int, progress: Progress) -> Trace:
+    from tonnage.portable import step
+
+    progress(f"imitating {steps} steps on a {cluster.device.id}")
+    return step.run(job, plan, cluster, rank=rank, steps=steps)
+
+
 def _run(
     job: Job,
     plan: Plan,
@@ -91,9 +119,12 @@ def _run(
         return found
     from tonnage.ghost.pool import Worker
 
-    with Worker(torch_version, progress) as own:
-        progress(f"running {steps} steps on a ghost {cluster.device.id}")
-        return own.run(job, plan, cluster, rank=rank, steps=steps)
+    try:
+        with Worker(torch_version, progress) as own:
+            progress(f"running {steps} steps on a ghost {cluster.device.id}")
+            return own.run(job, plan, cluster, rank=rank, steps=steps)
+    except GhostUnavailable as error:
+        raise GhostUnavailable(f"{error} Or choose --source meta, which needs no ghost.") from error
 
 
 def _summed_up(trace: Trace, job: Job, plan: Plan, cluster: Cluster, steps: int) -> Run:

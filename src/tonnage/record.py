@@ -17,10 +17,10 @@ import sys
 import time
 import weakref
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -55,6 +55,12 @@ VALUES: Final = "values that were computed and then read: zero"
 KNOWN_ELEMENTS: Final = 2**20
 """Tensors up to this size are computed for real if they hold whole numbers that are known."""
 
+Temporaries = Callable[["Recorder", Any, Any, Any, Any], Sequence[int]]
+"""What an operation takes and gives back inside itself: bytes of each block, from it, its arguments and its result.
+
+It may have the Recorder hold what is taken for good.
+"""
+
 _ALLOCATED: Final = ("segment_alloc", "alloc")
 _FREED: Final = ("free_requested", "free_completed", "segment_free")
 _CODES: Final = {name: code for code, name in enumerate(ACTIONS)}
@@ -62,11 +68,89 @@ _LINE_BYTES: Final = 64
 """Made-up addresses are multiples of it, as those of torch's CPU allocator."""
 
 
+class Memory(Protocol):
+    """Where a Recorder's device keeps what is recorded, and the account of it."""
+
+    capacity_bytes: int
+    """What the device has."""
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most that was handed out at once."""
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that was held from the system at once."""
+
+    @property
+    def retries(self) -> int:
+        """How often memory was given back to the system to serve a request."""
+
+    def allocate(self, size_bytes: int, mark: int) -> int:
+        """The address of a new block of at least one byte.  Raises DoesNotFit."""
+
+    def free(self, address: int, size_bytes: int, mark: int) -> None:
+        """Give a block back."""
+
+    def columns(self) -> dict[str, array[int]]:
+        """All events so far, as a Trace has them."""
+
+
+class DoesNotFit(Exception):
+    """A request that a device could not serve; the message is that of torch's own error."""
+
+
+class HostMemory:
+    """The system's memory: each block is a segment of its own, neither rounded nor kept for later."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.live_bytes = self.peak_allocated_bytes = 0
+        self.retries = 0
+        self._columns: dict[str, array[int]] = {name: array("q") for name in EVENT_COLUMNS}
+        self._next_address = _LINE_BYTES
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """What is handed out is all that is held."""
+        return self.peak_allocated_bytes
+
+    def allocate(self, size_bytes: int, mark: int) -> int:
+        """Memory right behind the last.  Raises DoesNotFit."""
+        if self.live_bytes + size_bytes > self.capacity_bytes:
+            self._note("oom", 0, size_bytes, mark)
+            raise DoesNotFit(
+                f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size_bytes} bytes; "
+                f"{self.live_bytes} of {self.capacity_bytes} are in use."
+            )
+        address = self._next_address
+        self._next_address += -(-size_bytes // _LINE_BYTES) * _LINE_BYTES
+        for action in _ALLOCATED:
+            self._note(action, address, size_bytes, mark)
+        self.live_bytes += size_bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.live_bytes)
+        return address
+
+    def free(self, address: int, size_bytes: int, mark: int) -> None:
+        """The system has it again at once."""
+        for action in _FREED:
+            self._note(action, address, size_bytes, mark)
+        self.live_bytes -= size_bytes
+
+    def columns(self) -> dict[str, array[int]]:
+        """A copy of the events."""
+        return {name: column[:] for name, column in self._columns.items()}
+
+    def _note(self, action: str, address: int, size_bytes: int, mark: int) -> None:
+        for name, value in zip(EVENT_COLUMNS, (_CODES[action], address, size_bytes, 0, mark), strict=True):
+            self._columns[name].append(value)
+
+
 class _KnownValues:
     """Small tensors of whole numbers and truth values whose contents follow from what the program wrote down.
 
     Token ids, positions and masks decide which way a program goes.  What is computed of them alone is computed for
-    real beside the fake tensors, views and changes in place included; nothing else has values.
+    real beside the fake tensors, on the host, views and changes in place included; nothing else has values.
     """
 
     def __init__(self) -> None:
@@ -77,6 +161,8 @@ class _KnownValues:
         if not all(self._is_known(tensor) for tensor in _tensors((args, kwargs))):
             return None
         args, kwargs = tree_map_only(torch.Tensor, lambda tensor: self._real.get(tensor, tensor), (args, kwargs))
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
         with _disable_current_modes(), torch.no_grad():
             return op(*args, **kwargs)
 
@@ -103,7 +189,7 @@ class _KnownValues:
 
 def _is_simple(tensor: torch.Tensor) -> bool:
     countable = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-    return countable and tensor.numel() <= KNOWN_ELEMENTS and tensor.device.type == "cpu"
+    return countable and tensor.numel() <= KNOWN_ELEMENTS and tensor.device.type != "meta"
 
 
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
@@ -133,32 +219,40 @@ class _Block:
     size_bytes: int
     storage: weakref.ref[torch.UntypedStorage]
     """Held because its callback tells of the end."""
+    maker: weakref.ref[torch.Tensor]
+    """The tensor with which it was first seen; others are views."""
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A sum of gradients of which it is not known yet whether it was made in place."""
+
+    result: weakref.ref[torch.Tensor]
+    first: int
+    """Key of the storage of what was there already."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]
-    """Hears of every storage on one device: when it is made, resized and given back.
+    """Hears of every storage on one device: when it is made, resized and given back; `memory` keeps account."""
 
-    Each storage is a block in a segment of its own, because the system's allocator is asked for each.
-    """
-
-    def __init__(self, device: torch.device, capacity_bytes: int) -> None:
+    def __init__(self, device: torch.device, memory: Memory, temporaries: Temporaries | None = None) -> None:
         super().__init__()
         self.device = device
-        self.capacity_bytes = capacity_bytes
-        self.columns: dict[str, array[int]] = {name: array("q") for name in EVENT_COLUMNS}
-        self.live_bytes = self.peak_bytes = 0
+        self.memory = memory
+        self.temporaries = temporaries
         self.read_values = False
         self.mark: Callable[[], int] = lambda: 0
         """The number of the mark that events belong to."""
         self.on_shortage: Callable[[int], None] = lambda requested_bytes: None
         """Told of a request that does not fit, before OutOfMemoryError is raised."""
         self._blocks: dict[int, _Block] = {}
-        self._next_address = _LINE_BYTES
         self._results: list[tuple[weakref.ref[torch.Tensor], str]] = []
+        self._sum: _Sum | None = None
         self._values = _KnownValues()
 
     def address(self, tensor: torch.Tensor) -> int:
         """Where the tensor's storage begins; 0 where it has no memory on the device."""
+        self._place_sum()
         block = self._blocks.get(_key(tensor.untyped_storage()))
         return block.address if block is not None else 0
 
@@ -183,11 +277,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._values.keep(result, known)
         else:
             self._values.follow(op, args, kwargs, result)
-        for tensor in _plain(result):
-            self.see(tensor)
+        if self._accumulates(op, args):
+            self._sum = _Sum(weakref.ref(result), _key(args[0].untyped_storage()))
+        else:
+            for tensor in _plain(result):
+                self.see(tensor)
+        if self.temporaries is not None:
+            self._use(self.temporaries(self, op, args, kwargs, result))
         if torch.is_grad_enabled():
             self._results += [(weakref.ref(leaf), name) for leaf in _tensors(result) for name in _numbers(op, args)]
         return result
+
+    def _accumulates(self, op: Any, args: Any) -> bool:
+        """Whether this may be autograd adding a gradient to what is there already, which it does in place if it can.
+
+        It can where nobody else has the first gradient and that is no view; under a dispatch mode it never does.
+        The sum then takes the memory of the first if that ends before anything else happens; else it gets its own.
+        torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
+        """
+        if op is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
+            return False
+        block = self._blocks.get(_key(args[0].untyped_storage())) if type(args[0]) is FakeTensor else None
+        return block is not None and block.maker() is args[0]
 
     def see(self, tensor: torch.Tensor) -> None:
         """Note the tensor's storage if it is new, or if it has another size than before."""
@@ -196,7 +307,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         storage = tensor.untyped_storage()
         block = self._blocks.get(_key(storage))
         if block is None:
-            self._meet(storage)
+            self._meet(tensor, storage)
         elif block.size_bytes != storage.nbytes():
             self.resized(storage)
 
@@ -209,43 +320,62 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             block.address = self._allocate(block.size_bytes)
             self._free(*before)
 
-    def _meet(self, storage: torch.UntypedStorage) -> None:
-        key, size = _key(storage), storage.nbytes()
-        gone = functools.partial(self._gone, key)
-        self._blocks[key] = _Block(self._allocate(size), size, weakref.ref(storage, gone))
+    def _meet(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
+        size = storage.nbytes()
+        self._remember(self._allocate(size), size, tensor, storage)
+
+    def _remember(self, address: int, size: int, tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
+        gone = functools.partial(self._gone, _key(storage))
+        self._blocks[_key(storage)] = _Block(address, size, weakref.ref(storage, gone), weakref.ref(tensor))
 
     def _gone(self, key: int, _reference: object) -> None:
         block = self._blocks.pop(key)
+        if self._sum is not None and key == self._sum.first and self._summed_in_place(block):
+            return
+        self._place_sum()
         self._free(block.address, block.size_bytes)
+
+    def _summed_in_place(self, part: _Block) -> bool:
+        """Whether the sum that was computed last took the memory of this part, whose end is told."""
+        assert self._sum is not None
+        result = self._sum.result()
+        storage = result.untyped_storage() if result is not None else None
+        if storage is None or storage.nbytes() != part.size_bytes or _key(storage) in self._blocks:
+            return False
+        self._sum = None
+        self._remember(part.address, part.size_bytes, result, storage)
+        return True
+
+    def _place_sum(self) -> None:
+        """Give the sum that was computed last memory of its own."""
+        pending, self._sum = self._sum, None
+        result = pending.result() if pending is not None else None
+        if result is not None:
+            self.see(result)
+
+    def _use(self, sizes: Sequence[int]) -> None:
+        """Take blocks of these sizes and give them back, the last one first."""
+        addresses = [(self._allocate(size), size) for size in sizes if size]
+        for address, size in reversed(addresses):
+            self._free(address, size)
+
+    def hold(self, size_bytes: int) -> None:
+        """Take a block that is never given back."""
+        self._allocate(size_bytes)
 
     def _allocate(self, size: int) -> int:
         """The address of a new block; 0 for none.  Raises torch.OutOfMemoryError."""
         if size == 0:
             return 0
-        if self.live_bytes + size > self.capacity_bytes:
-            self._note("oom", 0, size)
+        try:
+            return self.memory.allocate(size, self.mark())
+        except DoesNotFit as error:
             self.on_shortage(size)
-            raise torch.OutOfMemoryError(
-                f"DefaultCPUAllocator: can't allocate memory: you tried to allocate {size} bytes; "
-                f"{self.live_bytes} of {self.capacity_bytes} are in use."
-            )
-        address = self._next_address
-        self._next_address += -(-size // _LINE_BYTES) * _LINE_BYTES
-        for action in _ALLOCATED:
-            self._note(action, address, size)
-        self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        return address
+            raise torch.OutOfMemoryError(str(error)) from None
 
     def _free(self, address: int, size: int) -> None:
         if address:
-            for action in _FREED:
-                self._note(action, address, size)
-            self.live_bytes -= size
-
-    def _note(self, action: str, address: int, size: int) -> None:
-        for name, value in zip(EVENT_COLUMNS, (_CODES[action], address, size, 0, self.mark()), strict=True):
-            self.columns[name].append(value)
+            self.memory.free(address, size, self.mark())
 
     def _formula(self, op: Any) -> Any:
         """The operation, or what stands in where torch's rule for fake tensors is narrower than its CPU kernel."""
@@ -266,6 +396,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         The dispatcher shows them as plain numbers, so they are looked for in the nodes of the results, which are
         there as soon as the next operation begins.
         """
+        self._place_sum()
         results, self._results = self._results, []
         for reference, name in results:
             tensor = reference()
@@ -321,16 +452,23 @@ def inside(name: str) -> Any:
 
 @contextmanager
 def recording(device: torch.device, capacity_bytes: int) -> Iterator[tuple[Recorder, Any]]:
-    """Within it nothing is computed, and everything on `device` is recorded; gives the Recorder and its Watch."""
-    recorder = Recorder(device, capacity_bytes)
+    """Within it nothing is computed, and everything on the host is recorded; gives the Recorder and its Watch."""
+    recorder = Recorder(device, HostMemory(capacity_bytes))
+    with watching(recorder, FakeTensorMode(allow_non_fake_inputs=True)) as watch:
+        yield recorder, watch
+
+
+@contextmanager
+def watching(recorder: Recorder, fake: FakeTensorMode) -> Iterator[Any]:
+    """Within it tensors are fake and the Recorder hears of them; gives a Watch."""
     watch = inside("watch").Watch(torch, address=recorder.address)
     recorder.mark = lambda: len(watch.marks) - 1
-    recorder.on_shortage = lambda requested: watch.out_of_memory(0, requested, capacity_bytes, 0)
+    recorder.on_shortage = lambda requested: watch.out_of_memory(0, requested, recorder.memory.capacity_bytes, 0)
     patches = (_outside_the_dispatcher(recorder), _converted_as_real(), _alone_in_ddp(), _unnoticed(), watch.hooked())
-    with FakeTensorMode(allow_non_fake_inputs=True), recorder, ExitStack() as stack:
+    with fake, recorder, ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        yield recorder, watch
+        yield watch
 
 
 @contextmanager
@@ -459,11 +597,27 @@ def _unnoticed() -> Iterator[None]:
 
 def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3) -> Trace:
     """The Trace of one rank's steps on the CPU.  Raises CannotEstimate where the step needs computed values."""
+    with recording(torch.device("cpu"), cluster.device.capacity_bytes) as (recorder, watch):
+        return steps_of(job, plan, cluster, recorder, watch, rank=rank, steps=steps, assumed=(NOT_SEEN,))
+
+
+def steps_of(
+    job: Job,
+    plan: Plan,
+    cluster: Cluster,
+    recorder: Recorder,
+    watch: Any,
+    *,
+    rank: int,
+    steps: int,
+    assumed: tuple[str, ...],
+    allocator_settings: str = "",
+) -> Trace:
+    """Run the job's steps where a Recorder is listening.  Raises CannotEstimate where they need computed values."""
     began = time.perf_counter()
     ended: dict[str, Any] = {"kind": "completed"}
-    device = torch.device("cpu")
-    world = World(size=cluster.gpus, rank=rank, gpus_per_node=cluster.gpus_per_node, device=device)
-    with recording(device, cluster.device.capacity_bytes) as (recorder, watch), _own_group():
+    world = World(size=cluster.gpus, rank=rank, gpus_per_node=cluster.gpus_per_node, device=recorder.device)
+    with _own_group():
         try:
             kept = engine_of(plan).run(job, plan, world, steps)
         except torch.OutOfMemoryError as error:
@@ -474,9 +628,9 @@ def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3
                 f"The step depends on computed values, which do not exist here ({error})."
             ) from error
         watch.finish()
-        trace = _trace(recorder, watch, cluster, rank=rank, outcome=ended, seconds=time.perf_counter() - began)
+        found = _trace(recorder, watch, cluster, rank=rank, outcome=ended, assumed=assumed)
         del kept  # what was built lives until its trace is written
-    return trace
+    return replace(found, allocator_settings=allocator_settings, seconds=time.perf_counter() - began)
 
 
 @contextmanager
@@ -491,16 +645,18 @@ def _own_group() -> Iterator[None]:
 
 
 def _trace(
-    recorder: Recorder, watch: Any, cluster: Cluster, *, rank: int, outcome: dict[str, Any], seconds: float
+    recorder: Recorder, watch: Any, cluster: Cluster, *, rank: int, outcome: dict[str, Any], assumed: tuple[str, ...]
 ) -> Trace:
+    memory, device = recorder.memory, cluster.device
     return Trace(
         source="meta",
         versions=inside("written").versions(torch),
         device={
             "type": recorder.device.type,
-            "name": cluster.device.name,
-            "total_bytes": recorder.capacity_bytes,
-            "context_bytes": 0,
+            "name": device.name,
+            "total_bytes": memory.capacity_bytes,
+            "capability": f"{device.capability[0]}.{device.capability[1]}",
+            "context_bytes": device.context_bytes,
             "devices": 1,
         },
         rank=rank,
@@ -508,15 +664,14 @@ def _trace(
         steps=watch.steps,
         outcome=outcome,
         peaks={
-            "allocated_bytes": recorder.peak_bytes,
-            "reserved_bytes": recorder.peak_bytes,
-            "retries": 0,
+            "allocated_bytes": memory.peak_allocated_bytes,
+            "reserved_bytes": memory.peak_reserved_bytes,
+            "retries": memory.retries,
             "ooms": len(watch.ooms),
         },
         model=watch.model,
-        assumed=(NOT_SEEN, *((VALUES,) if recorder.read_values else ())),
-        seconds=seconds,
+        assumed=(*assumed, *((VALUES,) if recorder.read_values else ())),
         marks=tuple(Mark(step=done, phase=phase, module=module) for done, phase, module in watch.marks),
         claims=tuple(Claim(mark=mark, address=address, category=kind) for mark, address, kind in watch.claims),
-        event_columns={name: column[:] for name, column in recorder.columns.items()},
+        event_columns=memory.columns(),
     )

@@ -47,6 +47,15 @@ def estimate(
         bool,
         typer.Option("--offline", help="Never ask the network about a model.", rich_help_panel=CARD),
     ] = False,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--source",
+            help="ghost: the real code on a ghost GPU; meta: imitated, on any platform, less exact.",
+            metavar="WORD",
+            rich_help_panel=CARD,
+        ),
+    ] = "ghost",
     fresh: Annotated[
         bool,
         typer.Option("--fresh", help="Run the steps even if the same were run before.", rich_help_panel=CARD),
@@ -70,6 +79,14 @@ def estimate(
     with progress() as say:
         job, plan = request(model, offline=offline, **options)
         run = predict.estimate(
-            job, plan, cluster, rank=rank, steps=steps, torch_version=torch, fresh=fresh, progress=say
+            job,
+            plan,
+            cluster,
+            rank=rank,
+            steps=steps,
+            torch_version=torch,
+            source=source,
+            fresh=fresh,
+            progress=say,
         )
     return deliver(run.estimate, lambda: run.traces, wanted)

@@ -1,0 +1,132 @@
+"""Fake tensors of a card in a torch that knows no CUDA: their kernels' choices, and torch.cuda's answers.
+
+To Python and to the dispatcher such a tensor is one of `cuda:0`, with CUDA's keys for autograd and autocast.  To
+torch's C++ it is one of `meta`, since a build for the CPU has no guards, streams or threads of a CUDA device.  What
+C++ code decides by a tensor's device is decided here instead (`choices`, `autocast`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import patch
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim import optimizer
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from tonnage.device import Device
+
+CARD: Final = torch.device("cuda", 0)
+
+
+class FakeCard(FakeTensorMode):  # type: ignore[misc]
+    """Where C++ code asks for memory on the device of a tensor of the card, the new tensor is the card's."""
+
+    meta_is_meant = False
+    """Whether the program itself asks for a tensor without memory."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation on fake tensors."""
+        kwargs = dict(kwargs or {})
+        device = kwargs.get("device")
+        if device is not None and not self.meta_is_meant and torch.device(device).type == "meta":
+            kwargs["device"] = CARD
+        return super().__torch_dispatch__(op, types, args, kwargs)
+
+
+class _Asked(TorchFunctionMode):  # type: ignore[misc]
+    """Tells a FakeCard what device the program asks for by name."""
+
+    def __init__(self, fake: FakeCard) -> None:
+        super().__init__()
+        self._fake = fake
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function."""
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if device is None or torch.device(device).type != "meta":
+            return function(*args, **kwargs)
+        self._fake.meta_is_meant = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._fake.meta_is_meant = False
+
+
+@contextmanager
+def present(device: Device) -> Iterator[FakeCard]:
+    """Within it torch takes the card to be there; gives the mode whose tensors are the card's."""
+    fake = FakeCard(allow_non_fake_inputs=True)  # imports what must not meet the answers
+    with ExitStack() as stack:
+        for name, answer in _answers(device).items():
+            stack.enter_context(patch.object(torch.cuda, name, answer))
+        stack.enter_context(patch.object(torch.Tensor, "_make_subclass", staticmethod(_made_of_meta())))
+        stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
+        stack.enter_context(patch.object(FakeTensor, "is_cuda", _is_of("cuda"), create=True))
+        stack.enter_context(patch.object(FakeTensor, "is_meta", _is_of("meta"), create=True))
+        stack.enter_context(patch.object(optimizer, "_foreach_supported_types", _foreach_types()))
+        stack.enter_context(_Asked(fake))
+        yield fake
+
+
+def _is_of(kind: str) -> property:
+    return property(lambda tensor: tensor.device.type == kind)
+
+
+def _foreach_types() -> list[type]:
+    """What optimizers' default, which is to update all parameters at once on a card, is for."""
+    return [*optimizer._foreach_supported_types, FakeTensor]
+
+
+def _made_of_meta() -> Callable[..., torch.Tensor]:
+    """`Tensor._make_subclass`, which leaves the card's tensors on `meta` for C++."""
+    make = torch.Tensor._make_subclass
+
+    def made(cls: type, data: torch.Tensor, requires_grad: bool = False, **options: Any) -> torch.Tensor:
+        on_card = issubclass(cls, FakeTensor) and options.get("device_for_backend_keys", CARD).type == "cuda"
+        if on_card and options.get("dispatch_device"):
+            options["dispatch_device"] = False
+        return make(cls, data, requires_grad, **options)
+
+    return made
+
+
+def _answers(device: Device) -> dict[str, Any]:
+    """What torch.cuda says of the card."""
+    major, minor = device.capability
+    properties = SimpleNamespace(
+        name=device.name,
+        major=major,
+        minor=minor,
+        total_memory=device.capacity_bytes,
+        multi_processor_count=device.sms,
+        max_threads_per_multi_processor=device.threads_per_sm,
+        warp_size=32,
+        gcnArchName="",
+    )
+
+    def nothing(*arguments: Any, **options: Any) -> None:
+        return None
+
+    return {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": nothing,
+        "synchronize": nothing,
+        "empty_cache": nothing,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: (major, minor),
+        "get_device_name": lambda device=None: properties.name,
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or major >= 8,
+        "get_rng_state": lambda device=None: torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": nothing,
+    }

@@ -1,0 +1,72 @@
+"""A card's memory as torch's caching allocator would hand it out, for the Recorder of the portable source."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from tonnage.allocator import AllocatorSettings, CachingAllocator, Driver, OutOfMemory, Shortage
+from tonnage.record import DoesNotFit
+from tonnage.trace import ACTIONS, EVENT_COLUMNS
+from tonnage.units import gib
+
+if TYPE_CHECKING:
+    from tonnage.device import Device
+
+_CODES = {name: code for code, name in enumerate(ACTIONS)}
+
+
+class CardMemory:
+    """The replica of the allocator (`tonnage.allocator`) on a card of which the CUDA context has its part."""
+
+    def __init__(self, device: Device, settings: AllocatorSettings, torch_version: str) -> None:
+        self.capacity_bytes = device.capacity_bytes
+        driver = Driver(device.capacity_bytes, taken_bytes=device.context_bytes)
+        self._allocator = CachingAllocator(driver, settings, torch_version=torch_version)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most that was handed out at once: rounded, and with what was not worth splitting off."""
+        return self._allocator.peak_allocated_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most that was held from the driver at once."""
+        return self._allocator.peak_reserved_bytes
+
+    @property
+    def retries(self) -> int:
+        """How often cached memory was given back to serve a request."""
+        return self._allocator.counters["num_alloc_retries"]
+
+    def allocate(self, size_bytes: int, mark: int) -> int:
+        """A block as torch's allocator chooses it.  Raises DoesNotFit."""
+        self._allocator.mark = mark
+        try:
+            return self._allocator.malloc(size_bytes)
+        except OutOfMemory as error:
+            raise DoesNotFit(_in_torchs_words(error.shortage)) from None
+
+    def free(self, address: int, size_bytes: int, mark: int) -> None:
+        """Give a block back to the allocator, which keeps it."""
+        self._allocator.mark = mark
+        self._allocator.free(address)
+
+    def columns(self) -> dict[str, array[int]]:
+        """All of the allocator's events."""
+        columns = {name: array("q") for name in EVENT_COLUMNS}
+        for event in self._allocator.events:
+            for name, value in zip(EVENT_COLUMNS, (_CODES[event.action], *event[1:]), strict=True):
+                columns[name].append(value)
+        return columns
+
+
+def _in_torchs_words(shortage: Shortage) -> str:
+    """The beginning of the message of torch's own error."""
+    unallocated = shortage.reserved_bytes - shortage.allocated_bytes
+    return (
+        f"CUDA out of memory. Tried to allocate {gib(shortage.segment_bytes)}. GPU 0 has a total capacity of "
+        f"{gib(shortage.total_bytes)} of which {gib(shortage.free_bytes)} is free. Of the allocated memory "
+        f"{gib(shortage.allocated_bytes)} is allocated by PyTorch, and {gib(unallocated)} is reserved by PyTorch but "
+        "unallocated."
+    )

@@ -1,0 +1,66 @@
+"""A step on a card that is not there, recorded by a torch that knows no CUDA.
+
+The real `tonnage.step` runs on fake tensors of the card (`card`): autograd, optimizers and the network's own code are
+the real ones.  What torch's C++ decides by a tensor's device is decided here as on CUDA (`choices`, `autocast`); what
+kernels take inside themselves comes from formulas and from a table that a ghost made (`temporaries`); memory is dealt
+out by the replica of the caching allocator.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from tonnage.allocator import AllocatorSettings
+from tonnage.portable import autocast, card, choices
+from tonnage.portable.memory import CardMemory
+from tonnage.portable.temporaries import Temporaries
+from tonnage.record import Recorder, steps_of, watching
+from tonnage.techniques import environment
+from tonnage.trace import Trace
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+
+IMITATED: Final = (
+    "a card without its kernels: attention, autocast and fused operations chosen by torch's rules for it",
+    "memory inside operations, by a table made on a ghost",
+)
+
+
+def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3) -> Trace:
+    """The Trace of one rank's steps.  Raises CannotEstimate where the step needs computed values."""
+    device = cluster.device
+    options = environment(plan).get("PYTORCH_ALLOC_CONF", "")
+    settings = AllocatorSettings.parse(options, torch_version=torch.__version__)
+    recorder = Recorder(card.CARD, CardMemory(device, settings, torch.__version__), Temporaries(device))
+    with (
+        card.present(device) as fake,
+        autocast.on_card(table()["autocast"]),
+        choices.on_card(device.capability),
+        watching(recorder, fake) as watch,
+    ):
+        return steps_of(
+            job,
+            plan,
+            cluster,
+            recorder,
+            watch,
+            rank=rank,
+            steps=steps,
+            assumed=IMITATED,
+            allocator_settings=options,
+        )
+
+
+@cache
+def table() -> dict[str, Any]:
+    """What a ghost told: see `benchmarks/portable_table.py`."""
+    found: dict[str, Any] = json.loads((files("tonnage.portable") / "portable.json").read_text())
+    return found
