@@ -103,19 +103,35 @@ def elements(parameter: torch.Tensor) -> int:
     return math.prod(packed.shape) if packed is not None else parameter.numel()
 
 
+class Absent(nn.Identity):  # type: ignore[misc]
+    """Stands for a module that another rank holds, and hands on what it gets."""
+
+    def forward(self, given: torch.Tensor, *_others: Any, **_named: Any) -> torch.Tensor:
+        return given
+
+
 def layer_lists(module: nn.Module) -> list[list[nn.Module]]:
     """The repeated layers of a network: each outermost ModuleList or Sequential of identical-class children.
 
-    Encoder-decoders have two.  Lists inside a layer (experts, the parts of a T5 block) do not count.
+    Encoder-decoders have two.  Lists inside a layer (experts, the parts of a T5 block) do not count, nor do layers
+    that another rank holds.
     """
-    if isinstance(module, nn.ModuleList | nn.Sequential) and _uniform(module):
-        return [list(module)]
+    if is_layer_list(module):
+        return [_present(module)]
     return [found for child in module.children() for found in layer_lists(child)]
 
 
-def _uniform(children: nn.ModuleList | nn.Sequential) -> bool:
+def is_layer_list(module: nn.Module) -> bool:
+    """True for a list of modules of one class that all have parameters."""
+    if not isinstance(module, nn.ModuleList | nn.Sequential):
+        return False
+    children = _present(module)
     weighty = all(next(child.parameters(), None) is not None for child in children)
     return len(children) > 0 and weighty and len({type(child) for child in children}) == 1
+
+
+def _present(module: nn.Module) -> list[nn.Module]:
+    return [child for child in module.children() if not isinstance(child, Absent)]
 
 
 def layers(module: nn.Module) -> list[nn.Module]:

@@ -20,6 +20,7 @@ from tonnage import model as models
 from tonnage.job import Job
 from tonnage.model import Batch
 from tonnage.plan import Plan
+from tonnage.stages import Parts
 from tonnage.techniques import chosen, environment
 from tonnage.world import World, join
 
@@ -59,7 +60,7 @@ def _plain_network(step: Step) -> nn.Module:
     device = torch.device("meta") if late else step.world.device
     network = models.build(step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device)
     for division in step.divide:
-        network = division(network)
+        network = division(step, network)
     if step.divide and not step.shards_parameters:
         models.materialise(network, step.world.device)
     return network
@@ -67,6 +68,17 @@ def _plain_network(step: Step) -> nn.Module:
 
 def _clip(parameters: list[nn.Parameter], largest_norm: float) -> None:
     torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
+
+
+def _one_after_another(ready: ReadyStep) -> None:
+    """Gradients are communicated in the last micro-batch alone, unless the plan says otherwise."""
+    rest = ready.step.job.grad_accum - 1
+    if rest:
+        local = _no_context if ready.step.plan.accum_sync else ready.step.gradients_stay_local
+        with local(ready.model):
+            for _ in range(rest):
+                ready.micro_batch(ready.next_batch())
+    ready.micro_batch(ready.next_batch())
 
 
 def _no_context(module: nn.Module) -> AbstractContextManager[Any]:
@@ -97,8 +109,16 @@ class Step:
     """Entered around forward and backward of every micro-batch."""
     load: Callable[[Step], nn.Module] = _plain_network
     """Makes the network with its memory, before any change."""
-    divide: tuple[Callable[[nn.Module], nn.Module], ...] = ()
+    divide: tuple[Callable[[Step, nn.Module], nn.Module], ...] = ()
     """Applied to the network in order before it has memory: what other ranks hold is taken out."""
+    parts: int = 1
+    """How many parts of the network a rank has that are wrapped one by one: the stages of an interleaved pipeline."""
+    part: int = 0
+    """Which of them is being made."""
+    stream_dtype: torch.dtype | None = None
+    """The dtype of hidden states between layers; None: that of the weights."""
+    accumulate: Callable[[ReadyStep], None] = _one_after_another
+    """Forward and backward of all micro-batches of a step."""
     changes: tuple[Callable[[nn.Module], nn.Module], ...] = ()
     """Applied to the network in order, before it is sharded."""
     shard: Callable[[nn.Module], nn.Module] | None = None
@@ -118,6 +138,12 @@ class Step:
 
     def build(self) -> ReadyStep:
         """Make the network and its optimizers on this rank's device."""
+        parts = [replace(self, part=part)._network() for part in range(self.parts)]
+        network = parts[0] if len(parts) == 1 else Parts(parts)
+        optimizers = tuple(self.new_optimizer(*part) for part in self.optimizer_parts(network))
+        return ReadyStep(step=self, model=network, optimizers=optimizers)
+
+    def _network(self) -> nn.Module:
         network = self.load(self)
         models.check_positions(self.job, network)
         if self.initialise and self.load is _plain_network and not self.shards_parameters:
@@ -130,8 +156,7 @@ class Step:
             network.to_empty(device=self.parameters_device or self.world.device)
             if self.initialise:
                 models.initialise(network)
-        optimizers = tuple(self.new_optimizer(*part) for part in self.optimizer_parts(network))
-        return ReadyStep(step=self, model=network, optimizers=optimizers)
+        return network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,13 +215,7 @@ class ReadyStep:
             dist.destroy_process_group()
 
     def _optimizer_step(self) -> None:
-        rest = self.step.job.grad_accum - 1
-        if rest:
-            local = _no_context if self.step.plan.accum_sync else self.step.gradients_stay_local
-            with local(self.model):
-                for _ in range(rest):
-                    self.micro_batch(self.next_batch())
-        self.micro_batch(self.next_batch())
+        self.step.accumulate(self)
         self._clip_gradients()
         for optimizer in self.optimizers:
             if self.scaler is None:
@@ -219,10 +238,14 @@ class ReadyStep:
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         self.step.clip([parameter for group in groups for parameter in group["params"]], float(largest_norm))
 
-    def next_batch(self, sequences: int | None = None) -> Batch:
-        """A made-up micro-batch on this rank's device, copied from the host; `sequences`: other than the job's."""
-        host = self._made_up(sequences)
-        return {name: tensor.to(self.step.world.device) for name, tensor in host.items()}
+    def next_batch(self, sequences: int | None = None, micro_batches: int = 1) -> Batch:
+        """A made-up micro-batch on this rank's device, copied from the host; `sequences`: other than the job's.
+
+        Several micro-batches are one behind the other in each tensor.
+        """
+        host = [self._made_up(sequences) for _ in range(micro_batches)]
+        whole = host[0] if micro_batches == 1 else {name: torch.cat([one[name] for one in host]) for name in host[0]}
+        return {name: tensor.to(self.step.world.device) for name, tensor in whole.items()}
 
     @property
     def images_dtype(self) -> torch.dtype:

@@ -1,9 +1,10 @@
 """Networks divided among two and four real processes (gloo), against one process that has all of it."""
 
 import multiprocessing
+import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from networks import one_thread, tiny_job  # noqa: F401
+from networks import one_thread, tiny, tiny_job  # noqa: F401
 from tonnage import model as models
 from tonnage import step as steps
+from tonnage.job import Job
 from tonnage.main_weights import MainOptimizer
 from tonnage.plan import Plan
 from tonnage.step import ReadyStep
@@ -32,6 +34,11 @@ class Case:
 
     plan: dict[str, Any]
     network: str = "llama"
+    layers: int = 3
+
+    def job(self, micro_batches: int) -> Job:
+        model = tiny(self.network, num_hidden_layers=self.layers)
+        return replace(tiny_job(self.network, grad_accum=micro_batches), model=model)
 
     @property
     def parallel(self) -> Plan:
@@ -50,6 +57,9 @@ CASES: dict[int, dict[str, Case]] = {
         "tp whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off"}),
         "tp tied": Case(plan={"tp": 2, "clip_grad_norm": 1}, network="qwen3"),
         "tp chunked": Case(plan={"tp": 2, "loss": "chunked", "checkpointing": "full"}),
+        "pp": Case(plan={"pp": 2, "clip_grad_norm": 1}),
+        "pp interleaved": Case(plan={"pp": 2, "pp_schedule": "interleaved"}, layers=4),
+        "pp gpipe": Case(plan={"pp": 2, "pp_schedule": "gpipe", "loss": "chunked", "checkpointing": "full"}),
     },
     4: {
         "tp ddp": Case(plan={"tp": 2, "shard": "ddp", "clip_grad_norm": 1}),
@@ -60,6 +70,11 @@ CASES: dict[int, dict[str, Case]] = {
             plan={"tp": 2, "shard": "zero3", "clip_grad_norm": 1, "sequence_parallel": "off"}
         ),
         "tp hsdp": Case(plan={"tp": 2, "shard": "hsdp"}),
+        "pp tp": Case(plan={"pp": 2, "tp": 2, "clip_grad_norm": 1}),
+        "pp ddp": Case(plan={"pp": 2, "shard": "ddp"}),
+        "pp zero1": Case(plan={"pp": 2, "shard": "zero1"}),
+        "pp zero2": Case(plan={"pp": 2, "shard": "zero2", "clip_grad_norm": 1}),
+        "pp zero3 interleaved": Case(plan={"pp": 2, "shard": "zero3", "pp_schedule": "interleaved"}, layers=4),
     },
 }
 
@@ -88,7 +103,7 @@ def trained(ready: ReadyStep, mine: list[models.Batch], start: Weights) -> None:
 
 
 def _plain(name: str) -> str:
-    return name.removeprefix("module.")
+    return re.sub(r"^(part\d\.)?(module\.)?(network\.)?", "", name)
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,7 @@ class _part:  # noqa: N801
 def alone(case: Case, data_ranks: int) -> tuple[Weights, Weights]:
     """Weights before and after training in one process on everybody's batches."""
     everything = batches(data_ranks)
-    job = tiny_job(case.network, grad_accum=len(everything) // STEPS)
+    job = case.job(len(everything) // STEPS)
     ready = steps.build(job, case.alone, device="cpu", initialise=True)
     generator = torch.Generator().manual_seed(1)
     start = {n: torch.randn(p.shape, generator=generator) / 10 for n, p in ready.model.named_parameters()}
@@ -129,7 +144,7 @@ def rank_main(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
     worst: dict[str, float] = {}
     for name, case in CASES[world].items():
-        job = tiny_job(case.network, grad_accum=MICRO_BATCHES)
+        job = case.job(MICRO_BATCHES)
         ready = steps.build(
             job, case.parallel, device="cpu", initialise=True, world_size=world, rank=rank, gpus_per_node=_node(case)
         )

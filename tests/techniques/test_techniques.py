@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from networks import tiny_job
+from networks import tiny, tiny_job
 from tonnage.device import Cluster, find_device
 from tonnage.errors import UsageError
 from tonnage.job import METHODS, Job
@@ -85,6 +85,15 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"name": "llama", "seq_len": 25}, {"tp": 2}, H100, "25 tokens cannot be cut into 2 parts"),
         ({"method": "lora"}, {"tp": 2}, H100, "the method is lora"),
         ({"name": "llama"}, {"tp": 2, "loss": "fused"}, H100, "takes a whole head"),
+        ({"name": "llama", "grad_accum": 4}, {"pp": 4}, H100, "3 layers cannot be cut into 4 stages"),
+        ({"name": "llama"}, {"pp": 2}, H100, "a step has 1 micro-batches, fewer than stages"),
+        (
+            {"model": tiny("llama", num_hidden_layers=4), "grad_accum": 5},
+            {"pp": 2, "pp_schedule": "interleaved"},
+            H100,
+            "5 micro-batches cannot be divided into 2 equal rounds",
+        ),
+        ({"name": "llama", "grad_accum": 2, "generate": 4}, {"pp": 2}, H100, "not built for generate 4"),
     ],
 )
 def test_refusals_say_why_and_what_instead(

@@ -25,6 +25,7 @@ from tonnage.techniques import (
     muon,
     optimizer_in_backward,
     optimizer_offload,
+    pipeline,
     precision,
     qlora,
     segments,
@@ -68,6 +69,7 @@ TECHNIQUES: Final[tuple[Technique, ...]] = (
     zero1.ZERO1,
     fsdp.FSDP,
     tensor_parallel.TENSOR_PARALLEL,
+    pipeline.PIPELINE,
     megatron.MEGATRON,
 )
 

@@ -64,9 +64,9 @@ def causal_network(module: nn.Module) -> Any:
     return network
 
 
-def _forward(network: Any, input_ids: Tensor, labels: Tensor, **inputs: Any) -> tuple[Tensor]:
+def _forward(network: Any, labels: Tensor, **inputs: Any) -> tuple[Tensor]:
     """The mean cross-entropy of predicting each token from those before it."""
-    hidden = network.base_model(input_ids=input_ids, **inputs)[0]
+    hidden = network.base_model(**inputs)[0]
     return (chunked_cross_entropy(hidden, following(labels), lambda part: logits(network, part)),)
 
 

@@ -40,6 +40,7 @@ def apply(step: Step) -> Step:
     return replace(
         step,
         autocast_dtype=None,
+        stream_dtype=step.autocast_dtype,
         shards_parameters=True,
         shard=lambda module: _sharded(module, step),
         gradients_stay_local=_without_reduction,

@@ -64,10 +64,8 @@ def _with_loss(module: nn.Module, loss: Callable[..., Tensor]) -> nn.Module:
     return module
 
 
-def _forward(
-    network: Any, input_ids: Tensor, labels: Tensor, *, loss: Callable[..., Tensor], **inputs: Any
-) -> tuple[Tensor]:
-    hidden = network.base_model(input_ids=input_ids, **inputs)[0]
+def _forward(network: Any, labels: Tensor, *, loss: Callable[..., Tensor], **inputs: Any) -> tuple[Tensor]:
+    hidden = network.base_model(**inputs)[0]
     following = chunked_loss.following(labels).reshape(-1)
     return (loss(network, hidden.reshape(-1, hidden.shape[-1]), following),)
 

@@ -94,15 +94,20 @@ def apply(step: Step) -> Step:
 
     from tonnage import clipping
 
-    mesh = step.world.along("tp")
-    division = partial(
-        divided, mesh=mesh, sequence=divides_sequence(step.plan), local_parameters=not step.shards_parameters
-    )
     return replace(
         step,
-        divide=(*step.divide, division),
+        divide=(*step.divide, _divided),
         contexts=(*step.contexts, loss_parallel),
         clip=partial(clipping.clip, world=step.world),
+    )
+
+
+def _divided(step: Step, module: nn.Module) -> nn.Module:
+    return divided(
+        module,
+        mesh=step.world.along("tp"),
+        sequence=divides_sequence(step.plan),
+        local_parameters=not step.shards_parameters,
     )
 
 
@@ -115,6 +120,7 @@ def divided(module: nn.Module, *, mesh: DeviceMesh, sequence: bool, local_parame
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
+    from tonnage.stages import Stage
     from tonnage.techniques.chunked_loss import causal_network
 
     network = causal_network(module)
@@ -124,6 +130,8 @@ def divided(module: nn.Module, *, mesh: DeviceMesh, sequence: bool, local_parame
     _tie(ties)
     if sequence:
         _gather_around(network, styles)
+        if isinstance(module, Stage):
+            module.between = mesh
     if local_parameters:
         made: dict[Any, Any] = {}
         for child in network.modules():
@@ -139,14 +147,13 @@ def _styles(network: Any, sequence: bool) -> Iterator[tuple[str, Any]]:
     between: Placement = Shard(1) if sequence else Replicate()
     local = not sequence
     names = {module: name for name, module in network.named_modules()}
-    yield (
-        names[network.get_input_embeddings()],
-        RowwiseParallel(input_layouts=Replicate(), output_layouts=between, use_local_output=local),
+    ends = (
+        (network.get_input_embeddings(), RowwiseParallel, {"output_layouts": between, "use_local_output": local}),
+        (network.get_output_embeddings(), ColwiseParallel, {"output_layouts": Shard(-1), "use_local_output": False}),
     )
-    yield (
-        names[network.get_output_embeddings()],
-        ColwiseParallel(input_layouts=Replicate(), output_layouts=Shard(-1), use_local_output=False),
-    )
+    for module, style, options in ends:
+        if _holds(module):
+            yield names[module], style(input_layouts=Replicate(), **options)
     kinds = {
         "colwise": ColwiseParallel(),
         "rowwise": RowwiseParallel(output_layouts=between, use_local_output=local),
@@ -193,10 +200,13 @@ def _norms(network: Any, plan: dict[str, str]) -> Iterator[str]:
     for parent in (*_layers(network), network.base_model):
         for child in parent.children():
             name = names[child]
-            holds = next(child.parameters(), None) is not None
             within = any(planned == name or planned.startswith(f"{name}.") for planned in plan)
-            if holds and not within and child is not network.get_input_embeddings():
+            if _holds(child) and not within and child is not network.get_input_embeddings():
                 yield name
+
+
+def _holds(module: Any) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _layers(network: Any) -> list[Any]:

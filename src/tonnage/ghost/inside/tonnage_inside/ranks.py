@@ -37,7 +37,6 @@ def prepare(torch: Any, native: Native | None) -> None:
         return
     if os.environ.get("TONNAGE_ALONE"):
         act_alone(torch.distributed, native)
-        after_import("torch.distributed.pipelining.stage", functools.partial(_vote_alone, torch))
     else:
         _meet(torch.distributed, native)
 
@@ -174,6 +173,7 @@ def act_alone(distributed: Any, native: Native | None = None) -> None:
             if hasattr(module, name):
                 setattr(module, name, function)
     after_import("deepspeed.runtime.zero.utils", _agree_alone)
+    after_import("torch.distributed.pipelining.stage", _vote_alone)
 
 
 def _agree_alone(module: ModuleType) -> None:
@@ -182,7 +182,7 @@ def _agree_alone(module: ModuleType) -> None:
     module.get_lst_from_rank0 = list  # type: ignore[attr-defined]
 
 
-def _vote_alone(torch: Any, module: ModuleType) -> None:
+def _vote_alone(module: ModuleType) -> None:
     """The stages of a pipeline vote on whether the shapes given to each suffice: alone, the own vote is the result.
 
     Before torch 2.13 there is no vote.
@@ -198,6 +198,8 @@ def _vote_alone(torch: Any, module: ModuleType) -> None:
         return vote(stage, has_backward, **received)
 
     def warmup_backward_result(stage: Any, **_received: Any) -> Any:
+        import torch
+
         return torch.tensor([int(stage.shapes_suffice)], dtype=torch.int32, device=stage.device)
 
     kind._warmup_forward_vote = warmup_forward_vote

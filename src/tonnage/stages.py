@@ -1,0 +1,198 @@
+"""Stages of a pipeline: what a rank holds of a network that is cut between its layers, and the schedule that runs it.
+
+The schedule and its sends and receives are torch's (torch.distributed.pipelining).  What a stage gets from the one
+before it is told beforehand, so that a rank can run without anybody answering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from tonnage import model as models
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.techniques.chunked_loss import causal_network
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tonnage.model import Batch
+    from tonnage.step import ReadyStep
+
+
+class Stage(nn.Module):  # type: ignore[misc]
+    """The layers from one cut to the next; the first stage has the embedding too, the last norm, head and loss."""
+
+    def __init__(self, network: nn.Module, *, index: int, count: int) -> None:
+        super().__init__()
+        self.network = network
+        self.index, self.count = index, count
+        self.between: DeviceMesh | None = None
+        """Ranks that divide hidden states along the sequence (sequence parallelism); None: each has them whole."""
+        self.around: Any = nullcontext
+        """Entered around the forward alone: autocast."""
+        self.loss_parts = 1
+        """Micro-batches over which the loss is averaged."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+    def forward(self, given: torch.Tensor, labels: torch.Tensor | None = None, **inputs: Any) -> torch.Tensor:
+        """Token ids or hidden states in, hidden states or the loss out."""
+        name = "input_ids" if self.is_first else "inputs_embeds"
+        with self.around():
+            inputs = {**inputs, name: given if self.is_first else self._whole(given)}
+            if self.is_last:
+                return models.loss_of(self.network(labels=labels, **inputs)) / self.loss_parts
+            base: Any = self.network
+            return self._part(base.base_model(**inputs)[0])
+
+    def _whole(self, part: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor, Shard
+
+        return part if self.between is None else DTensor.from_local(part, self.between, [Shard(1)], run_check=False)
+
+    def _part(self, whole: torch.Tensor) -> torch.Tensor:
+        from torch.distributed.tensor import DTensor
+
+        return whole.to_local() if isinstance(whole, DTensor) else whole
+
+
+class Parts(nn.Module):  # type: ignore[misc]
+    """The stages that one rank of an interleaved pipeline holds."""
+
+    def __init__(self, stages: Iterable[nn.Module]) -> None:
+        super().__init__()
+        for number, stage in enumerate(stages):
+            self.add_module(f"part{number}", stage)
+
+
+def layers_of_stage(layers: int, index: int, count: int) -> range:
+    """Which layers a stage has: equally many; if they are not divisible, stages behind the first have one more.
+
+    Behind the first, because that one keeps the activations of the most micro-batches.
+    """
+    each, more = divmod(layers, count)
+    begin = index * each + max(0, min(index - 1, more))
+    return range(begin, begin + each + (1 if 1 <= index <= more else 0))
+
+
+def cut(module: nn.Module, *, index: int, count: int) -> Stage:
+    """The network, on the meta device, without what other stages have.
+
+    Layers keep their places and names: those of others become modules that hand on what they get.
+    Raises UsageError for more stages than layers, CannotEstimate for networks that are not embedding, layers, norm
+    and head.
+    """
+    network = causal_network(module)
+    base, embedding = network.base_model, network.get_input_embeddings()
+    lists = [child for child in base.children() if models.is_layer_list(child)]
+    ends = [child for child in base.children() if child is not embedding and _holds(child) and child not in lists]
+    if len(lists) != 1 or len(ends) != 1:
+        found = ", ".join(type(child).__name__ for child in (*lists, *ends))
+        raise CannotEstimate(
+            f"Where {type(network).__name__} is cut into stages is not known: beside its embedding it has {found}; "
+            "choose pp 1."
+        )
+    if network.get_output_embeddings().weight is embedding.weight:
+        raise CannotEstimate(
+            f"{type(network).__name__} has one weight for embedding and head, which are on different stages; "
+            "choose pp 1."
+        )
+    [layers], [norm] = lists, ends
+    if len(layers) < count:
+        raise UsageError(f"{len(layers)} layers cannot be cut into {count} stages; choose at most {len(layers)}.")
+    own = layers_of_stage(len(layers), index, count)
+    for place in range(len(layers)):
+        if place not in own:
+            layers[place] = models.Absent()
+    if index > 0:
+        _take_out(base, embedding)
+    if index < count - 1:
+        _take_out(base, norm)
+        network.set_output_embeddings(models.Absent())
+    return Stage(network, index=index, count=count)
+
+
+def _holds(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _take_out(parent: nn.Module, child: nn.Module) -> None:
+    name = next(name for name, found in parent.named_children() if found is child)
+    setattr(parent, name, models.Absent())
+
+
+class Pipeline:
+    """Runs all micro-batches of a step through this rank's stages; made before there are any."""
+
+    def __init__(self) -> None:
+        self._schedule: Any = None
+
+    def __call__(self, ready: ReadyStep) -> None:
+        """Forward and backward of every micro-batch, in the order of the plan's schedule."""
+        stages = _stages(ready.model)
+        batch = ready.next_batch(micro_batches=ready.step.job.grad_accum)
+        with ready.around():
+            if self._schedule is None:
+                self._schedule = _schedule(ready, batch)
+            ids, labels = batch.pop("input_ids"), batch.pop("labels")
+            first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
+            ends: dict[str, Any] = {"target": labels, "labels": labels} if last else {}
+            self._schedule.step(*((ids,) if first else ()), **ends, **batch, return_outputs=False)
+
+
+def _stages(model: nn.Module) -> list[Stage]:
+    return [module for module in model.modules() if isinstance(module, Stage)]
+
+
+def _schedule(ready: ReadyStep, batch: Batch) -> Any:
+    from torch.distributed import pipelining
+
+    plan, job, world = ready.step.plan, ready.step.job, ready.step.world
+    wrapped = list(ready.model.children()) if isinstance(ready.model, Parts) else [ready.model]
+    stages = _stages(ready.model)
+    ids = batch["input_ids"][: job.micro_batch].to("meta")
+    hidden = _hidden(ready, stages[0], ids)
+    made = []
+    for module, stage in zip(wrapped, stages, strict=True):
+        stage.around, stage.loss_parts = ready.autocast, job.grad_accum
+        made.append(
+            pipelining.PipelineStage(
+                module,
+                stage.index,
+                stage.count,
+                world.device,
+                input_args=ids if stage.is_first else hidden,
+                output_args=torch.empty((), device="meta", requires_grad=True) if stage.is_last else hidden,
+                group=world.group("pp"),
+            )
+        )
+    options: dict[str, Any] = {"n_microbatches": job.grad_accum, "loss_fn": _own_loss, "scale_grads": False}
+    if plan.pp_schedule == "interleaved":
+        return pipelining.ScheduleInterleaved1F1B(made, **options)
+    kind = {"1f1b": pipelining.Schedule1F1B, "gpipe": pipelining.ScheduleGPipe}[plan.pp_schedule]
+    return kind(made[0], **options)
+
+
+def _own_loss(loss: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
+    """The last stage's result is the loss already."""
+    return loss
+
+
+def _hidden(ready: ReadyStep, stage: Stage, ids: torch.Tensor) -> torch.Tensor:
+    """What stages send each other, without memory: (micro-batch, this rank's part of the sequence, width)."""
+    rows, length = ids.shape
+    width = causal_network(stage).config.get_text_config().hidden_size
+    parts = stage.between.size() if stage.between is not None else 1
+    dtype = ready.step.stream_dtype or ready.step.weights_dtype
+    return torch.empty(rows, length // parts, width, dtype=dtype, device="meta", requires_grad=True)

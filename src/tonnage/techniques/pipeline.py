@@ -1,0 +1,104 @@
+"""Pipeline parallelism: each rank of `pp` has some of the layers, and micro-batches go from one to the next.
+
+torch.distributed.pipelining runs the schedule: 1F1B, interleaved 1F1B with several stages on each rank, or GPipe.
+`grad_accum` is the number of micro-batches; how many of them are under way on a stage at once decides its memory,
+so the first stages hold the most activations, and the last one has the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import Step
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Plain training of a causal language model, with layers and micro-batches for all stages."""
+    unbuilt = (
+        ("method", job.method, "full"),
+        ("precision", plan.precision, "bf16-mixed") if plan.precision in ("fp16-mixed", "fp8") else None,
+        ("checkpointing", plan.checkpointing, "full") if plan.checkpointing.startswith("budget") else None,
+        ("lengths", "given", "one length") if job.lengths else None,
+        ("eval-batch", job.eval_batch, "none") if job.eval_batch else None,
+        ("generate", job.generate, "none") if job.generate else None,
+        ("resume", job.resume, "none"),
+        ("optimizer-in-backward", "on", "off") if plan.optimizer_in_backward else None,
+    )
+    for item in unbuilt:
+        if item is not None and item[1] != item[2]:
+            return _refused(plan, f"it is not built for {item[0]} {item[1]}", f"choose {item[0]} {item[2]}, or pp 1")
+    if job.model.kind == "factory":
+        return _refused(plan, "where a factory's network is cut is not known", "choose pp 1")
+    return _layers(job, plan) or _micro_batches(job, plan)
+
+
+def _refused(plan: Plan, reason: str, instead: str) -> Refusal:
+    return Refusal(technique=f"pp={plan.pp}", reason=reason, instead=instead)
+
+
+def stages(plan: Plan) -> int:
+    """Stages of the whole pipeline."""
+    return plan.pp * (plan.pp_stages if plan.pp_schedule == "interleaved" else 1)
+
+
+def _layers(job: Job, plan: Plan) -> Refusal | None:
+    layers = job.model.config.get("text_config", job.model.config).get("num_hidden_layers")
+    if isinstance(layers, int) and layers < stages(plan):
+        return _refused(
+            plan, f"{layers} layers cannot be cut into {stages(plan)} stages", f"choose at most {layers} stages"
+        )
+    return None
+
+
+def _micro_batches(job: Job, plan: Plan) -> Refusal | None:
+    count = job.grad_accum
+    if plan.pp_schedule == "1f1b" and count < plan.pp:
+        return _refused(
+            plan,
+            f"a step has {count} micro-batches, fewer than stages",
+            f"choose grad-accum {plan.pp} or more",
+        )
+    rounds = max(1, count // plan.pp)
+    if plan.pp_schedule == "interleaved" and count % rounds:
+        return _refused(
+            plan,
+            f"{count} micro-batches cannot be divided into {rounds} equal rounds",
+            f"choose grad-accum {rounds * plan.pp} or {(rounds + 1) * plan.pp}",
+        )
+    return None
+
+
+def apply(step: Step) -> Step:
+    """Cut the network before it has memory, and let torch's schedule run its micro-batches."""
+    from functools import partial
+
+    from tonnage import clipping
+    from tonnage.stages import Pipeline
+
+    return replace(
+        step,
+        divide=(_own_stage, *step.divide),
+        parts=stages(step.plan) // step.plan.pp,
+        accumulate=Pipeline(),
+        clip=partial(clipping.clip, world=step.world),
+    )
+
+
+def _own_stage(step: Step, module: nn.Module) -> Any:
+    """The stage that this rank holds; of several, each is `pp` stages behind the one before it."""
+    from tonnage.stages import cut
+
+    place = step.world.axes.place(step.world.rank, "pp")
+    return cut(module, index=step.part * step.plan.pp + place, count=stages(step.plan))
+
+
+PIPELINE: Final = Technique(option="pp", values=("N",), accepts=accepts, apply=apply)
