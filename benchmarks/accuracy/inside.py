@@ -13,9 +13,9 @@ import traceback
 from typing import Any
 
 import torch
-from tonnage_inside import native, shortcuts, values
+from tonnage_inside import shortcuts, values
 
-from tonnage.ghost import preload
+from tonnage.ghost import card, preload
 
 
 def serve(most: int) -> None:
@@ -37,8 +37,15 @@ def serve(most: int) -> None:
         _await_one(running, answers)
 
 
+_prepared: set[str] = set()
+"""Scripts whose `prepare` has been called."""
+
+
 def _import_libraries(name: str) -> None:
     script = importlib.import_module(f"benchmarks.accuracy.scripts.{name}")
+    if name not in _prepared:
+        _prepared.add(name)
+        getattr(script, "prepare", lambda: None)()
     for library in getattr(script, "IMPORTS", ()):
         preload.imported(library)
 
@@ -67,12 +74,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def _measure(request: dict[str, Any]) -> dict[str, Any]:
     """What the script says of itself on a fresh card."""
-    ghost = native.load()
-    if ghost is None:
-        raise RuntimeError("this runs outside a ghost environment")
-    for name, value in request["settings"].items():
-        ghost.set(name.removeprefix("GHOST_"), value)
-        os.environ[name] = value
+    ghost = card.take(request["settings"], rank=request["rank"], world_size=request["ranks"])
     values.Policy(torch, ghost).install()
     shortcuts.install()
     script = importlib.import_module(f"benchmarks.accuracy.scripts.{request['script']}")

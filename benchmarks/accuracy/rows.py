@@ -10,7 +10,8 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 PUBLISHED: Final = ROOT / "measurements" / "published"
-METRICS: Final = ("allocated", "reserved", "process")
+METRICS: Final = ("allocated", "reserved", "process", "after")
+"""The most of three kinds of memory, and what is allocated after a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,12 @@ class Row:
     """The module of `benchmarks.accuracy.scripts` that takes the same step."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """What its `measure` is called with."""
+    ranks: int = 1
+    """Processes of the job, one a card."""
+    rank: int = 0
+    """The one that was measured."""
     measured: dict[str, float]
-    """GiB by metric: `allocated`, `reserved`, `process`."""
+    """GiB by metric, one of METRICS."""
     versions: dict[str, str] = field(default_factory=dict)
     """What it was measured with, where that is stated."""
     stated: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +50,7 @@ class Row:
     @property
     def job(self) -> str:
         """Equal for rows that one run answers."""
-        return json.dumps([self.gpu, self.script, self.arguments], sort_keys=True)
+        return json.dumps([self.gpu, self.script, self.arguments, self.ranks, self.rank], sort_keys=True)
 
 
 def load(folder: Path = PUBLISHED) -> list[Row]:

@@ -64,9 +64,9 @@ def _send(pipe: Any, rows: Sequence[Row]) -> None:
     """All requests, then the end; a thread of its own, because answers come meanwhile."""
     with pipe:
         for number, row in enumerate(rows):
-            settings = parse_cluster(row.gpu).device.ghost_settings()
-            request = {"number": number, "script": row.script, "arguments": row.arguments, "settings": settings}
-            pipe.write(json.dumps(request) + "\n")
+            request = {"number": number, "settings": parse_cluster(row.gpu).device.ghost_settings()}
+            asked = {name: getattr(row, name) for name in ("script", "arguments", "ranks", "rank")}
+            pipe.write(json.dumps(request | asked) + "\n")
 
 
 def _in_gib(answer: dict[str, Any], device: Device) -> Predicted:

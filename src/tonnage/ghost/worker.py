@@ -17,13 +17,13 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from tonnage_inside import native, outcome, ranks, shortcuts, values, written
+from tonnage_inside import outcome, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
 from tonnage import inputs, occasions
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate, TonnageError
-from tonnage.ghost import preload
+from tonnage.ghost import card, preload
 from tonnage.job import Job, ModelRef
 from tonnage.plan import Plan
 from tonnage.step import World
@@ -90,14 +90,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
     """Run the job's steps in this process and write the trace."""
     began = time.perf_counter()
     os.environ.update(request["environment"])
-    ghost = native.load()
-    if ghost is None:
-        raise CannotEstimate("The worker runs outside a ghost environment.")
-    for name, value in request["settings"].items():
-        ghost.set(name.removeprefix("GHOST_"), value)
-        os.environ[name] = value
-    os.environ |= {"RANK": str(request["rank"]), "WORLD_SIZE": str(request["world_size"])}
-    ranks.act_alone(torch.distributed, ghost)
+    ghost = card.take(request["settings"], rank=request["rank"], world_size=request["world_size"])
     job, plan = _job(request["job"]), Plan(**request["plan"])
     policy = values.Policy(torch, ghost)
     policy.install()

@@ -1,0 +1,246 @@
+"""Megatron-LM's own training program, unchanged, for one rank of a job.
+
+The folder that the variable MEGATRON_LM names is a checkout of NVIDIA/Megatron-LM; nothing of it is here.  What it
+needs of others and cannot get without CUDA is stood in for by functions that ask for the same memory: Apex's fused
+softmax (a result of the size of the scores; its backward works in place), its products that add to a gradient in
+place, and its layer norms (which save what torch's saves: input, mean and reciprocal deviation).  FusedAdam is
+torch's AdamW, as Megatron-LM falls back to: the states are the same.  Of Transformer Engine there is the product that
+routers use.  Experts get equal shares of the tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+IMPORTS = ("megatron.training",)
+
+FOLDER = "MEGATRON_LM"
+"""The variable that names the checkout."""
+
+ENVIRONMENT = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "NCCL_ALGO": "Ring",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+"""What the functional tests set (`ENV_VARS` of their model_config.yaml), and a launcher."""
+
+
+def measure(program: str, options: dict[str, Any]) -> dict[str, int]:
+    """Bytes as `training_log` writes them to TensorBoard: the most so far, and what is left after a step."""
+    if FOLDER not in os.environ:
+        raise RuntimeError(f"{FOLDER} names no checkout of NVIDIA/Megatron-LM")
+    os.environ.update(ENVIRONMENT)
+    _give_samples(options)
+    _balance_experts()
+    _stand_in_for_routers_product()
+    logged = _listen()
+    sys.argv = [program, *_words(options)]
+    runpy.run_path(str(Path(os.environ[FOLDER]) / program), run_name="__main__")
+    return logged
+
+
+def prepare() -> None:
+    """Make the checkout importable, once for all jobs."""
+    if FOLDER in os.environ:
+        sys.path.insert(0, os.environ[FOLDER])
+        _newer_typing()
+        _stand_in_for_apex()
+
+
+def _words(options: dict[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, value in options.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", *str(value).split()]
+    return words
+
+
+def _newer_typing() -> None:
+    """`typing.override` came with Python 3.12."""
+    import typing
+
+    import typing_extensions
+
+    typing.override = typing_extensions.override  # type: ignore[assignment, unused-ignore]
+
+
+def _listen() -> dict[str, int]:
+    """What `training_log` sees each time it is called; the last call's figures stay."""
+    from megatron.training import training
+
+    seen: dict[str, int] = {}
+    original = training.training_log
+
+    def training_log(*args: Any, **kwargs: Any) -> Any:
+        statistics = torch.cuda.memory_stats()
+        seen["allocated_bytes"] = statistics["allocated_bytes.all.peak"]
+        seen["after_bytes"] = statistics["allocated_bytes.all.current"]
+        return original(*args, **kwargs)
+
+    training.training_log = training_log
+    return seen
+
+
+def _balance_experts() -> None:
+    """Which tokens a router chooses is computed, so here it is told: Sinkhorn's shares are equal.
+
+    While the dispatcher looks at its map (tokens, local experts) of what was chosen, the map's sums are tokens / all
+    experts each, and as many probabilities are selected by it.
+    """
+    from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
+
+    original = MoEAllGatherTokenDispatcher.dispatch_postprocess
+
+    def dispatch_postprocess(dispatcher: Any, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
+        share = hidden_states.shape[0] * dispatcher.router_topk // dispatcher.config.num_moe_experts
+        add, select = torch.Tensor.sum, torch.Tensor.masked_select
+
+        def added(values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            result = add(values, *args, **kwargs)
+            return result.copy_(torch.full(result.shape, share)) if values.dtype == torch.bool else result
+
+        def selected(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return values.reshape(-1)[: share * values.shape[0]].clone()
+
+        torch.Tensor.sum, torch.Tensor.masked_select = added, selected  # type: ignore[method-assign, assignment]
+        try:
+            return original(dispatcher, hidden_states, probs)
+        finally:
+            torch.Tensor.sum, torch.Tensor.masked_select = add, select  # type: ignore[method-assign]
+
+    MoEAllGatherTokenDispatcher.dispatch_postprocess = dispatch_postprocess
+
+
+class _Samples(Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc, unused-ignore]
+    """Made-up samples with the names, shapes and dtypes of Megatron-LM's data sets."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return _of_t5(self.options) if "encoder-seq-length" in self.options else _of_gpt(self.options)
+
+
+def _of_gpt(options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    length = int(options["seq-length"])
+    ids = torch.zeros(length, dtype=torch.int64)
+    return {
+        "tokens": ids,
+        "labels": ids,
+        "loss_mask": torch.ones(length),
+        "position_ids": torch.arange(length),
+        "attention_mask": torch.ones(1, length, length).tril() < 0.5,
+    }
+
+
+def _of_t5(options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    encoder, decoder = (torch.ones(int(options[f"{part}-seq-length"]), dtype=torch.int64) for part in _PARTS)
+    return {
+        "text_enc": encoder,
+        "text_dec": decoder,
+        "labels": decoder,
+        "loss_mask": decoder,
+        "truncated": torch.tensor(0),
+        "enc_mask": encoder,
+        "dec_mask": decoder,
+    }
+
+
+_PARTS = ("encoder", "decoder")
+
+
+def _give_samples(options: dict[str, Any]) -> None:
+    """In place of files that rank 0 would have prepared for all ranks with a tokenizer from the Hub."""
+    from megatron.core.datasets import blended_megatron_dataset_builder, t5_dataset
+    from megatron.core.tensor_parallel import data
+
+    def sizes(keys: list[str], batch: dict[str, torch.Tensor], group: object = None) -> tuple[Any, Any, int]:
+        """What the first tensor-parallel rank would have sent."""
+        counts = {key: batch[key].numel() for key in keys}
+        return {key: list(batch[key].shape) for key in keys}, counts, sum(counts.values())
+
+    data._build_key_size_numel_dictionaries = sizes
+    samples = _Samples(options)
+    builder = SimpleNamespace(build=lambda: (samples, samples, samples))
+    blended_megatron_dataset_builder.BlendedMegatronDatasetBuilder = lambda *of_files: builder
+    t5_dataset.T5MaskedWordPieceDatasetConfig = lambda **of_files: None
+
+
+def _stand_in_for_apex() -> None:
+    def module(name: str, **members: Any) -> None:
+        made = ModuleType(name)
+        made.__spec__ = ModuleSpec(name, None)
+        vars(made).update(members)
+        sys.modules[name] = made
+
+    kernels: dict[str, Any] = {
+        "forward": lambda scores, *mask_and_scale: torch.empty_like(scores),
+        "backward": lambda gradients, probabilities, scale: gradients,
+        "get_batch_per_block": lambda *sizes: 1,
+    }
+    for name in ("scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda", "scaled_softmax_cuda"):
+        module(name, **kernels)
+    in_place = dict.fromkeys(("wgrad_gemm_accum_fp32", "wgrad_gemm_accum_fp16"), lambda *tensors: None)
+    module("fused_weight_gradient_mlp_cuda", **in_place)
+    for name in ("apex", "apex.contrib", "apex.contrib.layer_norm", "apex.normalization"):
+        module(name)
+    module("apex.contrib.layer_norm.layer_norm", FastLayerNormFN=_FastLayerNorm)
+    module("apex.normalization.fused_layer_norm", FusedLayerNormAffineFunction=_FusedLayerNorm)
+
+
+def _stand_in_for_routers_product() -> None:
+    """Transformer Engine's product, which routers use also where layers are local, keeps a workspace."""
+    from megatron.core.transformer.moe import moe_utils
+
+    kept: list[torch.Tensor] = []
+
+    def product(
+        left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, layout: str, **bias_and_grad: Any
+    ) -> list[torch.Tensor]:
+        if not kept:
+            kept.append(torch.empty(_workspace_bytes(), dtype=torch.uint8, device="cuda"))
+        second = left.t() if layout[0] == "T" else left
+        first = right.t() if layout[1] == "T" else right
+        return [torch.mm(first, second).to(dtype)]
+
+    moe_utils.te_general_gemm = product
+
+
+def _workspace_bytes() -> int:
+    """`get_cublas_workspace_size_bytes` of transformer_engine/pytorch/module/base.py: by compute capability."""
+    return (32 if torch.cuda.get_device_capability()[0] >= 9 else 4) << 20
+
+
+class _FastLayerNorm:
+    @staticmethod
+    def forward(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """Looked at for the names of its arguments, and normalises the last axis."""
+        return torch.nn.functional.layer_norm(values, weight.shape, weight, bias, epsilon)
+
+    apply = forward
+
+
+class _FusedLayerNorm:
+    @staticmethod
+    def forward(
+        values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, shape: Any, epsilon: float
+    ) -> torch.Tensor:
+        """As above, with the normalised shape named."""
+        return torch.nn.functional.layer_norm(values, tuple(weight.shape), weight, bias, epsilon)
+
+    apply = forward
