@@ -46,6 +46,12 @@ def test_places_count_from_the_inside() -> None:
     assert [found.place(45, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")] == [1, 0, 1, 1, 1]
 
 
+def test_ranks_of_a_pipeline_differ_by_stage() -> None:
+    assert Axes(dp_shard=8, tp=4).different == (0,)
+    assert Axes(pp=2, tp=4).different == (0, 4)
+    assert Axes(pp=8, dp_replicate=2, tp=4).different == (0, 8, 56)
+
+
 @pytest.mark.parametrize(
     ("plan", "ranks", "per_node", "said"),
     [

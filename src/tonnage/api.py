@@ -20,7 +20,7 @@ def estimate(
     gpu: "str | Cluster | None" = None,
     gpus: int | None = None,
     gpu_memory: str | int | None = None,
-    rank: int = 0,
+    rank: int | None = None,
     steps: int = 3,
     torch_version: str | None = None,
     offline: bool = False,

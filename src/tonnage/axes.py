@@ -54,6 +54,12 @@ class Axes:
         wanted = "dp_shard" if shard in SHARDING else "dp_replicate" if shard != "none" else None
         return tuple(name for name in NAMES if getattr(self, name) > 1 or name == wanted) or ("dp_shard",)
 
+    @property
+    def different(self) -> tuple[int, ...]:
+        """A rank of each stage that may be the fullest: the first, the one behind it, and the last."""
+        stages = sorted({0, min(1, self.pp - 1), self.pp - 1})
+        return tuple(stage * (self.ranks // self.pp) for stage in stages)
+
     def place(self, rank: int, axis: str) -> int:
         """Where a rank lies along an axis."""
         inner = 1

@@ -1,7 +1,8 @@
 """`tonnage.estimate`: a Job under a Plan, run on ghost GPUs, summed up."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from tonnage.axes import axes
@@ -23,7 +24,7 @@ def estimate(
     plan: Plan,
     cluster: Cluster,
     *,
-    rank: int = 0,
+    rank: int | None = None,
     steps: int = 3,
     torch_version: str | None = None,
     worker: Any = None,
@@ -33,6 +34,8 @@ def estimate(
 ) -> Run:
     """Run `steps` optimizer steps of one rank on a ghost of the cluster's card, in a process of its own.
 
+    Without a `rank`, those that differ are run (of a pipeline the first stage, the one behind it and the last), the
+    worst is reported and the others are listed.
     For the device `cpu` nothing is run on a ghost: the step is recorded here, without computing (see `record`).
     With the source `meta` this is so for every card, whose choices are imitated (see `portable`).  `worker` is a warm
     `tonnage.ghost.pool.Worker` to use instead of a new one.  Where the same was run before, its Trace is taken from
@@ -43,35 +46,70 @@ def estimate(
     """
     if source not in SOURCES:
         raise UsageError(f"Unknown source {source!r}; possible: {', '.join(SOURCES)}.")
-    job = job.on_ranks(axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel)
+    laid = axes(plan, cluster.gpus, cluster.gpus_per_node)
+    job = job.on_ranks(laid.data_parallel)
     check(job, plan, cluster)
-    if not 0 <= rank < cluster.gpus:
+    if rank is not None and not 0 <= rank < cluster.gpus:
         raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
-    if cluster.device.id == CPU:
-        from tonnage import record
+    with ExitStack() as stack:
+        asked = _Asked(job, plan, cluster, steps, torch_version, worker, source, fresh, progress, stack)
+        found = [asked.trace(one) for one in (laid.different if rank is None else (rank,))]
+    run = _summed_up([trace for trace, _ in found], job, plan, cluster, steps)
+    return _from_the_shelf(run) if all(kept for _, kept in found) else run
 
-        progress(f"recording {steps} steps on the CPU without computing them")
-        trace = record.run(job, plan, cluster, rank=rank, steps=steps)
-        return _summed_up(trace, job, plan, cluster, steps)
 
-    from tonnage import shelf
-    from tonnage.ghost.pool import request
+@dataclass
+class _Asked:
+    """What is asked of every rank, and the worker that answers, started when the first has to be run."""
 
-    version = worker.torch_version if worker is not None else torch_version
-    if source == "meta":
-        _check_portable(job, plan, cluster, version)
-    asked = {**request(job, plan, cluster, rank=rank, steps=steps), "source": source}
-    key = shelf.key(asked, version)
-    kept = shelf.find(key) if key is not None and not fresh else None
-    if kept is not None:
-        return _from_the_shelf(_summed_up(kept, job, plan, cluster, steps))
-    if source == "meta":
-        trace = _imitated(job, plan, cluster, rank, steps, progress)
-    else:
-        trace = _run(job, plan, cluster, rank, steps, version, worker, progress)
-    if key is not None and key == shelf.key(asked, version):  # nothing was installed meanwhile
-        shelf.keep(key, trace)
-    return _summed_up(trace, job, plan, cluster, steps)
+    job: Job
+    plan: Plan
+    cluster: Cluster
+    steps: int
+    torch_version: str | None
+    worker: Any
+    source: str
+    fresh: bool
+    progress: Progress
+    stack: ExitStack
+
+    def trace(self, rank: int) -> tuple[Trace, bool]:
+        """The rank's Trace, and whether it was kept from an earlier run of the same."""
+        job, plan, cluster, steps = self.job, self.plan, self.cluster, self.steps
+        if cluster.device.id == CPU:
+            from tonnage import record
+
+            self.progress(f"recording {steps} steps on the CPU without computing them")
+            return record.run(job, plan, cluster, rank=rank, steps=steps), False
+
+        from tonnage import shelf
+        from tonnage.ghost.pool import request
+
+        version = self.worker.torch_version if self.worker is not None else self.torch_version
+        if self.source == "meta":
+            _check_portable(job, plan, cluster, version)
+        asked = {**request(job, plan, cluster, rank=rank, steps=steps), "source": self.source}
+        key = shelf.key(asked, version)
+        kept = shelf.find(key) if key is not None and not self.fresh else None
+        if kept is not None:
+            return kept, True
+        trace = self._imitated(rank) if self.source == "meta" else self._run(rank)
+        if key is not None and key == shelf.key(asked, version):  # nothing was installed meanwhile
+            shelf.keep(key, trace)
+        return trace, False
+
+    def _imitated(self, rank: int) -> Trace:
+        from tonnage.portable import step
+
+        self.progress(f"imitating {self.steps} steps on a {self.cluster.device.id}")
+        return step.run(self.job, self.plan, self.cluster, rank=rank, steps=self.steps)
+
+    def _run(self, rank: int) -> Trace:
+        if self.worker is None:
+            self.worker = self.stack.enter_context(_started(self.torch_version, self.progress))
+            self.progress(f"running {self.steps} steps on a ghost {self.cluster.device.id}")
+        found: Trace = self.worker.run(self.job, self.plan, self.cluster, rank=rank, steps=self.steps)
+        return found
 
 
 def _from_the_shelf(run: Run) -> Run:
@@ -97,41 +135,20 @@ def _check_portable(job: Job, plan: Plan, cluster: Cluster, torch_version: str |
         raise UsageError(f"{refusal}")
 
 
-def _imitated(job: Job, plan: Plan, cluster: Cluster, rank: int, steps: int, progress: Progress) -> Trace:
-    from tonnage.portable import step
-
-    progress(f"imitating {steps} steps on a {cluster.device.id}")
-    return step.run(job, plan, cluster, rank=rank, steps=steps)
-
-
-def _run(
-    job: Job,
-    plan: Plan,
-    cluster: Cluster,
-    rank: int,
-    steps: int,
-    torch_version: str | None,
-    worker: Any,
-    progress: Progress,
-) -> Trace:
-    if worker is not None:
-        found: Trace = worker.run(job, plan, cluster, rank=rank, steps=steps)
-        return found
+def _started(torch_version: str | None, progress: Progress) -> Any:
     from tonnage.ghost.pool import Worker
 
     try:
-        with Worker(torch_version, progress) as own:
-            progress(f"running {steps} steps on a ghost {cluster.device.id}")
-            return own.run(job, plan, cluster, rank=rank, steps=steps)
+        return Worker(torch_version, progress)
     except GhostUnavailable as error:
         raise GhostUnavailable(f"{error} Or choose --source meta, which needs no ghost.") from error
 
 
-def _summed_up(trace: Trace, job: Job, plan: Plan, cluster: Cluster, steps: int) -> Run:
+def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, steps: int) -> Run:
     described = {**asdict(job), "steps": steps}
     model = described.pop("model")
     return summarise(
-        [trace],
+        traces,
         cluster,
         model={
             "name": model["name"],

@@ -59,11 +59,17 @@ def _plain_network(step: Step) -> nn.Module:
     late = step.shards_parameters or bool(step.divide)
     device = torch.device("meta") if late else step.world.device
     network = models.build(step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device)
+    whole = _elements(network)
     for division in step.divide:
         network = division(step, network)
+    network.elements_elsewhere = whole - _elements(network)  # read by whoever counts the whole network's
     if step.divide and not step.shards_parameters:
         models.materialise(network, step.world.device)
     return network
+
+
+def _elements(network: nn.Module) -> int:
+    return sum(models.elements(parameter) for parameter in network.parameters())
 
 
 def _clip(parameters: list[nn.Parameter], largest_norm: float) -> None:

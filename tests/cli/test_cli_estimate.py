@@ -19,7 +19,7 @@ def test_defaults_are_those_of_job_and_plan(tonnage, calls):
     assert calls.job.model.name == "gpt2"
     assert (calls.cluster.device.id, calls.cluster.gpus) == ("t4", 1)
     assert {name: calls.options[name] for name in ("rank", "steps", "torch_version")} == {
-        "rank": 0,
+        "rank": None,
         "steps": 3,
         "torch_version": None,
     }

@@ -170,6 +170,7 @@ def test_help_imports_little():
         "tonnage.job",
         "tonnage.plan",
         "tonnage.options",
+        "tonnage.axes",
         "tonnage.engines",
     )
     assert [name for name in sorted(loaded) if not name.startswith(allowed)] == []

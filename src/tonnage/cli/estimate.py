@@ -39,8 +39,15 @@ def estimate(
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
     rank: Annotated[
-        int, typer.Option("--rank", help="The rank to run.", metavar="N", min=0, rich_help_panel=CARD)
-    ] = 0,
+        int | None,
+        typer.Option(
+            "--rank",
+            help="The rank to run; default: the worst of those that differ.",
+            metavar="N",
+            min=0,
+            rich_help_panel=CARD,
+        ),
+    ] = None,
     steps: Steps = 3,
     torch: TorchVersion = None,
     offline: Annotated[

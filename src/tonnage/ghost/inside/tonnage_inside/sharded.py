@@ -7,10 +7,14 @@ from typing import Any
 def elsewhere(root: Any) -> tuple[int, int]:
     """Elements that only other ranks hold of the parameters inside `root`: of all, and of the trainable ones.
 
+    A network that tensor or pipeline parallelism has divided says it itself (`elements_elsewhere`).
+
     In FSDP's first version the parameters of a wrapped module are one flat tensor, of which each rank holds a part.
     """
     total = trainable = 0
     for module in root.modules():
+        absent = getattr(module, "elements_elsewhere", 0)
+        total, trainable = total + absent, trainable + absent
         flat = getattr(getattr(module, "_handle", None), "flat_param", None)
         if flat is None:
             continue

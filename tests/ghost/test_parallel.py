@@ -1,0 +1,95 @@
+"""Ranks of jobs that divide the network itself, alone on the ghost."""
+
+from typing import Any
+
+import pytest
+
+from networks import tiny, tiny_job
+from tonnage import predict
+from tonnage.device import parse_cluster
+from tonnage.ghost.pool import Worker
+from tonnage.job import Job
+from tonnage.plan import Plan
+from tonnage.summary import Run
+
+WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8}
+"""Wide enough for every parameter to be a whole number of the allocator's 512-byte blocks on each of 8 ranks."""
+
+LAYERS, WIDTH, MLP, VOCABULARY = 8, 512, 1024, 2048
+MATRICES = 4 * WIDTH * WIDTH + 3 * WIDTH * MLP
+"""Elements of the matrices of one layer."""
+
+
+def job(**fields: Any) -> Job:
+    model = tiny("llama", num_hidden_layers=LAYERS, vocab_size=VOCABULARY, max_position_embeddings=4096, **WIDE)
+    return tiny_job("llama", **{"model": model, "seq_len": 512, "micro_batch": 1, **fields})
+
+
+def run(worker: Worker, plan: dict[str, Any], gpu: str, rank: int | None = None, **fields: Any) -> Run:
+    found = predict.estimate(
+        job(**fields), Plan(**{"precision": "fp32", **plan}), parse_cluster(gpu), rank=rank, worker=worker, steps=2
+    )
+    for trace in found.traces:
+        assert trace.outcome["kind"] == "completed"
+        assert trace.model["parameters"] == LAYERS * (MATRICES + 2 * WIDTH) + 2 * VOCABULARY * WIDTH + WIDTH
+    return found
+
+
+def held(found: Run, category: str) -> int:
+    return int(found.estimate.peak.by_category[category])
+
+
+def part_bytes(rows: int, columns: int, ranks: int, place: int) -> int:
+    """What FSDP2 leaves of an fp32 matrix on one of `ranks`: rows as torch.chunk deals them out, in blocks."""
+    each = -(-rows // ranks)
+    return -(-4 * columns * max(0, min(each, rows - place * each)) // 512) * 512
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shard", "tp", "rank"),
+    [
+        ("2xh100-80gb", "none", 2, 1),
+        ("8xh100-80gb", "none", 8, 5),
+        ("8x8xh100-80gb", "zero3", 8, 63),
+        ("128x8xh100-80gb", "zero3", 8, 1000),
+    ],
+)
+def test_states_of_tensor_parallelism(gpu: str, shard: str, tp: int, rank: int, worker: Worker) -> None:
+    """AdamW keeps two fp32 numbers for each element that a rank holds; norms are whole on every rank of tp."""
+    ranks = parse_cluster(gpu).gpus // tp
+    by_rows = 3 * [(WIDTH, WIDTH)] + 2 * [(MLP, WIDTH)]
+    by_columns = [(WIDTH, WIDTH), (WIDTH, MLP)]
+    matrices = [(rows // tp, columns) for rows, columns in LAYERS * by_rows + 2 * [(VOCABULARY, WIDTH)]]
+    matrices += [(rows, columns // tp) for rows, columns in LAYERS * by_columns]
+    matrices += (2 * LAYERS + 1) * [(WIDTH, 1)]
+    expected = 2 * sum(part_bytes(rows, columns, ranks, rank // tp) for rows, columns in matrices)
+    assert held(run(worker, {"tp": tp, "shard": shard}, gpu, rank), "optimizer_state") == expected
+
+
+def test_sequence_parallelism_keeps_less(worker: Worker) -> None:
+    whole, divided = (run(worker, {"tp": 4, "sequence_parallel": word}, "4xh100-80gb", 0) for word in ("off", "on"))
+    assert held(divided, "activation") < 0.8 * held(whole, "activation")
+
+
+def test_the_first_stage_keeps_the_most_micro_batches(worker: Worker) -> None:
+    """Of 4 stages the first holds the activations of 4 micro-batches, the next of 3, the last of one."""
+    found = run(worker, {"pp": 4}, "4xh100-80gb", grad_accum=8)
+    listed = found.estimate.ranks
+    assert [rank["rank"] for rank in listed] == [0, 1, 3]
+    assert found.estimate.peak.process_bytes == max(rank["process_bytes"] for rank in listed)
+    first, second = (held(run(worker, {"pp": 4}, "4xh100-80gb", rank, grad_accum=8), "activation") for rank in (0, 1))
+    assert first > 1.2 * second
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"pp": 4, "tp": 2, "shard": "zero2"},
+        {"pp": 4, "pp_schedule": "interleaved", "shard": "zero1"},
+        {"pp": 2, "pp_schedule": "gpipe", "shard": "hsdp", "clip_grad_norm": 1},
+        {"pp": 2, "tp": 4, "shard": "ddp", "precision": "bf16-mixed", "checkpointing": "full"},
+    ],
+)
+def test_combinations_run(plan: dict[str, Any], worker: Worker) -> None:
+    found = run(worker, plan, "8x8xh100-80gb", grad_accum=4)
+    assert found.estimate.fits
