@@ -4,13 +4,11 @@ Everything can be read without colour: the bar's pieces differ by glyph, and eac
 terminal that cannot show those glyphs gets ASCII.
 """
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -18,11 +16,9 @@ from rich.text import Text
 from tonnage.estimates import Estimate, Moment, PhasePeak
 from tonnage.report import wording
 from tonnage.report.advice import advice
+from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
 from tonnage.units import gib, size
-
-MIN_WIDTH: Final = 60
-MAX_WIDTH: Final = 200
 
 _ROOMY: Final = 90  # columns from which the legend explains its words
 _TIMELINE_ROWS: Final = 7
@@ -30,41 +26,12 @@ _RANK_ROWS: Final = 12
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
 _ALLOCATED: Final = "#0072B2"
 _RESERVED: Final = "#999999"
-_GOOD, _TIGHT, _BAD = "bold #009E73", "bold #E69F00", "bold #D55E00"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Canvas:
-    """What the text is drawn on."""
-
-    width: int
-    """Columns, from 60 to 200."""
-    colour: bool
-    """Whether escape sequences for colour may be used."""
-    unicode: bool = True
-    """Whether block characters can be shown."""
 
 
 def render(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """The report, `width` columns wide (at least 60, at most 200), ending in a newline."""
-    canvas = Canvas(width=min(max(width, MIN_WIDTH), MAX_WIDTH), colour=colour, unicode=unicode)
-    out = io.StringIO()
-    console = Console(
-        file=out,
-        width=canvas.width,
-        force_terminal=colour,
-        color_system="256" if colour else None,
-        no_color=not colour,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-        _environ={},
-    )
-    for part in _parts(estimate, canvas):
-        console.print(part)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    return "\n".join(lines).strip("\n") + "\n"
+    canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
+    return drawn(_parts(estimate, canvas), canvas)
 
 
 def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Padding]:
@@ -82,21 +49,21 @@ def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Paddin
 
 
 def _verdict(estimate: Estimate) -> Table:
-    style = _BAD if not estimate.fits else _TIGHT if wording.is_tight(estimate) else _GOOD
+    style = BAD if not estimate.fits else TIGHT if wording.is_tight(estimate) else GOOD
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     rows.add_column()
-    rows.add_row(Text(wording.headline(estimate), style=style), _text(wording.need(estimate), "bold"))
-    rows.add_row("", _text(f"{wording.subject(estimate)} on {wording.card(estimate)}"))
+    rows.add_row(Text(wording.headline(estimate), style=style), text(wording.need(estimate), "bold"))
+    rows.add_row("", text(f"{wording.subject(estimate)} on {wording.card(estimate)}"))
     if chosen := wording.choices(estimate):
-        rows.add_row("", _text(chosen))
+        rows.add_row("", text(chosen))
     return rows
 
 
 def _notes(estimate: Estimate) -> Iterator[Padding]:
     for note in estimate.notes:
         rows = Table.grid(padding=(0, 1))
-        rows.add_row(Text("Note:", style=_TIGHT), _text(note))
+        rows.add_row(Text("Note:", style=TIGHT), text(note))
         yield Padding(rows, (1, 0, 0, 0))
 
 
@@ -109,11 +76,11 @@ def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     if not total:
         return
     capacity = wording.capacity_bytes(estimate)
-    title = f"At the peak: rank {estimate.rank}, {_peak_moment(estimate)}"
-    yield _title(title, _text(f"on a card of {gib(capacity)}" if capacity else "", "dim"), canvas)
+    at = f"At the peak: rank {estimate.rank}, {_peak_moment(estimate)}"
+    yield title(at, text(f"on a card of {gib(capacity)}" if capacity else "", "dim"), canvas)
     bar, edge = Text(), 0
     inner = canvas.width - 2
-    bar.append(_ends(canvas)[0])
+    bar.append(canvas.ends[0])
     seen = 0
     for share in shares:
         seen += share.bytes
@@ -121,13 +88,9 @@ def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
         bar.append(_fill(share, canvas) * (end - edge), style=share.look.colour)
         edge = end
     bar.append((FREE_GLYPH if canvas.unicode else FREE_LETTER) * (inner - edge), style="dim")
-    bar.append(_ends(canvas)[1])
+    bar.append(canvas.ends[1])
     yield bar
     yield Padding(_legend(estimate, shares, canvas), (0, 0, 0, 1))
-
-
-def _ends(canvas: Canvas) -> tuple[str, str]:
-    return ("▕", "▏") if canvas.unicode else ("|", "|")
 
 
 def _fill(share: wording.Share, canvas: Canvas) -> str:
@@ -144,10 +107,10 @@ def _legend(estimate: Estimate, shares: list[wording.Share], canvas: Canvas) -> 
     for share in shares:
         rows.add_row(
             Text(_fill(share, canvas), style=share.look.colour),
-            _text(share.look.label),
+            text(share.look.label),
             wording.amount(share.bytes),
             wording.percent(share.bytes, whole),
-            _text(share.look.meaning if canvas.width >= _ROOMY else "", "dim"),
+            text(share.look.meaning if canvas.width >= _ROOMY else "", "dim"),
         )
     if wording.capacity_bytes(estimate):
         free = wording.free_bytes(estimate)
@@ -166,16 +129,16 @@ def _peak_moment(estimate: Estimate) -> str:
 def _out_of_memory(estimate: Estimate) -> Iterator[Text | Padding]:
     if estimate.oom is not None:
         oom = estimate.oom
-        yield _title(f"Out of memory in {wording.moment(oom.step, oom.phase, oom.layer)}, in PyTorch's words")
-        yield Padding(_text(" ".join(oom.message.split())), (0, 0, 0, 2))
+        yield title(f"Out of memory in {wording.moment(oom.step, oom.phase, oom.layer)}, in PyTorch's words")
+        yield Padding(text(" ".join(oom.message.split())), (0, 0, 0, 2))
         for frame in wording.frames(oom.stack):
-            yield Padding(_text(frame, "dim"), (0, 0, 0, 4))
+            yield Padding(text(frame, "dim"), (0, 0, 0, 4))
     if found := advice(estimate):
-        yield _title("What to try (then estimate again: none of this is a promise)")
+        yield title("What to try (then estimate again: none of this is a promise)")
         rows = Table.grid(padding=(0, 2))
         rows.add_column(no_wrap=True)
         for item in found:
-            rows.add_row(_text(item.what, "bold"), _text(item.why))
+            rows.add_row(text(item.what, "bold"), text(item.why))
         yield Padding(rows, (0, 0, 0, 2))
 
 
@@ -190,7 +153,7 @@ def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text]:
         return
     margin = len(size(top)) + 1
     columns = _columns(estimate.curve, canvas.width - margin - 1)
-    yield _title("Memory through the steps", _timeline_key(canvas), canvas)
+    yield title("Memory through the steps", _timeline_key(canvas), canvas)
     for row in range(_TIMELINE_ROWS, 0, -1):
         line = Text()
         line.append({_TIMELINE_ROWS: size(top), 1: "0"}.get(row, "").rjust(margin - 1) + " ", style="dim")
@@ -293,14 +256,14 @@ def _phase_key(columns: list[_Column]) -> str:
 def _phases(estimate: Estimate) -> Iterator[Text | Padding]:
     if not estimate.phases:
         return
-    yield _title("Peak of each phase")
+    yield title("Peak of each phase")
     rows = _table("phase", "allocated", "reserved", "reserved of the card")
     capacity, peak = wording.capacity_bytes(estimate), estimate.peak
     whole = PhasePeak(name="whole run", allocated_bytes=peak.allocated_bytes, reserved_bytes=peak.reserved_bytes)
     for phase in (*estimate.phases, *wording.first_and_later(estimate), whole):
         amounts = [wording.amount(value) for value in (phase.allocated_bytes, phase.reserved_bytes)]
         share = wording.percent(phase.reserved_bytes, capacity) if capacity else "-"
-        rows.add_row(_text(phase.name), *amounts, share)
+        rows.add_row(text(phase.name), *amounts, share)
     yield Padding(rows, (0, 0, 0, 2))
 
 
@@ -308,7 +271,7 @@ def _ranks(estimate: Estimate) -> Iterator[Text | Padding]:
     found = wording.rank_rows(estimate)
     if not found:
         return
-    yield _title(f"Ranks ({len(estimate.ranks)} were run)")
+    yield title(f"Ranks ({len(estimate.ranks)} were run)")
     rows = _table("rank", "fits", "allocated", "reserved", "process")
     for row in found[:_RANK_ROWS]:
         amounts = [wording.amount(value) for value in (row.allocated_bytes, row.reserved_bytes, row.process_bytes)]
@@ -335,20 +298,5 @@ def _facts(estimate: Estimate) -> Padding:
     rows.add_column(no_wrap=True)
     for name, lines in wording.facts(estimate):
         for place, line in enumerate(lines):
-            rows.add_row(Text("" if place else name, style="dim"), _text(line))
+            rows.add_row(Text("" if place else name, style="dim"), text(line))
     return Padding(rows, (1, 0, 0, 0))
-
-
-def _title(text: str, aside: Text | None = None, canvas: Canvas | None = None) -> Text:
-    """A heading after an empty line; what is said aside goes on a line of its own where there is no room."""
-    line = Text("\n")
-    line.append_text(_text(text, "bold"))
-    if aside and canvas is not None:
-        line.append("  " if len(text) + len(aside) + 2 <= canvas.width else "\n")
-        line.append_text(aside)
-    return line
-
-
-def _text(value: str, style: str = "") -> Text:
-    """Text from a value, which may come from a stranger's file: nothing in it reaches the terminal as a command."""
-    return Text("".join(letter if letter.isprintable() else "�" for letter in value), style=style)
