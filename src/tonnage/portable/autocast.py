@@ -50,7 +50,8 @@ class _CastWeights:
     def _keeps(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
         if dtype != torch.get_autocast_dtype("cuda") or not torch.is_autocast_cache_enabled():
             return False
-        return tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        weight: bool = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf
+        return weight and not tensor._is_view()
 
 
 def _eligible(tensor: torch.Tensor) -> bool:

@@ -73,7 +73,23 @@ def present(device: Device) -> Iterator[FakeCard]:
         stack.enter_context(patch.object(FakeTensor, "is_meta", _is_of("meta"), create=True))
         stack.enter_context(patch.object(optimizer, "_foreach_supported_types", _foreach_types()))
         stack.enter_context(_Asked(fake))
+        stack.enter_context(_forgotten())
         yield fake
+
+
+@contextmanager
+def _forgotten() -> Iterator[None]:
+    """transformers remembers what it finds out about cards; neither before nor after is what holds within."""
+    from transformers.utils import import_utils
+
+    found = [each for each in vars(import_utils).values() if hasattr(each, "cache_clear")]
+    for function in found:
+        function.cache_clear()
+    try:
+        yield
+    finally:
+        for function in found:
+            function.cache_clear()
 
 
 def _is_of(kind: str) -> property:

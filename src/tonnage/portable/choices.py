@@ -155,7 +155,7 @@ def chosen(
     allowed = torch.backends.cuda
     may = {
         FLASH: allowed.flash_sdp_enabled() and _flash(query, key, value, mask, dropout, causal, gqa, capability),
-        EFFICIENT: allowed.mem_efficient_sdp_enabled() and _efficient(query, key, value, mask, gqa, capability),
+        EFFICIENT: allowed.mem_efficient_sdp_enabled() and _efficient(query, key, value, capability),
         MATH: allowed.math_sdp_enabled(),
         CUDNN: allowed.cudnn_sdp_enabled() and _cudnn(query, key, value, mask, dropout, causal, capability),
     }
@@ -189,19 +189,12 @@ def _flash(
     return not (trains and small and bool(192 < width <= 224 or (width > 224 and dropout > 0)))
 
 
-def _efficient(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    gqa: bool,
-    capability: tuple[int, int],
-) -> bool:
+def _efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, capability: tuple[int, int]) -> bool:
     if query.dim() != 4 or query.dtype not in (*_HALF, torch.float32) or capability < (5, 0):
         return False
     if query.dtype == torch.bfloat16 and capability < (8, 0):
         return False
-    if not _heads_fit(query, key, value, gqa=False) or (mask is not None and mask.requires_grad):
+    if not _heads_fit(query, key, value, gqa=False):
         return False
     narrow = query.dtype != torch.float32
     alignment = 8 if narrow and capability >= (7, 0) else 4 if narrow or capability >= (8, 0) else 1

@@ -8,6 +8,8 @@ out by the replica of the caching allocator.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 from functools import cache
 from importlib.resources import files
@@ -20,7 +22,7 @@ from tonnage.portable import autocast, card, choices
 from tonnage.portable.memory import CardMemory
 from tonnage.portable.temporaries import Temporaries
 from tonnage.record import Recorder, steps_of, watching
-from tonnage.techniques import environment
+from tonnage.techniques import chosen, environment
 from tonnage.trace import Trace
 
 if TYPE_CHECKING:
@@ -39,7 +41,10 @@ def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3
     device = cluster.device
     options = environment(plan).get("PYTORCH_ALLOC_CONF", "")
     settings = AllocatorSettings.parse(options, torch_version=torch.__version__)
-    recorder = Recorder(card.CARD, CardMemory(device, settings, torch.__version__), Temporaries(device))
+    recorder = Recorder(
+        card.CARD, CardMemory(device, settings, torch.__version__), Temporaries(device, table()["inside"])
+    )
+    _import_libraries(job, plan)
     with (
         card.present(device) as fake,
         autocast.on_card(table()["autocast"]),
@@ -57,6 +62,15 @@ def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3
             assumed=IMITATED,
             allocator_settings=options,
         )
+
+
+def _import_libraries(job: Job, plan: Plan) -> None:
+    """While they are imported, libraries ask for cards and load their kernels: before one seems to be there."""
+    name = str(job.model.config.get("model_type", "")).replace("-", "_")
+    for library in (library for technique in chosen(job, plan) for library in technique.libraries):
+        importlib.import_module(library)
+    if name.isidentifier() and importlib.util.find_spec(f"transformers.models.{name}") is not None:
+        importlib.import_module(f"transformers.models.{name}.modeling_{name}")
 
 
 @cache

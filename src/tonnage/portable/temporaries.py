@@ -1,67 +1,69 @@
-"""What operations on a card take besides their results."""
+"""What operations on a card take besides their results, from a table that a ghost made and from known rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from tonnage.portable import reductions
+from tonnage.portable import quantities, reductions
 
 if TYPE_CHECKING:
     from tonnage.device import Device
     from tonnage.record import Recorder
 
 aten = torch.ops.aten
+Table = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
+"""By operation and variant: from which compute capability on which blocks are taken, each as bytes by number."""
 
-_PRODUCTS: Final = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten.dot}
+_PRODUCTS: Final = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten.dot, aten._scaled_mm)
+_SUMS: Final = {aten.sum: 1, aten.mean: 1, aten.linalg_vector_norm: 2}
+"""Reductions, and at which place they are given their dimensions."""
 WORKSPACE_BYTES: Final = {True: 32 * 2**20, False: 8320 * 2**10}
-"""cuBLAS's workspace from compute capability 9.0 on, and before: CUDABlas.cpp, parseChosenWorkspaceSize."""
+"""cuBLAS's workspace from compute capability 9.0 on, and before (CUDABlas.cpp, parseChosenWorkspaceSize)."""
 
 
 class Temporaries:
     """What each operation takes and gives back, and the workspaces that stay."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, table: Table) -> None:
         self._device = device
+        self._table = table
         self._handles: set[bool] = set()
 
     def __call__(self, recorder: Recorder, op: Any, args: Any, kwargs: Any, result: Any) -> Sequence[int]:
         """Bytes of each block that the operation takes and gives back; a product's first workspace stays."""
-        packet = op.overloadpacket
+        packet = getattr(op, "overloadpacket", None)
         if packet in _PRODUCTS:
-            self._workspace(recorder, args)
-            return ()
-        rule = _RULES.get(packet)
-        return () if rule is None else rule(self._device, args, kwargs, result)
+            self._hold_workspace(recorder, args[0])
+        elif packet in _SUMS:
+            return self._partial_sums(args, kwargs, _SUMS[packet])
+        elif packet is not None and packet.__name__ in self._table:
+            if any(
+                tensor.device.type == "cuda" for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)
+            ):
+                return self._blocks(packet.__name__, quantities.OF[packet.__name__](args, kwargs, result))
+        return ()
 
-    def _workspace(self, recorder: Recorder, args: Any) -> None:
-        """One for each thread: the program's, and autograd's own for the card."""
+    def _hold_workspace(self, recorder: Recorder, tensor: torch.Tensor) -> None:
+        """One for each thread that multiplies: the program's, and autograd's own for the card."""
         in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward not in self._handles and args[0].device == recorder.device:
+        if in_backward not in self._handles and tensor.device == recorder.device:
             self._handles.add(in_backward)
             recorder.hold(WORKSPACE_BYTES[self._device.capability >= (9, 0)])
 
+    def _partial_sums(self, args: Any, kwargs: Any, place: int) -> Sequence[int]:
+        tensor = args[0]
+        if tensor.device.type != "cuda":
+            return ()
+        dims = args[place] if len(args) > place else kwargs.get("dim")
+        reduced = reductions.of(tensor.shape, tensor.stride(), dims if isinstance(dims, list | tuple) else None)
+        return reductions.temporaries(reduced, max(4, tensor.element_size()), self._device)
 
-Rule = Callable[[Any, Any, Any, Any], Sequence[int]]
-
-
-def _reduction(device: Device, args: Any, kwargs: Any, result: Any) -> Sequence[int]:
-    tensor = args[0]
-    if tensor.device.type != "cuda" or not isinstance(result, torch.Tensor):
-        return ()
-    dims = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else kwargs.get("dim")
-    shape = reductions.of(tensor.shape, tensor.stride(), dims)
-    return reductions.temporaries(shape, max(4, tensor.element_size()), device)
-
-
-def _vector_norm(device: Device, args: Any, kwargs: Any, result: Any) -> Sequence[int]:
-    return _reduction(device, (args[0], args[2] if len(args) > 2 else None), kwargs, result)
-
-
-_RULES: Final[dict[Any, Rule]] = {
-    aten.sum: _reduction,
-    aten.mean: _reduction,
-    aten.linalg_vector_norm: _vector_norm,
-}
+    def _blocks(self, name: str, call: quantities.Quantities) -> Sequence[int]:
+        known = self._table[name].get(call.variant, ())
+        fitting = [entry for entry in known if tuple(entry["capability"]) <= self._device.capability]
+        blocks = fitting[-1]["blocks"] if fitting else ()
+        return [round(sum(weight * call.numbers[number] for number, weight in each.items())) for each in blocks]
