@@ -43,6 +43,7 @@ _IN_FLUX: Final = (
     "torchao",
     "deepspeed",
     "trl",
+    "torchtitan",
     "liger",
 )
 """Libraries whose code decides allocations: their version says nothing where they are installed as editable."""

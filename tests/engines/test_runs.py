@@ -32,7 +32,10 @@ JOB = Job(model=TINY, seq_len=256, micro_batch=2)
 
 def run(worker: Worker, engine: str, gpu: str = "a100-40gb", job: Job = JOB, rank: int = 0, **plan: Any) -> Run:
     """An estimate whose walk agrees with torch's counters, of three steps."""
-    packages = {"hf-trainer": "accelerate", "trl": "trl", "accelerate": "accelerate", "deepspeed": "deepspeed"}
+    packages = {
+        "hf-trainer": "accelerate",
+        **{name: name for name in ("accelerate", "deepspeed", "torchtitan", "trl")},
+    }
     if find_spec(packages.get(engine, "torch")) is None:
         pytest.skip(f"{packages[engine]} is not installed")
     found = estimate(job, Plan(engine=engine, **plan), parse_cluster(gpu), worker=worker, rank=rank)
@@ -125,3 +128,14 @@ def test_sft_never_makes_all_logits(worker: Worker) -> None:
         run(worker, "trl", job=job, loss="chunked").estimate,
     )
     assert theirs.peak.allocated_bytes < plain.peak.allocated_bytes
+
+
+def test_torchtitan_divides_moments(worker: Worker) -> None:
+    """On 8 GPUs a rank holds 8P/8 bytes of them, and so with tensor parallelism, which divides activations too."""
+    options = {"attention": "flash", "shard": "zero3", "checkpointing": "selective"}
+    whole, halves = (
+        run(worker, "torchtitan", "8xa100-40gb", rank=3, tp=tp, **options).estimate.peak.by_category for tp in (1, 2)
+    )
+    assert whole["optimizer_state"] == pytest.approx(8 * PARAMETERS / 8, rel=0.02)
+    assert halves["optimizer_state"] == pytest.approx(8 * PARAMETERS / 8, rel=0.02)
+    assert halves["activation"] < 0.6 * whole["activation"]

@@ -75,7 +75,7 @@ def _offload(plan: Plan) -> Refusal | None:
 
 def _optimizer_offload(plan: Plan) -> bool:
     """With its parameters, the optimizer goes to the host as well."""
-    return "cpu" in (plan.param_offload, getattr(plan, "optimizer_offload", "none"))
+    return "cpu" in (plan.param_offload, plan.optimizer_offload)
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:

@@ -1,0 +1,299 @@
+"""torchtitan: its own Llama, its own parallelisms and its own `Trainer.train()`.
+
+Written against torchtitan 0.3.  The network is put together from the parts of `torchtitan.models.llama3` after the
+model's configuration; what the plan has no word for stays as `llama3_8b` of its config registry has it, but for
+CUDA graphs, which are off.  docs/engines.md has the differences to tonnage's own loop.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.engines.engine import ANY, SHAPES, Engine
+from tonnage.engines.hf_trainer import alone_on_many, shared_refusal
+from tonnage.techniques.technique import Refusal
+
+if TYPE_CHECKING:
+    import torch
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.step import World
+
+IMPLEMENTATIONS: Final = {
+    "adamw": "fused",
+    "adamw-fused": "fused",
+    "adamw-foreach": "foreach",
+    "adamw-loop": "for-loop",
+}
+"""`OptimizersContainer.Config.implementation` for each optimizer; fused is torchtitan's default."""
+
+DTYPES: Final = {
+    "bf16-mixed": {"dtype": "float32", "mixed_precision_param": "bfloat16"},
+    "bf16-true": {"dtype": "bfloat16", "mixed_precision_param": "bfloat16"},
+    "fp32": {"dtype": "float32", "mixed_precision_param": "float32"},
+}
+"""`TrainingConfig` for each precision; gradients are reduced in float32 in all of them."""
+
+OWN: Final = ("precision", "optimizer", "checkpointing", "attention", "loss")
+"""Options for which it has its own code, whatever a card can do."""
+
+BACKENDS: Final = {"auto": "flex", "flex": "flex", "flash": "varlen"}
+"""Its attention for each of the plan's words; flex is its default."""
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """What torchtitan's parts cannot be put together to, and which degrees do not divide the ranks."""
+    return (
+        _other_network(job)
+        or alone_on_many(plan, cluster)
+        or _newer_flash(plan, cluster)
+        or shared_refusal(job, plan, cluster, OWN)
+    )
+
+
+def _other_network(job: Job) -> Refusal | None:
+    config = job.model.config
+    kind = config.get("model_type")
+    if kind != "llama" or config.get("attention_bias") or config.get("mlp_bias"):
+        return Refusal(
+            technique="engine=torchtitan",
+            reason=f"torchtitan trains networks of its own; of {kind or 'this model'} there is none here",
+            instead="choose a Llama (model_type llama, no biases), or engine hf-trainer",
+        )
+    return None
+
+
+def _newer_flash(plan: Plan, cluster: Cluster) -> Refusal | None:
+    if plan.attention == "flash" and cluster.device.capability >= (9, 0):
+        return Refusal(
+            technique="attention=flash",
+            reason="from capability 9.0 on its varlen attention wants FlashAttention 3, a package of its own",
+            instead="choose attention flex",
+        )
+    return None
+
+
+def run(job: Job, plan: Plan, world: World, steps: int) -> object:
+    """As `torchtitan.train` does, with made-up tokens in place of a data set and its tokenizer."""
+    import torch
+    from torchtitan.trainer import Trainer
+
+    from tonnage.engines import given
+
+    os.environ.update(given.launcher_variables(world))
+    newer = hasattr(torch.distributed, "set_timeout")
+    if not newer:  # how long a group waits says nothing about memory
+        torch.distributed.set_timeout = lambda timeout, group=None: None
+    with tempfile.TemporaryDirectory() as folder:
+        fields = settings(job, plan, world, steps, _backend(newer))
+        trainer = Trainer(Trainer.Config(dump_folder=folder, **fields))
+        trainer.train()
+    return trainer
+
+
+def _backend(newer: bool) -> str:
+    """Its way to divide parameters: its default wants a torch after 2.13, whose FSDP2 takes meshes of many axes."""
+    return "spmd_types" if newer else "partial_dtensor"
+
+
+def settings(job: Job, plan: Plan, world: World, steps: int, spmd_backend: str) -> dict[str, Any]:
+    """The fields of `Trainer.Config` that say what the plan says."""
+    from torchtitan.components.checkpoint import CheckpointManager
+    from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
+    from torchtitan.config import TrainingConfig
+
+    optimizer = default_adamw(lr=1e-4)
+    optimizer.implementation = IMPLEMENTATIONS[plan.optimizer]
+    parallelism = _parallelism(plan, world, spmd_backend)
+    replicas = parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
+    return {
+        "model_spec": _model(job, plan),
+        "loss": _loss(job, plan),
+        "optimizer": optimizer,
+        "lr_scheduler": LRSchedulersContainer.Config(warmup_steps=1),
+        "training": TrainingConfig(
+            local_batch_size=job.micro_batch,
+            global_batch_size=job.micro_batch * job.grad_accum * replicas,
+            seq_len=job.seq_len,
+            steps=steps,
+            max_norm=float(plan.clip_grad_norm or 1.0),
+            enable_cpu_offload=plan.param_offload == "cpu",
+            disable_cuda_graphs=True,
+            **DTYPES[plan.precision],
+        ),
+        "parallelism": parallelism,
+        "activation_checkpoint": _checkpointing(plan),
+        "checkpoint": CheckpointManager.Config(enable=False),
+        **_made_up(),
+    }
+
+
+def _parallelism(plan: Plan, world: World, spmd_backend: str) -> Any:
+    from torchtitan.config import ParallelismConfig
+
+    ranks = world.size // plan.tp
+    replicate = {"ddp": ranks, "hsdp": world.size // world.gpus_per_node}.get(plan.shard, 1)
+    return ParallelismConfig(
+        data_parallel_replicate_degree=replicate,
+        data_parallel_shard_degree=ranks // replicate,
+        fsdp_reshard_after_forward="never" if plan.shard == "zero2" else "default",
+        tensor_parallel_degree=plan.tp,
+        enable_sequence_parallel=plan.sequence_parallel != "off",
+        spmd_backend=spmd_backend,
+    )
+
+
+def _checkpointing(plan: Plan) -> Any:
+    from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+
+    return {"none": None, "full": FullAC.Config(), "selective": SelectiveAC.Config()}[plan.checkpointing]
+
+
+def _loss(job: Job, plan: Plan) -> Any:
+    from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+
+    plain = CrossEntropyLoss.Config(global_vocab_size=job.model.config["vocab_size"])
+    return ChunkedLossWrapper.Config(loss_fn=plain) if plan.loss == "chunked" else plain
+
+
+def _model(job: Job, plan: Plan) -> Any:
+    """What `model_registry` of torchtitan.models.llama3 returns for a model of its own list."""
+    from torchtitan.distributed.pipeline_parallel import pipeline_llm
+    from torchtitan.models.llama3 import parallelize_llama
+    from torchtitan.protocols.model_spec import ModelSpec
+
+    return ModelSpec(
+        name="llama3",
+        flavor=job.model.name,
+        model=_llama(job.model.config, BACKENDS[plan.attention]),
+        parallelize_fn=parallelize_llama,
+        pipelining_fn=pipeline_llm,
+        post_optimizer_build_fn=None,
+        state_dict_adapter=None,
+    )
+
+
+def _llama(config: dict[str, Any], attention: str) -> Any:
+    """Its Llama with the shapes of a Hugging Face configuration; the values that it begins with do not matter."""
+    from torch.nn.init import zeros_
+    from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
+    from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
+    from torchtitan.models.llama3 import Llama3Model
+    from torchtitan.models.llama3.model import Llama3TransformerBlock
+
+    start = {"weight": zeros_, "bias": zeros_}
+    dim, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or dim // heads
+    rope = ComplexRoPE.Config(
+        dim=head_dim, max_seq_len=config["max_position_embeddings"], theta=config.get("rope_theta", 10_000.0)
+    )
+
+    def layer() -> Any:
+        return Llama3TransformerBlock.Config(
+            attention_norm=RMSNorm.Config(normalized_shape=dim, param_init=start),
+            ffn_norm=RMSNorm.Config(normalized_shape=dim, param_init=start),
+            attention=make_gqa_config(
+                dim=dim,
+                n_heads=heads,
+                n_kv_heads=config.get("num_key_value_heads"),
+                head_dim=head_dim,
+                wqkv_param_init=start,
+                wo_param_init=start,
+                inner_attention=get_attention_config(attention),
+                fuse_qkv=True,
+                rope=rope,
+            ),
+            feed_forward=make_ffn_config(
+                dim=dim, hidden_dim=config["intermediate_size"], w1_param_init=start, w2w3_param_init=start
+            ),
+        )
+
+    words = config["vocab_size"]
+    return Llama3Model.Config(
+        dim=dim,
+        vocab_size=words,
+        enable_weight_tying=bool(config.get("tie_word_embeddings")),
+        tok_embeddings=Embedding.Config(num_embeddings=words, embedding_dim=dim, param_init=start),
+        norm=RMSNorm.Config(normalized_shape=dim, param_init=start),
+        lm_head=Linear.Config(in_features=dim, out_features=words, param_init=start),
+        layers=[layer() for _ in range(config["num_hidden_layers"])],
+    )
+
+
+def _made_up() -> dict[str, Any]:
+    """A loader of full rows of one document each, and a tokenizer that nobody asks."""
+    from dataclasses import dataclass
+
+    import torch
+    from torchtitan.components.dataloader import BaseDataLoader
+    from torchtitan.components.tokenizer import BaseTokenizer
+
+    class Tokens(BaseDataLoader):  # type: ignore[misc, unused-ignore]
+        """Batches of (rows, tokens), as torchtitan's loaders give them."""
+
+        @dataclass(kw_only=True, slots=True)
+        class Config(BaseDataLoader.Config):  # type: ignore[misc, name-defined, unused-ignore]
+            """Nothing to say."""
+
+        def __init__(self, config: Config, *, seq_len: int, local_batch_size: int, **others: object) -> None:
+            self.shape = (local_batch_size, seq_len)
+
+        def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+            while True:
+                tokens = torch.zeros(self.shape, dtype=torch.int64)
+                positions = torch.arange(self.shape[1]).repeat(self.shape[0], 1)
+                yield {"input": tokens, "positions": positions}, tokens
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            return
+
+    class Words(BaseTokenizer):  # type: ignore[misc, unused-ignore]
+        """Knows none."""
+
+        @dataclass(kw_only=True, slots=True)
+        class Config(BaseTokenizer.Config):  # type: ignore[misc, name-defined, unused-ignore]
+            """Nothing to say."""
+
+        def __init__(self, config: Config, **others: object) -> None:
+            super().__init__()
+
+        def encode(self, *text: object, **others: object) -> list[int]:
+            return []
+
+        def decode(self, *ids: object, **others: object) -> str:
+            return ""
+
+        def get_vocab_size(self) -> int:
+            return 0
+
+    return {"dataloader": Tokens.Config(), "tokenizer": Words.Config()}
+
+
+TORCHTITAN: Final = Engine(
+    name="torchtitan",
+    packages=("torchtitan",),
+    expresses={
+        **SHAPES,
+        "precision": tuple(DTYPES),
+        "optimizer": tuple(IMPLEMENTATIONS),
+        "clip_grad_norm": ANY,
+        "checkpointing": ("none", "full", "selective"),
+        "shard": ("none", "ddp", "zero2", "zero3", "hsdp"),
+        "param_offload": ("none", "cpu"),
+        "tp": ANY,
+        "sequence_parallel": ANY,
+        "attention": tuple(BACKENDS),
+        "loss": ("plain", "chunked"),
+    },
+    accepts=accepts,
+    imports=("torchtitan.trainer",),
+    run=run,
+)
