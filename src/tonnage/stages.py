@@ -20,8 +20,11 @@ from tonnage.techniques.chunked_loss import causal_network
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from tonnage.model import Batch
     from tonnage.step import ReadyStep
+
+_LAST = ("labels", "shift_labels", "num_items_in_batch")
+"""What only the last stage gets."""
+_ENDS = ("input_ids", *_LAST)
 
 
 class Stage(nn.Module):  # type: ignore[misc]
@@ -46,13 +49,13 @@ class Stage(nn.Module):  # type: ignore[misc]
     def is_last(self) -> bool:
         return self.index == self.count - 1
 
-    def forward(self, given: torch.Tensor, labels: torch.Tensor | None = None, **inputs: Any) -> torch.Tensor:
+    def forward(self, given: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """Token ids or hidden states in, hidden states or the loss out."""
         name = "input_ids" if self.is_first else "inputs_embeds"
         with self.around():
             inputs = {**inputs, name: given if self.is_first else self._whole(given)}
             if self.is_last:
-                return models.loss_of(self.network(labels=labels, **inputs)) / self.loss_parts
+                return models.loss_of(self.network(**inputs)) / self.loss_parts
             base: Any = self.network
             return self._part(base.base_model(**inputs)[0])
 
@@ -142,26 +145,29 @@ class Pipeline:
         """Forward and backward of every micro-batch, in the order of the plan's schedule."""
         stages = _stages(ready.model)
         batch = ready.next_batch(micro_batches=ready.step.job.grad_accum)
-        with ready.around():
+        with ready.around(), ready.step.on_batch(batch) as inputs:
             if self._schedule is None:
-                self._schedule = _schedule(ready, batch)
-            ids, labels = batch.pop("input_ids"), batch.pop("labels")
-            first, last = any(s.is_first for s in stages), any(s.is_last for s in stages)
-            ends: dict[str, Any] = {"target": labels, "labels": labels} if last else {}
-            self._schedule.step(*((ids,) if first else ()), **ends, **batch, return_outputs=False)
+                self._schedule = _schedule(ready, inputs["input_ids"])
+            others = {name: value for name, value in inputs.items() if name not in _ENDS}
+            given = (inputs["input_ids"],) if any(stage.is_first for stage in stages) else ()
+            if any(stage.is_last for stage in stages):
+                others |= {name: inputs[name] for name in _LAST if name in inputs} | {"target": inputs["labels"]}
+            if "num_items_in_batch" in others:  # of all micro-batches, and the loss is that of one
+                others["num_items_in_batch"] /= ready.step.job.grad_accum
+            self._schedule.step(*given, **others, return_outputs=False)
 
 
 def _stages(model: nn.Module) -> list[Stage]:
     return [module for module in model.modules() if isinstance(module, Stage)]
 
 
-def _schedule(ready: ReadyStep, batch: Batch) -> Any:
+def _schedule(ready: ReadyStep, whole_ids: torch.Tensor) -> Any:
     from torch.distributed import pipelining
 
     plan, job, world = ready.step.plan, ready.step.job, ready.step.world
     wrapped = list(ready.model.children()) if isinstance(ready.model, Parts) else [ready.model]
     stages = _stages(ready.model)
-    ids = batch["input_ids"][: job.micro_batch].to("meta")
+    ids = whole_ids[: job.micro_batch].to("meta")
     hidden = _hidden(ready, stages[0], ids)
     made = []
     for module, stage in zip(wrapped, stages, strict=True):

@@ -113,6 +113,8 @@ class Step:
     """transformers' attn_implementation; None: its own choice."""
     contexts: tuple[Context, ...] = ()
     """Entered around forward and backward of every micro-batch."""
+    on_batch: Callable[[Batch], AbstractContextManager[dict[str, Any]]] = nullcontext
+    """Entered with each batch around its forward and backward; gives what the network gets of it."""
     load: Callable[[Step], nn.Module] = _plain_network
     """Makes the network with its memory, before any change."""
     divide: tuple[Callable[[Step, nn.Module], nn.Module], ...] = ()
@@ -260,8 +262,8 @@ class ReadyStep:
 
     def micro_batch(self, batch: Batch) -> None:
         """Forward and backward of one micro-batch; gradients are added to those already there."""
-        with self.around():
-            self._backward(self._forward(batch))
+        with self.around(), self.step.on_batch(batch) as inputs:
+            self._backward(self._forward(inputs))
 
     def _made_up(self, sequences: int | None) -> Batch:
         job = self.step.job
@@ -282,9 +284,9 @@ class ReadyStep:
                 stack.enter_context(context())
             yield
 
-    def _forward(self, batch: Batch) -> torch.Tensor:
+    def _forward(self, inputs: dict[str, Any]) -> torch.Tensor:
         with self.autocast():
-            loss = models.loss_of(self.model(**batch))
+            loss = models.loss_of(self.model(**inputs))
         return loss / self.step.job.grad_accum if self.step.job.grad_accum > 1 else loss
 
     def autocast(self) -> torch.autocast:

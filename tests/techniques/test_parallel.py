@@ -4,7 +4,8 @@ import multiprocessing
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
+from ring_on_cpu import ring_on_cpu
 from tonnage import model as models
 from tonnage import step as steps
 from tonnage.job import Job
@@ -34,10 +36,10 @@ class Case:
 
     plan: dict[str, Any]
     network: str = "llama"
-    layers: int = 3
+    changes: dict[str, Any] = field(default_factory=dict)
 
     def job(self, micro_batches: int) -> Job:
-        model = tiny(self.network, num_hidden_layers=self.layers)
+        model = tiny(self.network, **self.changes)
         return replace(tiny_job(self.network, grad_accum=micro_batches), model=model)
 
     @property
@@ -58,8 +60,13 @@ CASES: dict[int, dict[str, Case]] = {
         "tp tied": Case(plan={"tp": 2, "clip_grad_norm": 1}, network="qwen3"),
         "tp chunked": Case(plan={"tp": 2, "loss": "chunked", "checkpointing": "full"}),
         "pp": Case(plan={"pp": 2, "clip_grad_norm": 1}),
-        "pp interleaved": Case(plan={"pp": 2, "pp_schedule": "interleaved"}, layers=4),
+        "pp interleaved": Case(plan={"pp": 2, "pp_schedule": "interleaved"}, changes={"num_hidden_layers": 4}),
         "pp gpipe": Case(plan={"pp": 2, "pp_schedule": "gpipe", "loss": "chunked", "checkpointing": "full"}),
+        "cp": Case(plan={"cp": 2, "shard": "ddp", "clip_grad_norm": 1}, changes={"num_key_value_heads": 4}),
+        "cp chunked": Case(
+            plan={"cp": 2, "shard": "zero3", "loss": "chunked", "checkpointing": "full"},
+            changes={"num_key_value_heads": 4},
+        ),
     },
     4: {
         "tp ddp": Case(plan={"tp": 2, "shard": "ddp", "clip_grad_norm": 1}),
@@ -70,11 +77,15 @@ CASES: dict[int, dict[str, Case]] = {
             plan={"tp": 2, "shard": "zero3", "clip_grad_norm": 1, "sequence_parallel": "off"}
         ),
         "tp hsdp": Case(plan={"tp": 2, "shard": "hsdp"}),
+        "cp pp": Case(plan={"cp": 2, "pp": 2, "shard": "zero1"}, changes={"num_key_value_heads": 4}),
+        "cp tp": Case(plan={"cp": 2, "tp": 2, "shard": "zero2"}, changes={"num_key_value_heads": 4}),
         "pp tp": Case(plan={"pp": 2, "tp": 2, "clip_grad_norm": 1}),
         "pp ddp": Case(plan={"pp": 2, "shard": "ddp"}),
         "pp zero1": Case(plan={"pp": 2, "shard": "zero1"}),
         "pp zero2": Case(plan={"pp": 2, "shard": "zero2", "clip_grad_norm": 1}),
-        "pp zero3 interleaved": Case(plan={"pp": 2, "shard": "zero3", "pp_schedule": "interleaved"}, layers=4),
+        "pp zero3 interleaved": Case(
+            plan={"pp": 2, "shard": "zero3", "pp_schedule": "interleaved"}, changes={"num_hidden_layers": 4}
+        ),
     },
 }
 
@@ -155,15 +166,13 @@ def rank_main(rank: int, world: int, folder: str) -> None:
         )
         start, expected = alone(case, data)
         everything = batches(data)
-        trained(
-            ready,
-            [
-                everything[(step * data + mine) * MICRO_BATCHES + index]
-                for step in range(STEPS)
-                for index in range(MICRO_BATCHES)
-            ],
-            start,
-        )
+        own = [
+            everything[(step * data + mine) * MICRO_BATCHES + index]
+            for step in range(STEPS)
+            for index in range(MICRO_BATCHES)
+        ]
+        with ring_on_cpu() if axes.cp > 1 else nullcontext():
+            trained(ready, own, start)
         worst[name] = max(_differences(ready, expected))
     torch.save(worst, Path(folder) / f"worst-{rank}")
     dist.destroy_process_group()

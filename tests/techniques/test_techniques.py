@@ -27,7 +27,7 @@ def asking_for(technique: Technique, value: str) -> tuple[Job, Plan]:
     if technique.option == "method":
         return tiny_job("gpt2", method=value), Plan()
     if value == "N":
-        return tiny_job("llama", grad_accum=2), Plan(**{technique.option: 2})  # type: ignore[arg-type]
+        return tiny_job("llama", grad_accum=2), Plan(shard="zero3", **{technique.option: 2})  # type: ignore[arg-type]
     plan = Plan(**{technique.option: True if value == "on" else value})
     return tiny_job("gpt2"), replace(plan, shard="zero3") if technique.option == "param_offload" else plan
 
@@ -93,6 +93,10 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
             H100,
             "5 micro-batches cannot be divided into 2 equal rounds",
         ),
+        ({"name": "llama", "seq_len": 26}, {"cp": 2, "shard": "ddp"}, H100, "26 tokens cannot be cut into 4 pieces"),
+        ({"name": "llama"}, {"cp": 2}, H100, "average gradients, and shard is none"),
+        ({"name": "llama"}, {"cp": 2, "shard": "ddp", "attention": "eager"}, H100, "no ring for attention eager"),
+        ({"name": "llama", "packing": 2}, {"cp": 2, "shard": "ddp"}, H100, "not built for packing"),
         ({"name": "llama", "grad_accum": 2, "generate": 4}, {"pp": 2}, H100, "not built for generate 4"),
     ],
 )

@@ -13,6 +13,7 @@ from tonnage.techniques import (
     budget,
     checkpointing,
     chunked_loss,
+    context_parallel,
     core_attention,
     cpu_offload,
     ddp,
@@ -70,6 +71,7 @@ TECHNIQUES: Final[tuple[Technique, ...]] = (
     fsdp.FSDP,
     tensor_parallel.TENSOR_PARALLEL,
     pipeline.PIPELINE,
+    context_parallel.CONTEXT_PARALLEL,
     megatron.MEGATRON,
 )
 

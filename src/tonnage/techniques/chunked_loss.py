@@ -64,10 +64,21 @@ def causal_network(module: nn.Module) -> Any:
     return network
 
 
-def _forward(network: Any, labels: Tensor, **inputs: Any) -> tuple[Tensor]:
-    """The mean cross-entropy of predicting each token from those before it."""
+def _forward(
+    network: Any,
+    labels: Tensor,
+    shift_labels: Tensor | None = None,
+    num_items_in_batch: float | None = None,
+    **inputs: Any,
+) -> tuple[Tensor]:
+    """The mean cross-entropy of predicting each token from those before it.
+
+    `shift_labels` and `num_items_in_batch` as transformers' own losses take them: labels that were shifted before a
+    sequence was cut, and what to divide the sum by.
+    """
     hidden = network.base_model(**inputs)[0]
-    return (chunked_cross_entropy(hidden, following(labels), lambda part: logits(network, part)),)
+    targets = following(labels) if shift_labels is None else shift_labels
+    return (chunked_cross_entropy(hidden, targets, lambda part: logits(network, part), num_items_in_batch),)
 
 
 def following(labels: Tensor) -> Tensor:
@@ -77,10 +88,10 @@ def following(labels: Tensor) -> Tensor:
     return pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:]
 
 
-def chunked_cross_entropy(hidden: Tensor, labels: Tensor, logits_of: Any) -> Tensor:
+def chunked_cross_entropy(hidden: Tensor, labels: Tensor, logits_of: Any, count: float | None = None) -> Tensor:
     """Mean cross-entropy over labels that are not ignored; `logits_of` turns (tokens, width) into logits.
 
-    Equal to the plain loss up to the order of summation.
+    Equal to the plain loss up to the order of summation.  With `count` the sum is divided by that.
     """
     from torch.utils.checkpoint import checkpoint
 
@@ -96,7 +107,7 @@ def chunked_cross_entropy(hidden: Tensor, labels: Tensor, logits_of: Any) -> Ten
         checkpoint(summed, part, targets, use_reentrant=False)
         for part, targets in zip(parts, labels.split(CHUNK_TOKENS), strict=True)
     ]
-    return sum(losses[1:], losses[0]) / (labels != IGNORED_LABEL).sum()
+    return sum(losses[1:], losses[0]) / ((labels != IGNORED_LABEL).sum() if count is None else count)
 
 
 def logits(network: Any, hidden: Tensor) -> Tensor:

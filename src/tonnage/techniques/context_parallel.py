@@ -1,0 +1,100 @@
+"""Context parallelism: the ranks of `cp` share each sequence, by torch's ring attention (`context_parallel`).
+
+Token ids, labels and positions are cut along the sequence, each rank getting a piece from its front and one from its
+back, so that a causal mask leaves all of them the same work.  Everything but attention works on a rank's own tokens;
+attention sees the keys and values of the others, which torch gathers after its first part.  Labels are shifted before
+they are cut, and each rank's loss is a sum over its tokens divided by an equal share of all.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.axes import divisors
+from tonnage.device import CPU
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.model import Batch
+    from tonnage.plan import Plan
+    from tonnage.step import Step
+
+ATTENTION: Final = "tonnage_whole_context"
+"""Under this name transformers finds an attention for which it makes no mask."""
+
+ATTENTIONS: Final = ("auto", "flash", "efficient", "cudnn")
+"""Values of `attention` that torch has a ring for."""
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Full sequences of a causal language model, whose gradients are averaged over the ranks that share them."""
+    pieces = 2 * plan.cp
+    besides = [name for name in ("packing", "eval_batch", "generate") if getattr(job, name) is not None]
+    if plan.shard == "none":
+        return _refused(plan, "ranks that share a sequence average gradients, and shard is none", "choose a shard")
+    if plan.attention not in ATTENTIONS:
+        return _refused(plan, f"torch has no ring for attention {plan.attention}", "choose attention auto")
+    if plan.loss not in ("plain", "chunked"):
+        return _refused(plan, f"loss {plan.loss} shifts labels itself", "choose loss plain or chunked")
+    if job.model.kind == "factory":
+        return _refused(plan, "what a factory's network does with positions is not known", "choose cp 1")
+    if job.lengths or besides:
+        what = "lengths" if job.lengths else besides[0].replace("_", "-")
+        return _refused(plan, f"it is not built for {what}", f"leave {what} out, or choose cp 1")
+    if job.seq_len % pieces:
+        fitting = ", ".join(str(size) for size in divisors(job.seq_len // 2) if cluster.gpus % size == 0)
+        reason = f"sequences of {job.seq_len:,} tokens cannot be cut into {pieces} pieces, two for each rank"
+        return _refused(plan, reason, f"choose cp {fitting}" if job.seq_len % 2 == 0 else "choose another seq-len")
+    if cluster.device.id == CPU:
+        return _refused(plan, "torch has no ring attention for the CPU", "choose a GPU")
+    return None
+
+
+def _refused(plan: Plan, reason: str, instead: str) -> Refusal:
+    return Refusal(technique=f"cp={plan.cp}", reason=reason, instead=instead)
+
+
+def apply(step: Step) -> Step:
+    """Cut every batch, and have attention go round the ring while it is worked on."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION, _attention)
+    return replace(step, attention=ATTENTION, on_batch=partial(_shared, mesh=step.world.along("cp")))
+
+
+def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **options: Any) -> Any:
+    """transformers' own call of torch's attention, causal whatever the length of this rank's part."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return sdpa_attention_forward(module, query, key, value, None, **{**options, "is_causal": True})
+
+
+@contextmanager
+def _shared(batch: Batch, *, mesh: DeviceMesh) -> Iterator[dict[str, Any]]:
+    """What this rank gets of a batch whose tensors are (sequences, tokens)."""
+    import torch
+    from torch.distributed.tensor.experimental import context_parallel
+
+    from tonnage.techniques.chunked_loss import IGNORED_LABEL, following
+
+    rows, length = batch["input_ids"].shape
+    positions = torch.arange(length, device=batch["input_ids"].device).expand(rows, -1).contiguous()
+    following_labels = following(batch["labels"]).contiguous()
+    cut = {**batch, "labels": batch["labels"].clone(), "shift_labels": following_labels, "position_ids": positions}
+    ignored = int((batch["labels"][:, 1:] == IGNORED_LABEL).sum())
+    tensors = list(cut.values())
+    with context_parallel(mesh, buffers=tensors, buffer_seq_dims=[1] * len(tensors), no_restore_buffers=set(tensors)):
+        yield {**cut, "num_items_in_batch": (rows * (length - 1) - ignored) / mesh.size()}
+
+
+CONTEXT_PARALLEL: Final = Technique(option="cp", values=("N",), accepts=accepts, apply=apply)
