@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import median
 
 from benchmarks.time.rows import Row
+
 from tonnage.costs.software import Software
 from tonnage.costs.timing import timing
 

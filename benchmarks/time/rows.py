@@ -8,13 +8,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tonnage.axes import Axes
-from tonnage.catalog import find_model
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 from tonnage.device import Cluster, find_device
@@ -61,9 +60,8 @@ class Left(Exception):
 
 def read(path: Path) -> list[Raw]:
     """The lines of a file, compressed or not."""
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with opened as lines:
-        return [json.loads(line) for line in lines]
+    text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def load(path: Path = PUBLISHED) -> tuple[list[Row], dict[str, dict[str, int]]]:
@@ -74,7 +72,13 @@ def load(path: Path = PUBLISHED) -> tuple[list[Row], dict[str, dict[str, int]]]:
         try:
             rows.append(ADAPTERS[raw["source_repo"]](raw))
         except KeyError as missing:
-            _count(left, raw, "not of a source with an adapter" if raw["source_repo"] not in ADAPTERS else f"does not say {missing}")
+            _count(
+                left,
+                raw,
+                "not of a source with an adapter"
+                if raw["source_repo"] not in ADAPTERS
+                else f"does not say {missing}",
+            )
         except Left as reason:
             _count(left, raw, str(reason))
         except TonnageError as error:
@@ -137,7 +141,7 @@ def _foundry(raw: Raw) -> Row:
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], grad_accum=raw["grad_accum"],
         axes=Axes(dp_shard=raw["n_gpus"]), dtype="bf16", weight_bytes=4, gradient_bytes=2 if pure else 4,
-        autocast=False, accumulated_bytes=0, checkpointing="full" if raw["activation_checkpointing"] == "full" else "none",
+        autocast=False, checkpointing="full" if raw["activation_checkpointing"] == "full" else "none",
         attention="flash", optimizer="adamw", clipped=True, shard="zero3",
     )  # fmt: skip
     card = {"a100_80gb": "a100-80gb", "a100_40gb": "a100-40gb", "h100_80gb": "h100-80gb"}[raw["gpu"]]
@@ -172,6 +176,8 @@ def _nanotron(raw: Raw) -> Row:
         attention="flash", optimizer="adamw-fused", clipped=True,
         shard="zero1" if raw["sharding"] == "ZeRO-1" else "ddp",
     )  # fmt: skip
+    if work.step_tokens != raw["global_batch"] * raw["seq_len"]:
+        raise Left("another global batch than the grid's 256 sequences: another job than its cell's")
     speed = raw.get("tokens_per_sec_per_gpu") or 0
     return Row(
         source="ultrascale playbook", software="nanotron", model=raw["model"], cluster_name="hopper",

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from tonnage.axes import axes
+from tonnage.costs.answer import with_time
 from tonnage.device import CPU, Cluster
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.job import Job
@@ -147,7 +148,7 @@ def _started(torch_version: str | None, progress: Progress) -> Any:
 def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, steps: int) -> Run:
     described = {**asdict(job), "steps": steps}
     model = described.pop("model")
-    return summarise(
+    run = summarise(
         traces,
         cluster,
         model={
@@ -158,3 +159,4 @@ def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, step
         job=described,
         plan=asdict(plan),
     )
+    return with_time(run, job, plan, cluster)

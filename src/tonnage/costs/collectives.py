@@ -82,7 +82,8 @@ class Fabric:
 
 
 def near_bytes_per_second(cluster: Cluster, reached: Card) -> float:
-    """Of a rank to its neighbours in the machine: NVLink, else PCI Express through the host (a fifth of the datasheet).
+    """Of a rank to its neighbours in the machine: NVLink, else PCI Express through the host (a fifth of the
+    datasheet).
 
     Raises CannotEstimate where no link is known.
     """

@@ -1,9 +1,9 @@
 """The operations of one layer, of the embedding and of the head, as one rank runs them for one micro-batch.
 
 Each has its floating-point operations, the bytes it must move, and the kernels that a host launches for it.  What a
-pass over a tensor moves follows from what the code does: eager code reads and writes a tensor for each line of Python,
-fused kernels once for all of them.  Letters: costs/shape.py; e bytes of an element of the computation, r bytes of one of
-the residual stream (4 under autocast, where it stays fp32).
+pass over a tensor moves follows from what the code does: eager code reads and writes a tensor for each line of
+Python, fused kernels once for all of them.  Letters: costs/shape.py; e bytes of an element of the computation, r
+bytes of one of the residual stream (4 under autocast, where it stays fp32).
 """
 
 from collections.abc import Iterator
@@ -34,6 +34,8 @@ class Operation:
     """What it must read and write."""
     kernels: float = 1
     """Kernels that the host launches for it."""
+    aligned: bool = True
+    """Of matmul: whether rows begin at multiples of 16 bytes, without which tensor cores are fed far more slowly."""
     products: int = 1
     """Of matmul and attention: products one after the other, each of which fills and drains the card."""
 
@@ -105,7 +107,8 @@ class Product:
         e = ELEMENT_BYTES[dtype]
         moved = e * (self.m * self.k + self.m * self.n + self.matrices * self.k * self.n)
         flops = 2.0 * self.m * self.k * self.n
-        return Operation(self.name + suffix, "matmul", dtype, count * flops, count * moved, count, count)
+        aligned = self.n * e % 16 == 0 and self.k * e % 16 == 0
+        return Operation(self.name + suffix, "matmul", dtype, count * flops, count * moved, count, aligned, count)
 
 
 @lru_cache(maxsize=4096)
@@ -117,8 +120,8 @@ def layer(shape: Shape, part: Slice) -> Passes:
         forward.append(product.operation(part.dtype))
         backward.append(product.operation(part.dtype, " backward", 2 if part.trained else 1))
         if part.lora_rank:
-            forward.append(_adapter(product, part, 1))
-            backward.append(_adapter(product, part, 2))
+            forward.append(_adapter(product, part))
+            backward.append(_adapter(product, part, backward=True))
     for ahead, behind in (_attention(shape, part), _pointwise(shape, part), _weights(shape, part)):
         forward += ahead
         backward += behind
@@ -169,15 +172,17 @@ def _latent(shape: Shape, part: Slice) -> Iterator[Product]:
     yield Product("latent up", T, shape.latent_rank, shape.heads * inner / t)
 
 
-def _adapter(product: Product, part: Slice, passes: int) -> Operation:
-    """LoRA beside a linear module, fp32 as PEFT keeps adapters: the cast of the input, A, B, scaling and addition.
+def _adapter(product: Product, part: Slice, *, backward: bool = False) -> Operation:
+    """LoRA beside a linear module: A, B, scaling and addition.
 
-    Passes over the input of k (cast: e + 4, product: 4) and over the output of n (product: 4, scale: 8, add: 4 + 2 e).
+    Forward reads the input (k), and writes, scales (2) and adds (3) the output (n); backward reads the input's and
+    the output's gradients twice, adds to the input's (3).
     """
     e, r = ELEMENT_BYTES[part.dtype], part.lora_rank
-    moved = product.m * (product.k * (e + 8) + product.n * (16 + 2 * e))
-    flops = 2.0 * product.m * r * (product.k + product.n)
-    return Operation(product.name + " adapter", "pointwise", "fp32", passes * flops, passes * moved, 6 * passes)
+    moved = product.m * e * (4 * product.k + 3 * product.n if backward else product.k + 6 * product.n)
+    flops = 2.0 * product.m * r * (product.k + product.n) * (2 if backward else 1)
+    name = product.name + (" adapter backward" if backward else " adapter")
+    return Operation(name, "pointwise", part.dtype, flops, moved, 7 if backward else 4)
 
 
 def seen_tokens(shape: Shape, seq_len: int) -> float:
@@ -192,8 +197,10 @@ def seen_tokens(shape: Shape, seq_len: int) -> float:
 def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
     """Scores, softmax and their product with the values; backward has five products where forward has two.
 
-    Kernels that keep no scores skip what the mask hides; eager code computes it, and moves b heads s^2 scores: forward
-    24 bytes each in eager code (product, mask, softmax in fp32, cast) and 12 fused, backward 30 and 14.
+    Kernels that keep no scores skip what the mask hides; eager code computes it, and moves b heads s^2 scores:
+    forward 12 bytes each fused and backward 14; in eager code 24 and 34 (product, scale, mask, casts around a
+    softmax in fp32); under autocast, where the mask's fp32 makes scores fp32, 40 and 60: what an H200 took for
+    llama-3.2-1b more than with flash attention.
     """
     heads = max(shape.heads / part.tp, 1)
     widths = heads * (shape.head_dim + shape.value_dim)
@@ -208,14 +215,14 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
         )
     scores = part.tokens * part.seq_len * heads
     flops = 2.0 * part.tokens * part.seq_len * widths
-    ahead, behind = (12, 14) if part.fused else (24 * e / 2, 30 * e / 2)
+    ahead, behind = (12, 14) if part.fused else (40, 60) if part.residual_bytes == 4 else (24, 34)
     return (
         [
-            Operation("attention", "matmul", dtype, flops, kept, 2, 2),
+            Operation("attention", "matmul", dtype, flops, kept, 2, products=2),
             Operation("softmax", "pointwise", dtype, 0, scores * ahead, 2 if part.fused else 7),
         ],
         [
-            Operation("attention backward", "matmul", dtype, 2 * flops, 2 * kept, 4, 4),
+            Operation("attention backward", "matmul", dtype, 2 * flops, 2 * kept, 4, products=4),
             Operation("softmax backward", "pointwise", dtype, 0, scores * behind, 2 if part.fused else 7),
         ],
     )
@@ -226,20 +233,26 @@ def _pointwise(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     e, r = ELEMENT_BYTES[part.dtype] if part.dtype != "fp8" else 2, part.residual_bytes
     stream = part.tokens / (part.tp if part.sequence_parallel else 1) * shape.hidden
     rotated = part.tokens * (shape.query_width + shape.key_width) / part.tp * shape.rotary
-    inner = part.tokens * _inner_width(shape, part) / part.tp
+    turned, turned_back = (2 * e, 2 * e) if part.fused else (12 * e, 14 * e)
+    active = part.tokens * _inner_width(shape, part) / part.tp * _active(shape, part, e)
+    added = stream * 6 * r + _dropped(shape, stream, r)
+
+    def passing(name: str, moved: float, kernels: int) -> Operation:
+        return Operation(name, "pointwise", part.dtype, 0, moved, kernels)
+
     return (
         [
             _norm(shape, part, stream, rotated),
-            Operation("residual", "pointwise", part.dtype, 0, stream * 6 * r + _dropped(shape, stream, r), 2),
-            Operation("rotation", "pointwise", part.dtype, 0, rotated * (2 * e if part.fused else 12 * e), _few(part, 8)),
-            Operation("activation", "pointwise", part.dtype, 0, inner * _active(shape, part, e), _few(part, 2)),
+            passing("residual", added, 2),
+            passing("rotation", rotated * turned, _few(part, 8)),
+            passing("activation", active, _few(part, 2)),
             *_routing(shape, part, 1),
         ],
         [
             _norm(shape, part, stream, rotated, backward=True),
-            Operation("residual backward", "pointwise", part.dtype, 0, stream * 6 * r + _dropped(shape, stream, r), 2),
-            Operation("rotation backward", "pointwise", part.dtype, 0, rotated * (2 * e if part.fused else 14 * e), _few(part, 10)),
-            Operation("activation backward", "pointwise", part.dtype, 0, inner * 2 * _active(shape, part, e), _few(part, 4)),
+            passing("residual backward", added, 2),
+            passing("rotation backward", rotated * turned_back, _few(part, 10)),
+            passing("activation backward", 2 * active, _few(part, 4)),
             *_routing(shape, part, 2),
         ],
     )
@@ -256,9 +269,12 @@ def _inner_width(shape: Shape, part: Slice) -> int:
 
 
 def _active(shape: Shape, part: Slice, e: int) -> int:
-    """Bytes of an activation for each inner value: SiLU (2 e) and the gate's product (3 e), or GELU (2 e)."""
+    """Bytes of an activation for each inner value: SiLU (2 e) and the gate's product (3 e), or GELU (2 e).
+
+    Written out, GELU's tanh formula is eight kernels, of which autocast runs the power and what follows in fp32: 60.
+    """
     if not shape.gated:
-        return 2 * e
+        return 60 if shape.stepwise_activation and not part.fused else 2 * e
     return 3 * e if part.fused else 5 * e
 
 
@@ -310,7 +326,9 @@ def _weights(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation
     if not part.casts:
         return [], []
     cast = Operation("cast of weights", "copy", part.dtype, 0, weights * 6, modules)
-    return [cast], [Operation("cast of gradients", "copy", part.dtype, 0, weights * 6, modules)] if part.trained else []
+    return [cast], [
+        Operation("cast of gradients", "copy", part.dtype, 0, weights * 6, modules)
+    ] if part.trained else []
 
 
 @lru_cache(maxsize=4096)
@@ -329,18 +347,19 @@ def embedding(shape: Shape, part: Slice) -> Passes:
 def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     """The final norm, the product with all words, and the loss.
 
-    Bytes of the loss for each of T V logits: plain eager code casts to fp32 (2 + 4), takes the logarithm of the
-    softmax (4 + 4), and backward writes the gradient (8) and casts it (6); fused code reads and writes them once
-    (4); in slices as the plain, with the product once more.
+    Bytes of the loss for each of T V logits: eager code casts to fp32 (e + 4) and takes the logarithm of the softmax
+    (8), backward writes its gradient (12) and casts it (4 + e); codes with a loss divided by words do the softmax in
+    steps (24 more, 6 more); a fused loss reads and writes logits once (2 e); in slices as the plain one, with the
+    product once more.
     """
     words = shape.vocab / part.tp
     product = Product("head", part.tokens, shape.hidden, words)
     e = ELEMENT_BYTES[part.dtype] if part.dtype != "fp8" else 2
     dtype = "bf16" if part.dtype == "fp8" else part.dtype
     logits = part.tokens * words
-    ahead, behind = {"fused": (2 * e, 0)}.get(loss, (e + 4 + 8, 8 + 4 + e) if e < 4 else (8, 8))
-    if part.fused:
-        ahead, behind = min(ahead, e + 4), min(behind, e + 4)
+    ahead, behind = (12 + e, 16 + e) if loss != "fused" else (2 * e, 0)
+    if part.fused and loss != "fused":
+        ahead, behind = ahead + 24, behind + 6
     again = [product.operation(dtype, " again")] if loss == "chunked" else []
     slices = 8 if loss != "plain" else 1
     norm = _norm(shape, part, part.tokens * shape.hidden / shape.norms, 0)

@@ -1,6 +1,8 @@
 """How the pieces of a step follow each other: pipelines, and what copies and exchanges hide behind."""
 
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 
 def pipeline_seconds(stages: tuple[float, ...], micro_batches: int, virtual_stages: int = 1) -> float:
@@ -8,7 +10,8 @@ def pipeline_seconds(stages: tuple[float, ...], micro_batches: int, virtual_stag
 
     The slowest stage works without a pause on m micro-batches; before its first and after its last it waits for the
     others: the sum of theirs, divided by the stages that each rank has of an interleaved pipeline (Narayanan et al.
-    2021, arXiv:2104.04473, section 2.2: the bubble of p equal stages is (p - 1)/m of the work, (p - 1)/(v m) interleaved).
+    2021, arXiv:2104.04473, section 2.2: the bubble of p equal stages is (p - 1)/m of the work, (p - 1)/(v m)
+    interleaved).
     """
     slowest = max(stages)
     return micro_batches * slowest + (sum(stages) - slowest) / virtual_stages
@@ -24,33 +27,49 @@ def exposed(copying: float, hiding: float, overlap: float = 1.0) -> float:
     return max(copying - overlap * hiding, copying * (1 - overlap), 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which parts of a network are on which stage of a pipeline."""
+
+    layers: tuple[int, ...]
+    """Layers of each stage."""
+    head: int
+    """The stage with the product with all words."""
+    loss: int
+    """The stage with the loss."""
+
+    @property
+    def filled(self) -> bool:
+        """Whether each stage has weights: without any, its optimizer has nothing to do and cannot be made."""
+        return all(count or place in (0, self.head) for place, count in enumerate(self.layers))
+
+
 @lru_cache(maxsize=4096)
-def balanced(layers: int, stages: int, first: float, last: float, each: float) -> tuple[tuple[int, ...], float]:
-    """Layers of each stage such that the slowest is fastest, and its seconds.
+def equally(layers: int, stages: int) -> Split:
+    """As many layers on each stage, the more in front; head and loss on the last."""
+    counts = tuple(layers // stages + (1 if place < layers % stages else 0) for place in range(stages))
+    return Split(counts, stages - 1, stages - 1)
 
-    `first` and `last` are what the embedding and the head take beside `each` layer.
+
+@lru_cache(maxsize=4096)
+def by_cost(layers: int, stages: int, head_layers: float) -> Split:
+    """Parts handed out in order; one with which the sum of costs passes the stage's part of the whole begins the
+    next.
+
+    The parts are the layers, a final norm, the head (as costly as `head_layers` layers), a cast and the loss, the
+    last two and the norm without cost: as nanotron's `build_and_set_rank` does with `get_block_compute_costs`.
     """
-    if stages == 1:
-        return (layers,), layers * each + first + last
-    best: tuple[tuple[int, ...], float] | None = None
-    for on_last in range(max(0, layers // stages - 12), layers // stages + 1):
-        for on_first in range(max(0, layers // stages - 2), layers // stages + 2):
-            between = layers - on_last - on_first
-            if between < 0 or (stages == 2 and between):
-                continue
-            middle = _spread(between, stages - 2)
-            slowest = max([first + on_first * each, last + on_last * each, *(n * each for n in middle)])
-            if best is None or slowest < best[1]:
-                best = ((on_first, *middle, on_last), slowest)
-    return best if best is not None else ((layers,), layers * each + first + last)
+    whole = layers + head_layers
+    counts, place, passed = [0] * stages, 0, 0.0
+    places = []
+    for part, cost in (*(("layer", 1.0) for _ in range(layers)), ("norm", 0.0), ("head", head_layers), *_FREE):
+        passed += cost
+        if place < stages - 1 and passed > whole * (place + 1) / stages * (1 + 1e-12):
+            place += 1
+        counts[place] += part == "layer"
+        places.append(place)
+    return Split(tuple(counts), places[-3], places[-1])
 
 
-def equal(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each stage as equal as they can be, the more in front."""
-    return _spread(layers, stages)
-
-
-def _spread(items: int, places: int) -> tuple[int, ...]:
-    if places < 1:
-        return ()
-    return tuple(items // places + (1 if place < items % places else 0) for place in range(places))
+_FREE: Final = (("cast", 0.0), ("loss", 0.0))
+"""Parts behind the head that cost nothing."""

@@ -1,8 +1,8 @@
 """The dimensions of a Transformer that decide how long it computes, read from a Hugging Face configuration.
 
-Letters used in this package: L layers, h width of the residual stream, f width of the feed-forward network, V words of
-the vocabulary, s tokens of a sequence, b sequences of a micro-batch, T = b s tokens, P parameters, t ranks of tensor
-parallelism.
+Letters used in this package: L layers, h width of the residual stream, f width of the feed-forward network, V words
+of the vocabulary, s tokens of a sequence, b sequences of a micro-batch, T = b s tokens, P parameters, t ranks of
+tensor parallelism.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,19 @@ from typing import Any, Final
 from tonnage.errors import CannotEstimate
 
 _LLAMA_LIKE: Final = frozenset(
-    {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "olmo2", "granite"}
+    {
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "olmo2",
+        "granite",
+    }
     | {"deepseek_v2", "deepseek_v3", "gpt_oss"}
 )
 """Root-mean-square norms, rotary positions, a gated feed-forward network, fields named as Llama's."""
@@ -21,6 +33,7 @@ _NORMS: Final = {"gemma2": 4, "gemma3_text": 4}
 """Norms of a layer where there are not two."""
 
 _BIASED: Final = {"qwen2": "qkv", "gpt_oss": "qkvo", "gpt2": "all", "gpt_neox": "all", "opt": "all", "phi": "all"}
+_STEPWISE: Final = ("gelu_new", "gelu_fast", "gelu_python")
 _DROPOUTS: Final = ("resid_pdrop", "dropout", "hidden_dropout_prob", "hidden_dropout")
 
 
@@ -60,6 +73,8 @@ class Shape:
     """Part of each head that is rotated by its position; 0: learned positions."""
     positions: int = 0
     """Rows of learned positions."""
+    stepwise_activation: bool = False
+    """Whether libraries compute the activation in several kernels (GELU by its tanh formula, written out)."""
     dropout: bool = False
     """Whether the residual stream is dropped out."""
     biases: str = ""
@@ -231,7 +246,9 @@ def _llama(config: Mapping[str, Any]) -> Shape:
 
 def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of Shape that are about experts."""
-    experts = next((config[name] for name in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(name)), 0)
+    experts = next(
+        (config[name] for name in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(name)), 0
+    )
     if not experts:
         return {}
     inner = config.get("moe_intermediate_size") or config["intermediate_size"]
@@ -329,6 +346,8 @@ def _classic(config: Mapping[str, Any], **known: Any) -> Shape:
         "rms_norm": False,
         "rotary": 0.0,
         "dropout": any(config.get(name) for name in _DROPOUTS),
+        "stepwise_activation": (config.get("activation_function") or config.get("hidden_act")) in _STEPWISE
+        or (config["model_type"] == "gpt2" and "activation_function" not in config),
         "biases": "all",
         "parts": 3,
     }

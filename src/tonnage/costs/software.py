@@ -25,6 +25,8 @@ class Software:
     """Of the host for each kernel that it launches."""
     matmul_factor: float = 1.0
     """Times the card's time for arithmetic."""
+    attention_factor: float = 1.0
+    """Times the card's time for attention that keeps no scores."""
     memory_factor: float = 1.0
     """Times the card's time for passes over memory."""
     call_seconds: float = 20e-6
@@ -51,6 +53,8 @@ class Software:
     """Of one exchange of gradients."""
     bucket_seconds: float = 0.0
     """Latency of one such exchange for each doubling of the machines."""
+    update_seconds: float = 0.0
+    """Of each layer for each doubling of the machines, where updated weights are gathered one by one (zero1)."""
     gather_overlap: float = 0.9
     """Part of a layer's computation behind which gathering sharded weights hides."""
     sends_exposed: float = 1.0

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import log2
 from typing import Final
 
 from tonnage.costs import operations, rates, schedule
@@ -33,8 +34,14 @@ written; of the others the measured seconds of 61 M fp32 weights on an H200 rela
 LAUNCHES: Final = {"adamw-loop": 14, "muon": 60, "adafactor": 30}
 """Kernels that an optimizer launches for each tensor, where it takes them one by one."""
 
+_LAUNCH_SECONDS: Final = 10e-6
+"""Of the host for a kernel of an optimizer, which launches them in a loop without modules or autograd between."""
+
 _HOST_ADAM_BYTES_PER_SECOND: Final = 30e9
 """What Adam on the host's processor moves: 28 bytes a weight; an assumption, within a factor of two on servers."""
+
+_CHOOSING: Final = 0.8
+"""What op-level checkpointing, which looks at each operation in Python, costs the host relative to launching it."""
 
 _ATTENTION_NAMES: Final = ("attention", "softmax", "rotation")
 
@@ -99,18 +106,17 @@ class _Pass:
 def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Timing:
     """The seconds of a step.  Raises CannotEstimate where a rate that matters is not known."""
     reached = rates.card(cluster.device)
-    layers, ends = _network(shape, work, cluster, reached, software)
-    embedding, head = ends
-    layer_seconds, embedding_seconds, head_seconds = (part.seconds(software) for part in (layers, embedding, head))
-    on_stage = _stages(shape, work, software, embedding_seconds, head_seconds, layer_seconds)
-    stages = tuple(
-        count * layer_seconds
-        + (embedding_seconds if place == 0 else 0.0)
-        + (head_seconds if place == len(on_stage) - 1 else 0.0)
-        for place, count in enumerate(on_stage)
+    layers, embedding, head = _network(shape, work, cluster, reached, software)
+    layer_seconds = layers.seconds(software)
+    split = split_of(shape, work, software)
+    parts = tuple(
+        _own(count, layers, *_ends(split, place, embedding, head)) for place, count in enumerate(split.layers)
     )
-    slow = stages.index(max(stages))
-    own = _own(on_stage[slow], layers, embedding if slow == 0 else None, head if slow == len(stages) - 1 else None)
+    stages = tuple(
+        count * layer_seconds + sum(end.seconds(software) for end in _ends(split, place, embedding, head))
+        for place, count in enumerate(split.layers)
+    )
+    own = parts[stages.index(max(stages))]
     fabric = _data_fabric(cluster, reached, software)
     sends = _sends(shape, work, cluster, fabric, software)
     gathers = _gathers(shape, work, cluster, fabric, software, layers)
@@ -131,7 +137,7 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
     known = compute + recompute + exchanged + bubble + update + copies
     host = max(step - known, 0.0)
     bounds = {
-        "compute": m * (own.card.compute + own.again.compute),
+        "compute": m * (own.card.total - own.card.memory + own.again.total - own.again.memory),
         "memory": m * (own.card.memory + own.again.memory) + update,
         "communication": exchanged + copies,
         "host": host,
@@ -164,14 +170,13 @@ def model_flops(shape: Shape, work: Work) -> float:
     return (weights + attention) * work.step_tokens
 
 
-def _own(layers: int, each: _Pass, *ends: _Pass | None) -> _Pass:
+def _own(layers: int, each: _Pass, *ends: _Pass) -> _Pass:
     """All that one stage computes."""
     card, again = each.card * layers, each.again * layers
     exchange, waits = each.exchange * layers, each.waits * layers
     for end in ends:
-        if end is not None:
-            card, again = card + end.card, again + end.again
-            exchange, waits = exchange + end.exchange, waits + end.waits
+        card, again = card + end.card, again + end.again
+        exchange, waits = exchange + end.exchange, waits + end.waits
     return _Pass(card, again, exchange, waits)
 
 
@@ -205,8 +210,8 @@ def _runs_again(op: operations.Operation, recomputed: str) -> bool:
 
 def _network(
     shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software
-) -> tuple[_Pass, tuple[_Pass, _Pass]]:
-    """An average layer, and the two ends."""
+) -> tuple[_Pass, _Pass, _Pass]:
+    """An average layer, the embedding and the head."""
     backend = work.attention
     if backend == "auto":
         backend = rates.auto_backend(cluster.device, work.dtype)
@@ -237,16 +242,16 @@ def _network(
         again = again * (1 - of_experts) + routed_again * of_experts
     if work.accumulated_bytes and not work.lora_rank:
         adding = operations.layer_weights(shape, part) * work.accumulated_bytes
-        both = both + Seconds(0.0, adding / (rates.bandwidth(cluster.device) * reached.memory), 4)
+        both = both + Seconds(memory=adding / (rates.bandwidth(cluster.device) * reached.memory), kernels=4)
     exchange, waits = _tensor_exchange(shape, work, cluster, reached, software)
-    factors = (software.matmul_factor, software.memory_factor)
+    if recomputed == "selective":
+        both, again = (part + Seconds(kernels=_CHOOSING * part.kernels) for part in (both, again))
+    factors = (software.matmul_factor, software.attention_factor, software.memory_factor)
     again = again.scaled(*factors) * work.checkpointed_fraction
     return (
         _Pass(both.scaled(*factors), again, exchange, waits),
-        (
-            _Pass(embedding.scaled(*factors), Seconds(), 0.0, 0.0),
-            _Pass(head.scaled(*factors), Seconds(), 0.0, 0.0),
-        ),
+        _Pass(embedding.scaled(*factors), Seconds(), 0.0, 0.0),
+        _Pass(head.scaled(*factors), Seconds(), 0.0, 0.0),
     )
 
 
@@ -303,7 +308,9 @@ def _tensor_fabric(work: Work, cluster: Cluster, reached: Card, software: Softwa
 def _data_fabric(cluster: Cluster, reached: Card, software: Software) -> Fabric:
     network = far_bytes_per_second(cluster)
     return Fabric(
-        near_bytes_per_second=near_bytes_per_second(cluster, reached) * software.near_part if cluster.gpus > 1 else 1.0,
+        near_bytes_per_second=near_bytes_per_second(cluster, reached) * software.near_part
+        if cluster.gpus > 1
+        else 1.0,
         far_bytes_per_second=None if network is None else network * software.far_part,
         half_bytes=reached.link_half_bytes if cluster.device.nvlink_bytes_per_second else 1e6,
         call_seconds=20e-6,
@@ -315,15 +322,23 @@ def _data_fabric(cluster: Cluster, reached: Card, software: Software) -> Fabric:
 # ---- pipelines and data parallelism ----------------------------------------------------------------------------
 
 
-def _stages(
-    shape: Shape, work: Work, software: Software, first: float, last: float, each: float
-) -> tuple[int, ...]:
-    """Layers of each stage."""
-    if work.axes.pp == 1:
-        return (shape.layers,)
-    if software.balanced:
-        return schedule.balanced(shape.layers, work.axes.pp, first, last, each)[0]
-    return schedule.equal(shape.layers, work.axes.pp)
+def split_of(shape: Shape, work: Work, software: Software) -> schedule.Split:
+    """Which layers and ends are on which stage."""
+    if not software.balanced:
+        return schedule.equally(shape.layers, work.axes.pp)
+    head_layers = shape.embedding_parameters / (shape.dense_layer_parameters - shape.norm_parameters)
+    return schedule.by_cost(shape.layers, work.axes.pp, head_layers)
+
+
+def _ends(split: schedule.Split, place: int, embedding: _Pass, head: _Pass) -> tuple[_Pass, ...]:
+    """What a stage has besides layers: the embedding, the head's product, the loss."""
+    product = replace(head, card=replace(head.card, memory=0.0, kernels=head.card.kernels / 2))
+    loss = _Pass(Seconds(memory=head.card.memory, kernels=head.card.kernels / 2), Seconds(), 0.0, 0.0)
+    return (
+        *((embedding,) if place == 0 else ()),
+        *((product,) if place == split.head else ()),
+        *((loss,) if place == split.loss else ()),
+    )
 
 
 def _sends(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software) -> float:
@@ -363,9 +378,7 @@ def _shard_group(work: Work, cluster: Cluster) -> Group:
     return _group(work.axes.shards, work.axes.tp, cluster)
 
 
-def _gathers(
-    shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software, each: _Pass
-) -> float:
+def _gathers(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software, each: _Pass) -> float:
     """Seconds of gathering sharded weights and scattering their gradients that one micro-batch does not hide."""
     if not work.sharded:
         return 0.0
@@ -403,24 +416,18 @@ def _averaging(
     moving = 2 * fabric.moving(group, averaged)
     if group.far and software.bucket_seconds:
         doublings = max(group.nodes, 1.0)
-        moving += averaged / software.bucket_bytes * software.bucket_seconds * _log2(doublings)
+        moving += averaged / software.bucket_bytes * software.bucket_seconds * log2(doublings)
+    if group.far and work.shard == "zero1":
+        moving += shape.layers / layout.pp * software.update_seconds * log2(cluster.nodes)
     return schedule.exposed(moving, backward, 0.0) * (1 - software.data_overlap) + software.data_overlap * max(
         moving - backward, 0.0
     )
 
 
-def _log2(value: float) -> float:
-    from math import log2
-
-    return log2(value)
-
-
 # ---- the optimizer and copies ----------------------------------------------------------------------------------
 
 
-def _update(
-    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, weights: float
-) -> float:
+def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, weights: float) -> float:
     """Seconds of the optimizer's step on the card; on the host it is a copy."""
     trained = trained_weights(shape, work, weights)
     if work.shard in ("zero1", "zero2", "zero3", "hsdp"):
@@ -435,7 +442,7 @@ def _update(
         passing += _newton_schulz(shape, trained, cluster, reached)
     modules = 7 if shape.gated else 6
     launches = LAUNCHES.get(work.optimizer, 1) * shape.layers / work.axes.pp * (modules + shape.norms)
-    return max(passing, launches * software.kernel_seconds)
+    return max(passing, launches * _LAUNCH_SECONDS)
 
 
 def _newton_schulz(shape: Shape, trained: float, cluster: Cluster, reached: Card) -> float:
@@ -473,9 +480,10 @@ def _interval(
     assumed: list[str] = []
     if not reached.known:
         low, high = low**1.5, high**1.5
+        major, minor = cluster.device.capability
         assumed.append(
-            f"time: no card of capability {cluster.device.capability[0]}.{cluster.device.capability[1]} was measured; "
-            f"taken to reach the parts of its peaks that one of {reached.capability} does"
+            f"time: no card of capability {major}.{minor} was measured; taken to reach the parts of its peaks that "
+            f"one of {reached.capability} does"
         )
     if cluster.nodes > 1 and cluster.network_bytes_per_second is None:
         assumed.append("time: the network between machines is what machines with this card usually have")

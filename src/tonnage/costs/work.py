@@ -1,6 +1,6 @@
 """What a rank has to do in one optimizer step, in the terms that decide how long it takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tonnage.axes import SHARDING, Axes, axes
@@ -25,7 +25,7 @@ class Work:
     """Micro-batches of a step."""
     packing: int = 1
     """Documents of a sequence."""
-    axes: Axes = Axes()
+    axes: Axes = field(default_factory=Axes)
     """The ranks."""
     schedule: str = "1f1b"
     """Of the pipeline."""
@@ -42,7 +42,7 @@ class Work:
     autocast: bool = True
     """Whether weights are cast in each forward pass and the residual stream is fp32."""
     accumulated_bytes: int = 0
-    """Moved for each weight and micro-batch to add its gradient to what was accumulated, where that takes its own pass."""
+    """Moved for each weight and micro-batch to add its gradient to the sum, where that takes its own pass."""
     lora_rank: int = 0
     """Rank of adapters; 0: the weights themselves are trained."""
     quantized: bool = False
@@ -113,7 +113,8 @@ class Work:
             accumulated_bytes=(10 if precision == "megatron-bf16" else 3 * weight_bytes * (job.grad_accum > 1)),
             lora_rank=job.lora_rank if frozen else 0,
             quantized=job.method == "qlora",
-            **_checkpointing(plan),
+            checkpointing=_recomputed(plan),
+            checkpointed_fraction=1 / (plan.checkpoint_interval or 1),
             attention=plan.attention,
             loss=plan.loss,
             optimizer=plan.optimizer,
@@ -125,10 +126,9 @@ class Work:
         )
 
 
-def _checkpointing(plan: Plan) -> dict[str, str | float]:
-    """What runs again, and in which part of the layers; what a budget chooses is taken for all but the products."""
-    every = plan.checkpoint_interval
-    if every:
-        return {"checkpointing": "full", "checkpointed_fraction": 1 / every}
+def _recomputed(plan: Plan) -> str:
+    """What runs again; what a budget chooses is taken for all but the products."""
+    if plan.checkpoint_interval:
+        return "full"
     known = {"none": "none", "full": "full", "sqrt": "full", "attention": "attention"}
-    return {"checkpointing": known.get(plan.checkpointing, "selective")}
+    return known.get(plan.checkpointing, "selective")

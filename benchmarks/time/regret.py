@@ -1,0 +1,105 @@
+"""How much of the best measured throughput our picks reach, on the grid of the ultrascale playbook.
+
+A cell is a model on a number of GPUs; its candidates are all configurations of the grid, those that crashed among
+them. Ours are those that our own memory lets pass, by predicted throughput.  A pick that crashed reaches nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from benchmarks.time.fit import predicted
+from benchmarks.time.rows import Row
+
+from tonnage.catalog import overheads
+from tonnage.costs.memory import likely_bytes
+from tonnage.costs.software import Software
+from tonnage.costs.timing import split_of
+
+FRAGMENTATION = 1.18
+"""Reserved / allocated memory to be prepared for: the median of published pairs is 1.10 to 1.12, the most 1.18 to
+1.22 (Mist's 26 runs, Aceso's 37)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A configuration of the grid; what was run more than once, with the median of its speeds."""
+
+    row: Row
+    """One of its runs."""
+    speed: float
+    """Tokens per second of a GPU; 0: every run crashed."""
+
+
+def candidates(rows: Sequence[Row]) -> dict[tuple[str, int], list[Candidate]]:
+    """The grid by cell, without cells in which nothing ran."""
+    runs: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        work = row.work
+        runs[row.model, row.cluster.gpus, work.axes, work.micro_batch, work.grad_accum, work.shard].append(row)
+    cells: dict[tuple[str, int], list[Candidate]] = defaultdict(list)
+    for same in runs.values():
+        speeds = [row.work.step_tokens / row.seconds / row.cluster.gpus for row in same if row.ran]
+        cells[same[0].model, same[0].cluster.gpus].append(
+            Candidate(row=same[0], speed=median(speeds) if speeds else 0.0)
+        )
+    return {cell: found for cell, found in sorted(cells.items()) if any(one.speed for one in found)}
+
+
+def passes(row: Row, software: Software) -> bool:
+    """Whether the configuration can run by our account: each stage has a part, and the fullest one fits."""
+    split = split_of(row.shape, row.work, software)
+    axes = row.work.axes
+    groups = [ranks for ranks in (axes.tp, axes.pp, axes.data_parallel) if ranks > 1]
+    outside = overheads(row.cluster.device, groups, gpus_per_node=row.cluster.gpus_per_node).bytes
+    needed = likely_bytes(row.shape, row.work, split, main_weights=True) * FRAGMENTATION + outside
+    return split.filled and needed <= row.cluster.device.capacity_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What the picks of a cell reach, as fractions of its best."""
+
+    name: tuple[str, int]
+    first: float
+    """The first pick."""
+    three: float
+    """The best of three."""
+    five: float
+    """The best of five."""
+    crashed: int
+    """Of the first five picks, those that crashed."""
+
+
+def cell(name: tuple[str, int], found: Sequence[Candidate], software: Software, oracle: bool) -> Cell:
+    """Picks among those that pass; with `oracle`, among those that ran."""
+    best = max(one.speed for one in found)
+    able = [one for one in found if (one.speed > 0 if oracle else passes(one.row, software))]
+    order = sorted(able, key=lambda one: predicted(one.row, software) / one.row.work.step_tokens)
+    reached = [one.speed / best for one in order[:5]] or [0.0]
+    return Cell(
+        name=name,
+        first=reached[0],
+        three=max(reached[:3]),
+        five=max(reached),
+        crashed=sum(speed == 0 for speed in reached),
+    )
+
+
+def refused(rows: Sequence[Row], software: Software) -> float:
+    """The fraction of those that ran which our memory does not let pass."""
+    ran = [row for row in rows if row.ran]
+    return sum(not passes(row, software) for row in ran) / len(ran)
+
+
+def table(rows: Sequence[Row], calibrated: Callable[[str], Software], oracle: bool = False) -> list[Cell]:
+    """Each cell with the software that was calibrated without its model."""
+    return [cell(name, found, calibrated(name[0]), oracle) for name, found in candidates(rows).items()]
+
+
+def means(cells: Sequence[Cell]) -> tuple[float, float, float]:
+    """Of the first pick, the best of three, the best of five."""
+    return mean(c.first for c in cells), mean(c.three for c in cells), mean(c.five for c in cells)

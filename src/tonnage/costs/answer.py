@@ -1,0 +1,51 @@
+"""The time of an Estimate: what the time model says of a Job under a Plan, or why it says nothing."""
+
+from dataclasses import replace
+from typing import Any
+
+from tonnage.costs.shape import Shape
+from tonnage.costs.software import software_of
+from tonnage.costs.timing import Timing, timing
+from tonnage.costs.work import Work
+from tonnage.device import Cluster
+from tonnage.errors import CannotEstimate
+from tonnage.estimates import Estimate
+from tonnage.job import Job
+from tonnage.plan import Plan
+from tonnage.summary import Run
+
+
+def with_time(run: Run, job: Job, plan: Plan, cluster: Cluster) -> Run:
+    """The run with the seconds of a step in its estimate, or with a sentence why they are not known."""
+    return replace(run, estimate=timed(run.estimate, job, plan, cluster))
+
+
+def timed(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Estimate:
+    """The estimate with its time; `job` has its accumulation steps decided."""
+    coverage = estimate.coverage
+    try:
+        known = price(job, plan, cluster)
+    except CannotEstimate as error:
+        return replace(estimate, coverage=replace(coverage, assumed=(*coverage.assumed, f"time: {error}")))
+    said = f"time: costs of {software_of(plan.engine).name} code, calibrated on {software_of(plan.engine).rows}"
+    coverage = replace(coverage, modelled=(*coverage.modelled, said), assumed=(*coverage.assumed, *known.assumed))
+    return replace(estimate, time=as_time(known), coverage=coverage)
+
+
+def price(job: Job, plan: Plan, cluster: Cluster) -> Timing:
+    """The Timing of a job's step.  Raises CannotEstimate where a network, a card or a link is not known."""
+    if job.model.kind != "config":
+        raise CannotEstimate("The time of a network that a factory builds is not known; its memory is.")
+    return timing(Shape.of(job.model.config), Work.of(job, plan, cluster), cluster, software_of(plan.engine))
+
+
+def as_time(known: Timing) -> dict[str, Any]:
+    """The `time` of an Estimate's document."""
+    return {
+        "step_seconds": known.step_seconds,
+        "low_seconds": known.low_seconds,
+        "high_seconds": known.high_seconds,
+        "tokens_per_second_per_gpu": known.tokens_per_second_per_gpu,
+        "mfu": known.mfu,
+        "bound_by": known.bound_by,
+    }

@@ -1,0 +1,91 @@
+"""The memory that a step will likely need, in closed form: where thousands of layouts are compared, never for an
+answer.
+
+An answer's memory is run on the ghost.  Letters: costs/shape.py.
+"""
+
+from typing import Final
+
+from tonnage.costs.operations import ELEMENT_BYTES
+from tonnage.costs.schedule import Split, equally
+from tonnage.costs.shape import Shape
+from tonnage.costs.work import Work
+
+STATE_BYTES: Final = {
+    **dict.fromkeys(("adamw", "adamw-loop", "adamw-foreach", "adamw-fused"), 2.0),
+    **{"adamw-8bit": 0.5, "paged-adamw-8bit": 0.0, "adamw-4bit": 0.25, "adafactor": 0.0, "sgd": 0.0},
+    **{"lion": 1.0, "muon": 1.0},
+}
+"""Bytes of optimizer states for each byte of an fp32 weight: Adam keeps two numbers, in 8 bits a quarter of that."""
+
+
+def state_bytes(shape: Shape, work: Work, layers: int, ends: int, *, main_weights: bool = False) -> float:
+    """Bytes of weights, gradients and optimizer states of a rank with so many layers and `ends` of embedding and
+    head.
+
+    `main_weights`: the optimizer has fp32 weights of its own beside stored ones of 16 bits, and its states are fp32.
+    Sharding divides what it divides: zero1 states (and main weights), zero2 and beyond everything.
+    """
+    routed = shape.experts * shape.expert_parameters if shape.experts else 0
+    of_experts = shape.expert_layers / shape.layers if shape.experts else 0.0
+    plain = (shape.expert_layer_parameters if shape.experts else 0) - routed
+    layer = (1 - of_experts) * shape.dense_layer_parameters + of_experts * (plain + routed / work.axes.ep)
+    weights = (layers * layer + ends * shape.embedding_parameters) / work.axes.tp
+    if work.lora_rank:
+        return weights * (0.5 if work.quantized else work.weight_bytes) / _whole(work)
+    state = 4.0 if main_weights else float(work.weight_bytes)
+    optimizer = state * STATE_BYTES.get(work.optimizer, 0.0) + (4.0 if main_weights else 0.0)
+    if work.optimizer_offload or work.param_offload:
+        optimizer = 0.0
+    divided = work.axes.data_parallel if work.shard == "zero1" else 1
+    stored = 0.0 if work.param_offload else work.weight_bytes + work.gradient_bytes
+    return weights * (stored + optimizer / divided) / _whole(work)
+
+
+def _whole(work: Work) -> int:
+    """Ranks among which everything is divided."""
+    return work.axes.shards if work.sharded else 1
+
+
+def kept_bytes(shape: Shape, work: Work) -> float:
+    """Bytes that one layer keeps of a micro-batch for its backward pass, with fused kernels and without recomputing.
+
+    Inputs of the norms (r each), of the products (e each, gathered again in backward), queries, keys and values as
+    projected, rotated (not the values) and laid out for the attention, and its result, and of the feed-forward
+    network both halves, the activated one and their product.  A recomputed layer keeps its input.
+    """
+    T, t, h = work.tokens, work.axes.tp, shape.hidden
+    e = 2 if work.dtype == "fp8" else ELEMENT_BYTES[work.dtype]
+    r = 4 if work.autocast and e < 4 else e
+    along = t if work.sequence_parallel else 1
+    if work.checkpointing == "full" and work.checkpointed_fraction == 1:
+        return T * h * r / along
+    attention = e * (3 * shape.query_width + 5 * shape.key_width + shape.heads * shape.value_dim) / t
+    inner = shape.intermediate
+    if shape.experts:
+        inner = shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
+    feed_forward = e * inner * (4 if shape.gated else 2) / t
+    return T * (shape.norms * h * r / along + 2 * e * h / along + attention + feed_forward)
+
+
+def logit_bytes(shape: Shape, work: Work) -> float:
+    """Bytes of the loss at its highest: logits, their fp32 copy that becomes the softmax, its gradient; none in
+    slices."""
+    if work.loss != "plain":
+        return 0.0
+    e = 2 if work.dtype == "fp8" else ELEMENT_BYTES[work.dtype]
+    return work.tokens * shape.vocab / work.axes.tp * (e + 8)
+
+
+def likely_bytes(shape: Shape, work: Work, split: Split | None = None, *, main_weights: bool = False) -> float:
+    """Bytes of the fullest stage's states and activations: 1F1B's stage i of p holds p - i micro-batches."""
+    split = split or equally(shape.layers, work.axes.pp)
+    last = len(split.layers) - 1
+    kept, logits = kept_bytes(shape, work), logit_bytes(shape, work)
+    own_head = not shape.tied or split.head > 0
+    return max(
+        state_bytes(shape, work, layers, (place == 0) + (place == split.head and own_head), main_weights=main_weights)
+        + min(work.grad_accum, last + 1 - place) * layers * kept
+        + (logits if place == split.loss else 0.0)
+        for place, layers in enumerate(split.layers)
+    )
