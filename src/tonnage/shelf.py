@@ -44,6 +44,7 @@ _IN_FLUX: Final = (
     "deepspeed",
     "trl",
     "torchtitan",
+    "megatron",
     "liger",
 )
 """Libraries whose code decides allocations: their version says nothing where they are installed as editable."""

@@ -139,3 +139,22 @@ def test_torchtitan_divides_moments(worker: Worker) -> None:
     assert whole["optimizer_state"] == pytest.approx(8 * PARAMETERS / 8, rel=0.02)
     assert halves["optimizer_state"] == pytest.approx(8 * PARAMETERS / 8, rel=0.02)
     assert halves["activation"] < 0.6 * whole["activation"]
+
+
+def test_megatrons_bytes_of_a_parameter(worker: Worker) -> None:
+    """bf16 weights, fp32 gradients, and fp32 weights and moments, of which each of N ranks has an Nth with zero1."""
+    options = {"precision": "megatron-bf16"}
+    whole, divided = (run(worker, "megatron", "8xa100-40gb", shard=shard, **options) for shard in ("ddp", "zero1"))
+    held = whole.estimate.peak.by_category
+    assert [held[part] / PARAMETERS for part in ("parameter", "gradient", "optimizer_state")] == pytest.approx(
+        [2, 4, 12], rel=0.01
+    )
+    assert divided.estimate.peak.by_category["optimizer_state"] == pytest.approx(12 * PARAMETERS / 8, rel=0.05)
+
+
+def test_megatrons_stages_hold_what_is_theirs(worker: Worker) -> None:
+    """Two stages of tensor-parallel halves: a layer and the embedding, or as many bytes of the head, on each rank."""
+    job = dataclasses.replace(JOB, grad_accum=4)
+    found = run(worker, "megatron", "8xa100-40gb", rank=7, job=job, shard="zero1", tp=2, pp=2).estimate
+    assert found.peak.by_category["parameter"] == pytest.approx(2 * PARAMETERS / 4, rel=0.02)
+    assert found.peak.by_category["gradient"] == pytest.approx(4 * PARAMETERS / 4, rel=0.02)

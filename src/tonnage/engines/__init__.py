@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tonnage.engines import accelerate, deepspeed, hf_trainer, own, torchtitan, trl
+from tonnage.engines import accelerate, deepspeed, hf_trainer, megatron, own, torchtitan, trl
 from tonnage.engines.engine import Engine
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ ENGINES: Final[tuple[Engine, ...]] = (
     accelerate.ACCELERATE,
     deepspeed.DEEPSPEED,
     torchtitan.TORCHTITAN,
+    megatron.MEGATRON,
 )
 
 

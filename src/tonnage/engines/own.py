@@ -5,26 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tonnage.engines.engine import Engine
-from tonnage.techniques import chosen, refusals
-from tonnage.techniques.technique import Refusal
+from tonnage.techniques import refusals
 
 if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plan import Plan
     from tonnage.step import World
+    from tonnage.techniques.technique import Refusal
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """What the techniques say; degrees of parallelism that none of them answers for are not run."""
-    answered = {technique.option for technique in chosen(job, plan)}
-    for degree in ("tp", "pp", "cp", "ep"):
-        if getattr(plan, degree) > 1 and degree not in answered:
-            return Refusal(
-                technique=f"{degree}={getattr(plan, degree)}",
-                reason="it is not run by this version",
-                instead=f"choose {degree} 1",
-            )
+    """What the techniques say."""
     return next(iter(refusals(job, plan, cluster)), None)
 
 

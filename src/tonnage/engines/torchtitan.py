@@ -49,20 +49,21 @@ BACKENDS: Final = {"auto": "flex", "flex": "flex", "flash": "varlen"}
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What torchtitan's parts cannot be put together to, and which degrees do not divide the ranks."""
     return (
-        _other_network(job)
+        not_a_llama(job, plan)
         or alone_on_many(plan, cluster)
         or _newer_flash(plan, cluster)
         or shared_refusal(job, plan, cluster, OWN)
     )
 
 
-def _other_network(job: Job) -> Refusal | None:
+def not_a_llama(job: Job, plan: Plan) -> Refusal | None:
+    """Of trainers that have networks of their own: those take the shapes of a Llama."""
     config = job.model.config
     kind = config.get("model_type")
     if kind != "llama" or config.get("attention_bias") or config.get("mlp_bias"):
         return Refusal(
-            technique="engine=torchtitan",
-            reason=f"torchtitan trains networks of its own; of {kind or 'this model'} there is none here",
+            technique=f"engine={plan.engine}",
+            reason=f"it trains networks of its own; of {kind or 'this model'} there is none here",
             instead="choose a Llama (model_type llama, no biases), or engine hf-trainer",
         )
     return None
