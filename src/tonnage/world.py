@@ -36,6 +36,8 @@ class World:
     """How the ranks are laid out; all on one axis before `join`."""
     mesh: DeviceMesh | None = None
     """The same as a mesh of torch, with the axes that have several ranks; None for a rank that is alone."""
+    expert_mesh: DeviceMesh | None = None
+    """The same ranks laid out for experts: `efsdp` divides those that the ranks of `ep` share; None without ep."""
 
     def along(self, *names: str) -> DeviceMesh:
         """The part of the mesh along one axis, or along several as if they were one.
@@ -67,7 +69,13 @@ def join(world: World, plan: Plan) -> World:
             f"The process group has {dist.get_world_size()} ranks, the job {world.size}; start as many processes."
         )
     found = axes(plan, world.size, world.gpus_per_node)
-    return replace(world, rank=dist.get_rank(), axes=found, mesh=_mesh(world, found, plan))
+    return replace(
+        world,
+        rank=dist.get_rank(),
+        axes=found,
+        mesh=_mesh(world, found, plan),
+        expert_mesh=_expert_mesh(world, found) if plan.ep > 1 else None,
+    )
 
 
 def _mesh(world: World, laid: Axes, plan: Plan) -> DeviceMesh:
@@ -76,6 +84,19 @@ def _mesh(world: World, laid: Axes, plan: Plan) -> DeviceMesh:
     names = laid.of_mesh(plan.shard)
     sizes = tuple(int(getattr(laid, name)) for name in names)
     return init_device_mesh(world.device.type, sizes, mesh_dim_names=names)
+
+
+def _expert_mesh(world: World, laid: Axes) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    sizes = {
+        "pp": laid.pp,
+        "dp_replicate": laid.dp_replicate,
+        "efsdp": laid.shards // laid.ep,
+        "ep": laid.ep,
+        "tp": 1,
+    }
+    return init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 def _make_group(world: World) -> None:

@@ -20,13 +20,19 @@ from networks import one_thread, tiny, tiny_job  # noqa: F401
 from ring_on_cpu import ring_on_cpu
 from tonnage import model as models
 from tonnage import step as steps
+from tonnage.axes import axes
 from tonnage.job import Job
 from tonnage.main_weights import MainOptimizer
 from tonnage.plan import Plan
 from tonnage.step import ReadyStep
 
 STEPS, MICRO_BATCHES = 2, 2
-IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
+IMPORTED_ONCE = [
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "mixtral", "qwen3_moe")),
+    *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining", "tonnage.step"),
+    *("torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "tonnage.clipping"),
+    *("transformers.distributed.expert_parallel", "torch.distributed.checkpoint.state_dict"),
+]
 Weights = dict[str, torch.Tensor]
 
 
@@ -39,7 +45,7 @@ class Case:
     changes: dict[str, Any] = field(default_factory=dict)
 
     def job(self, micro_batches: int) -> Job:
-        model = tiny(self.network, **self.changes)
+        model = tiny(self.network, **{"num_hidden_layers": 2, **self.changes})
         return replace(tiny_job(self.network, grad_accum=micro_batches), model=model)
 
     @property
@@ -59,7 +65,7 @@ CASES: dict[int, dict[str, Case]] = {
         "tp whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off"}),
         "tp tied": Case(plan={"tp": 2, "clip_grad_norm": 1}, network="qwen3"),
         "tp chunked": Case(plan={"tp": 2, "loss": "chunked", "checkpointing": "full"}),
-        "pp": Case(plan={"pp": 2, "clip_grad_norm": 1}),
+        "pp": Case(plan={"pp": 2, "clip_grad_norm": 1}, changes={"num_hidden_layers": 3}),
         "pp interleaved": Case(plan={"pp": 2, "pp_schedule": "interleaved"}, changes={"num_hidden_layers": 4}),
         "pp gpipe": Case(plan={"pp": 2, "pp_schedule": "gpipe", "loss": "chunked", "checkpointing": "full"}),
         "cp": Case(plan={"cp": 2, "shard": "ddp", "clip_grad_norm": 1}, changes={"num_key_value_heads": 4}),
@@ -67,16 +73,17 @@ CASES: dict[int, dict[str, Case]] = {
             plan={"cp": 2, "shard": "zero3", "loss": "chunked", "checkpointing": "full"},
             changes={"num_key_value_heads": 4},
         ),
+        "ep": Case(plan={"ep": 2, "shard": "zero3", "clip_grad_norm": 1}, network="qwen3_moe"),
     },
     4: {
+        "ep hsdp": Case(plan={"ep": 2, "shard": "hsdp", "clip_grad_norm": 1}, network="mixtral"),
+        "ep pp": Case(plan={"ep": 2, "pp": 2, "shard": "zero3"}, network="mixtral"),
         "tp ddp": Case(plan={"tp": 2, "shard": "ddp", "clip_grad_norm": 1}),
         "tp zero1": Case(plan={"tp": 2, "shard": "zero1", "sequence_parallel": "off"}),
-        "tp zero2": Case(plan={"tp": 2, "shard": "zero2"}, network="qwen3"),
         "tp zero3": Case(plan={"tp": 2, "shard": "zero3", "clip_grad_norm": 1, "checkpointing": "full"}),
         "tp zero3 whole sequences": Case(
             plan={"tp": 2, "shard": "zero3", "clip_grad_norm": 1, "sequence_parallel": "off"}
         ),
-        "tp hsdp": Case(plan={"tp": 2, "shard": "hsdp"}),
         "cp pp": Case(plan={"cp": 2, "pp": 2, "shard": "zero1"}, changes={"num_key_value_heads": 4}),
         "cp tp": Case(plan={"cp": 2, "tp": 2, "shard": "zero2"}, changes={"num_key_value_heads": 4}),
         "pp tp": Case(plan={"pp": 2, "tp": 2, "clip_grad_norm": 1}),
@@ -142,8 +149,7 @@ class _part:  # noqa: N801
 def alone(case: Case, data_ranks: int) -> tuple[Weights, Weights]:
     """Weights before and after training in one process on everybody's batches."""
     everything = batches(data_ranks)
-    job = case.job(len(everything) // STEPS)
-    ready = steps.build(job, case.alone, device="cpu", initialise=True)
+    ready = steps.build(case.job(len(everything) // STEPS), case.alone, device="cpu", initialise=True)
     generator = torch.Generator().manual_seed(1)
     start = {n: torch.randn(p.shape, generator=generator) / 10 for n, p in ready.model.named_parameters()}
     trained(ready, everything, start)
@@ -153,32 +159,38 @@ def alone(case: Case, data_ranks: int) -> tuple[Weights, Weights]:
 def rank_main(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
-    worst: dict[str, float] = {}
-    for name, case in CASES[world].items():
-        job = case.job(MICRO_BATCHES)
-        ready = steps.build(
-            job, case.parallel, device="cpu", initialise=True, world_size=world, rank=rank, gpus_per_node=_node(case)
-        )
-        axes = ready.step.world.axes
-        data, mine = (
-            axes.data_parallel,
-            axes.place(rank, "dp_replicate") * axes.dp_shard + axes.place(rank, "dp_shard"),
-        )
-        start, expected = alone(case, data)
-        everything = batches(data)
-        own = [
-            everything[(step * data + mine) * MICRO_BATCHES + index]
-            for step in range(STEPS)
-            for index in range(MICRO_BATCHES)
-        ]
-        with ring_on_cpu() if axes.cp > 1 else nullcontext():
-            trained(ready, own, start)
-        worst[name] = max(_differences(ready, expected))
-    torch.save(worst, Path(folder) / f"worst-{rank}")
+    found = {name: worst_difference(case, rank, world, Path(folder) / name) for name, case in CASES[world].items()}
+    torch.save(found, Path(folder) / f"worst-{rank}")
     dist.destroy_process_group()
 
 
+def worst_difference(case: Case, rank: int, world: int, reference: Path) -> float:
+    """Between what this rank holds after training and the same part of what one process has."""
+    ready = steps.build(
+        case.job(MICRO_BATCHES),
+        case.parallel,
+        device="cpu",
+        initialise=True,
+        world_size=world,
+        rank=rank,
+        gpus_per_node=_node(case),
+    )
+    laid = ready.step.world.axes
+    data, mine = laid.data_parallel, laid.place(rank, "dp_replicate") * laid.dp_shard + laid.place(rank, "dp_shard")
+    everything = batches(data)
+    own = [
+        everything[(step * data + mine) * MICRO_BATCHES + index]
+        for step in range(STEPS)
+        for index in range(MICRO_BATCHES)
+    ]
+    start, expected = torch.load(reference)
+    with ring_on_cpu() if laid.cp > 1 else nullcontext():
+        trained(ready, own, start)
+    return max(_differences(ready, expected))
+
+
 def _node(case: Case) -> int:
+    """Ranks of a machine: HSDP needs two of them."""
     return 2 if case.plan.get("shard") == "hsdp" else 4
 
 
@@ -197,6 +209,9 @@ def in_processes(world: int) -> list[dict[str, float]]:
     """The largest difference of every case, for each rank."""
     if world not in _RUNS:
         with tempfile.TemporaryDirectory() as folder:
+            for name, case in CASES[world].items():
+                data = axes(case.parallel, world, _node(case)).data_parallel
+                torch.save(alone(case, data), Path(folder) / name)
             multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
             mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")
             _RUNS[world] = [torch.load(Path(folder) / f"worst-{rank}") for rank in range(world)]

@@ -27,7 +27,7 @@ def asking_for(technique: Technique, value: str) -> tuple[Job, Plan]:
     if technique.option == "method":
         return tiny_job("gpt2", method=value), Plan()
     if value == "N":
-        return tiny_job("llama", grad_accum=2), Plan(shard="zero3", **{technique.option: 2})  # type: ignore[arg-type]
+        return tiny_job("mixtral", grad_accum=2), Plan(shard="zero3", **{technique.option: 2})  # type: ignore[arg-type]
     plan = Plan(**{technique.option: True if value == "on" else value})
     return tiny_job("gpt2"), replace(plan, shard="zero3") if technique.option == "param_offload" else plan
 
@@ -97,6 +97,8 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"name": "llama"}, {"cp": 2}, H100, "average gradients, and shard is none"),
         ({"name": "llama"}, {"cp": 2, "shard": "ddp", "attention": "eager"}, H100, "no ring for attention eager"),
         ({"name": "llama", "packing": 2}, {"cp": 2, "shard": "ddp"}, H100, "not built for packing"),
+        ({"name": "mixtral"}, {"ep": 8, "shard": "zero3"}, H100, "mixtral has 4 experts, which 8 does not divide"),
+        ({"name": "mixtral"}, {"ep": 2, "shard": "ddp"}, H100, "experts are divided under FSDP2"),
         ({"name": "llama", "grad_accum": 2, "generate": 4}, {"pp": 2}, H100, "not built for generate 4"),
     ],
 )

@@ -17,6 +17,7 @@ from tonnage.techniques import (
     core_attention,
     cpu_offload,
     ddp,
+    expert_parallel,
     fp8,
     fsdp,
     fused_loss,
@@ -72,6 +73,7 @@ TECHNIQUES: Final[tuple[Technique, ...]] = (
     tensor_parallel.TENSOR_PARALLEL,
     pipeline.PIPELINE,
     context_parallel.CONTEXT_PARALLEL,
+    expert_parallel.EXPERT_PARALLEL,
     megatron.MEGATRON,
 )
 

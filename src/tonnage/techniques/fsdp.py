@@ -58,9 +58,24 @@ def _sharded(module: nn.Module, step: Step) -> nn.Module:
         "reshard_after_forward": step.plan.shard != "zero2",
         "offload_policy": _offload(step),
     }
+    for experts in (part for part in module.modules() if getattr(part, "gets_tokens", False)):
+        _shard_experts(experts, step, options)
     for layer in layers(module):
         fully_shard(layer, **options)
     return fully_shard(module, **options)
+
+
+def _shard_experts(module: Any, step: Step, options: dict[str, Any]) -> None:
+    """Divided among the ranks that hold the same experts; their gradients are averages over all batches still."""
+    from torch.distributed.fsdp import fully_shard
+
+    axes, mesh = step.world.axes, step.world.expert_mesh
+    assert mesh is not None
+    part = mesh["dp_replicate", "efsdp"] if step.plan.shard == "hsdp" else mesh["efsdp"]
+    fully_shard(module, **{**options, "mesh": part})
+    module.set_gradient_divide_factor(float(axes.data_parallel * axes.cp))
+    if axes.shards > axes.ep:  # NCCL's scaled sums are zero in bf16 (pytorch#190747), gloo has none: sum, then divide
+        module.set_force_sum_reduction_for_comms(True)
 
 
 def _offload(step: Step) -> Any:

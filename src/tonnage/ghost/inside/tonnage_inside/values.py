@@ -88,6 +88,7 @@ class Policy:
         after_import("deepspeed.ops.op_builder.builder", self._patch_compiled_adam)
         after_import("torch.distributed.distributed_c10d", self._patch_object_exchange)
         after_import("transformers.masking_utils", self._patch_masks)
+        after_import("transformers.distributed.expert_parallel", self._patch_exchange_of_tokens)
         after_import("transformers.generation.utils", self._patch_generation)
         after_import("transformers.modeling_utils", self._patch_from_pretrained)
         after_import("transformers.modeling_utils", self._patch_multimodal)
@@ -241,6 +242,42 @@ class Policy:
         torch.topk = patched(torch.topk)
         torch.Tensor.topk = patched(torch.Tensor.topk)
         functional.one_hot = encoded
+
+    def _patch_exchange_of_tokens(self, module: ModuleType) -> None:
+        """Experts on several ranks: how many tokens go where is counted on the card and read back.
+
+        With a balanced router every rank sends equally many tokens to each expert, and gets as many from each rank.
+        """
+        torch = self.torch
+        kind = module.AllToAllEP  # type: ignore[attr-defined]
+        dispatch, exchange = kind._dispatch_tokens, module.all_to_all_single  # type: ignore[attr-defined]
+        known_integers = _known_integers(self)
+        choices = 0
+
+        @functools.wraps(dispatch)
+        def dispatch_tokens(experts: Any, hidden: Any, chosen: Any, weights: Any) -> Any:
+            nonlocal choices
+            if not hidden.is_cuda:
+                return dispatch(experts, hidden, chosen, weights)
+            self.use("routing")
+            choices = chosen.numel() // experts.tp_mesh.size()
+            with known_integers():
+                return dispatch(experts, hidden, chosen, weights)
+
+        @functools.wraps(exchange)
+        def all_to_all_single(received: Any, sent: Any, *args: Any, **kwargs: Any) -> Any:
+            work = exchange(received, sent, *args, **kwargs)
+            if sent.is_cuda:
+                count = sent.numel()
+                balanced = torch.tensor([choices // count + (place < choices % count) for place in range(count)])
+                balanced = balanced.view(sent.shape)
+                self.write(sent, balanced)
+                mine = torch.distributed.get_rank(kwargs.get("group"))
+                self.write(received, balanced[mine].expand(received.shape))
+            return work
+
+        kind._dispatch_tokens = dispatch_tokens
+        module.all_to_all_single = all_to_all_single  # type: ignore[attr-defined]
 
     def _patch_checks(self) -> None:
         """`torch._check_tensor_all`: a condition that was computed holds, as it does for data that is right."""
