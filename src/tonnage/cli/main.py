@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from tonnage.cli import devices, dry_run, estimate, formats, models, report
+from tonnage.cli import devices, dry_run, estimate, formats, models, plan, report
 from tonnage.errors import TonnageError
 
 INTERRUPTED = 130
@@ -26,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("estimate")(estimate.estimate)
+app.command("plan")(plan.plan)
 app.command("dry-run", context_settings={"allow_interspersed_args": False})(dry_run.dry_run)
 app.command("report")(report.report)
 app.command("devices")(devices.devices)

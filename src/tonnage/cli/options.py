@@ -50,6 +50,22 @@ def _gpu_names(incomplete: str) -> list[str]:
     return beginning(device_names(), incomplete)
 
 
+def _model_names(incomplete: str) -> list[str]:
+    from tonnage.catalog import model_names
+
+    return beginning(model_names(), incomplete)
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A catalog name (`tonnage models`), a Hub id, a folder, a config.json, or package.module:factory.",
+        autocompletion=_model_names,
+    ),
+]
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Never ask the network about a model.", rich_help_panel=CARD)
+]
 Gpu = Annotated[
     str | None,
     typer.Option(
@@ -156,6 +172,11 @@ def _declared(name: str, option: Option, default: Any, panel: str) -> tuple[Any,
         rich_help_panel=panel,
     )
     return made, str if default is not None else str | None, default
+
+
+def words(text: str | None) -> tuple[str, ...]:
+    """Words with commas between them; none for nothing."""
+    return _names(text or "")
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ class Worker:
         One job at a time: threads need a Worker each.  A worker that died or was interrupted is closed.
         """
         target = Path(self._folder.name) / "trace"
-        if self._closed:
+        if self.closed:
             raise CannotEstimate("The worker is closed; start another one.")
         with self._abandoned_on_error():
             answer = self._ask(request(job, plan, cluster, rank=rank, steps=steps) | {"trace": str(target)})
@@ -98,7 +98,7 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        if self._closed:
+        if self.closed:
             return
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -121,7 +121,8 @@ class Worker:
         self.close()
 
     @property
-    def _closed(self) -> bool:
+    def closed(self) -> bool:
+        """Whether it has ended; it can run no more."""
         return self._errors.closed
 
     @contextlib.contextmanager

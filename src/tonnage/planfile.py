@@ -1,0 +1,131 @@
+"""`plan.toml`: a job, a plan and its cluster in a file that people keep, edit, and estimate again.
+
+Only what differs from the defaults is written, and what was predicted as comments.  Reading it executes nothing; a
+key that is not known, or has the wrong type, is refused with the keys that are.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tonnage.errors import UnreadableFile, UsageError
+from tonnage.job import Job
+from tonnage.options import Option, options
+from tonnage.plan import Plan
+from tonnage.solution import Choice
+from tonnage.units import gib
+
+SCHEMA_VERSION: Final = 1
+_TABLES: Final[Mapping[str, type]] = {"job": Job, "plan": Plan}
+_MOST_BYTES: Final = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanFile:
+    """What such a file says."""
+
+    model: str
+    """As on the command line."""
+    gpu: str
+    """As on the command line: `4x8xh100-80gb`."""
+    gpu_memory_bytes: int | None
+    """In place of the catalog's."""
+    options: dict[str, Any]
+    """Fields of Job and Plan by their names."""
+
+
+def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None) -> str:
+    """The file for a plan that was found."""
+    job, plan, estimate = choice.candidate.job, choice.candidate.plan, choice.estimate
+    seconds = estimate.time.get("step_seconds")
+    lines = [
+        f"# {choice.name}: {gib(estimate.peak.process_bytes)} of {gib(estimate.cluster['capacity_bytes'])} a GPU"
+        + (f", {seconds:.3g} s a step" if seconds else ""),
+        "# tonnage estimate --plan FILE runs it again; tonnage export FILE --to TARGET writes it for a trainer.",
+        f"schema_version = {SCHEMA_VERSION}",
+        f"model = {_toml(job.model.name)}",
+        f"gpu = {_toml(gpu)}",
+    ]
+    if gpu_memory_bytes is not None:
+        lines.append(f"gpu_memory_bytes = {gpu_memory_bytes}")
+    for table, value in (("job", job), ("plan", plan)):
+        lines += ["", f"[{table}]"]
+        for item, option in options(type(value)):
+            found = getattr(value, item.name)
+            if found != item.default or item.name in ("seq_len", "micro_batch", "grad_accum", "precision"):
+                lines += [f"# {option.help}", f"{item.name} = {_toml(found)}"]
+    return "\n".join(lines) + "\n"
+
+
+def read(path: Path) -> PlanFile:
+    """What a file says.  Raises UnreadableFile where it is no such file, UsageError for what it must not say."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UnreadableFile(f"{path} is larger than 1 MiB, which no plan is.")
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UnreadableFile(f"{path} is not a plan that can be read ({' '.join(str(error).split())}).") from error
+    version = document.pop("schema_version", None)
+    if version != SCHEMA_VERSION:
+        raise UnreadableFile(f"{path} has schema_version {version!r}; this tonnage reads {SCHEMA_VERSION}.")
+    known = ("model", "gpu", "gpu_memory_bytes", *_TABLES)
+    _only(document, known, f"{path}")
+    found: dict[str, Any] = {}
+    for table, kind in _TABLES.items():
+        values = document.get(table, {})
+        if not isinstance(values, dict):
+            raise UsageError(f"{path}: [{table}] must be a table.")
+        declared = {item.name: option for item, option in options(kind)}
+        _only(values, tuple(declared), f"{path}, [{table}]")
+        found |= {name: _checked(value, declared[name], f"{path}: {name}") for name, value in values.items()}
+    return PlanFile(
+        model=_word(document, "model", path),
+        gpu=_word(document, "gpu", path),
+        gpu_memory_bytes=_memory(document, path),
+        options=found,
+    )
+
+
+def _only(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for name in values:
+        if name not in known:
+            raise UsageError(f"{where}: unknown key {name!r}; possible: {', '.join(known)}.")
+
+
+def _word(document: Mapping[str, Any], name: str, path: Path) -> str:
+    value = document.get(name)
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{path}: {name} must be a text, and is {value!r}.")
+    return value
+
+
+def _memory(document: Mapping[str, Any], path: Path) -> int | None:
+    value = document.get("gpu_memory_bytes")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise UsageError(f"{path}: gpu_memory_bytes must be a whole number above zero, and is {value!r}.")
+    return value
+
+
+_KINDS: Final[Mapping[str, tuple[type, str]]] = {
+    "word": (str, "a text"),
+    "number": (int, "a whole number"),
+    "switch": (bool, "true or false"),
+    "names": (list, "a list of texts"),
+}
+
+
+def _checked(value: Any, option: Option, where: str) -> Any:
+    """The value as a field wants it; what words are possible, the field checks itself."""
+    kind, called = _KINDS[option.kind]
+    wrong = not isinstance(value, kind) or (kind is int and isinstance(value, bool))
+    if wrong or (kind is list and not all(isinstance(item, str) for item in value)):
+        raise UsageError(f"{where} must be {called}, and is {value!r}.")
+    return tuple(value) if kind is list else value
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it: its strings, numbers, lists and truth values are those of JSON."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)

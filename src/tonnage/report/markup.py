@@ -1,0 +1,74 @@
+"""What the HTML pages share: their style, the frame of a page, tables, keys, escaped text.
+
+No scripts, no fonts, no requests.  What comes from a value is escaped: it may come from a stranger.
+"""
+
+import json
+from collections.abc import Iterable
+from html import escape
+from typing import Any, Final
+
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+
+STYLE: Final = """
+.tonnage { font: 14px/1.5 system-ui, sans-serif; max-width: 780px; }
+.tonnage h3 { font-size: 14px; margin: 1.6em 0 .4em; }
+.tonnage p { margin: .2em 0; }
+.tonnage .answer { font-size: 17px; font-weight: 600; }
+.tonnage .fits { color: #009E73; } .tonnage .tight { color: #B77F00; } .tonnage .full { color: #D55E00; }
+.tonnage table { border-collapse: collapse; margin: 0; font-size: inherit; }
+.tonnage th, .tonnage td { padding: .15em 1.2em .15em 0; text-align: left; vertical-align: top; background: none; }
+.tonnage th { font-weight: 400; opacity: .65; white-space: nowrap; }
+.tonnage .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.tonnage .quiet { opacity: .65; }
+.tonnage pre { white-space: pre-wrap; margin: .4em 0; font-size: 12px; }
+.tonnage code { font-size: 13px; white-space: nowrap; }
+.tonnage svg { display: block; margin: .2em 0 .5em; width: 100%; height: auto; }
+.tonnage svg text { font: 11px system-ui, sans-serif; fill: currentColor; }
+.tonnage .swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; }
+.tonnage .none { border: 1px solid currentColor; opacity: .5; box-sizing: border-box; }
+"""
+
+
+def document(title: str, body: str, data: dict[str, Any]) -> str:
+    """A whole page; what it shows travels in it as JSON, as inert data."""
+    inert = json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width">\n'
+        f"<title>{text(title)}</title>\n"
+        "<style>:root { color-scheme: light dark; } body { margin: 2em auto; max-width: 780px; padding: 0 1em; }"
+        "</style>\n</head>\n<body>\n"
+        f'{body}\n<script type="application/json" class="tonnage-estimate">{inert}</script>\n'
+        "</body>\n</html>\n"
+    )
+
+
+def fragment(parts: Iterable[str]) -> str:
+    """The parts as one `<div>` with its own style."""
+    return f'<div class="tonnage"><style>{STYLE}</style>\n' + "\n".join(parts) + "\n</div>"
+
+
+def table(headings: Iterable[str], rows: Iterable[tuple[str, ...]], numbers: tuple[int, ...] = ()) -> str:
+    """Cells are HTML already."""
+
+    def line(tag: str, cells: Iterable[str]) -> str:
+        marked = (
+            f'<{tag} class="number">{cell}</{tag}>' if place in numbers else f"<{tag}>{cell}</{tag}>"
+            for place, cell in enumerate(cells)
+        )
+        return f"<tr>{''.join(marked)}</tr>"
+
+    head = line("th", headings)
+    return f"<table>{head if headings else ''}{''.join(line('td', row) for row in rows)}</table>"
+
+
+def text(value: str) -> str:
+    """A value, escaped."""
+    return escape("".join(letter if letter.isprintable() else "�" for letter in value))
+
+
+def key(name: str, colour: str) -> str:
+    """A colour of a picture with its name."""
+    return f'<span class="swatch" style="background: {colour}"></span> <span class="quiet">{text(name)}</span>'

@@ -1,0 +1,260 @@
+"""A Solution as text for a terminal: the best plan, others beside it, why, how it came about, what was refused."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tonnage.report.canvas import BAD, GOOD, Canvas, Part, drawn, text, title
+from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
+from tonnage.search.words import describe
+from tonnage.solution import Choice, Nearest, Point, Remedy, Solution, Stage
+from tonnage.units import gib
+
+_REFUSED_ROWS: Final = 8
+_HEADLINES: Final = {
+    "too_large": "DOES NOT FIT",
+    "unsupported": "NOT POSSIBLE",
+    "unknown": "UNKNOWN",
+}
+
+
+def render(solution: Solution, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
+    """The report, `width` columns wide (at least 60, at most 200), ending in a newline."""
+    canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
+    return drawn(_parts(solution, canvas), canvas)
+
+
+def _parts(solution: Solution, canvas: Canvas) -> Iterator[Part]:
+    yield _headline(solution)
+    yield from _plans(solution)
+    if solution.plans:
+        yield from _reasons(solution.plans[0])
+    yield from _path(solution, canvas)
+    yield from _frontier(solution)
+    if solution.nearest is not None:
+        yield from _nearest(solution.nearest)
+    yield from _refused(solution)
+    yield _facts(solution)
+
+
+def _headline(solution: Solution) -> Table:
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column()
+    question = solution.question
+    asked = f"{question['model']} on {question['cluster']}"
+    tokens = question["sequences"] * question["job"]["seq_len"]
+    batch = f"{tokens:,} tokens a step: {question['sequences']:,} sequences of {question['job']['seq_len']:,}"
+    if solution.plans:
+        best = solution.plans[0]
+        if "found" in question:
+            rows.add_row(Text("FOUND", style=GOOD), text(f"{question['find']}: {question['found']}", "bold"))
+        rows.add_row(Text("FITS", style=GOOD), text(describe(best.candidate, whole=True), "bold"))
+        rows.add_row("", text(f"{asked}; {batch}"))
+        rows.add_row("", text(_speed(best)))
+    elif solution.nearest is not None:
+        missing = gib(solution.nearest.missing_bytes)
+        rows.add_row(Text(_HEADLINES["too_large"], style=BAD), text(f"{missing} missing, at least", "bold"))
+        rows.add_row("", text(f"{asked}; {batch}"))
+    else:
+        why = solution.refused[0].why if solution.refused else "no combination is left"
+        rows.add_row(Text(_HEADLINES.get(solution.status, solution.status), style=BAD), text(why, "bold"))
+        rows.add_row("", text(f"{asked}; {batch}"))
+    return rows
+
+
+def _speed(choice: Choice) -> str:
+    time = choice.estimate.time
+    interval = f"{seconds(time.get('low_seconds'))} to {seconds(time.get('high_seconds'))}"
+    return (
+        f"{seconds(time['step_seconds'])} a step ({interval}), {time['tokens_per_second_per_gpu']:,.0f} tokens/s "
+        f"a GPU, MFU {time['mfu']:.0%}, bound by {time['bound_by']}"
+    )
+
+
+def seconds(value: float | None) -> str:
+    """`0.86 s`, `12.4 ms`; a dash for none."""
+    if value is None:
+        return "-"
+    return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"
+
+
+def _plans(solution: Solution) -> Iterator[Part]:
+    if not solution.plans:
+        return
+    yield title("Plans that fit, each run on the ghost")
+    rows = Table.grid(padding=(0, 2))
+    for heading in ("", "plan", "step", "tokens/s a GPU", "MFU", "peak", "free", "bound by"):
+        justify: Any = "left" if heading in ("plan", "bound by") else "right"
+        rows.add_column(header=Text(heading, style="dim"), justify=justify, no_wrap=heading != "plan")
+    rows.show_header = True
+    for number, choice in enumerate(solution.plans, 1):
+        time, peak = choice.estimate.time, choice.estimate.peak.process_bytes
+        rows.add_row(
+            str(number),
+            text(describe(choice.candidate), "bold" if number == 1 else ""),
+            seconds(time["step_seconds"]),
+            f"{time['tokens_per_second_per_gpu']:,.0f}",
+            f"{time['mfu']:.0%}",
+            gib(peak),
+            gib(max(solution.question["capacity_bytes"] - peak, 0)),
+            str(time["bound_by"]),
+        )
+    yield Padding(rows, (0, 0, 0, 2))
+
+
+def _reasons(choice: Choice) -> Iterator[Part]:
+    if not choice.reasons:
+        return
+    yield title("Why (each technique taken back on its own, run again)")
+    rows = Table.grid(padding=(0, 2))
+    for heading in ("technique", "saves", "costs", "why"):
+        justify: Any = "right" if heading in ("saves", "costs") else "left"
+        rows.add_column(header=Text(heading, style="dim"), justify=justify, no_wrap=heading != "why")
+    rows.show_header = True
+    for reason in choice.reasons:
+        rows.add_row(
+            text(reason.technique, "bold"),
+            saving(reason.saves_bytes),
+            cost(reason.costs_seconds),
+            text(reason.why),
+        )
+    yield Padding(rows, (0, 0, 0, 2))
+
+
+def saving(saved_bytes: int | None) -> str:
+    """Bytes that a technique saves, which may be less than none; a dash where it was not run."""
+    if saved_bytes is None:
+        return "-"
+    return gib(saved_bytes) if saved_bytes >= 0 else f"-{gib(-saved_bytes)}"
+
+
+def cost(costs: float | None) -> str:
+    """Seconds that a technique costs, with their sign."""
+    if costs is None:
+        return "-"
+    if abs(costs) < 0.5e-3:
+        return "0"
+    return f"{'+' if costs > 0 else '-'}{seconds(abs(costs))}"
+
+
+def _path(solution: Solution, canvas: Canvas) -> Iterator[Part]:
+    if not solution.path:
+        return
+    capacity = solution.question["capacity_bytes"]
+    yield title("From the baseline to the plan", text(f"the card has {gib(capacity)}", "dim"), canvas)
+    labels = [
+        ("  " if number else "") + ("+ " if number else "") + s.change for number, s in enumerate(solution.path)
+    ]
+    shown = max(len(label) for label in labels)
+    room = max(20, canvas.width - min(shown, canvas.width // 3) - 16)
+    most = max(stage.process_bytes for stage in solution.path)
+    for label, stage in zip(labels, solution.path, strict=True):
+        line = text(label.ljust(min(shown, canvas.width // 3))[: canvas.width // 3])
+        line.append(f" {gib(stage.process_bytes):>11} ", style=GOOD if stage.fits else BAD)
+        line.append_text(_bar(stage, most, capacity, room, canvas))
+        yield line
+    yield _legend(solution.path, canvas)
+
+
+def _bar(stage: Stage, most: int, capacity: int, room: int, canvas: Canvas) -> Text:
+    """Categories to the scale of the largest stage, with a mark where the card ends."""
+    cells: list[tuple[str, str]] = []
+    seen = 0
+    for name, look in LOOKS.items():
+        seen += stage.by_category.get(name, 0)
+        glyph = look.letter if not canvas.unicode else "█" if canvas.colour else look.glyph
+        cells += [(glyph, look.colour)] * (round(seen * room / most) - len(cells))
+    cells += [(FREE_GLYPH if canvas.unicode else FREE_LETTER, "dim")] * (room - len(cells))
+    edge = round(capacity * room / most)
+    if edge < room:
+        cells[edge] = ("│" if canvas.unicode else "|", "bold")
+    bar = Text()
+    for glyph, style in cells[:room]:
+        bar.append(glyph, style=style)
+    return bar
+
+
+def _legend(stages: tuple[Stage, ...], canvas: Canvas) -> Text:
+    line = Text("  ")
+    for name, look in LOOKS.items():
+        if any(stage.by_category.get(name) for stage in stages):
+            glyph = look.letter if not canvas.unicode else "█" if canvas.colour else look.glyph
+            line.append(glyph, style=look.colour)
+            line.append(f" {look.label}  ", style="dim")
+    line.append("│" if canvas.unicode else "|", style="bold")
+    line.append(" the card", style="dim")
+    return line
+
+
+def _frontier(solution: Solution) -> Iterator[Part]:
+    if not solution.frontier:
+        return
+    yield title("Memory against speed: nothing is faster with less")
+    rows = Table.grid(padding=(0, 2))
+    for justify in ("right", "right", "right", "left"):
+        rows.add_column(justify=justify, no_wrap=justify == "right")  # type: ignore[arg-type]
+    for point in solution.frontier:
+        rows.add_row(gib(point.process_bytes), seconds(point.step_seconds), *_rate(point))
+    yield Padding(rows, (0, 0, 0, 2))
+
+
+def _rate(point: Point) -> tuple[str, Text]:
+    return f"{point.tokens_per_second_per_gpu:,.0f} tokens/s", text(describe(point.candidate))
+
+
+def _nearest(nearest: Nearest) -> Iterator[Part]:
+    yield title("The plan that needs least")
+    yield Padding(text(f"{describe(nearest.candidate)}: {gib(nearest.needed_bytes)}"), (0, 0, 0, 2))
+    if not nearest.remedies:
+        return
+    yield title("What would make it fit")
+    rows = Table.grid(padding=(0, 2))
+    for justify in ("left", "right", "right", "right"):
+        rows.add_column(justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for remedy in nearest.remedies:
+        rows.add_row(*_remedy(remedy))
+    yield Padding(rows, (0, 0, 0, 2))
+
+
+def _remedy(remedy: Remedy) -> tuple[Text, str, str, str]:
+    rate = remedy.tokens_per_second_per_gpu
+    return (
+        text(remedy.what, "bold"),
+        gib(remedy.process_bytes),
+        f"{seconds(remedy.step_seconds)} a step",
+        "" if rate is None else f"{rate:,.0f} tokens/s a GPU",
+    )
+
+
+def _refused(solution: Solution) -> Iterator[Part]:
+    if not solution.refused or (not solution.plans and solution.nearest is None):
+        return
+    yield title("Refused")
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(ratio=3)
+    rows.add_column(ratio=2)
+    for refused in solution.refused[:_REFUSED_ROWS]:
+        rows.add_row(text(refused.what), text(refused.why, "dim"))
+    yield Padding(rows, (0, 0, 0, 2))
+    if len(solution.refused) > _REFUSED_ROWS:
+        yield Padding(text(f"and {len(solution.refused) - _REFUSED_ROWS} more (--json has all)", "dim"), (0, 0, 0, 2))
+
+
+def _facts(solution: Solution) -> Padding:
+    counts = solution.looked_at or {}
+    words = []
+    if counts:
+        words.append(
+            f"{counts.get('priced', 0):,} combinations priced, {counts.get('below_bound', 0):,} need more than the "
+            f"card by any count, {counts.get('ruled_out', 0):,} need no less than one that failed, "
+            f"{counts.get('run', 0):,} run on the ghost"
+        )
+    headroom = solution.question["headroom"]
+    words.append(
+        f"{headroom:.0%} of the card stays free (--headroom); seconds are the time model's, memory is the ghost's"
+    )
+    return Padding(text("; ".join(words) + ".", "dim"), (1, 0, 0, 0))

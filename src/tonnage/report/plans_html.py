@@ -1,0 +1,137 @@
+"""A Solution as one HTML page that stands alone: the decision path as stacked bars, plans, reasons."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tonnage.report import markup
+from tonnage.report.markup import key, table, text
+from tonnage.report.palette import LOOKS
+from tonnage.report.plans import cost, saving, seconds
+from tonnage.search.words import describe
+from tonnage.solution import Choice, Solution, Stage
+from tonnage.units import gib
+
+_WIDTH: Final = 760
+_ROW: Final = 40
+_AMOUNTS: Final = 90  # right of the bars
+
+
+def page(solution: Solution) -> str:
+    """The page; the Solution itself travels in it as JSON."""
+    question = solution.question
+    title = f"{question['model']} on {question['cluster']}"
+    return markup.document(title, markup.fragment(_parts(solution, title)), solution.to_json())
+
+
+def _parts(solution: Solution, title: str) -> Iterator[str]:
+    yield f"<h3>{text(title)}</h3>"
+    yield from _answer(solution)
+    if solution.path:
+        yield "<h3>From the baseline to the plan</h3>"
+        yield _path(solution.path, solution.question["capacity_bytes"])
+    if solution.plans:
+        yield "<h3>Plans that fit, each run on the ghost</h3>"
+        yield _plans(solution.plans)
+        yield from _reasons(solution.plans[0])
+    if solution.nearest is not None and solution.nearest.remedies:
+        yield "<h3>What would make it fit</h3>"
+        rows = [
+            (text(one.what), gib(one.process_bytes), seconds(one.step_seconds)) for one in solution.nearest.remedies
+        ]
+        yield table(("change", "peak", "step"), rows, numbers=(1, 2))
+    if solution.frontier:
+        yield "<h3>Memory against speed: nothing is faster with less</h3>"
+        yield table(
+            ("peak", "step", "tokens/s a GPU", "plan"),
+            [
+                (
+                    gib(point.process_bytes),
+                    seconds(point.step_seconds),
+                    f"{point.tokens_per_second_per_gpu:,.0f}",
+                    text(describe(point.candidate)),
+                )
+                for point in solution.frontier
+            ],
+            numbers=(0, 1, 2),
+        )
+    if solution.refused:
+        yield "<h3>Refused</h3>"
+        rows_of = [(text(one.what), f'<span class="quiet">{text(one.why)}</span>') for one in solution.refused]
+        yield table((), rows_of)
+
+
+def _answer(solution: Solution) -> Iterator[str]:
+    if solution.plans:
+        best = solution.plans[0]
+        time = best.estimate.time
+        yield f'<p class="answer fits">{text(describe(best.candidate, whole=True))}</p>'
+        yield (
+            f"<p>{seconds(time['step_seconds'])} a step, {time['tokens_per_second_per_gpu']:,.0f} tokens/s a GPU, "
+            f"MFU {time['mfu']:.0%}, bound by {text(str(time['bound_by']))}; "
+            f"{gib(best.estimate.peak.process_bytes)} at the peak</p>"
+        )
+    elif solution.nearest is not None:
+        yield f'<p class="answer full">does not fit: {gib(solution.nearest.missing_bytes)} missing, at least</p>'
+        yield f"<p>least: {text(describe(solution.nearest.candidate))}</p>"
+    else:
+        yield f'<p class="answer full">{text(solution.refused[0].why if solution.refused else solution.status)}</p>'
+
+
+def _plans(plans: tuple[Choice, ...]) -> str:
+    rows = []
+    for choice in plans:
+        time = choice.estimate.time
+        rows.append(
+            (
+                text(describe(choice.candidate)),
+                seconds(time["step_seconds"]),
+                f"{time['tokens_per_second_per_gpu']:,.0f}",
+                f"{time['mfu']:.0%}",
+                gib(choice.estimate.peak.process_bytes),
+                text(str(time["bound_by"])),
+            )
+        )
+    return table(("plan", "step", "tokens/s a GPU", "MFU", "peak", "bound by"), rows, numbers=(1, 2, 3, 4))
+
+
+def _reasons(choice: Choice) -> Iterator[str]:
+    if not choice.reasons:
+        return
+    yield "<h3>Why (each technique taken back on its own, run again)</h3>"
+    rows = [
+        (text(reason.technique), saving(reason.saves_bytes), cost(reason.costs_seconds), text(reason.why))
+        for reason in choice.reasons
+    ]
+    yield table(("technique", "saves", "costs", "why"), rows, numbers=(1, 2))
+
+
+def _path(stages: tuple[Stage, ...], capacity: int) -> str:
+    """One stacked bar for each stage, to the scale of the largest, with a line where the card ends."""
+    room = _WIDTH - _AMOUNTS
+    most = max(capacity, *(stage.process_bytes for stage in stages))
+    pieces = []
+    for number, stage in enumerate(stages):
+        top = number * _ROW
+        pieces.append(f'<text x="0" y="{top + 12}">{text(("+ " if number else "") + stage.change)}</text>')
+        left = 0.0
+        for name, look in LOOKS.items():
+            held = stage.by_category.get(name, 0)
+            width = held * room / most
+            if width > 0:
+                pieces.append(
+                    f'<rect x="{left:.1f}" y="{top + 16}" width="{width:.1f}" height="18" fill="{look.colour}">'
+                    f"<title>{look.label}: {gib(held)}</title></rect>"
+                )
+            left += width
+        words = gib(stage.process_bytes)
+        weight = "400" if stage.fits else "700"
+        pieces.append(f'<text x="{_WIDTH}" y="{top + 30}" text-anchor="end" font-weight="{weight}">{words}</text>')
+    edge, height = capacity * room / most, len(stages) * _ROW
+    pieces.append(f'<path d="M{edge:.1f} 0V{height}" stroke="currentColor" stroke-dasharray="3 3"/>')
+    anchor = "end" if edge > room / 2 else "start"
+    pieces.append(f'<text x="{edge:.1f}" y="{height + 12}" text-anchor="{anchor}">the card: {gib(capacity)}</text>')
+    seen = [look for name, look in LOOKS.items() if any(stage.by_category.get(name) for stage in stages)]
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {height + 18}" role="img" aria-label="Memory after each technique">'
+        f"{''.join(pieces)}</svg>\n<p>{' &nbsp; '.join(key(look.label, look.colour) for look in seen)}</p>"
+    )

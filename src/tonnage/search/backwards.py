@@ -1,0 +1,146 @@
+"""Questions asked backwards: the longest sequence, the largest micro-batch, the fewest or the smallest GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from tonnage.device import Cluster, device_names, find_device
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.estimates import Estimate
+from tonnage.search.best import fits
+from tonnage.search.memory import Ghosts
+from tonnage.search.nearest import smallest
+from tonnage.search.solve import Progress, search
+from tonnage.search.space import Question
+from tonnage.solution import Solution
+
+FINDS: Final = ("max-seq-len", "max-micro-batch", "min-gpus", "min-gpu")
+
+STEP_TOKENS: Final = 1024
+"""Sequences are found to a multiple of it."""
+
+LONGEST: Final = 2**20
+MOST_GPUS: Final = 1024
+
+Variant = tuple[str, Question]
+"""What was changed, in words, and the question then."""
+
+
+def backwards(
+    find: str,
+    question: Question,
+    *,
+    top: int = 4,
+    torch_version: str | None = None,
+    progress: Progress = lambda text: None,
+) -> Solution:
+    """The plans at the edge of what fits; `question` of the Solution says what was found.
+
+    Raises UsageError for an unknown word, and where the answer has no bound.
+    """
+    if find not in FINDS:
+        raise UsageError(f"Unknown find {find!r}; possible: {', '.join(FINDS)}.")
+    with Ghosts(progress, torch=torch_version) as ghosts:
+
+        def possible(asked: Question) -> bool:
+            """Whether any plan fits: the smallest ones are asked, the fastest one is found at the end."""
+            try:
+                small = smallest(asked)
+            except (UsageError, CannotEstimate):
+                return False
+            at_once = ghosts.count
+            return any(
+                isinstance(answer, Estimate) and fits(answer, asked)
+                for begin in range(0, len(small), at_once)
+                for answer in ghosts.fit([one.candidate for one in small[begin : begin + at_once]], asked.cluster)
+            )
+
+        edge = {"max-seq-len": _longest, "max-micro-batch": _largest, "min-gpus": _fewest, "min-gpu": _smallest}[find]
+        found = edge(question, possible, progress)
+        if found is None:
+            return search(question, ghosts, top=top, progress=progress)
+        words, asked = found
+        solution = search(asked, ghosts, top=top, progress=progress)
+    return replace(solution, question={**solution.question, "find": find, "found": words})
+
+
+def _longest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
+    def asked(units: int) -> Question:
+        tokens = units * STEP_TOKENS
+        batch = None if question.job.global_batch_tokens is None else question.sequences * tokens
+        return replace(question, job=replace(question.job, seq_len=tokens, global_batch_tokens=batch))
+
+    most = _positions(question) // STEP_TOKENS
+    units = _last(
+        most, lambda number: possible(asked(number)), progress, lambda number: f"{number * STEP_TOKENS:,} tokens"
+    )
+    return None if units is None else (f"seq-len {units * STEP_TOKENS}", asked(units))
+
+
+def _positions(question: Question) -> int:
+    """As far as the network's positions go, where its configuration says so."""
+    text = question.job.model.config.get("text_config", question.job.model.config)
+    return int(text.get("max_position_embeddings") or text.get("n_positions") or LONGEST)
+
+
+def _largest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
+    """The largest micro-batch of which every data-parallel rank has one a step."""
+
+    def asked(number: int) -> Question:
+        left_out = tuple(word for word in question.without if not word.startswith("micro-batch"))
+        job = replace(question.job, micro_batch=number, grad_accum=1, global_batch_tokens=None)
+        return replace(question, job=job, without=left_out, micro_batch=number)
+
+    number = _last(4096, lambda size: possible(asked(size)), progress, lambda size: f"micro-batch {size}")
+    return None if number is None else (f"micro-batch {number}", asked(number))
+
+
+def _fewest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
+    for cluster in _clusters(question.cluster):
+        progress(f"trying {cluster}")
+        asked = replace(question, cluster=cluster)
+        if possible(asked):
+            return f"{cluster.gpus} GPUs ({cluster})", asked
+    return None
+
+
+def _clusters(cluster: Cluster) -> Iterator[Cluster]:
+    gpus = 1
+    while gpus <= MOST_GPUS:
+        per_node = min(gpus, 8)
+        yield Cluster(device=cluster.device, gpus_per_node=per_node, nodes=gpus // per_node)
+        gpus *= 2
+
+
+def _smallest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
+    cards = sorted((find_device(name) for name in device_names()), key=lambda device: device.capacity_bytes)
+    for device in cards:
+        progress(f"trying {device.id}")
+        asked = replace(question, cluster=replace(question.cluster, device=device))
+        if possible(asked):
+            return device.id, asked
+    return None
+
+
+def _last(most: int, holds: Callable[[int], bool], progress: Progress, named: Callable[[int], str]) -> int | None:
+    """The largest number up to `most` for which something holds, if it holds for all smaller ones; None for none."""
+
+    def tried(number: int) -> bool:
+        progress(f"trying {named(number)}")
+        return holds(number)
+
+    if most < 1 or not tried(1):
+        return None
+    low, high = 1, 2
+    while high <= most and tried(high):
+        low, high = high, high * 2
+    if high > most:
+        if low == most or tried(most):
+            return most
+        high = most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if tried(middle) else (low, middle)
+    return low

@@ -1,0 +1,82 @@
+"""The least memory that a candidate can do with: what no run of it can avoid holding at once.
+
+Used to refuse candidates without running them, so every term is a lower bound: tensors that must be alive together,
+without temporaries, workspaces, casts, fragmentation, or anything outside torch's allocator.
+"""
+
+from typing import Final
+
+from tonnage.costs.shape import Shape
+from tonnage.costs.work import Work
+
+STATE_BYTES: Final = {
+    "adamw": 8,
+    "adamw-loop": 8,
+    "adamw-foreach": 8,
+    "adamw-fused": 8,
+    "lion": 4,
+}
+"""Optimizer states of an fp32 weight; of optimizers that are not listed nothing is assumed."""
+
+
+def least_bytes(shape: Shape, work: Work, *, gradients_go: bool = False) -> int:
+    """Bytes that one rank must hold at once: before the optimizer's step, or when backward begins.
+
+    `gradients_go`: the optimizer runs in backward, and no gradient outlives its parameter's turn.
+    """
+    weights, gradients, states = _held(shape, work)
+    if gradients_go:
+        gradients = 0.0
+    return int(max(weights + gradients + states, weights + states + _activations(shape, work)))
+
+
+def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
+    """Of weights, gradients and optimizer states on the rank with the average share of the network."""
+    layout = work.axes
+    parts = layout.pp * layout.tp * (layout.ep if not work.sharded else 1)
+    elements = shape.parameters / parts
+    weight_bytes = 0.5 if work.quantized else float(work.weight_bytes)
+    shards = layout.shards if work.sharded else 1
+    weights = elements * weight_bytes / shards
+    if work.param_offload:
+        weights = 0.0
+    if work.lora_rank:
+        return weights, 0.0, 0.0
+    gradients = elements * work.gradient_bytes / shards
+    spread = shards if work.shard != "zero1" else layout.dp_replicate
+    states = elements * STATE_BYTES.get(work.optimizer, 0) * work.weight_bytes / 4 / spread
+    if work.optimizer_offload or work.param_offload:
+        gradients = states = 0.0
+    return weights, gradients, states
+
+
+def _activations(shape: Shape, work: Work) -> float:
+    """Kept for backward by the layers of one rank, in two bytes an element.
+
+    A checkpointed layer keeps its input; one checkpointed op by op also what its matrix products gave; any other
+    keeps the inputs of its matrix products, queries, keys and values, and both factors of its gate.
+    """
+    if work.activation_offload or work.dtype not in ("bf16", "fp16", "fp8"):
+        return 0.0
+    in_flight = min(work.axes.pp, work.grad_accum)
+    layers = shape.layers / work.axes.pp * in_flight
+    inner = _inner_width(shape)
+    hidden, query, key = shape.hidden, shape.query_width, shape.key_width
+    if shape.latent_rank:
+        query = key = 0  # compressed: what is kept is not bounded here
+    whole = {
+        "none": query + 2 * key + query + 2 * hidden + (3 if shape.gated else 2) * inner,
+        "attention": 2 * hidden + (3 if shape.gated else 2) * inner,
+        "selective": query + 2 * key + hidden + inner,
+        "full": 0,
+    }[work.checkpointing]
+    divided = whole / work.axes.tp + hidden / (work.axes.tp if work.sequence_parallel else 1)
+    return 2.0 * work.tokens * layers * divided
+
+
+def _inner_width(shape: Shape) -> int:
+    """Inner width of the feed-forward network that a token goes through, in a layer with the least of it."""
+    if not shape.experts:
+        return shape.intermediate
+    routed = shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
+    return min(shape.intermediate, routed) if shape.dense_layers else routed

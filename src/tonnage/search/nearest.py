@@ -1,0 +1,137 @@
+"""Where nothing fits: how far the smallest plan is from the card, and what would make the job fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from tonnage.device import Cluster, find_device
+from tonnage.errors import TonnageError, UsageError
+from tonnage.estimates import Estimate
+from tonnage.predict import check
+from tonnage.search import space
+from tonnage.search.best import Search
+from tonnage.search.memory import Ghosts
+from tonnage.search.pricing import Priced, fastest_first
+from tonnage.search.space import Question
+from tonnage.solution import Nearest, Remedy
+
+CARDS: Final = ("a100-80gb", "h100-80gb", "h200", "b200")
+"""Larger cards that are offered, smallest first."""
+
+SMALLEST: Final = 4
+"""Candidates with the least need that are run to find the nearest."""
+
+
+def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nearest | None:
+    """The plan whose peak is lowest, run where everything fits, and what would help; None if no plan can be run."""
+    small = smallest(question)
+    answers = ghosts.need([one.candidate for one in small], question.cluster)
+    run = [(answer, one) for one, answer in zip(small, answers, strict=True) if isinstance(answer, Estimate)]
+    if not run:
+        return None
+    answer, one = min(run, key=lambda pair: pair[0].peak.process_bytes)
+    return Nearest(
+        candidate=one.candidate,
+        needed_bytes=answer.peak.process_bytes,
+        missing_bytes=answer.peak.process_bytes - question.budget_bytes,
+        remedies=tuple(_remedies(question, ghosts)) if remedies else (),
+    )
+
+
+def smallest(question: Question) -> list[Priced]:
+    """The few candidates with the least need that can be run at all, smallest first as far as is known unrun."""
+    every = (
+        one
+        for offload in (True, False)
+        for one in fastest_first(space.candidates(question, offload=offload), question.cluster)
+    )
+    found: list[Priced] = []
+    for one in sorted(every, key=lambda one: (one.least_bytes, one.candidate.job.micro_batch, -_saving(one))):
+        try:
+            check(one.candidate.job, one.candidate.plan, question.cluster)
+        except UsageError:
+            continue
+        found.append(one)
+        if len(found) == SMALLEST:
+            break
+    return found
+
+
+def _saving(one: Priced) -> int:
+    """How far towards less memory the options are, where the bound does not tell."""
+    plan = one.candidate.plan
+    return sum(
+        values.index(getattr(plan, name)) for name, values in space.ORDER.items() if getattr(plan, name) in values
+    )
+
+
+def _remedies(question: Question, ghosts: Ghosts) -> Iterator[Remedy]:
+    """Each change that makes the job fit, the smallest of its kind."""
+    for variants in (_shorter(question), _methods(question), _more(question), _larger(question)):
+        for words, changed in variants:
+            remedy = _tried(words, changed, ghosts)
+            if remedy is not None:
+                yield remedy
+                break
+
+
+def _tried(words: str, question: Question, ghosts: Ghosts) -> Remedy | None:
+    search = Search(question, ghosts, lambda text: None)
+    try:
+        search.run(1)
+    except TonnageError:
+        return None
+    if not search.found:
+        return None
+    one, estimate = search.found[0]
+    return Remedy(
+        what=words,
+        process_bytes=estimate.peak.process_bytes,
+        step_seconds=one.timing.step_seconds,
+        tokens_per_second_per_gpu=one.timing.tokens_per_second_per_gpu,
+    )
+
+
+def _shorter(question: Question) -> Iterator[tuple[str, Question]]:
+    tokens = question.job.seq_len // 2
+    while tokens >= 512:
+        batch = None if question.job.global_batch_tokens is None else question.sequences * tokens
+        yield (
+            f"--seq-len {tokens}",
+            replace(question, job=replace(question.job, seq_len=tokens, global_batch_tokens=batch)),
+        )
+        tokens //= 2
+
+
+def _methods(question: Question) -> Iterator[tuple[str, Question]]:
+    if question.methods:
+        return
+    order = ("full", "lora", "qlora")
+    for method in order[order.index(question.job.method) + 1 :]:
+        yield f"--method {method}", replace(question, job=replace(question.job, method=method))
+
+
+def _more(question: Question) -> Iterator[tuple[str, Question]]:
+    cluster = question.cluster
+    sequences = question.sequences
+    for _ in range(5):
+        if cluster.gpus_per_node < 8:
+            cluster = replace(cluster, gpus_per_node=cluster.gpus_per_node * 2)
+        else:
+            cluster = replace(cluster, nodes=cluster.nodes * 2)
+        batch = max(sequences, cluster.gpus) * question.job.seq_len
+        yield (
+            f"--gpu {cluster}",
+            replace(question, cluster=cluster, job=replace(question.job, global_batch_tokens=batch, grad_accum=1)),
+        )
+
+
+def _larger(question: Question) -> Iterator[tuple[str, Question]]:
+    cluster = question.cluster
+    for name in CARDS:
+        device = find_device(name)
+        if device.capacity_bytes > cluster.device.capacity_bytes:
+            larger = Cluster(device=device, gpus_per_node=cluster.gpus_per_node, nodes=cluster.nodes)
+            yield f"--gpu {larger}", replace(question, cluster=larger)

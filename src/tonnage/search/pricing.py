@@ -1,0 +1,54 @@
+"""Seconds of candidates by the time model, without running anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from tonnage.costs.shape import Shape
+from tonnage.costs.software import software_of
+from tonnage.costs.timing import Timing, timing
+from tonnage.costs.work import Work
+from tonnage.device import Cluster
+from tonnage.search.bounds import least_bytes
+from tonnage.solution import Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """A candidate with its time, and the least memory that it needs."""
+
+    candidate: Candidate
+    """Job and plan."""
+    timing: Timing
+    """By the time model."""
+    least_bytes: int
+    """No run of it can do with less inside torch's allocator."""
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Of one GPU: what candidates of equal batches are ordered by."""
+        return 1.0 / self.timing.tokens_per_second_per_gpu
+
+
+def priced(candidate: Candidate, cluster: Cluster) -> Priced:
+    """The candidate's price.  Raises CannotEstimate where the time model knows nothing of the network or the card."""
+    job, plan = candidate.job, candidate.plan
+    shape = Shape.of(job.model.config)
+    work = Work.of(job, plan, cluster)
+    return Priced(
+        candidate=candidate,
+        timing=timing(shape, work, cluster, software_of(plan.engine)),
+        least_bytes=least_bytes(shape, work, gradients_go=plan.optimizer_in_backward),
+    )
+
+
+def fastest_first(candidates: Iterable[Candidate], cluster: Cluster) -> list[Priced]:
+    """All of them with their prices; of equally fast ones the simpler plan, then the smaller need, comes first."""
+    found = [priced(candidate, cluster) for candidate in candidates]
+    return sorted(found, key=lambda one: (one.seconds_per_token, _changes(one.candidate), one.least_bytes))
+
+
+def _changes(candidate: Candidate) -> int:
+    """How many options of a plan are not the default."""
+    return sum(getattr(candidate.plan, item.name) != item.default for item in fields(candidate.plan))

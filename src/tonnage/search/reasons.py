@@ -1,0 +1,192 @@
+"""Why a plan is as it is: each technique taken back on its own, and all of them added one after the other.
+
+Both are runs on the ghost on a card where everything fits, so that what a technique saves is a difference of two
+measured peaks; seconds are those of the time model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from tonnage.axes import axes
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.estimates import Estimate
+from tonnage.options import spelled
+from tonnage.plan import Plan
+from tonnage.predict import check
+from tonnage.search.memory import Ghosts
+from tonnage.search.pricing import priced
+from tonnage.search.space import AXES, FREE, OFFLOADS, ORDER, Question, free_wins
+from tonnage.solution import Candidate, Reason, Stage
+from tonnage.units import gib
+
+DOES: Final[Mapping[str, str]] = {
+    "allocator": "segments that grow leave no holes between blocks",
+    "optimizer": "one kernel updates all weights in place, without copies of them",
+    "loss": "logits exist for a slice of the tokens at a time",
+    "precision": "matrix products run in fewer bits",
+    "shard": "weights, gradients and optimizer states are divided among the ranks",
+    "tp": "each matrix is divided among the GPUs of a machine",
+    "pp": "each GPU has a part of the layers",
+    "cp": "each GPU has a part of the sequence",
+    "ep": "each GPU has a part of the experts",
+    "checkpointing": "layers keep less for backward and run again",
+    "optimizer_in_backward": "a gradient is gone as soon as its weight is updated",
+    "activation_offload": "activations wait on the host",
+    "optimizer_offload": "optimizer states rest on the host, where the update runs",
+    "param_offload": "weights and optimizer states rest on the host",
+}
+
+PATH: Final = (
+    tuple(FREE),
+    ("precision",),
+    ("shard",),
+    AXES,
+    ("optimizer_in_backward",),
+    ("checkpointing",),
+    OFFLOADS,
+)
+"""In what order techniques are added: what is free first, then what costs least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Without:
+    """A plan with one technique taken back to the next cheaper value."""
+
+    name: str
+    """The option."""
+    value: Any
+    """In the plan."""
+    cheaper: Any
+    """In its place."""
+    candidate: Candidate
+    """Job and plan."""
+
+
+def reasons(chosen: Candidate, question: Question, ghosts: Ghosts) -> tuple[Reason, ...]:
+    """One for each technique of a plan that the user did not ask for."""
+    taken_back = [one for name in _techniques(chosen.plan, question) if (one := _without(name, chosen, question))]
+    answers = ghosts.need([chosen, *(one.candidate for one in taken_back)], question.cluster)
+    whole = answers[0]
+    found = []
+    for one, answer in zip(taken_back, answers[1:], strict=True):
+        saved = None
+        if isinstance(whole, Estimate) and isinstance(answer, Estimate):
+            saved = answer.peak.process_bytes - whole.peak.process_bytes
+        found.append(_reason(one, chosen, question, saved, answer))
+    return tuple(found)
+
+
+def _techniques(plan: Plan, question: Question) -> list[str]:
+    names = (*FREE, "shard", *AXES, "optimizer_in_backward", "checkpointing", *OFFLOADS)
+    return [name for name in names if getattr(plan, name) != getattr(question.plan, name)]
+
+
+def _without(name: str, chosen: Candidate, question: Question) -> _Without | None:
+    """The plan with the nearest cheaper value of one option that it can have; None where there is none."""
+    value = getattr(chosen.plan, name)
+    for cheaper in _cheaper(name, value, question):
+        plan = replace(chosen.plan, **{name: cheaper})
+        if (candidate := _of_same_batch(chosen, plan, question)) is not None:
+            return _Without(name=name, value=value, cheaper=cheaper, candidate=candidate)
+    return None
+
+
+def _cheaper(name: str, value: Any, question: Question) -> list[Any]:
+    if name in ORDER:
+        values = ORDER[name]
+        return list(reversed(values[: values.index(value)])) if value in values else []
+    if name in AXES:
+        return [size for size in (value // 2, 1) if size >= 1 and size != value]
+    return [getattr(question.plan, name)]
+
+
+def _of_same_batch(chosen: Candidate, plan: Plan, question: Question) -> Candidate | None:
+    """A candidate with another plan and the same global batch; None where the ranks cannot be divided so."""
+    cluster = question.cluster
+    try:
+        before = axes(chosen.plan, cluster.gpus, cluster.gpus_per_node).data_parallel
+        after = axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel
+        each = chosen.job.grad_accum * chosen.job.micro_batch * before
+        if each % after:
+            return None
+        sequences = each // after
+        micro_batch = min(chosen.job.micro_batch, sequences)
+        while sequences % micro_batch:
+            micro_batch -= 1
+        job = replace(chosen.job, micro_batch=micro_batch, grad_accum=sequences // micro_batch)
+        check(job, plan, cluster)
+    except UsageError:
+        return None
+    return Candidate(job=job, plan=plan)
+
+
+def _reason(
+    one: _Without, chosen: Candidate, question: Question, saved: int | None, answer: Estimate | Exception
+) -> Reason:
+    costs = _seconds(chosen, question) - _seconds(one.candidate, question)
+    other = spelled(one.name) if isinstance(one.value, bool) else f"{spelled(one.name)} {one.cheaper}"
+    why = DOES[one.name]
+    if isinstance(answer, Estimate):
+        need = answer.peak.process_bytes
+        without = f"without it {gib(need)}" if isinstance(one.value, bool) else f"with {other} {gib(need)}"
+        why += f"; {without}, {'too much' if need > question.budget_bytes else 'which fits as well'}"
+        if need <= question.budget_bytes:
+            why += ", but slower" if costs < 0 else " at no less time" if costs == 0 else ""
+    value = "on" if one.value is True else one.value
+    return Reason(technique=f"{spelled(one.name)}={value}", why=f"{why}.", saves_bytes=saved, costs_seconds=costs)
+
+
+def _seconds(candidate: Candidate, question: Question) -> float:
+    return priced(candidate, question.cluster).timing.step_seconds
+
+
+def path(chosen: Candidate, question: Question, ghosts: Ghosts) -> tuple[Stage, ...]:
+    """Memory from the baseline to a plan, technique by technique, on a card where everything fits."""
+    plans: list[tuple[str, Plan]] = [("baseline", _baseline(chosen.plan, question))]
+    for names in PATH:
+        changes = {name: getattr(chosen.plan, name) for name in names}
+        following = replace(plans[-1][1], **changes)
+        if following.shard == "none" and following != chosen.plan:
+            following = replace(following, shard=plans[-1][1].shard)
+        if following != plans[-1][1]:
+            added = [name for name in names if getattr(following, name) != getattr(plans[-1][1], name)]
+            plans.append((" + ".join(_word(name, getattr(following, name)) for name in added), following))
+    if plans[-1][1] != chosen.plan:
+        plans.append(("as planned", chosen.plan))
+    known = [
+        (change, candidate)
+        for change, plan in plans
+        if (candidate := _of_same_batch(chosen, plan, question)) is not None
+    ]
+    answers = ghosts.need([candidate for _, candidate in known], question.cluster)
+    return tuple(
+        Stage(
+            change=change,
+            process_bytes=answer.peak.process_bytes,
+            by_category=dict(answer.peak.by_category),
+            fits=answer.peak.process_bytes <= question.budget_bytes,
+        )
+        for (change, _), answer in zip(known, answers, strict=True)
+        if not isinstance(answer, UsageError | CannotEstimate)
+    )
+
+
+def _baseline(plan: Plan, question: Question) -> Plan:
+    """What somebody runs who has changed nothing: a copy of everything on each GPU."""
+    plain = replace(free_wins(question), **{name: getattr(question.plan, name) for name in FREE})
+    alone = question.cluster.gpus == 1
+    shard = question.plan.shard if question.said("shard") else "none" if alone else "ddp"
+    return replace(plain, shard=shard)
+
+
+def _word(name: str, value: Any) -> str:
+    if name in AXES:
+        return f"{name} {value}"
+    if name in ("shard", "precision", "optimizer"):
+        return str(value)
+    if isinstance(value, bool):
+        return spelled(name)
+    return f"{spelled(name)} {value}"

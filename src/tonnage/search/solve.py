@@ -1,0 +1,113 @@
+"""`tonnage.plan`: a question in, a Solution out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+from tonnage.errors import CannotEstimate
+from tonnage.search.best import Search
+from tonnage.search.memory import Ghosts
+from tonnage.search.nearest import nearest
+from tonnage.search.pricing import fastest_first
+from tonnage.search.reasons import path, reasons
+from tonnage.search.space import Question, candidates
+from tonnage.search.trade import frontier
+from tonnage.solution import Point, Refused, Solution, Stage
+
+Progress = Callable[[str], None]
+
+
+def solve(
+    question: Question,
+    *,
+    top: int = 4,
+    pareto: bool = False,
+    explain: bool = True,
+    torch_version: str | None = None,
+    progress: Progress = lambda text: None,
+) -> Solution:
+    """The fastest plan that fits, and `top` - 1 of other kinds, each run on the ghost.
+
+    `explain` adds reasons and the decision path to the best, and remedies where nothing fits; `pareto` the frontier
+    of memory and speed.  Raises UsageError for a contradictory question, CannotEstimate where nothing can be run,
+    GhostUnavailable.
+    """
+    with Ghosts(progress, torch=torch_version) as ghosts:
+        return search(question, ghosts, top=top, pareto=pareto, explain=explain, progress=progress)
+
+
+def search(
+    question: Question,
+    ghosts: Ghosts,
+    *,
+    top: int = 4,
+    pareto: bool = False,
+    explain: bool = True,
+    progress: Progress = lambda text: None,
+) -> Solution:
+    """`solve` with ghosts that are there already."""
+    asked = _asked(question)
+    found = Search(question, ghosts, progress)
+    try:
+        found.run(top)
+    except CannotEstimate as error:
+        return Solution(status="unknown", question=asked, refused=(Refused(what="time", why=str(error)),))
+    counts = {**found.counts, "run": ghosts.runs}
+    refused = tuple(found.refused.values())
+    if not found.counts["priced"]:
+        why = "the constraints leave no combination that divides the global batch, the heads and the layers"
+        return Solution(status="unsupported", question=asked, refused=(Refused(what="all", why=why),))
+    if not found.found:
+        if not found.too_large and not found.counts["below_bound"]:
+            return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
+        progress("nothing fits; looking for what would")
+        return Solution(
+            status="too_large",
+            question=asked,
+            refused=refused,
+            nearest=nearest(question, ghosts, remedies=explain),
+            looked_at=counts,
+        )
+    choices = list(found.choices())
+    stages: tuple[Stage, ...] = ()
+    if explain:
+        progress("taking each technique back, to see what it is for")
+        best = choices[0].candidate
+        choices[0] = replace(choices[0], reasons=reasons(best, question, ghosts))
+        stages = path(best, question, ghosts)
+    points: tuple[Point, ...] = ()
+    if pareto:
+        progress("running the frontier of memory and speed")
+        points = frontier(fastest_first(candidates(question), question.cluster), question, ghosts)
+    return Solution(
+        status="found",
+        question=asked,
+        plans=tuple(choices),
+        path=stages,
+        refused=refused,
+        frontier=points,
+        looked_at={**counts, "run": ghosts.runs},
+    )
+
+
+def _asked(question: Question) -> dict[str, Any]:
+    job = asdict(question.job)
+    model = job.pop("model")
+    cluster = question.cluster
+    return {
+        "model": model["name"],
+        "job": job,
+        "plan": asdict(question.plan),
+        "cluster": str(cluster),
+        "gpus": cluster.gpus,
+        "capacity_bytes": cluster.device.capacity_bytes,
+        "budget_bytes": question.budget_bytes,
+        "headroom": question.headroom,
+        "sequences": question.sequences,
+        "methods": list(question.methods or (question.job.method,)),
+        "only": list(question.only),
+        "without": list(question.without),
+        "allow": list(question.allow),
+    }

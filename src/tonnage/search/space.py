@@ -1,0 +1,255 @@
+"""What may be chosen: every combination of layout, techniques and micro-batch that a question leaves open.
+
+A choice that costs nothing and changes no result is always made (`FREE`); one that changes the mathematics of
+training is made only where the user allows it (`CHANGES`); everything else is open unless the user has said it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from tonnage.axes import axes, divisors
+from tonnage.costs.shape import Shape
+from tonnage.device import Cluster
+from tonnage.errors import UsageError
+from tonnage.job import METHODS, Job
+from tonnage.options import spelled
+from tonnage.plan import Plan
+from tonnage.solution import Candidate
+
+FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused", "loss": "chunked"}
+"""Chosen where nothing stands against it: less memory, the same result, no time."""
+
+ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
+    "shard": ("none", "ddp", "zero1", "zero2", "hsdp", "zero3"),
+    "checkpointing": ("none", "selective", "full"),
+    "optimizer_in_backward": (False, True),
+    "activation_offload": ("none", "cpu"),
+    "optimizer_offload": ("none", "cpu"),
+    "param_offload": ("none", "cpu"),
+}
+"""Values of the options that cost time, from the most memory to the least."""
+
+OFFLOADS: Final = ("activation_offload", "optimizer_offload", "param_offload")
+"""Tried only where nothing fits without: the link to the host is slower than anything else."""
+
+AXES: Final = ("tp", "pp", "cp", "ep")
+
+CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "precision": ("bf16-true", "fp8"),
+    "optimizer": ("adamw-8bit", "adamw-4bit", "adafactor"),
+}
+"""Values that change the mathematics of training; `allow` names the option."""
+
+FAMILIES: Final = (*FREE, *ORDER, *AXES, "precision", "micro_batch")
+"""Options that `only` and `without` may name."""
+
+MOST_SEQUENCES: Final = 64
+"""Of a micro-batch: beyond, no operation gets faster."""
+
+LEAST_TOKENS: Final = 1024
+"""Of a rank's part of a sequence: below, ring attention only waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked: a job on a cluster, and what may be done to fit it."""
+
+    job: Job
+    """As the user gave it; micro-batch and accumulation say the global batch unless `global_batch_tokens` does."""
+    plan: Plan
+    """What the user said; every option with its default value is open."""
+    cluster: Cluster
+    """The GPUs."""
+    methods: tuple[str, ...] = ()
+    """Methods to compare; empty: the job's."""
+    only: tuple[str, ...] = ()
+    """Options that may be chosen; empty: all."""
+    without: tuple[str, ...] = ()
+    """Options, or option=value, that may not."""
+    allow: tuple[str, ...] = ()
+    """Options whose values may change the mathematics of training."""
+    micro_batch: int | None = None
+    """The only micro-batch that is looked at; None: all."""
+    headroom: float = 0.04
+    """Part of the card that stays free."""
+
+    def __post_init__(self) -> None:
+        for name in (*self.only, *(word.partition("=")[0] for word in self.without)):
+            if name.replace("-", "_") not in FAMILIES:
+                possible = ", ".join(spelled(family) for family in FAMILIES)
+                raise UsageError(f"Unknown technique {name!r}; possible: {possible}.")
+        for name in self.allow:
+            if name not in CHANGES:
+                raise UsageError(f"Nothing about {name!r} changes the mathematics; possible: {', '.join(CHANGES)}.")
+        for name in self.methods:
+            if name not in METHODS:
+                raise UsageError(f"Unknown method {name!r}; possible: any, {', '.join(METHODS)}.")
+        if not 0 <= self.headroom < 1:
+            raise UsageError(f"headroom is {self.headroom:.0%} of the card; it must be from 0 to below 100 %.")
+
+    @property
+    def budget_bytes(self) -> int:
+        """What a process may use of the card."""
+        return int(self.cluster.device.capacity_bytes * (1 - self.headroom))
+
+    @property
+    def sequences(self) -> int:
+        """Of one optimizer step on all GPUs.  Raises UsageError where the global batch is no whole number of them."""
+        job = self.job
+        if job.global_batch_tokens is None:
+            return (
+                job.micro_batch * job.grad_accum * self.cluster.gpus // (self.plan.tp * self.plan.pp * self.plan.cp)
+            )
+        one = replace(job, micro_batch=1)
+        return one.on_ranks(1).grad_accum
+
+    def said(self, name: str) -> bool:
+        """Whether the user gave this option a value of Plan other than its default."""
+        default = next(item.default for item in fields(Plan) if item.name == name)
+        return bool(getattr(self.plan, name) != default)
+
+    def is_open(self, name: str) -> bool:
+        """Whether an option may be chosen."""
+        words = {word.replace("-", "_") for word in self.only}
+        left_out = {word.replace("-", "_") for word in self.without}
+        return not self.said(name) and (not words or name in words) and name not in left_out
+
+    def may_be(self, name: str, value: Any) -> bool:
+        """Whether `without` lets an option have a value."""
+        return f"{spelled(name)}={value}" not in self.without
+
+
+def candidates(question: Question, *, offload: bool = False) -> Iterator[Candidate]:
+    """Every combination that the question leaves open, those that use the host's memory or those that do not.
+
+    Combinations that cannot be (heads that do not divide, a global batch that does not) are left out; whether the
+    techniques themselves take the job is asked later, of those that are worth it.
+    """
+    batch = question.sequences
+    for method in question.methods or (question.job.method,):
+        base = replace(question.job, method=method, global_batch_tokens=None)
+        for plan in _plans(question, base, offload):
+            try:
+                ranks = axes(plan, question.cluster.gpus, question.cluster.gpus_per_node).data_parallel
+            except UsageError:
+                continue
+            for micro_batch, accumulation in _batches(question, batch, ranks):
+                if accumulation < plan.pp or (plan.optimizer_in_backward and accumulation > 1):
+                    continue
+                yield Candidate(job=replace(base, micro_batch=micro_batch, grad_accum=accumulation), plan=plan)
+
+
+def free_wins(question: Question) -> Plan:
+    """The question's plan with everything that costs nothing."""
+    chosen: dict[str, Any] = {
+        name: value for name, value in FREE.items() if question.is_open(name) and question.may_be(name, value)
+    }
+    if not question.said("precision"):
+        chosen["precision"] = default_precision(question.cluster)
+    found = replace(question.plan, **chosen)
+    return _expressible(question, found)
+
+
+def _expressible(question: Question, plan: Plan) -> Plan:
+    """The plan without the free choices that its engine or model does not take."""
+    from tonnage.engines import engine_of
+
+    while True:
+        refused = {refusal.technique.partition("=")[0] for refusal in engine_of(plan).refusals(*_one(question, plan))}
+        gone: dict[str, Any] = {
+            name: getattr(question.plan, name)
+            for name in FREE
+            if spelled(name) in refused and getattr(plan, name) != getattr(question.plan, name)
+        }
+        if not gone:
+            return plan
+        plan = replace(plan, **gone)
+
+
+def _one(question: Question, plan: Plan) -> tuple[Job, Plan, Cluster]:
+    return replace(question.job, global_batch_tokens=None), plan, question.cluster
+
+
+def _plans(question: Question, job: Job, offload: bool) -> Iterator[Plan]:
+    plain = free_wins(question)
+    values = {**_of_layout(question, job), **_of_order(question, offload), **_of_changes(question)}
+    for chosen in itertools.product(*values.values()):
+        changes = dict(zip(values, chosen, strict=True))
+        if offload and all(changes.get(name, "none") == "none" for name in OFFLOADS):
+            continue
+        if _is_sensible(question.cluster, changes):
+            yield replace(plain, **changes)
+
+
+def _is_sensible(cluster: Cluster, chosen: Mapping[str, Any]) -> bool:
+    """Whether the parts of a combination go together at all."""
+    data = cluster.gpus // (chosen.get("tp", 1) * chosen.get("pp", 1) * chosen.get("cp", 1))
+    shard = chosen.get("shard")
+    if data < 1:
+        return False
+    if shard is not None and (shard == "none") != (data * chosen.get("cp", 1) == 1):
+        return False
+    if chosen.get("param_offload", "none") != "none" and (
+        shard not in ("zero2", "zero3", "hsdp") or chosen.get("optimizer_offload", "none") != "none"
+    ):
+        return False
+    return not (shard == "hsdp" and cluster.nodes == 1)
+
+
+def _of_layout(question: Question, job: Job) -> dict[str, tuple[int, ...]]:
+    """Sizes of the parallel dimensions that divide what they divide."""
+    cluster = question.cluster
+    shape = Shape.of(job.model.config)
+    heads = [size for size in divisors(cluster.gpus_per_node) if not (shape.heads % size or shape.kv_heads % size)]
+    possible = {
+        "tp": heads,
+        "pp": [size for size in divisors(cluster.gpus) if shape.layers % size == 0],
+        "cp": [size for size in divisors(cluster.gpus) if job.seq_len // size >= LEAST_TOKENS],
+        "ep": [size for size in divisors(cluster.gpus) if shape.experts % size == 0] if shape.experts else [1],
+    }
+    return {
+        name: tuple(size for size in sizes if question.may_be(name, size))
+        for name, sizes in possible.items()
+        if question.is_open(name) and len(sizes) > 1
+    }
+
+
+def _of_order(question: Question, offload: bool) -> dict[str, tuple[Any, ...]]:
+    found = {}
+    for name, values in ORDER.items():
+        if not question.is_open(name) or (name in OFFLOADS and not offload):
+            continue
+        found[name] = tuple(value for value in values if question.may_be(name, value))
+    return found
+
+
+def _of_changes(question: Question) -> dict[str, tuple[str, ...]]:
+    """Values that the user allows although they change the mathematics, after the one that does not."""
+    plain = free_wins(question)
+    return {
+        name: (getattr(plain, name), *(value for value in CHANGES[name] if question.may_be(name, value)))
+        for name in question.allow
+        if not question.said(name)
+    }
+
+
+def _batches(question: Question, sequences: int, ranks: int) -> Iterator[tuple[int, int]]:
+    """Micro-batches and accumulation steps that make the global batch on so many data-parallel ranks."""
+    if sequences % ranks:
+        return
+    each = sequences // ranks
+    for micro_batch in divisors(each):
+        open_to = (
+            micro_batch <= MOST_SEQUENCES if question.micro_batch is None else micro_batch == question.micro_batch
+        )
+        if open_to and question.may_be("micro_batch", micro_batch):
+            yield micro_batch, each // micro_batch
+
+
+def default_precision(cluster: Cluster) -> str:
+    """What the card computes in: bf16 from compute capability 8.0 on, before it fp16, with a scaled loss."""
+    return "bf16-mixed" if cluster.device.capability >= (8, 0) else "fp16-mixed"
