@@ -15,6 +15,12 @@ from tonnage.costs.timing import timing
 CAP = 0.7
 """Above this distance (a factor of two) a row counts no more: something happened there that no mechanism here has."""
 
+PRIOR = 0.001
+"""Distance that a field's doubling must be worth."""
+
+PARTS = ("data_overlap", "gather_overlap", "tensor_exposed", "sends_exposed", "far_part")
+"""Fields that are parts of something."""
+
 Weight = Callable[[Row], float]
 
 
@@ -36,25 +42,31 @@ def distance(rows: Sequence[Row], software: Software, weight: Weight = lambda ro
 def fit(rows: Sequence[Row], software: Software, names: Sequence[str], weight: Weight = lambda row: 1.0) -> Software:
     """The software with these fields changed such that the distance is small: each in turn by a factor, ever finer.
 
-    A field that is a part of something stays within 1.
+    What the rows do not tell stays where it was: each doubling of a field costs PRIOR.  A field that is a part of
+    something stays within 1.
     """
-    best, found = distance(rows, software, weight), software
-    step = 1.6
-    while step > 1.02:
+    start, found = software, software
+    best = distance(rows, software, weight)
+    step = 1.8
+    while step > 1.03:
         better = False
         for name in names:
             for factor in (step, 1 / step):
                 value = getattr(found, name) * factor
-                if name in ("data_overlap", "gather_overlap", "tensor_exposed", "sends_exposed", "far_part"):
-                    value = min(value, 1.0)
-                tried = replace(found, **{name: value})
-                at = distance(rows, tried, weight)
+                tried = replace(found, **{name: min(value, 1.0) if name in PARTS else value})
+                at = distance(rows, tried, weight) + _moved(start, tried, names)
                 if at < best - 1e-6:
                     best, found, better = at, tried, True
                     break
         if not better:
-            step = 1 + (step - 1) / 1.8
+            step = 1 + (step - 1) / 2
     return found
+
+
+def _moved(start: Software, found: Software, names: Sequence[str]) -> float:
+    """What the way from the first guess costs."""
+    ratios = [getattr(found, name) / getattr(start, name) for name in names if getattr(start, name)]
+    return PRIOR * sum(math.log2(ratio) ** 2 for ratio in ratios)
 
 
 def errors(rows: Sequence[Row], software: Software) -> list[float]:

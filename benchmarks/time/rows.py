@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.time.networks import shape_of
+
 from tonnage.axes import Axes
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
@@ -22,7 +24,7 @@ from tonnage.job import Job, ModelRef
 from tonnage.plan import Plan
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED = ROOT / "measurements" / "published" / "throughput.jsonl"
+PUBLISHED = ROOT / "measurements" / "published" / "throughput"
 OWN = ROOT / "measurements" / "h200-2026-11-20.jsonl"
 
 Raw = dict[str, Any]
@@ -59,9 +61,22 @@ class Left(Exception):
 
 
 def read(path: Path) -> list[Raw]:
-    """The lines of a file, compressed or not."""
+    """The rows of a file of JSON lines, compressed or not, or of all files of a folder.
+
+    A line `{"all": {...}}` gives fields to all rows after it that do not have them.
+    """
+    if path.is_dir():
+        return [row for file in sorted(path.glob("*.jsonl")) for row in read(file)]
     text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
-    return [json.loads(line) for line in text.splitlines()]
+    rows: list[Raw] = []
+    common: Raw = {}
+    for line in text.splitlines():
+        row = json.loads(line)
+        if "all" in row:
+            common = row["all"]
+        else:
+            rows.append({**common, **row})
+    return rows
 
 
 def load(path: Path = PUBLISHED) -> tuple[list[Row], dict[str, dict[str, int]]]:
@@ -91,9 +106,9 @@ def _count(left: dict[str, dict[str, int]], raw: Raw, reason: str) -> None:
     reasons[reason] = reasons.get(reason, 0) + 1
 
 
-def _cluster(card: str, gpus: int, **known: Any) -> Cluster:
-    nodes = max(1, gpus // 8)
-    return Cluster(device=find_device(card), gpus_per_node=min(gpus, 8), nodes=nodes, **known)
+def _cluster(card: str, gpus: int, per_node: int = 8, **known: Any) -> Cluster:
+    nodes = max(1, gpus // per_node)
+    return Cluster(device=find_device(card), gpus_per_node=min(gpus, per_node), nodes=nodes, **known)
 
 
 def _noted(raw: Raw, name: str) -> int:
@@ -186,10 +201,80 @@ def _nanotron(raw: Raw) -> Row:
     )  # fmt: skip
 
 
+_CARDS = {"H100": "h100-80gb", "B200": "b200", "GB200": "gb200", "B300": "b300"}
+_DTYPES = {
+    **dict.fromkeys(("bf16", "BF16"), "bf16"),
+    **dict.fromkeys(("fp8", "FP8", "MXFP8", "FP8-CS", "FP8-MX", "fp8_mx", "fp8 current scaling"), "fp8"),
+    **dict.fromkeys(("NVFP4", "nvfp4"), "fp4"),
+}
+
+
+def _megatron(raw: Raw) -> Row:
+    """NeMo and Megatron-Bridge: Transformer Engine, sequence parallelism, distributed optimizer, exchanges
+    overlapped."""
+    shape = shape_of(raw["model"], raw.get("layers"))
+    if shape is None:
+        raise Left("network not in the catalog or our list")
+    card, dtype = _CARDS.get(raw["gpu_norm"]), _DTYPES.get(raw.get("precision") or "")
+    if card is None or dtype is None:
+        raise Left(f"card or precision not known here ({raw['gpu_norm']}, {raw.get('precision')})")
+    if not (raw.get("micro_batch") and raw.get("global_batch") and raw.get("seq_len") and raw.get("tp")):
+        raise Left("batch, length or layout not stated")
+    if "lora" in (raw["phase"] + raw["model"]).lower() or "Megatron-FSDP" in (raw.get("sharding") or ""):
+        raise Left("LoRA or Megatron-FSDP: too few rows of their own")
+    tp, pp, cp = raw["tp"], raw.get("pp") or 1, raw.get("cp") or 1
+    data = raw["n_gpus"] // (tp * pp * cp)
+    if data * tp * pp * cp != raw["n_gpus"] or raw["global_batch"] % (raw["micro_batch"] * data):
+        raise Left("layout does not divide the GPUs or the batch")
+    work = Work(
+        seq_len=raw["seq_len"], micro_batch=raw["micro_batch"],
+        grad_accum=raw["global_batch"] // (raw["micro_batch"] * data),
+        axes=Axes(pp=pp, dp_replicate=data, cp=cp, tp=tp, ep=raw.get("ep") or 1),
+        schedule="interleaved" if raw.get("vp") else "1f1b", virtual_stages=raw.get("vp") or 1,
+        sequence_parallel=True, dtype=dtype, weight_bytes=2, gradient_bytes=4, autocast=False, accumulated_bytes=4,
+        attention="cudnn", loss="fused", optimizer="adamw-fused", clipped=True, shard="zero1",
+    )  # fmt: skip
+    speed = raw.get("tokens_per_sec_per_gpu")
+    if not speed:
+        raise Left("no throughput")
+    sources = {"NVIDIA/dgxc-benchmarking": "dgxc-benchmarking", "NVIDIA-NeMo/Megatron-Bridge": "Megatron-Bridge"}
+    return Row(
+        source=f"{sources.get(raw['source_repo'], 'NeMo')}, {'experts' if shape.experts else 'dense'}",
+        software="megatron", model=raw["model"].lower().split(" finetuning")[0], cluster_name=raw["gpu_norm"],
+        shape=shape, work=work, cluster=_cluster(card, raw["n_gpus"], 64 if raw["gpu_norm"] == "GB200" else 8),
+        seconds=work.step_tokens / (speed * raw["n_gpus"]), raw=raw,
+    )  # fmt: skip
+
+
+def _internevo(raw: Raw) -> Row:
+    """InternEvo: bf16, flash attention, ZeRO-1 over all data-parallel ranks or groups of them."""
+    shape = shape_of(raw["model"])
+    if shape is None or not raw.get("tokens_per_sec_per_gpu") or not raw.get("seq_len"):
+        raise Left("no throughput or no length")
+    data = raw["n_gpus"] // (raw["tp"] * raw["pp"])
+    work = Work(
+        seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], grad_accum=raw["grad_accum"],
+        axes=Axes(pp=raw["pp"], dp_replicate=data, tp=raw["tp"]), sequence_parallel=False, dtype="bf16",
+        weight_bytes=2, gradient_bytes=2, autocast=False, accumulated_bytes=6, attention="flash",
+        checkpointing="full" if raw["activation_checkpointing"] == "full" else "none",
+        optimizer="adamw-fused", clipped=True, shard="zero1",
+    )  # fmt: skip
+    return Row(
+        source="InternEvo", software="internevo", model=raw["model"], cluster_name="a100", shape=shape, work=work,
+        cluster=_cluster("a100-80gb", raw["n_gpus"]),
+        seconds=work.step_tokens / (raw["tokens_per_sec_per_gpu"] * raw["n_gpus"]), raw=raw,
+    )  # fmt: skip
+
+
 ADAPTERS: dict[str, Callable[[Raw], Row]] = {
     "VIA-Research/vTrain": _vtrain,
     "mosaicml/llm-foundry": _foundry,
     "vinjn/nanotron-ultrascale-playbook": _nanotron,
+    **dict.fromkeys(
+        ("NVIDIA/NeMo", "NVIDIA/NeMo-Framework-Launcher", "NVIDIA/dgxc-benchmarking", "NVIDIA-NeMo/Megatron-Bridge"),
+        _megatron,
+    ),
+    "InternLM/InternEvo": _internevo,
 }
 
 

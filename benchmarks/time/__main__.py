@@ -1,0 +1,143 @@
+"""How long measured steps took, beside what the time model says of them.
+
+    python -m benchmarks.time                 errors of rows whose network, then whose cluster, was left out
+    python -m benchmarks.time --calibrate     print the tables of catalog/times.toml
+    python -m benchmarks.time --regret        how much of the best measured throughput our picks reach
+    python -m benchmarks.time --kept          errors with the catalog as it is, nothing calibrated
+
+`--rows FILE` reads other rows than measurements/published/throughput (JSON lines, also compressed, with the fields of
+those files); with `--kept` and `--regret --kept` a file of rows never seen is judged with what is in the catalog.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+from benchmarks.time import regret
+from benchmarks.time.calibration import CALIBRATIONS, calibrated, known, leaving_out, toml, with_interval
+from benchmarks.time.fit import errors, summary
+from benchmarks.time.rows import PUBLISHED, Row, load, own
+
+PUBLISHED_ERRORS = {
+    "vTrain, one machine": "vTrain 8.4 % (mean)",
+    "vTrain, several machines": "vTrain 14.7 % (mean)",
+}
+"""What others reached on the same rows."""
+
+CALIBRATED_ONLY_ON = {"megatron": "dense networks on H100"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=Path, default=PUBLISHED, help="a file or folder of rows")
+    parser.add_argument("--source", help="only sources whose name contains this")
+    parser.add_argument("--calibrate", action="store_true", help="print the software tables of times.toml")
+    parser.add_argument("--regret", action="store_true", help="the picks on the ultrascale grid")
+    parser.add_argument("--kept", action="store_true", help="calibrate nothing: take the catalog's constants")
+    options = parser.parse_args()
+    rows, left = load(options.rows)
+    if options.rows == PUBLISHED:
+        ours, ours_left = own()
+        rows += ours
+        left["own H200"] = ours_left
+    if options.source:
+        rows = [row for row in rows if options.source.lower() in row.source.lower()]
+    if options.calibrate:
+        _calibrate(rows)
+    elif options.regret:
+        _regret([row for row in rows if row.software == "nanotron"], options.kept)
+    else:
+        _report(rows, options.kept)
+        _left_out(left)
+    return 0
+
+
+def _names(rows: Iterable[Row]) -> list[str]:
+    present = {row.software for row in rows}
+    return [name for name in CALIBRATIONS if name in present]
+
+
+def _calibrate(rows: Sequence[Row]) -> None:
+    for name in _names(rows):
+        out = [error for row, error in leaving_out(name, rows, _model) if CALIBRATIONS[name].takes(row)]
+        print(toml(with_interval(calibrated(name, rows), out)), end="\n\n", flush=True)
+
+
+def _model(row: Row) -> str:
+    return row.model
+
+
+def _cluster(row: Row) -> str:
+    return row.cluster_name
+
+
+def _report(rows: Sequence[Row], kept: bool) -> None:
+    title = "the catalog's constants" if kept else "network left out"
+    print(f"| source | rows | median % ({title}) | p90 % | bias % | cluster left out: median % | p90 % | published |")
+    print("|---|---:|---:|---:|---:|---:|---:|---|")
+    for name in _names(rows):
+        mine = [row for row in rows if row.software == name and row.ran]
+        if kept:
+            by_model = list(zip(mine, errors(mine, known(name)), strict=True))
+            by_cluster: list[tuple[Row, float]] = []
+        else:
+            by_model = leaving_out(name, rows, _model)
+            several = len({row.cluster_name for row in mine}) > 1
+            by_cluster = leaving_out(name, rows, _cluster) if several else []
+        _lines(by_model, by_cluster)
+
+
+def _lines(by_model: Sequence[tuple[Row, float]], by_cluster: Sequence[tuple[Row, float]]) -> None:
+    for group, pairs in _groups(by_model).items():
+        first = summary([error for _, error in pairs])
+        second = summary([error for row, error in by_cluster if _group(row) == group])
+        cells = [f"{100 * first[name]:.1f}" for name in ("median", "p90")] + [f"{100 * first['bias']:+.1f}"]
+        cells += [f"{100 * second[name]:.1f}" if second["rows"] else "-" for name in ("median", "p90")]
+        print(f"| {group} | {first['rows']} | {' | '.join(cells)} | {PUBLISHED_ERRORS.get(group, '')} |", flush=True)
+
+
+def _group(row: Row) -> str:
+    if row.software == "megatron" and not CALIBRATIONS["megatron"].takes(row):
+        return f"{row.source}, {row.cluster_name} (not calibrated)"
+    if row.software == "nanotron":
+        return f"{row.source}, {'MFU above 15 %' if row.raw.get('mfu', 0) > 15 else 'slower layouts'}"
+    return row.source
+
+
+def _groups(pairs: Iterable[tuple[Row, float]]) -> dict[str, list[tuple[Row, float]]]:
+    found: dict[str, list[tuple[Row, float]]] = defaultdict(list)
+    for row, error in pairs:
+        found[_group(row)].append((row, error))
+    return dict(found)
+
+
+def _left_out(left: dict[str, dict[str, int]]) -> None:
+    print("\n| source | rows not used | why |\n|---|---:|---|")
+    for source, reasons in left.items():
+        for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+            print(f"| {source} | {count} | {reason} |")
+
+
+def _regret(rows: Sequence[Row], kept: bool) -> None:
+    @cache
+    def without(model: str) -> object:
+        return known("nanotron") if kept else calibrated("nanotron", [row for row in rows if row.model != model])
+
+    for oracle in (False, True):
+        cells = regret.table(rows, without, oracle)  # type: ignore[arg-type]
+        print(f"\n{'Only layouts that ran' if oracle else 'Our own account of memory'}:\n")
+        print("| model | GPUs | first pick | best of 3 | best of 5 | crashed of 5 |\n|---|---:|---:|---:|---:|---:|")
+        for cell in cells:
+            model, gpus = cell.name
+            print(f"| {model} | {gpus} | {cell.first:.2f} | {cell.three:.2f} | {cell.five:.2f} | {cell.crashed} |")
+        print(f"| mean | | {' | '.join(f'{value:.3f}' for value in regret.means(cells))} | |", flush=True)
+    print(f"\nRefused of those that ran: {100 * regret.refused(rows, without(rows[0].model)):.1f} %")  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""Exchanges: bytes of a ring by hand, and what slows them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tonnage.costs.collectives import Fabric, Group
+from tonnage.errors import CannotEstimate
+
+FABRIC = Fabric(
+    near_bytes_per_second=100e9, far_bytes_per_second=10e9, half_bytes=0.0, call_seconds=1e-5, hop_seconds=1e-6,
+    far_hop_seconds=1e-5,
+)  # fmt: skip
+
+
+def test_a_ring_moves_all_parts_but_one_over_each_link():
+    # 8 ranks, 800 MB: each link carries 700 MB; 7 hops
+    assert FABRIC.gather(Group(8, 8), 800e6) == pytest.approx(1e-5 + 7e-6 + 700e6 / 100e9)
+    assert FABRIC.reduce(Group(8, 8), 800e6) == pytest.approx(2 * FABRIC.gather(Group(8, 8), 800e6))
+
+
+def test_between_machines_each_rank_of_a_machine_has_its_adapter():
+    # 16 ranks in 2 machines: 15/16 of 1.6 GB through 8 adapters of 10 GB/s
+    assert FABRIC.moving(Group(16, 8), 1.6e9) == pytest.approx(1.5e9 / 80e9)
+    assert FABRIC.moving(Group(16, 1), 1.6e9) == pytest.approx(1.5e9 / 10e9)
+
+
+def test_one_rank_exchanges_nothing():
+    assert FABRIC.gather(Group(1, 1), 1e9) == 0.0
+
+
+def test_an_unknown_network_is_said():
+    alone = replace(FABRIC, far_bytes_per_second=None)
+    assert alone.gather(Group(8, 8), 1e6) > 0
+    with pytest.raises(CannotEstimate, match="network between the machines"):
+        alone.gather(Group(16, 8), 1e6)
+
+
+@given(st.integers(2, 512), st.floats(1, 1e12), st.floats(1, 1e12))
+def test_more_bytes_never_take_less(ranks, some, more):
+    group = Group(ranks, min(ranks, 8))
+    low, high = sorted((some, more))
+    assert FABRIC.gather(group, low) <= FABRIC.gather(group, high)

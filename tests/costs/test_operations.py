@@ -1,0 +1,83 @@
+"""Operations of a layer: by hand, and against PyTorch's counter on the real network."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tonnage.costs import operations
+from tonnage.costs.operations import Slice
+from tonnage.costs.shape import Shape
+
+LLAMA = Shape(
+    layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, value_dim=128, intermediate=14336, gated=True,
+    vocab=128256, tied=False, parts=3,
+)  # fmt: skip
+
+
+def products(passes, forward=True):
+    return sum(op.flops for op in (passes.forward if forward else passes.backward) if op.family == "matmul")
+
+
+def test_products_of_a_llama_layer_by_hand():
+    # 2 flops x tokens x (query 4096^2 + output 4096^2 + key and value 2 x 4096 x 1024 + three of 4096 x 14336)
+    weights = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    layer = operations.layer(LLAMA, Slice(tokens=1000, seq_len=1000))
+    assert products(layer) == 2 * 1000 * weights
+    assert products(layer, forward=False) == 2 * products(layer)
+
+
+def test_attention_of_a_llama_layer_by_hand():
+    layer = operations.layer(LLAMA, Slice(tokens=4 * 2048, seq_len=2048))
+    forward = next(op for op in layer.forward if op.family == "attention")
+    # scores and values: 2 products x 2 flops x 8192 queries x 1024 keys on average x 4096
+    assert forward.flops == 2 * 2 * 8192 * 1024 * 4096
+    backward = next(op for op in layer.backward if op.family == "attention")
+    assert backward.flops == 2.5 * forward.flops
+
+
+def test_tensor_parallel_ranks_share_a_layer():
+    whole, part = (operations.layer(LLAMA, Slice(tokens=512, seq_len=512, tp=t)) for t in (1, 8))
+    assert products(part) == pytest.approx(products(whole) / 8)
+
+
+def test_frozen_layers_have_one_product_less_in_backward():
+    part = Slice(tokens=512, seq_len=512, trained=False, lora_rank=16)
+    layer = operations.layer(LLAMA, part)
+    assert products(layer, forward=False) == products(layer)
+    assert sum("adapter" in op.name for op in layer.forward) == 7
+
+
+def test_a_window_hides_keys():
+    windowed = replace(LLAMA, window=512, window_fraction=1.0)
+    assert operations.seen_tokens(windowed, 4096) == 512 - 512**2 / (2 * 4096)
+    assert operations.seen_tokens(windowed, 512) == operations.seen_tokens(LLAMA, 512)
+
+
+TINY = {
+    "llama": {"hidden_size": 64, "intermediate_size": 160, "num_key_value_heads": 2},
+    "qwen3": {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 32},
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
+    "gpt_neox": {"hidden_size": 64, "intermediate_size": 256},
+    "phi3": {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4, "pad_token_id": 0},
+    "gemma2": {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 2, "head_dim": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_products_and_attention_are_those_of_torchs_counter(kind):
+    sizes = {"vocab_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, **TINY[kind]}
+    config = AutoConfig.for_model(kind, **sizes)
+    config._attn_implementation = "eager"
+    network = AutoModelForCausalLM.from_config(config)
+    ids = torch.zeros(3, 16, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        network(input_ids=ids, use_cache=False).logits.sum().backward()
+    shape = Shape.of({"model_type": kind, **config.to_dict()})
+    part = Slice(tokens=48, seq_len=16, dtype="fp32", residual_bytes=4, backend="eager")
+    layers = shape.layers * operations.layer(shape, part).flops
+    counted = counter.get_total_flops()
+    rotations = 2 * 3 * 16 * shape.head_dim * shape.rotary  # frequencies x positions: a product in eager code
+    assert layers + operations.head(shape, part).flops == pytest.approx(counted, abs=rotations + 1)

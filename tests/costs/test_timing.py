@@ -1,0 +1,135 @@
+"""Seconds of a step: parts that sum up, directions that must hold, and our own card's steps."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tonnage.axes import Axes
+from tonnage.catalog import find_model
+from tonnage.costs.shape import Shape
+from tonnage.costs.software import software, software_of, softwares
+from tonnage.costs.timing import model_flops, timing
+from tonnage.costs.work import Work
+from tonnage.device import Cluster, find_device, generic_device
+from tonnage.errors import CannotEstimate
+from tonnage.job import Job, ModelRef
+from tonnage.plan import Plan
+
+LLAMA = Shape.of(find_model("llama-3.1-8b").config())
+ONE = Cluster(device=find_device("h200"))
+EIGHT = Cluster(device=find_device("h100-80gb"), gpus_per_node=8)
+MANY = Cluster(device=find_device("h100-80gb"), gpus_per_node=8, nodes=8)
+EAGER = software("eager")
+PLAIN = Work(seq_len=4096, weight_bytes=2, gradient_bytes=2, autocast=False)
+
+
+def job(**fields):
+    model = find_model("llama-3.1-8b")
+    return Job(model=ModelRef(name=model.id, kind="config", config=model.config()), **fields)
+
+
+def test_the_parts_sum_to_the_step():
+    work = replace(PLAIN, axes=Axes(pp=4, dp_shard=2, tp=8), grad_accum=16, shard="zero3", checkpointing="full")
+    found = timing(LLAMA, work, MANY, EAGER)
+    parts = (
+        *(found.compute_seconds, found.recompute_seconds, found.communication_seconds, found.bubble_seconds),
+        *(found.optimizer_seconds, found.copy_seconds, found.host_seconds),
+    )
+    assert min(parts) >= 0
+    assert sum(parts) == pytest.approx(found.step_seconds)
+    assert found.low_seconds < found.step_seconds < found.high_seconds
+
+
+def test_model_flops_and_utilisation_by_hand():
+    # 6 x 8.03e9 + 12 x 32 layers x 4096 wide x 4096 tokens, each of 4096 tokens
+    flops = (6 * 8_030_261_248 + 12 * 32 * 4096 * 4096) * 4096
+    assert model_flops(LLAMA, PLAIN) == flops
+    found = timing(LLAMA, PLAIN, ONE, EAGER)
+    assert found.mfu == pytest.approx(flops / found.step_seconds / 989.5e12)
+    assert found.tokens_per_second_per_gpu == pytest.approx(4096 / found.step_seconds)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from([512, 1024, 2048, 4096, 8192]), st.integers(1, 8), st.sampled_from(["none", "full"]))
+def test_longer_sequences_and_larger_batches_take_longer(seq_len, micro_batch, checkpointing):
+    work = replace(PLAIN, seq_len=seq_len, micro_batch=micro_batch, checkpointing=checkpointing)
+    seconds = timing(LLAMA, work, ONE, EAGER).step_seconds
+    assert timing(LLAMA, replace(work, seq_len=2 * seq_len), ONE, EAGER).step_seconds >= seconds
+    assert timing(LLAMA, replace(work, micro_batch=micro_batch + 1), ONE, EAGER).step_seconds >= seconds
+    assert timing(LLAMA, replace(work, grad_accum=2), ONE, EAGER).step_seconds > seconds
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([1, 2, 4, 8]), st.sampled_from(["ddp", "zero1", "zero3"]))
+def test_more_ranks_do_more_in_a_step_but_no_rank_is_faster_for_it(ranks, shard):
+    def per_gpu(count):
+        cluster = replace(EIGHT, gpus_per_node=count)
+        layout = Axes(dp_shard=count) if shard == "zero3" else Axes(dp_replicate=count)
+        return timing(LLAMA, replace(PLAIN, axes=layout, shard=shard, optimizer="adamw-fused"), cluster, EAGER)
+
+    assert per_gpu(2 * ranks if ranks < 8 else 8).step_seconds * 2 * ranks > per_gpu(ranks).step_seconds * ranks
+    assert per_gpu(ranks).tokens_per_second_per_gpu * ranks <= per_gpu(8).tokens_per_second_per_gpu * 8
+
+
+def test_recomputing_costs_about_a_forward_pass():
+    plain = timing(LLAMA, PLAIN, ONE, EAGER)
+    again = timing(LLAMA, replace(PLAIN, checkpointing="full"), ONE, EAGER)
+    assert again.compute_seconds == plain.compute_seconds
+    assert 0.25 < again.recompute_seconds / plain.compute_seconds < 0.4
+
+
+def test_small_steps_wait_for_the_host_and_large_ones_do_not():
+    small = Shape.of(find_model("smollm2-135m").config())
+    assert timing(small, replace(PLAIN, seq_len=128), ONE, EAGER).bound_by == "host"
+    assert timing(LLAMA, PLAIN, ONE, EAGER).bound_by == "compute"
+
+
+def test_tensor_parallelism_across_machines_is_slower_than_within():
+    within = replace(PLAIN, axes=Axes(tp=8, dp_replicate=8), shard="ddp", micro_batch=4)
+    across = replace(PLAIN, axes=Axes(tp=16, dp_replicate=4), shard="ddp", micro_batch=8)
+    near, far = (timing(LLAMA, work, MANY, EAGER) for work in (within, across))
+    assert far.communication_seconds > 1.3 * near.communication_seconds
+
+
+@pytest.mark.parametrize("device", ["t4", "rtx-4090", "b200"])
+def test_a_card_never_measured_widens_the_interval_and_says_so(device):
+    known = timing(LLAMA, replace(PLAIN, dtype="fp16"), ONE, EAGER)
+    found = timing(LLAMA, replace(PLAIN, dtype="fp16"), Cluster(device=find_device(device)), EAGER)
+    measured = find_device(device).capability in ((8, 9),)
+    wider = found.high_seconds / found.step_seconds > known.high_seconds / known.step_seconds
+    assert wider != measured
+    assert any("was measured" in line for line in found.assumed) != measured
+
+
+def test_what_is_not_known_is_refused_in_one_line():
+    with pytest.raises(CannotEstimate, match="How fast Tesla T4 is with bf16 is not known"):
+        timing(LLAMA, PLAIN, Cluster(device=find_device("t4")), EAGER)
+    with pytest.raises(CannotEstimate, match="not known"):
+        timing(LLAMA, PLAIN, Cluster(device=generic_device(24 * 2**30)), EAGER)
+    with pytest.raises(CannotEstimate, match="calibrated: eager"):
+        software("horovod")
+
+
+def test_every_calibrated_software_says_on_what():
+    for found in softwares().values():
+        assert found.rows
+        assert found.low_factor < 1 < found.high_factor
+    assert software_of("accelerate") is software_of("tonnage")
+
+
+def test_work_of_a_job_under_a_plan():
+    plan = Plan(precision="bf16-mixed", shard="zero3", tp=2, pp=2, checkpointing="every-4")
+    work = Work.of(job(seq_len=2048, grad_accum=4), plan, EIGHT)
+    assert work.axes == Axes(pp=2, dp_shard=2, tp=2)
+    assert (work.weight_bytes, work.dtype, work.autocast) == (4, "bf16", False)
+    assert (work.checkpointing, work.checkpointed_fraction) == ("full", 0.25)
+    assert work.step_tokens == 2048 * 4 * 2
+    assert Work.of(job(), Plan(), ONE).autocast
+
+
+def test_adapters_are_what_is_trained():
+    full = Work.of(job(), Plan(precision="bf16-true"), ONE)
+    lora = Work.of(job(method="lora"), Plan(precision="bf16-true"), ONE)
+    assert timing(LLAMA, lora, ONE, EAGER).optimizer_seconds < 0.1 * timing(LLAMA, full, ONE, EAGER).optimizer_seconds
