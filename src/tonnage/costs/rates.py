@@ -87,13 +87,16 @@ class Seconds:
 
 def card(device: Device) -> Card:
     """What is known of the device's kernels; of a capability never measured, what the nearest older one has."""
+    return _card(device.capability)
+
+
+@cache
+def _card(capability: tuple[int, int]) -> Card:
+    mine = capability[0] + capability[1] / 10
     cards = _tables()
-    mine = device.capability[0] + device.capability[1] / 10
     older = [entry for entry in cards if float(entry.capability) <= mine + 1e-9] or [cards[0]]
     nearest = max(older, key=lambda entry: float(entry.capability))
-    if float(nearest.capability) == mine:
-        return nearest
-    return replace(nearest, known=False)
+    return nearest if float(nearest.capability) == mine else replace(nearest, known=False)
 
 
 def peak_flops(device: Device, dtype: str) -> float:

@@ -1,5 +1,6 @@
 """How long a step takes: operations, exchanges, copies and pauses put one after the other."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log2
@@ -107,22 +108,20 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
     """The seconds of a step.  Raises CannotEstimate where a rate that matters is not known."""
     reached = rates.card(cluster.device)
     layers, embedding, head = _network(shape, work, cluster, reached, software)
-    layer_seconds = layers.seconds(software)
     split = split_of(shape, work, software)
-    parts = tuple(
-        _own(count, layers, *_ends(split, place, embedding, head)) for place, count in enumerate(split.layers)
-    )
-    stages = tuple(
-        count * layer_seconds + sum(end.seconds(software) for end in _ends(split, place, embedding, head))
-        for place, count in enumerate(split.layers)
-    )
-    own = parts[stages.index(max(stages))]
+    ends = _ends(split, embedding, head)
+    layer_seconds = layers.seconds(software)
+    stages = [count * layer_seconds for count in split.layers]
+    for place, end in ends:
+        stages[place] += end.seconds(software)
+    slowest = stages.index(max(stages))
+    own = _own(split.layers[slowest], layers, [end for place, end in ends if place == slowest])
     fabric = _data_fabric(cluster, reached, software)
     sends = _sends(shape, work, cluster, fabric, software)
     gathers = _gathers(shape, work, cluster, fabric, software, layers)
     per_micro_batch = sends + gathers + software.micro_batch_seconds + _stalls(work, software)
     busy = schedule.pipeline_seconds(
-        tuple(seconds + per_micro_batch for seconds in stages), work.grad_accum, work.virtual_stages
+        tuple([seconds + per_micro_batch for seconds in stages]), work.grad_accum, work.virtual_stages
     )
     weights = _rank_weights(shape, work)
     averaging = _averaging(shape, work, cluster, fabric, software, weights, own.card.total * 2 / 3)
@@ -170,7 +169,7 @@ def model_flops(shape: Shape, work: Work) -> float:
     return (weights + attention) * work.step_tokens
 
 
-def _own(layers: int, each: _Pass, *ends: _Pass) -> _Pass:
+def _own(layers: int, each: _Pass, ends: Iterable[_Pass]) -> _Pass:
     """All that one stage computes."""
     card, again = each.card * layers, each.again * layers
     exchange, waits = each.exchange * layers, each.waits * layers
@@ -330,14 +329,17 @@ def split_of(shape: Shape, work: Work, software: Software) -> schedule.Split:
     return schedule.by_cost(shape.layers, work.axes.pp, head_layers)
 
 
-def _ends(split: schedule.Split, place: int, embedding: _Pass, head: _Pass) -> tuple[_Pass, ...]:
-    """What a stage has besides layers: the embedding, the head's product, the loss."""
-    product = replace(head, card=replace(head.card, memory=0.0, kernels=head.card.kernels / 2))
-    loss = _Pass(Seconds(memory=head.card.memory, kernels=head.card.kernels / 2), Seconds(), 0.0, 0.0)
+def _ends(split: schedule.Split, embedding: _Pass, head: _Pass) -> tuple[tuple[int, _Pass], ...]:
+    """What stages have besides layers: the embedding, the head's product, the loss."""
+    if split.head == split.loss:
+        return (0, embedding), (split.head, head)
+    card, kernels = head.card, head.card.kernels / 2
+    product = Seconds(compute=card.compute, kernels=kernels)
+    loss = Seconds(memory=card.memory, kernels=kernels)
     return (
-        *((embedding,) if place == 0 else ()),
-        *((product,) if place == split.head else ()),
-        *((loss,) if place == split.loss else ()),
+        (0, embedding),
+        (split.head, _Pass(product, Seconds(), 0.0, 0.0)),
+        (split.loss, _Pass(loss, Seconds(), 0.0, 0.0)),
     )
 
 
