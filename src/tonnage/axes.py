@@ -32,7 +32,7 @@ class Axes:
     tp: int = 1
     """Ranks that share each matrix."""
     ep: int = 1
-    """Ranks that share the experts: they lie along `dp_shard` and `cp`, and add none of their own."""
+    """Ranks that share the experts: they lie along `dp_shard`, `cp` and `tp`, and add none of their own."""
 
     @property
     def ranks(self) -> int:
@@ -53,6 +53,11 @@ class Axes:
         """The axes that a mesh has: those of several ranks, and the one along which `shard` does its work."""
         wanted = "dp_shard" if shard in SHARDING else "dp_replicate" if shard != "none" else None
         return tuple(name for name in NAMES if getattr(self, name) > 1 or name == wanted) or ("dp_shard",)
+
+    @property
+    def sharing_experts(self) -> int:
+        """Ranks among which the experts are dealt out: those that share an expert divide it."""
+        return self.shards * self.tp
 
     @property
     def different(self) -> tuple[int, ...]:
@@ -94,10 +99,11 @@ def axes(plan: Plan, ranks: int, gpus_per_node: int) -> Axes:
         while data % shard:
             shard -= 1
     found = Axes(pp=plan.pp, dp_replicate=data // shard, dp_shard=shard, cp=plan.cp, tp=plan.tp, ep=plan.ep)
-    if found.shards % plan.ep:
-        fitting = ", ".join(str(size) for size in divisors(found.shards))
+    if plan.ep > 1 and (found.sharing_experts % plan.ep or plan.ep % plan.tp):
+        fitting = ", ".join(str(size) for size in divisors(found.sharing_experts) if size % plan.tp == 0)
         raise UsageError(
-            f"ep {plan.ep} must divide the {found.shards} ranks that divide parameters; possible: {fitting}."
+            f"ep {plan.ep} must divide the {found.sharing_experts} ranks that divide parameters, and be a multiple of "
+            f"tp {plan.tp}; possible: {fitting}."
         )
     return found
 

@@ -96,7 +96,7 @@ def cut(module: nn.Module, *, index: int, count: int) -> Stage:
     Raises UsageError for more stages than layers, CannotEstimate for networks that are not embedding, layers, norm
     and head.
     """
-    network = causal_network(module)
+    network = causal_network(module, "A pipeline", "pp 1")
     base, embedding = network.base_model, network.get_input_embeddings()
     lists = [child for child in base.children() if models.is_layer_list(child)]
     ends = [child for child in base.children() if child is not embedding and _holds(child) and child not in lists]

@@ -89,14 +89,9 @@ def _mesh(world: World, laid: Axes, plan: Plan) -> DeviceMesh:
 def _expert_mesh(world: World, laid: Axes) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
-    sizes = {
-        "pp": laid.pp,
-        "dp_replicate": laid.dp_replicate,
-        "efsdp": laid.shards // laid.ep,
-        "ep": laid.ep,
-        "tp": 1,
-    }
-    return init_device_mesh(world.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    names = ("pp", "dp_replicate", "efsdp", "ep", "alone")  # the last for ranks that have a batch of their own
+    sizes = (laid.pp, laid.dp_replicate, laid.sharing_experts // laid.ep, laid.ep, 1)
+    return init_device_mesh(world.device.type, sizes, mesh_dim_names=names)
 
 
 def _make_group(world: World) -> None:

@@ -74,9 +74,13 @@ CASES: dict[int, dict[str, Case]] = {
             changes={"num_key_value_heads": 4},
         ),
         "ep": Case(plan={"ep": 2, "shard": "zero3", "clip_grad_norm": 1}, network="qwen3_moe"),
+        "tp experts": Case(plan={"tp": 2, "clip_grad_norm": 1}, network="mixtral"),
+        "tp experts whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off"}, network="qwen3_moe"),
     },
     4: {
         "ep hsdp": Case(plan={"ep": 2, "shard": "hsdp", "clip_grad_norm": 1}, network="mixtral"),
+        "ep tp": Case(plan={"ep": 4, "tp": 2, "shard": "zero3", "clip_grad_norm": 1}, network="qwen3_moe"),
+        "tp experts zero3": Case(plan={"tp": 2, "shard": "zero3"}, network="mixtral"),
         "ep pp": Case(plan={"ep": 2, "pp": 2, "shard": "zero3"}, network="mixtral"),
         "tp ddp": Case(plan={"tp": 2, "shard": "ddp", "clip_grad_norm": 1}),
         "tp zero1": Case(plan={"tp": 2, "shard": "zero1", "sequence_parallel": "off"}),
@@ -142,7 +146,9 @@ class _part:  # noqa: N801
         found = self.whole
         for dim, (size, wanted) in enumerate(zip(self.whole.shape, self.like.shape, strict=True)):
             if size != wanted:
-                found = found.chunk(world.axes.tp, dim)[world.axes.place(world.rank, "tp")]
+                halves = found.chunk(2, dim) if (dim, found.ndim) == (1, 3) else (found,)  # experts: gate and up
+                parts = [half.chunk(world.axes.tp, dim)[world.axes.place(world.rank, "tp")] for half in halves]
+                found = torch.cat(parts, dim)
         return found
 
 

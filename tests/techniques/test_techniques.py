@@ -96,6 +96,13 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"name": "llama", "seq_len": 26}, {"cp": 2, "shard": "ddp"}, H100, "26 tokens cannot be cut into 4 pieces"),
         ({"name": "llama"}, {"cp": 2}, H100, "average gradients, and shard is none"),
         ({"name": "llama"}, {"cp": 2, "shard": "ddp", "attention": "eager"}, H100, "no ring for attention eager"),
+        (
+            {"model": tiny("gemma2", sliding_window=16)},
+            {"cp": 2, "shard": "ddp"},
+            H100,
+            "no sliding window, and gemma2 has one of 16 tokens",
+        ),
+        ({"name": "llama"}, {"tp": 2, "optimizer": "muon"}, H100, "muon needs whole matrices"),
         ({"name": "llama", "packing": 2}, {"cp": 2, "shard": "ddp"}, H100, "not built for packing"),
         ({"name": "mixtral"}, {"ep": 8, "shard": "zero3"}, H100, "mixtral has 4 experts, which 8 does not divide"),
         ({"name": "mixtral"}, {"ep": 2, "shard": "ddp"}, H100, "experts are divided under FSDP2"),

@@ -52,15 +52,18 @@ def _with_chunked_loss(module: nn.Module) -> nn.Module:
     return module
 
 
-def causal_network(module: nn.Module) -> Any:
-    """transformers' causal language model inside the module.  Raises CannotEstimate when it is something else."""
+def causal_network(module: nn.Module, wanted: str = "A loss in slices", instead: str = "loss plain") -> Any:
+    """transformers' causal language model inside the module.
+
+    Raises CannotEstimate when it is something else; `wanted` is what needs one, `instead` what can be chosen.
+    """
     from tonnage.errors import CannotEstimate
     from tonnage.model import hugging_face, task
 
     network = hugging_face(module)
     kind = task(network.config.to_dict()) if network is not None else "unknown"
     if network is None or kind != "causal-lm":
-        raise CannotEstimate(f"A loss in slices needs a causal language model, not {kind}; choose loss plain.")
+        raise CannotEstimate(f"{wanted} needs a causal language model, not {kind}; choose {instead}.")
     return network
 
 

@@ -55,9 +55,20 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         fitting = ", ".join(str(size) for size in divisors(job.seq_len // 2) if cluster.gpus % size == 0)
         reason = f"sequences of {job.seq_len:,} tokens cannot be cut into {pieces} pieces, two for each rank"
         return _refused(plan, reason, f"choose cp {fitting}" if job.seq_len % 2 == 0 else "choose another seq-len")
+    if window := _window(job):
+        reason = f"torch's ring attention knows no sliding window, and {job.model.name} has one of {window:,} tokens"
+        return _refused(plan, reason, "choose cp 1")
     if cluster.device.id == CPU:
         return _refused(plan, "torch has no ring attention for the CPU", "choose a GPU")
     return None
+
+
+def _window(job: Job) -> int:
+    """Tokens that a layer with a sliding window looks back, if sequences are longer; 0 where none has one."""
+    text = job.model.config.get("text_config", job.model.config)
+    window = text.get("sliding_window")
+    used = text.get("use_sliding_window", True) is not False
+    return window if used and isinstance(window, int) and window < job.seq_len else 0
 
 
 def _refused(plan: Plan, reason: str, instead: str) -> Refusal:

@@ -2,8 +2,8 @@
 
 transformers' own code (`transformers.distributed.expert_parallel`) does it: each rank has whole experts, and every
 layer exchanges tokens with the others twice, by all-to-all.  The ranks of `ep` are neighbours among those that divide
-parameters (`dp_shard` and `cp`); FSDP2 divides an expert among the ranks that hold the same ones, and everything else
-among all of them, as usual.
+parameters (`dp_shard`, `cp` and `tp`, of which `ep` is a multiple; ranks of tp send parts of the batch they share);
+FSDP2 divides an expert among the ranks that hold the same ones, and everything else as usual.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Experts that can be dealt out, under FSDP2."""
     if plan.shard not in SHARDING:
         return _refused(plan, f"experts are divided under FSDP2, and shard is {plan.shard}", "choose shard zero3")
-    if plan.tp > 1:
-        return _refused(plan, "it is not built for tensor parallelism", "choose tp 1")
     if job.method != "full":
         return _refused(plan, f"adapters on divided experts are not built, and the method is {job.method}")
     if job.generate is not None:
@@ -77,11 +75,12 @@ def _divided(step: Step, module: nn.Module) -> nn.Module:
 
     from tonnage.techniques.chunked_loss import causal_network
 
-    network = causal_network(module)
+    network = causal_network(module, "Expert parallelism", "ep 1")
     plan = _plan(network)
     mesh = step.world.expert_mesh
     assert mesh is not None
-    apply_expert_parallelism(network, mesh["ep"], mesh["tp"], plan, "all_to_all")
+    sharing_a_batch = step.world.along("tp") if step.world.axes.tp > 1 else mesh["alone"]
+    apply_expert_parallelism(network, mesh["ep"], sharing_a_batch, plan, "all_to_all")
     for name, style in plan.items():
         if style == DISPATCHES:
             network.get_submodule(name).gets_tokens = True

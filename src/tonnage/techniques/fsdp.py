@@ -74,7 +74,9 @@ def _shard_experts(module: Any, step: Step, options: dict[str, Any]) -> None:
     part = mesh["dp_replicate", "efsdp"] if step.plan.shard == "hsdp" else mesh["efsdp"]
     fully_shard(module, **{**options, "mesh": part})
     module.set_gradient_divide_factor(float(axes.data_parallel * axes.cp))
-    if axes.shards > axes.ep:  # NCCL's scaled sums are zero in bf16 (pytorch#190747), gloo has none: sum, then divide
+    if (
+        axes.sharing_experts > axes.ep
+    ):  # NCCL's scaled sums are zero in bf16 (pytorch#190747), gloo has none: sum, then divide
         module.set_force_sum_reduction_for_comms(True)
 
 

@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from tonnage.plan import Plan
     from tonnage.step import Step
 
-BY_ROWS: Final = ("colwise", "packed_colwise")
-"""What transformers calls a matrix whose result is cut: torch keeps it transposed, so its rows are."""
+EXPERTS: Final = "moe_tp_experts"
+"""transformers' name for a module whose 3-D weights hold all experts."""
+
+EXPERTS_DIMS: Final = 3
+"""Dimensions of a weight that holds all experts."""
 
 HEADS_AXIS: Final = 2
 """Of what a norm of queries or keys gets: (batch, sequence, heads, width of a head)."""
@@ -56,6 +59,10 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         return _refused(plan, f"loss {plan.loss} takes a whole head", "choose loss plain or chunked")
     if plan.precision in ("fp8", "fp16-mixed"):
         return _refused(plan, f"precision {plan.precision} is not built for it", "choose precision bf16-mixed")
+    if plan.optimizer in ("muon", "adafactor"):
+        return _refused(plan, f"{plan.optimizer} needs whole matrices", "choose optimizer adamw")
+    if job.generate is not None or job.eval_logits is not None:
+        return _refused(plan, "it is not built for generate and eval-logits", "leave them out, or choose tp 1")
     text = job.model.config.get("text_config", job.model.config)
     for field, name in COUNTS.items():
         count = text.get(field)
@@ -108,14 +115,18 @@ def _divided(step: Step, module: nn.Module) -> nn.Module:
         mesh=step.world.along("tp"),
         sequence=divides_sequence(step.plan),
         local_parameters=not step.shards_parameters,
+        experts=step.plan.ep == 1,
     )
 
 
-def divided(module: nn.Module, *, mesh: DeviceMesh, sequence: bool, local_parameters: bool) -> nn.Module:
+def divided(
+    module: nn.Module, *, mesh: DeviceMesh, sequence: bool, local_parameters: bool, experts: bool = True
+) -> nn.Module:
     """The network on the meta device with what this rank of `mesh` holds of it.
 
     Divided parameters are DTensors, which FSDP2 divides further; with `local_parameters` they are plain tensors that
-    are DTensors only while their module runs, so that DDP and every optimizer can take them.
+    are DTensors only while their module runs, so that DDP and every optimizer can take them.  Without `experts`
+    those stay whole.
     Raises CannotEstimate where it is not known how the network is cut.
     """
     from torch.distributed.tensor.parallel import parallelize_module
@@ -123,13 +134,17 @@ def divided(module: nn.Module, *, mesh: DeviceMesh, sequence: bool, local_parame
     from tonnage.stages import Stage
     from tonnage.techniques.chunked_loss import causal_network
 
-    network = causal_network(module)
-    styles = dict(_styles(network, sequence))
+    network = causal_network(module, "Tensor parallelism", "tp 1")
+    plan = _plan_of_layers(network)
+    of_experts = {name: style for name, style in plan.items() if _is_of_experts(name, plan)}
+    styles = dict(_styles(network, {name: plan[name] for name in plan.keys() - of_experts.keys()}, sequence))
     ties = _ties(network)
     parallelize_module(network, mesh, styles, src_data_rank=None)
     _tie(ties)
+    if experts and of_experts:
+        _divide_experts(network, mesh, of_experts)
     if sequence:
-        _gather_around(network, styles)
+        _gather_around(network, styles, mesh)
         if isinstance(module, Stage):
             module.between = mesh
     if local_parameters:
@@ -139,7 +154,20 @@ def divided(module: nn.Module, *, mesh: DeviceMesh, sequence: bool, local_parame
     return module
 
 
-def _styles(network: Any, sequence: bool) -> Iterator[tuple[str, Any]]:
+def _is_of_experts(name: str, plan: dict[str, str]) -> bool:
+    return plan.get(name) == EXPERTS or plan.get(name.rpartition(".")[0]) == EXPERTS
+
+
+def _divide_experts(network: Any, mesh: DeviceMesh, plan: dict[str, str]) -> None:
+    """Each rank has columns of every expert: transformers' own code, because torch has none for 3-D weights."""
+    try:
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+    except ImportError as error:
+        raise _not_known(network, "this version of transformers does not divide experts") from error
+    apply_tensor_parallelism(network, mesh, dict(sorted(plan.items(), key=lambda item: item[1] == EXPERTS)))
+
+
+def _styles(network: Any, plan: dict[str, str], sequence: bool) -> Iterator[tuple[str, Any]]:
     """What torch is told, by the names of modules."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
@@ -159,25 +187,25 @@ def _styles(network: Any, sequence: bool) -> Iterator[tuple[str, Any]]:
         "rowwise": RowwiseParallel(output_layouts=between, use_local_output=local),
         "replicated_with_grad_allreduce": SequenceParallel(sequence_dim=HEADS_AXIS, use_local_output=True),
     }
-    plan = _plan_of_layers(network)
     for name, style in plan.items():
         if style not in kinds:
             raise _not_known(network, f"{name} is {style}")
         yield name, kinds[style]
     if sequence:
-        for name in _norms(network, plan):
+        for name in _norms(network):
             yield name, SequenceParallel()
 
 
 def _plan_of_layers(network: Any) -> dict[str, str]:
-    """How transformers cuts the modules inside the layers, by their names.  Raises CannotEstimate if it does not."""
+    """How transformers cuts modules and parameters inside the layers, by their names.
+
+    Raises CannotEstimate if it does not.
+    """
     wanted: dict[str, str] = getattr(network, "tp_plan", None) or getattr(network, "_tp_plan", None) or {}
     ends = (network.get_input_embeddings(), network.get_output_embeddings())
-    found = {
-        name: wanted[generic]
-        for name, module in network.named_modules()
-        if (generic := _generic(name)) in wanted and module not in ends
-    }
+    here = [name for name, module in network.named_modules() if module not in ends]
+    here += [name for name, _ in network.named_parameters()]
+    found = {name: wanted[generic] for name in here if (generic := _generic(name)) in wanted}
     if not found:
         raise _not_known(network, "transformers has no tp_plan for it")
     return found
@@ -194,15 +222,13 @@ def _not_known(network: Any, why: str) -> CannotEstimate:
     )
 
 
-def _norms(network: Any, plan: dict[str, str]) -> Iterator[str]:
-    """Modules with parameters that stand between the blocks of the layers, and behind the last layer."""
+def _norms(network: Any) -> Iterator[str]:
+    """Modules with parameters of their own that stand between the blocks of the layers, and behind the last layer."""
     names = {module: name for name, module in network.named_modules()}
     for parent in (*_layers(network), network.base_model):
         for child in parent.children():
-            name = names[child]
-            within = any(planned == name or planned.startswith(f"{name}.") for planned in plan)
-            if _holds(child) and not within and child is not network.get_input_embeddings():
-                yield name
+            if _holds(child) and not list(child.children()) and child is not network.get_input_embeddings():
+                yield names[child]
 
 
 def _holds(module: Any) -> bool:
@@ -215,22 +241,51 @@ def _layers(network: Any) -> list[Any]:
     return layers(network)
 
 
-def _gather_around(network: Any, styles: dict[str, Any]) -> None:
-    """Before each block, and before the head, the whole sequence is gathered."""
+def _gather_around(network: Any, styles: dict[str, Any], mesh: DeviceMesh) -> None:
+    """Before each block, and before the head, the whole sequence is gathered.
+
+    A block with modules that are not cut, such as a router, works on plain tensors, whole on every rank.
+    """
     names = {module: name for name, module in network.named_modules()}
     for layer in _layers(network):
         for block in layer.children():
-            planned = [name for name in styles if name.startswith(f"{names[block]}.")]
-            if planned:
-                whole = all(_covered(block, part, names, styles) for part in block.modules())
-                if not whole:
-                    raise _not_known(network, f"{names[block]} holds modules that tp_plan leaves out")
+            if names[block] in styles or not _holds(block):
+                continue
+            if all(_covered(part, names, styles) for part in block.modules()):
                 block.register_forward_pre_hook(_whole_sequence, with_kwargs=True)
+            else:
+                _leave_plain(block, mesh, [part for part in block.modules() if names[part] in styles])
     head = network.get_output_embeddings()
     head.register_forward_pre_hook(_whole_sequence, with_kwargs=True, prepend=True)
 
 
-def _covered(block: Any, part: Any, names: dict[Any, str], styles: dict[str, Any]) -> bool:
+def _leave_plain(block: Any, mesh: DeviceMesh, cut: list[Any]) -> None:
+    """Whole plain tensors go in and come out; `cut` modules inside hand theirs on as they are after an all-reduce."""
+    for part in cut:
+        part.register_forward_hook(lambda _module, _inputs, output: _plain(output))
+    block.register_forward_pre_hook(_whole_plain_sequence, with_kwargs=True)
+    block.register_forward_hook(partial(_divided_sequence, mesh=mesh))
+
+
+def _whole_plain_sequence(module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    return tuple(map(_plain, positional)), {name: _plain(value) for name, value in named.items()}
+
+
+def _plain(value: Any) -> Any:
+    from torch.distributed.tensor import DTensor
+
+    return _replicated(value).to_local() if isinstance(value, DTensor) else value
+
+
+def _divided_sequence(module: Any, _inputs: Any, output: Any, *, mesh: DeviceMesh) -> Any:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    if isinstance(output, tuple):
+        return (_divided_sequence(module, None, output[0], mesh=mesh), *output[1:])
+    return DTensor.from_local(output, mesh, [Replicate()], run_check=False).redistribute(placements=[Shard(1)])
+
+
+def _covered(part: Any, names: dict[Any, str], styles: dict[str, Any]) -> bool:
     return not part._parameters or all(p is None for p in part._parameters.values()) or names[part] in styles
 
 
@@ -277,9 +332,14 @@ def _keep_local(module: Any, mesh: DeviceMesh, made: dict[Any, Any]) -> None:
             if parameter not in made:
                 made[parameter] = _local(parameter)
             module._parameters[name] = made[parameter]
-    if layouts:
+    if layouts and not _works_on_local(module):
         module.register_forward_pre_hook(partial(_as_dtensors, mesh=mesh, layouts=layouts), prepend=True)
         module.register_forward_hook(partial(_as_parameters, layouts=layouts), always_call=True)
+
+
+def _works_on_local(module: Any) -> bool:
+    """Modules of experts take their own weights as plain tensors themselves."""
+    return any(parameter is not None and parameter.dim() == EXPERTS_DIMS for parameter in module._parameters.values())
 
 
 def _local(parameter: Any) -> Any:
