@@ -46,7 +46,9 @@ def _utilisation(row: Row) -> float:
 
 CALIBRATIONS = {
     "eager": Calibration(
-        start=Software(name="eager", kernel_seconds=2.5e-5, near_part=0.83, gather_overlap=0.66, data_overlap=0.7),
+        start=Software(
+            name="eager", kernel_seconds=2.5e-5, near_part=0.83, far_part=0.46, gather_overlap=0.3, data_overlap=0.7
+        ),
         names=("kernel_seconds", "matmul_factor", "memory_factor"),
         rows="steps of our own H200 (measurements/h200-2026-11-20.jsonl); exchanges as the other codes'",
     ),

@@ -1,6 +1,7 @@
 """The operations of one layer, of the embedding and of the head, as one rank runs them for one micro-batch.
 
-Each has its floating-point operations, the bytes it must move, and the kernels that a host launches for it.  What a
+Each has its floating-point operations, the bytes it must move, and the kernels that a host launches for it (of
+eager code as the ghost's log counts them).  What a
 pass over a tensor moves follows from what the code does: eager code reads and writes a tensor for each line of
 Python, fused kernels once for all of them.  Letters: costs/shape.py; e bytes of an element of the computation, r
 bytes of one of the residual stream (4 under autocast, where it stays fp32).
@@ -182,7 +183,7 @@ def _adapter(product: Product, part: Slice, *, backward: bool = False) -> Operat
     moved = product.m * e * (4 * product.k + 3 * product.n if backward else product.k + 6 * product.n)
     flops = 2.0 * product.m * r * (product.k + product.n) * (2 if backward else 1)
     name = product.name + (" adapter backward" if backward else " adapter")
-    return Operation(name, "pointwise", part.dtype, flops, moved, 7 if backward else 4)
+    return Operation(name, "pointwise", part.dtype, flops, moved, 2)
 
 
 def seen_tokens(shape: Shape, seq_len: int) -> float:
@@ -250,8 +251,8 @@ def _pointwise(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
         ],
         [
             _norm(shape, part, stream, rotated, backward=True),
-            passing("residual backward", added, 2),
-            passing("rotation backward", rotated * turned_back, _few(part, 10)),
+            passing("residual backward", added, 4),
+            passing("rotation backward", rotated * turned_back, _few(part, 16)),
             passing("activation backward", 2 * active, _few(part, 4)),
             *_routing(shape, part, 2),
         ],

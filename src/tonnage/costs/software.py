@@ -7,7 +7,7 @@ from typing import Any, Final
 from tonnage.costs.rates import tables
 from tonnage.errors import CannotEstimate
 
-OF_ENGINE: Final = {"megatron": "megatron", "torchtitan": "torchtitan"}
+OF_ENGINE: Final = {"megatron": "megatron"}
 """Which software an engine of a Plan is; the others run transformers' eager code."""
 
 
