@@ -29,8 +29,6 @@ PUBLISHED_ERRORS = {
 }
 """What others reached on the same rows."""
 
-CALIBRATED_ONLY_ON = {"megatron": "dense networks on H100"}
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

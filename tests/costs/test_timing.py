@@ -93,7 +93,7 @@ def test_tensor_parallelism_across_machines_is_slower_than_within():
     assert far.communication_seconds > 1.3 * near.communication_seconds
 
 
-@pytest.mark.parametrize("device", ["t4", "rtx-4090", "b200"])
+@pytest.mark.parametrize("device", ["t4", "rtx-4090", "b300"])
 def test_a_card_never_measured_widens_the_interval_and_says_so(device):
     known = timing(LLAMA, replace(PLAIN, dtype="fp16"), ONE, EAGER)
     found = timing(LLAMA, replace(PLAIN, dtype="fp16"), Cluster(device=find_device(device)), EAGER)

@@ -6,7 +6,7 @@ An answer's memory is run on the ghost.  Letters: costs/shape.py.
 
 from typing import Final
 
-from tonnage.costs.operations import ELEMENT_BYTES
+from tonnage.costs.operations import ELEMENT_BYTES, kept_dtype
 from tonnage.costs.schedule import Split, equally
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
@@ -55,7 +55,7 @@ def kept_bytes(shape: Shape, work: Work) -> float:
     network both halves, the activated one and their product.  A recomputed layer keeps its input.
     """
     T, t, h = work.tokens, work.axes.tp, shape.hidden
-    e = 2 if work.dtype == "fp8" else ELEMENT_BYTES[work.dtype]
+    e = ELEMENT_BYTES[kept_dtype(work.dtype)]
     r = 4 if work.autocast and e < 4 else e
     along = t if work.sequence_parallel else 1
     if work.checkpointing == "full" and work.checkpointed_fraction == 1:
@@ -73,7 +73,7 @@ def logit_bytes(shape: Shape, work: Work) -> float:
     slices."""
     if work.loss != "plain":
         return 0.0
-    e = 2 if work.dtype == "fp8" else ELEMENT_BYTES[work.dtype]
+    e = ELEMENT_BYTES[kept_dtype(work.dtype)]
     return work.tokens * shape.vocab / work.axes.tp * (e + 8)
 
 

@@ -14,7 +14,14 @@ from typing import Final
 
 from tonnage.costs.shape import Shape
 
-ELEMENT_BYTES: Final = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 1}
+ELEMENT_BYTES: Final[dict[str, float]] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
+
+
+def kept_dtype(dtype: str) -> str:
+    """What activations have beside products of this dtype: only the operands of products are narrower than 16
+    bits."""
+    return "bf16" if dtype in ("fp8", "fp4") else dtype
+
 
 FAMILIES: Final = ("matmul", "attention", "pointwise", "norm", "loss", "embedding", "optimizer", "copy")
 
@@ -205,8 +212,8 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     """
     heads = max(shape.heads / part.tp, 1)
     widths = heads * (shape.head_dim + shape.value_dim)
-    e = ELEMENT_BYTES[part.dtype] if part.dtype != "fp8" else 2
-    dtype = "bf16" if part.dtype == "fp8" else part.dtype
+    dtype = kept_dtype(part.dtype)
+    e = ELEMENT_BYTES[dtype]
     kept = part.tokens * widths * 2 * e
     if part.backend not in ("eager", "math"):
         flops = 2.0 * part.tokens * seen_tokens(shape, part.seq_len) * widths
@@ -231,7 +238,7 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
 
 def _pointwise(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
     """Norms, residuals, rotations, activations and dropout, by what is read and written for each element."""
-    e, r = ELEMENT_BYTES[part.dtype] if part.dtype != "fp8" else 2, part.residual_bytes
+    e, r = ELEMENT_BYTES[kept_dtype(part.dtype)], part.residual_bytes
     stream = part.tokens / (part.tp if part.sequence_parallel else 1) * shape.hidden
     rotated = part.tokens * (shape.query_width + shape.key_width) / part.tp * shape.rotary
     turned, turned_back = (2 * e, 2 * e) if part.fused else (12 * e, 14 * e)
@@ -269,7 +276,7 @@ def _inner_width(shape: Shape, part: Slice) -> int:
     return shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
 
 
-def _active(shape: Shape, part: Slice, e: int) -> int:
+def _active(shape: Shape, part: Slice, e: float) -> float:
     """Bytes of an activation for each inner value: SiLU (2 e) and the gate's product (3 e), or GELU (2 e).
 
     Written out, GELU's tanh formula is eight kernels, of which autocast runs the power and what follows in fp32: 60.
@@ -304,7 +311,7 @@ def _routing(shape: Shape, part: Slice, passes: int) -> list[Operation]:
     """Of layers with experts: tokens are gathered by expert and added up again (each k times), a sort between."""
     if not part.experts:
         return []
-    e = ELEMENT_BYTES[part.dtype] if part.dtype != "fp8" else 2
+    e = ELEMENT_BYTES[kept_dtype(part.dtype)]
     moved = part.tokens * shape.experts_per_token * shape.hidden * 4 * e
     return [Operation("routing", "pointwise", part.dtype, 0, passes * moved, 24 * passes)]
 
@@ -355,8 +362,8 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     """
     words = shape.vocab / part.tp
     product = Product("head", part.tokens, shape.hidden, words)
-    e = ELEMENT_BYTES[part.dtype] if part.dtype != "fp8" else 2
-    dtype = "bf16" if part.dtype == "fp8" else part.dtype
+    dtype = kept_dtype(part.dtype)
+    e = ELEMENT_BYTES[dtype]
     logits = part.tokens * words
     ahead, behind = (12 + e, 16 + e) if loss != "fused" else (2 * e, 0)
     if part.fused and loss != "fused":

@@ -31,6 +31,8 @@ class Card:
     """Part of the peak outside tensor cores."""
     fp8: float = 0.6
     """Part of the fp8 peak; of cards without, not used."""
+    fp4: float = 0.4
+    """Part of the fp4 peak; of cards without, not used."""
     fill_seconds: float
     """What each product takes more than its operations: the card fills and drains."""
     memory: float
@@ -126,7 +128,7 @@ def seconds(operations: Iterable[Operation], device: Device, reached: Card, *, b
         passing = op.bytes / rate
         kernels += op.kernels
         if op.family == "matmul":
-            part = {"fp32": reached.fp32, "fp8": reached.fp8}.get(op.dtype, reached.matmul)
+            part = {"fp32": reached.fp32, "fp8": reached.fp8, "fp4": reached.fp4}.get(op.dtype, reached.matmul)
             if not op.aligned and op.dtype != "fp32":
                 part *= _UNALIGNED
             working = op.flops / (peak_flops(device, op.dtype) * part)

@@ -8,7 +8,7 @@ from typing import Final
 
 from tonnage.costs import operations, rates, schedule
 from tonnage.costs.collectives import Fabric, Group, far_bytes_per_second, near_bytes_per_second
-from tonnage.costs.operations import ELEMENT_BYTES, Passes, Slice
+from tonnage.costs.operations import ELEMENT_BYTES, Passes, Slice, kept_dtype
 from tonnage.costs.rates import Card, Seconds
 from tonnage.costs.shape import Shape
 from tonnage.costs.software import Software
@@ -222,7 +222,7 @@ def _network(
         ep=work.axes.ep,
         sequence_parallel=work.sequence_parallel and work.axes.tp > 1,
         dtype=work.dtype,
-        residual_bytes=4 if work.autocast and ELEMENT_BYTES[work.dtype] < 4 else max(ELEMENT_BYTES[work.dtype], 2),
+        residual_bytes=4 if work.autocast else int(ELEMENT_BYTES[kept_dtype(work.dtype)]),
         fused=software.fused,
         backend=backend,
         trained=not work.lora_rank,
@@ -265,7 +265,7 @@ def _tensor_exchange(
     layout = work.axes
     exchange = waits = 0.0
     fabric = _tensor_fabric(work, cluster, reached, software)
-    activations = float(work.tokens * shape.hidden * max(ELEMENT_BYTES[work.dtype], 2))
+    activations = float(work.tokens * shape.hidden * ELEMENT_BYTES[kept_dtype(work.dtype)])
     if layout.tp > 1:
         group = Group(layout.tp, min(layout.tp, cluster.gpus_per_node))
         again = 4 * work.checkpointed_fraction if work.checkpointing == "full" else 0
@@ -349,7 +349,7 @@ def _sends(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software:
     if layout.pp == 1:
         return 0.0
     divided = layout.tp if work.sequence_parallel else 1
-    handed = work.tokens * shape.hidden * max(ELEMENT_BYTES[work.dtype], 2) / divided
+    handed = work.tokens * shape.hidden * ELEMENT_BYTES[kept_dtype(work.dtype)] / divided
     far = layout.ranks // layout.pp >= cluster.gpus_per_node and cluster.nodes > 1
     return 2 * work.virtual_stages * fabric.send(handed, far) * software.sends_exposed
 
@@ -387,7 +387,7 @@ def _gathers(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, softwar
     group = _shard_group(work, cluster)
     part = Slice(tokens=1, seq_len=1, tp=work.axes.tp, ep=work.axes.ep, experts=bool(shape.experts))
     weights = operations.layer_weights(shape, part)
-    gathered = ELEMENT_BYTES[work.dtype] if work.dtype != "fp8" else 2
+    gathered = ELEMENT_BYTES[kept_dtype(work.dtype)]
     forward = fabric.gather(group, weights * gathered)
     backward = (forward if work.gathers_again or work.checkpointing != "none" else 0.0) + (
         0.0 if work.lora_rank else fabric.gather(group, weights * work.gradient_bytes)

@@ -93,7 +93,7 @@ class Work:
         """What a Job under a Plan has to do on a Cluster; `job` has its accumulation steps decided."""
         precision, compute = plan.precision, plan.compute_dtype
         true = precision in ("bf16-true", "fp16-true", "fp32")
-        weight_bytes = ELEMENT_BYTES[compute] if true or precision == "megatron-bf16" else 4
+        weight_bytes = int(ELEMENT_BYTES[compute]) if true or precision == "megatron-bf16" else 4
         frozen = job.method != "full"
         layout = axes(plan, cluster.gpus, cluster.gpus_per_node)
         mixed_by_fsdp = plan.shard in SHARDING  # its own mixed precision, in place of autocast
