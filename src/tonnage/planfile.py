@@ -36,6 +36,11 @@ class PlanFile:
     options: dict[str, Any]
     """Fields of Job and Plan by their names."""
 
+    def under(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """These options, with those of `said` that are not their defaults in their place."""
+        defaults = {item.name: item.default for kind in _TABLES.values() for item, _ in options(kind)}
+        return {**self.options, **{name: value for name, value in said.items() if value != defaults.get(name)}}
+
 
 def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None) -> str:
     """The file for a plan that was found."""

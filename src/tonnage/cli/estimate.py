@@ -1,40 +1,31 @@
 """`tonnage estimate MODEL`: a training step from a model's name alone."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from tonnage.cli.options import (
     CARD,
+    PLAN,
     Gpu,
     GpuMemory,
     Gpus,
     Html,
     Json,
+    Model,
+    Offline,
     Save,
     Snapshot,
     Steps,
     TorchVersion,
-    beginning,
     with_request,
 )
 
 
-def _model_names(incomplete: str) -> list[str]:
-    from tonnage.catalog import model_names
-
-    return beginning(model_names(), incomplete)
-
-
 @with_request
 def estimate(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A catalog name (`tonnage models`), a Hub id, a folder, a config.json, or package.module:factory.",
-            autocompletion=_model_names,
-        ),
-    ],
+    model: Model | None = None,
     gpu: Gpu = None,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
@@ -50,10 +41,16 @@ def estimate(
     ] = None,
     steps: Steps = 3,
     torch: TorchVersion = None,
-    offline: Annotated[
-        bool,
-        typer.Option("--offline", help="Never ask the network about a model.", rich_help_panel=CARD),
-    ] = False,
+    offline: Offline = False,
+    plan: Annotated[
+        Path | None,
+        typer.Option(
+            "--plan",
+            help="A plan.toml: its model, cards and options, less what is said here.",
+            metavar="FILE",
+            rich_help_panel=PLAN,
+        ),
+    ] = None,
     source: Annotated[
         str,
         typer.Option(
@@ -74,20 +71,28 @@ def estimate(
     **options: Any,
 ) -> int:
     """Will it fit, and where do the bytes go? The real training step on a ghost GPU, from a model's name alone."""
-    from tonnage import predict
+    from tonnage import planfile, predict
     from tonnage.api import request
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
     from tonnage.device import parse_cluster
+    from tonnage.errors import UsageError
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check()
+    if plan is not None:
+        kept = planfile.read(plan)
+        model, gpu = model or kept.model, gpu or kept.gpu
+        gpu_memory = gpu_memory or kept.gpu_memory_bytes
+        options = kept.under(options)
+    if model is None:
+        raise UsageError("No MODEL was given; name one (`tonnage models` lists some), or a --plan FILE.")
     cluster = parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
     with progress() as say:
-        job, plan = request(model, offline=offline, **options)
+        job, techniques = request(model, offline=offline, **options)
         run = predict.estimate(
             job,
-            plan,
+            techniques,
             cluster,
             rank=rank,
             steps=steps,

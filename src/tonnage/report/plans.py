@@ -14,6 +14,8 @@ from tonnage.solution import Choice, Nearest, Point, Remedy, Solution, Stage
 from tonnage.units import gib
 
 _REFUSED_ROWS: Final = 8
+_ROOMY: Final = 90  # columns from which a plan's row has all that is known of it
+_NARROW: Final = ("", "plan", "step", "peak")
 _HEADLINES: Final = {
     "too_large": "DOES NOT FIT",
     "unsupported": "NOT POSSIBLE",
@@ -29,7 +31,7 @@ def render(solution: Solution, *, width: int = 100, colour: bool = False, unicod
 
 def _parts(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     yield _headline(solution)
-    yield from _plans(solution)
+    yield from _plans(solution, canvas)
     if solution.plans:
         yield from _reasons(solution.plans[0])
     yield from _path(solution, canvas)
@@ -82,18 +84,22 @@ def seconds(value: float | None) -> str:
     return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"
 
 
-def _plans(solution: Solution) -> Iterator[Part]:
+def _plans(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     if not solution.plans:
         return
     yield title("Plans that fit, each run on the ghost")
     rows = Table.grid(padding=(0, 2))
-    for heading in ("", "plan", "step", "tokens/s a GPU", "MFU", "peak", "free", "bound by"):
+    headings = ("", "plan", "step", "tokens/s a GPU", "MFU", "peak", "free", "bound by")
+    shown = [place for place, heading in enumerate(headings) if canvas.width >= _ROOMY or heading in _NARROW]
+    for heading in (headings[place] for place in shown):
         justify: Any = "left" if heading in ("plan", "bound by") else "right"
-        rows.add_column(header=Text(heading, style="dim"), justify=justify, no_wrap=heading != "plan")
+        rows.add_column(
+            header=Text(heading, style="dim"), justify=justify, no_wrap=heading != "plan", overflow="fold"
+        )
     rows.show_header = True
     for number, choice in enumerate(solution.plans, 1):
         time, peak = choice.estimate.time, choice.estimate.peak.process_bytes
-        rows.add_row(
+        cells = (
             str(number),
             text(describe(choice.candidate), "bold" if number == 1 else ""),
             seconds(time["step_seconds"]),
@@ -103,6 +109,7 @@ def _plans(solution: Solution) -> Iterator[Part]:
             gib(max(solution.question["capacity_bytes"] - peak, 0)),
             str(time["bound_by"]),
         )
+        rows.add_row(*(cells[place] for place in shown))
     yield Padding(rows, (0, 0, 0, 2))
 
 
@@ -113,7 +120,9 @@ def _reasons(choice: Choice) -> Iterator[Part]:
     rows = Table.grid(padding=(0, 2))
     for heading in ("technique", "saves", "costs", "why"):
         justify: Any = "right" if heading in ("saves", "costs") else "left"
-        rows.add_column(header=Text(heading, style="dim"), justify=justify, no_wrap=heading != "why")
+        rows.add_column(
+            header=Text(heading, style="dim"), justify=justify, no_wrap=heading in ("saves", "costs"), overflow="fold"
+        )
     rows.show_header = True
     for reason in choice.reasons:
         rows.add_row(

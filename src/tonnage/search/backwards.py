@@ -91,7 +91,7 @@ def _largest(question: Question, possible: Callable[[Question], bool], progress:
     def asked(number: int) -> Question:
         left_out = tuple(word for word in question.without if not word.startswith("micro-batch"))
         job = replace(question.job, micro_batch=number, grad_accum=1, global_batch_tokens=None)
-        return replace(question, job=job, without=left_out, micro_batch=number)
+        return replace(question, job=job, without=left_out, only_micro_batch=number)
 
     number = _last(4096, lambda size: possible(asked(size)), progress, lambda size: f"micro-batch {size}")
     return None if number is None else (f"micro-batch {number}", asked(number))

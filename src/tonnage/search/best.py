@@ -16,6 +16,7 @@ from tonnage.errors import UsageError
 from tonnage.estimates import Estimate
 from tonnage.predict import check
 from tonnage.search import space
+from tonnage.search.expectation import Expectation
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import Priced, fastest_first
 from tonnage.search.space import AXES, OFFLOADS, ORDER, Question
@@ -28,6 +29,15 @@ MOST_RUNS: Final = 60
 
 WORTH: Final = 3.0
 """An alternative may take so many times as long as the best plan."""
+
+LIKELY: Final = 1.02
+"""Candidates that are expected to need up to so many times the card are run in the order of their time."""
+
+DOUBTFUL: Final = 1.25
+"""Those up to here are run at the end, if they would beat what was found."""
+
+MOST_DOUBTFUL: Final = 8
+"""How many of those."""
 
 _SAID: Final = 8
 """Refused plans that are named."""
@@ -49,6 +59,8 @@ class Search:
     """Those that were run and do not."""
     refused: dict[str, Refused] = field(default_factory=dict)
     """Techniques that do not take the job, and faster plans that do not fit."""
+    expected: Expectation = field(default_factory=Expectation)
+    """What runs so far say of those to come."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("priced", "below_bound", "ruled_out"), 0))
     """How many candidates met which end without a run."""
 
@@ -59,36 +71,63 @@ class Search:
             self.counts["priced"] += len(order)
             self.say(f"{len(order):,} combinations{' with offload' if offload else ''} priced; running the fastest")
             self._verify(order, top)
+            self._verify_doubtful(order, top)
             if self.found:
                 return
 
     def _verify(self, order: list[Priced], top: int) -> None:
-        hopeful = self._hopeful(order)
+        """Run those that are likely to fit, fastest first, until `top` kinds of them do."""
+        likely = (one for one in self._hopeful(order) if self._expected_part(one) <= LIKELY)
         runs = 0
         while len(self.found) < top and runs < MOST_RUNS:
-            batch = list(islice(hopeful, self.ghosts.count))
+            batch = list(islice(likely, self.ghosts.count))
             if not batch:
                 return
             runs += len(batch)
-            answers = self.ghosts.fit([one.candidate for one in batch], self.question.cluster)
-            for one, answer in zip(batch, answers, strict=True):
-                if not isinstance(answer, Estimate):
-                    self._refuse(describe(one.candidate), str(answer))
-                elif fits(answer, self.question):
-                    if len(self.found) < top and all(kind(one) != kind(other) for other, _ in self.found):
-                        self.found.append((one, answer))
-                        self.say(f"fits: {describe(one.candidate)}")
-                else:
-                    self.too_large.append((one, answer))
-                    need = gib(answer.peak.process_bytes) if answer.fits else f"more than {gib(self._capacity)}"
-                    self._refuse(describe(one.candidate), f"does not fit: {need}", faster=True)
+            self._run(batch, top)
+
+    def _verify_doubtful(self, order: list[Priced], top: int) -> None:
+        """Run some that are not likely to fit, but would beat what was found: those nearest to the card first."""
+        done: set[int] = set()
+        for _ in range(0, MOST_DOUBTFUL, self.ghosts.count):
+            best = self.found[0][0].seconds_per_token if self.found else float("inf")
+            faster = [one for one in order if one.seconds_per_token < best and id(one) not in done]
+            doubtful = [one for one in faster if LIKELY < self._expected_part(one) <= DOUBTFUL]
+            batch = list(islice(self._hopeful(sorted(doubtful, key=self._expected_part)), self.ghosts.count))
+            if not batch:
+                return
+            done |= {id(one) for one in batch}
+            self._run(batch, top)
+
+    def _expected_part(self, one: Priced) -> float:
+        """Of what the card lets a process use."""
+        return self.expected.bytes(one) / self._capacity
+
+    def _run(self, batch: list[Priced], top: int) -> None:
+        answers = self.ghosts.fit([one.candidate for one in batch], self.question.cluster)
+        for one, answer in zip(batch, answers, strict=True):
+            words = describe(one.candidate)
+            if not isinstance(answer, Estimate):
+                self._refuse(words, str(answer))
+                continue
+            self.expected.learn(one, answer)
+            if not fits(answer, self.question):
+                self.too_large.append((one, answer))
+                need = gib(answer.peak.process_bytes) if answer.fits else f"more than {gib(self._capacity)}"
+                self._refuse(words, f"does not fit: {need}", faster=True)
+            else:
+                self.found.append((one, answer))
+                self.say(f"fits: {words}")
+        self.found.sort(key=lambda pair: pair[0].seconds_per_token)
+        fastest_of_kind = {kind(pair[0]): pair for pair in reversed(self.found)}
+        self.found = [pair for pair in self.found if pair is fastest_of_kind[kind(pair[0])]][:top]
 
     def _hopeful(self, order: list[Priced]) -> Iterator[Priced]:
         """Those that are worth a run, as things stand when the next is asked for."""
         for one in order:
             if self.found and one.seconds_per_token > WORTH * self.found[0][0].seconds_per_token:
                 return
-            if any(kind(one) == kind(other) for other, _ in self.found):
+            if any(kind(one) == kind(other) and not _faster(one, other) for other, _ in self.found):
                 continue
             if one.least_bytes > self._capacity:
                 self.counts["below_bound"] += 1
@@ -142,6 +181,10 @@ def kind(one: Priced) -> tuple[Any, ...]:
     )
 
 
+def _faster(one: Priced, other: Priced) -> bool:
+    return one.seconds_per_token < other.seconds_per_token
+
+
 def _needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
     """Whether a candidate differs from one that failed only towards more memory."""
     job, other = candidate.job, failed.job
@@ -153,6 +196,8 @@ def _needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
             mine not in values or theirs not in values or values.index(mine) > values.index(theirs)
         ):
             return False
+    if "hsdp" in (candidate.plan.shard, failed.plan.shard) and candidate.plan.shard != failed.plan.shard:
+        return False  # it divides among fewer ranks than zero2 does
     same = {name: getattr(failed.plan, name) for name in ORDER}
     return replace(candidate.plan, **same) == failed.plan
 

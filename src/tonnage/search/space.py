@@ -72,7 +72,7 @@ class Question:
     """Options, or option=value, that may not."""
     allow: tuple[str, ...] = ()
     """Options whose values may change the mathematics of training."""
-    micro_batch: int | None = None
+    only_micro_batch: int | None = None
     """The only micro-batch that is looked at; None: all."""
     headroom: float = 0.04
     """Part of the card that stays free."""
@@ -243,10 +243,9 @@ def _batches(question: Question, sequences: int, ranks: int) -> Iterator[tuple[i
         return
     each = sequences // ranks
     for micro_batch in divisors(each):
-        open_to = (
-            micro_batch <= MOST_SEQUENCES if question.micro_batch is None else micro_batch == question.micro_batch
-        )
-        if open_to and question.may_be("micro_batch", micro_batch):
+        wanted = question.only_micro_batch
+        possible = micro_batch <= MOST_SEQUENCES if wanted is None else micro_batch == wanted
+        if possible and question.may_be("micro_batch", micro_batch):
             yield micro_batch, each // micro_batch
 
 

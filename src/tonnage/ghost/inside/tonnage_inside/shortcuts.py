@@ -19,7 +19,7 @@ def install() -> None:
 
 
 def _sharding(module: ModuleType) -> None:
-    """How the results of a foreach operation are divided, DTensor finds for each of its N tensors by going over all N.
+    """How the results of a foreach operation are divided, DTensor finds for each of its N tensors by going over all.
 
     Result i follows from the i-th tensor of each list alone, and the hundreds of parameters of a network are of a
     dozen kinds (shape, dtype, placement): one of each kind is asked for, and answers for all like it.  Where tensors

@@ -1,0 +1,56 @@
+"""What runs say of candidates that were not run: interpolation between traces.
+
+The least memory of a candidate is known, and what runs like it needed beyond theirs.
+"""
+
+from __future__ import annotations
+
+from math import log
+from typing import Any
+
+from tonnage.estimates import Estimate
+from tonnage.search.pricing import Priced
+from tonnage.search.space import AXES, OFFLOADS
+
+_OTHER_AXIS = 0.3
+"""How far apart two runs are for each parallel dimension in which they differ, in the scale of log(bytes)."""
+
+
+class Expectation:
+    """Runs so far, by what decides how far a need is above the least."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[Any, ...], list[tuple[Priced, float]]] = {}
+
+    def learn(self, one: Priced, estimate: Estimate) -> None:
+        """Note a run; of one that ran out of memory, that it needs more than the card has."""
+        need = float(estimate.peak.process_bytes)
+        if not estimate.fits:
+            need = max(need, float(estimate.cluster.get("capacity_bytes") or 0))
+        self._runs.setdefault(_like(one), []).append((one, need))
+
+    def bytes(self, one: Priced) -> float:
+        """What a candidate is expected to need: its least, times what the nearest run like it needed of its own."""
+        runs = self._runs.get(_like(one))
+        if not runs:
+            return float(one.least_bytes)
+        nearest, need = min(runs, key=lambda run: _apart(one, run[0]))
+        return one.least_bytes * need / max(nearest.least_bytes, 1)
+
+
+def _like(one: Priced) -> tuple[Any, ...]:
+    job, plan = one.candidate.job, one.candidate.plan
+    return (
+        job.method,
+        plan.precision,
+        plan.loss,
+        plan.optimizer,
+        plan.checkpointing,
+        plan.optimizer_in_backward,
+        *(getattr(plan, name) for name in OFFLOADS),
+    )
+
+
+def _apart(one: Priced, other: Priced) -> float:
+    axes = sum(getattr(one.candidate.plan, name) != getattr(other.candidate.plan, name) for name in AXES)
+    return abs(log(max(one.least_bytes, 1) / max(other.least_bytes, 1))) + _OTHER_AXIS * axes

@@ -1,0 +1,61 @@
+"""How a Solution is shown."""
+
+import json
+
+from solutions import Formula, question
+from tonnage.report import plans, plans_html
+from tonnage.search.solve import search
+
+
+def solved(**options):
+    return search(question(**options), Formula(), top=3, pareto=True)
+
+
+def test_the_first_line_says_what_to_run():
+    text = plans.render(solved(gpu="8xa100-80gb"))
+    assert text.startswith("FITS  ")
+    for part in ("Plans that fit", "Why", "From the baseline to the plan", "Memory against speed", "headroom"):
+        assert part in text
+
+
+def test_ascii_and_narrow():
+    text = plans.render(solved(gpu="8xa100-80gb"), width=60, unicode=False)
+    assert text.isascii()
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_nothing_fits():
+    solution = search(question(gpu="t4", model="llama-3.1-70b"), Formula(), top=1)
+    text = plans.render(solution)
+    assert text.startswith("DOES NOT FIT")
+    assert "What would make it fit" in text
+    assert "missing" in plans_html.page(solution)
+
+
+def test_the_page_stands_alone_and_carries_its_data():
+    solution = solved(gpu="8xa100-80gb")
+    page = plans_html.page(solution)
+    assert "<svg" in page
+    assert "http" not in page.split("<body>")[1].split("<script")[0]
+    data = page.split('class="tonnage-estimate">')[1].split("</script>")[0]
+    assert json.loads(data)["status"] == "found"
+
+
+def test_a_strangers_name_is_escaped():
+    from dataclasses import replace
+
+    solution = solved(gpu="a100-80gb", model="llama-3.2-1b")
+    evil = replace(solution, question={**solution.question, "model": "<script>alert(1)</script>\x1b[2J"})
+    assert "<script>alert" not in plans_html.page(evil)
+    assert "\x1b" not in plans.render(evil)
+
+
+def test_json_has_what_the_contract_names():
+    document = solved(gpu="8xa100-80gb").to_json()
+    json.dumps(document, allow_nan=False)
+    assert document["schema_version"] == 1
+    assert document["status"] == "found"
+    best = document["plans"][0]
+    assert {"name", "plan", "estimate", "reasons"} <= set(best)
+    assert {"technique", "why", "saves_bytes", "costs_seconds"} == set(best["reasons"][0])
+    assert best["estimate"]["time"]["step_seconds"] > 0

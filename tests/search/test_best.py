@@ -1,0 +1,109 @@
+"""The search finds what trying everything finds, and runs little of it."""
+
+import itertools
+
+import pytest
+
+from solutions import Formula, need_bytes, question
+from tonnage.errors import UsageError
+from tonnage.predict import check
+from tonnage.search.best import Search, kind
+from tonnage.search.pricing import priced
+from tonnage.search.solve import search
+from tonnage.search.space import candidates
+
+
+def possible(asked, one):
+    try:
+        check(one.job, one.plan, asked.cluster)
+    except UsageError:
+        return False
+    return True
+
+
+def by_trying_everything(asked):
+    """Step seconds a token of the fastest candidate that fits, and how many there were; None where none does."""
+    for offload in (False, True):
+        every = [one for one in candidates(asked, offload=offload) if possible(asked, one)]
+        fitting = [one for one in every if need_bytes(one, asked.cluster) <= asked.budget_bytes]
+        if fitting:
+            return min(priced(one, asked.cluster).seconds_per_token for one in fitting)
+    return None
+
+
+ASKED = [
+    {"gpu": "a100-80gb", "model": "llama-3.2-1b"},
+    {"gpu": "a100-80gb", "model": "llama-3.2-1b", "micro_batch": 8},
+    {"gpu": "l4", "model": "llama-3.2-1b", "micro_batch": 4},
+    {"gpu": "t4", "model": "llama-3.2-1b"},
+    {"gpu": "4xa100-40gb", "model": "llama-3.1-8b"},
+    {"gpu": "8xa100-80gb", "model": "llama-3.1-8b", "grad_accum": 4},
+    {"gpu": "8xh100-80gb", "model": "mixtral-8x7b"},
+    {"gpu": "2x8xh100-80gb", "model": "qwen2.5-32b", "seq_len": 8192},
+    {"gpu": "8xl4", "model": "llama-3.1-8b", "without": ("tp", "pp", "cp")},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda options: f"{options['model']}-{options['gpu']}")
+def test_equal_to_trying_everything(asked):
+    asked = question(**asked)
+    ghosts = Formula()
+    found = Search(asked, ghosts, lambda text: None)
+    found.run(1)
+    best = by_trying_everything(asked)
+    if best is None:
+        assert not found.found
+    else:
+        assert found.found[0][0].seconds_per_token == best
+
+
+def test_alternatives_are_of_different_kinds_and_slower():
+    asked = question(gpu="8xh100-80gb", grad_accum=2)
+    ghosts = Formula()
+    found = Search(asked, ghosts, lambda text: None)
+    found.run(4)
+    assert len(found.found) == 4
+    kinds = [kind(one) for one, _ in found.found]
+    assert len(set(kinds)) == 4
+    times = [one.seconds_per_token for one, _ in found.found]
+    assert times == sorted(times)
+    assert len(ghosts.asked) == len({repr(one) for one in ghosts.asked}) < 30
+
+
+def test_nobody_is_lost_between_batches():
+    asked = question(gpu="a100-80gb", model="llama-3.2-1b", micro_batch=4)
+    found = Search(asked, Formula(), lambda text: None)
+    order = [priced(one, asked.cluster) for one in itertools.islice(candidates(asked), 5)]
+    seen = []
+    found.ghosts.fit = lambda batch, cluster: seen.extend(batch) or [UsageError("no") for _ in batch]
+    found._verify(order, 4)
+    assert seen == [one.candidate for one in order]
+
+
+def test_too_large_says_how_far_and_what_would_help():
+    solution = search(question(gpu="t4", model="llama-3.1-8b", seq_len=2048), Formula(), top=1)
+    assert solution.status == "too_large"
+    assert not solution.plans
+    assert solution.nearest.missing_bytes > 0
+    remedies = {remedy.what for remedy in solution.nearest.remedies}
+    assert any(words.startswith("--gpu") for words in remedies)
+    assert any(words == "--method qlora" for words in remedies)
+
+
+def test_reasons_and_path_explain_the_best_plan():
+    solution = search(question(gpu="8xa100-80gb"), Formula(), top=2)
+    best = solution.plans[0]
+    techniques = {reason.technique.partition("=")[0] for reason in best.reasons}
+    assert {"allocator", "loss", "shard"} <= techniques
+    assert solution.path[0].change == "baseline"
+    assert not solution.path[0].fits
+    assert solution.path[-1].fits
+    assert solution.path[-1].process_bytes == best.estimate.peak.process_bytes
+    shard = next(reason for reason in best.reasons if reason.technique.startswith("shard="))
+    assert shard.saves_bytes >= 0
+
+
+def test_constraints_that_leave_nothing():
+    solution = search(question(gpu="8xa100-80gb", tp=3), Formula(), top=1)
+    assert solution.status == "unsupported"
+    assert solution.refused

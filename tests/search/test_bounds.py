@@ -1,0 +1,52 @@
+"""What no run can do with less than: below what the ghost holds, and close enough to be of use."""
+
+import pytest
+
+from networks import tiny_job
+from tonnage.costs.shape import Shape
+from tonnage.costs.work import Work
+from tonnage.device import parse_cluster
+from tonnage.ghost.pool import Worker
+from tonnage.plan import Plan
+from tonnage.predict import estimate
+from tonnage.search.bounds import least_bytes
+
+PLANS = {
+    "plain": ("a100-40gb", Plan()),
+    "true": ("a100-40gb", Plan(precision="bf16-true")),
+    "checkpointed": ("a100-40gb", Plan(checkpointing="full", precision="bf16-true")),
+    "selective": ("a100-40gb", Plan(checkpointing="selective", precision="bf16-true")),
+    "in backward": ("a100-40gb", Plan(optimizer_in_backward=True, optimizer="adamw-fused")),
+    "zero1": ("4xa100-40gb", Plan(shard="zero1")),
+    "zero3": ("4xa100-40gb", Plan(shard="zero3")),
+    "offloaded": ("a100-40gb", Plan(activation_offload="cpu", optimizer_offload="cpu")),
+}
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker() as made:
+        yield made
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize("name", PLANS)
+def test_below_every_run(worker, name):
+    gpu, plan = PLANS[name]
+    job = tiny_job("llama", seq_len=512, micro_batch=2)
+    cluster = parse_cluster(gpu)
+    run = estimate(job, plan, cluster, worker=worker, rank=0).estimate
+    least = least_bytes(
+        Shape.of(job.model.config), Work.of(job, plan, cluster), gradients_go=plan.optimizer_in_backward
+    )
+    assert 0 < least <= run.peak.allocated_bytes
+
+
+def test_by_hand():
+    """Llama-3.1-8B, pure bf16 with AdamW: 2 + 2 + 4 bytes a parameter before the step."""
+    from tonnage.modelref import resolve
+
+    job = tiny_job("llama", seq_len=128)
+    shape = Shape.of(resolve("llama-3.1-8b", offline=True).config)
+    work = Work.of(job, Plan(precision="bf16-true"), parse_cluster("a100-80gb"))
+    assert least_bytes(shape, work) == pytest.approx(8 * 8_030_261_248, rel=1e-3)

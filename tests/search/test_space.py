@@ -1,0 +1,78 @@
+"""What may be chosen: every combination that can be, and no other."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from solutions import question
+from tonnage.axes import axes
+from tonnage.errors import UsageError
+from tonnage.search.space import OFFLOADS, candidates, free_wins
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    gpu=some.sampled_from(["a100-80gb", "2xa100-80gb", "8xh100-80gb", "2x8xh100-80gb", "3x4xa100-40gb"]),
+    micro_batch=some.integers(1, 6),
+    grad_accum=some.integers(1, 4),
+)
+def test_every_candidate_makes_the_global_batch_and_divides_the_ranks(gpu, micro_batch, grad_accum):
+    asked = question("llama-3.2-1b", gpu, micro_batch=micro_batch, grad_accum=grad_accum)
+    sequences = micro_batch * grad_accum * asked.cluster.gpus
+    found = list(candidates(asked))
+    assert found
+    for one in found:
+        layout = axes(one.plan, asked.cluster.gpus, asked.cluster.gpus_per_node)
+        assert layout.ranks == asked.cluster.gpus
+        assert one.job.micro_batch * one.job.grad_accum * layout.data_parallel == sequences
+        assert 32 % one.plan.tp == 8 % one.plan.tp == 16 % one.plan.pp == 0
+        assert one.job.grad_accum >= one.plan.pp
+
+
+def test_a_global_batch_in_tokens_is_met_exactly():
+    asked = question(gpu="4x8xh100-80gb", seq_len=8192, global_batch_tokens=4_000_000)
+    assert asked.sequences == 512  # 4M of 8,192 tokens is 4 x 2**20
+    for one in candidates(asked):
+        data = axes(one.plan, 32, 8).data_parallel
+        assert one.job.micro_batch * one.job.grad_accum * data == 512
+
+
+def test_what_costs_nothing_is_chosen():
+    plan = free_wins(question())
+    assert (plan.allocator, plan.optimizer, plan.loss) == ("expandable", "adamw-fused", "chunked")
+    assert free_wins(question(without=("loss",))).loss == "plain"
+    assert free_wins(question(optimizer="adamw-loop")).optimizer == "adamw-loop"
+    assert free_wins(question(gpu="t4")).precision == "fp16-mixed"
+
+
+def test_the_host_is_asked_for_only_where_it_is_wanted():
+    asked = question(gpu="a100-80gb")
+    assert all(getattr(one.plan, name) == "none" for one in candidates(asked) for name in OFFLOADS)
+    with_host = list(candidates(asked, offload=True))
+    assert with_host
+    assert all(any(getattr(one.plan, name) == "cpu" for name in OFFLOADS) for one in with_host)
+
+
+def test_constraints():
+    def values(name, **constraints):
+        return {getattr(one.plan, name) for one in candidates(question(**constraints))}
+
+    assert values("tp") == {1, 2, 4, 8}
+    assert values("tp", without=("tp",)) == {1}
+    assert values("tp", without=("tp=8", "tp=2")) == {1, 4}
+    assert values("tp", tp=4) == {4}
+    assert values("tp", only=("shard", "checkpointing")) == {1}
+    assert values("checkpointing", only=("shard", "checkpointing")) == {"none", "selective", "full"}
+    assert values("optimizer") == {"adamw-fused"}
+    assert values("optimizer", allow=("optimizer",)) == {"adamw-fused", "adamw-8bit", "adamw-4bit", "adafactor"}
+    assert values("ep") == {1}
+    assert values("ep", model="mixtral-8x7b", gpu="8xh100-80gb") > {1, 2}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"only": ("spoon",)}, {"without": ("spoon=1",)}, {"allow": ("tp",)}, {"headroom": 1.0}, {"methods": ("x",)}],
+)
+def test_what_cannot_be_asked(wrong):
+    with pytest.raises(UsageError):
+        question(**wrong)

@@ -1,0 +1,61 @@
+"""Ghosts that answer by a formula, and Solutions made with them, for tests of the search and of what shows it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import estimates
+from tonnage.costs.shape import Shape
+from tonnage.costs.work import Work
+from tonnage.device import Cluster, parse_cluster
+from tonnage.errors import UsageError
+from tonnage.estimates import Estimate
+from tonnage.job import Job
+from tonnage.modelref import resolve
+from tonnage.plan import Plan
+from tonnage.search.bounds import least_bytes
+from tonnage.search.space import Question
+from tonnage.solution import Candidate
+from tonnage.units import GIB
+
+
+def question(model: str = "llama-3.1-8b", gpu: str = "8xa100-80gb", **options: Any) -> Question:
+    """A question about a catalog model; options of Job, Plan and Question by their names."""
+    of_plan = {name: options.pop(name) for name in list(options) if name in Plan.__dataclass_fields__}
+    of_question = {name: options.pop(name) for name in list(options) if name in Question.__dataclass_fields__}
+    job = Job(model=resolve(model, offline=True), **{"seq_len": 4096, **options})
+    return Question(job=job, plan=Plan(**of_plan), cluster=parse_cluster(gpu), **of_question)
+
+
+def need_bytes(candidate: Candidate, cluster: Cluster) -> int:
+    """A made-up peak: twice what nobody can avoid, and 2 GiB."""
+    work = Work.of(candidate.job, candidate.plan, cluster)
+    least = least_bytes(Shape.of(candidate.job.model.config), work, gradients_go=candidate.plan.optimizer_in_backward)
+    return 2 * least + 2 * GIB
+
+
+class Formula:
+    """Stands where Ghosts stand."""
+
+    count = 2
+
+    def __init__(self) -> None:
+        self.asked: list[Candidate] = []
+
+    @property
+    def runs(self) -> int:
+        return len(self.asked)
+
+    def fit(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | UsageError]:
+        self.asked += candidates
+        return [self._answer(one, cluster) for one in candidates]
+
+    need = fit
+
+    @staticmethod
+    def _answer(candidate: Candidate, cluster: Cluster) -> Estimate:
+        need = need_bytes(candidate, cluster)
+        made = estimates.fitting()
+        held = dict.fromkeys(made.peak.by_category, 0) | {"activation": need}
+        peak = replace(made.peak, process_bytes=need, by_category=held)
+        return replace(made, fits=need <= cluster.device.capacity_bytes, peak=peak)

@@ -1,0 +1,85 @@
+"""plan.toml: what was found comes back, and nothing that it must not say gets through."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+import estimates
+from tonnage import planfile
+from tonnage.errors import UnreadableFile, UsageError
+from tonnage.job import Job, ModelRef
+from tonnage.plan import Plan
+from tonnage.solution import Candidate, Choice
+
+JOB = Job(
+    model=ModelRef(name='odd "name"', kind="config"), seq_len=8192, micro_batch=2, lora_targets=("q_proj", "v_proj")
+)
+PLAN = Plan(shard="zero3", checkpointing="budget=2GiB", tp=4, optimizer_in_backward=True)
+
+
+def kept(job=JOB, plan=PLAN):
+    estimate = replace(estimates.fitting(), time={"step_seconds": 1.5})
+    return Choice(name="best", candidate=Candidate(job=job, plan=plan), estimate=estimate)
+
+
+def test_what_was_found_comes_back(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(planfile.text(kept(), gpu="8xa100-80gb", gpu_memory_bytes=2**34))
+    found = planfile.read(path)
+    assert (found.model, found.gpu, found.gpu_memory_bytes) == ('odd "name"', "8xa100-80gb", 2**34)
+    of_plan = {name: value for name, value in found.options.items() if name in Plan.__dataclass_fields__}
+    of_job = {name: value for name, value in found.options.items() if name in Job.__dataclass_fields__}
+    assert Plan(**of_plan) == PLAN
+    assert Job(model=JOB.model, **of_job) == JOB
+
+
+def test_what_is_said_comes_before_what_was_kept(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(planfile.text(kept(), gpu="t4"))
+    options = planfile.read(path).under({"seq_len": 2048, "tp": 2, "checkpointing": "full"})
+    assert options["seq_len"] == 8192  # 2,048 is the default, so it was not said
+    assert (options["tp"], options["checkpointing"], options["shard"]) == (2, "full", "zero3")
+
+
+HEAD = 'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "word"),
+    [
+        ("", UnreadableFile, "schema_version"),
+        ("schema_version = 2", UnreadableFile, "reads 1"),
+        ("{", UnreadableFile, "cannot|can be read"),
+        ('schema_version = 1\ngpu = "t4"', UsageError, "model must be"),
+        (HEAD + "cake = 1", UsageError, "unknown key 'cake'"),
+        (HEAD + "[plan]\nchekpointing = 'full'", UsageError, "unknown key 'chekpointing'.*checkpointing"),
+        (HEAD + "[plan]\ntp = '4'", UsageError, "tp must be a whole number"),
+        (HEAD + "[plan]\ntp = true", UsageError, "tp must be a whole number"),
+        (HEAD + "[plan]\noptimizer_in_backward = 1", UsageError, "true or false"),
+        (HEAD + "[job]\nlora_targets = 'q_proj'", UsageError, "list of texts"),
+        (HEAD + "plan = 3", UsageError, "must be a table"),
+        (HEAD + "gpu_memory_bytes = -1", UsageError, "above zero"),
+    ],
+)
+def test_what_must_not_be_said(tmp_path, text, error, word):
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    with pytest.raises(error, match=word):
+        planfile.read(path)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(UnreadableFile):
+        planfile.read(tmp_path / "none.toml")
+
+
+@settings(max_examples=200, deadline=None)
+@given(some.binary(max_size=300) | some.text(max_size=300).map(str.encode))
+def test_a_strangers_file_is_read_or_refused(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("plan") / "plan.toml"
+    path.write_bytes(HEAD.encode() + content)
+    with contextlib.suppress(UnreadableFile, UsageError):
+        planfile.read(path)
