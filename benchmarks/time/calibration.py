@@ -55,6 +55,7 @@ CALIBRATIONS = {
     "megatron-deepspeed": Calibration(
         start=Software(name="megatron-deepspeed", fused=True, kernel_seconds=5e-5, data_overlap=0.05),
         names=("kernel_seconds", "matmul_factor", "memory_factor", "call_seconds", "near_part", "far_part"),
+        takes=lambda row: row.source.startswith("vTrain"),
         rows="vTrain's steps of GPTs on 1 to 64 machines with 8 A100",
     ),
     "llm-foundry": Calibration(

@@ -266,6 +266,52 @@ def _internevo(raw: Raw) -> Row:
     )  # fmt: skip
 
 
+def _mist(raw: Raw) -> Row:
+    """Steps that Mist's authors measured: their own code, and Aceso's on clusters that Aceso's authors did not have.
+
+    Of pipelines only those whose stages have equally many GPUs; what each stage runs again is taken on average.
+    """
+    card = {"L4": "l4", "A10G": "a10g", "A100": "a100-40gb"}[raw["gpu_norm"]]
+    mist = "Mist" in raw["phase"] and "Aceso" not in raw["phase"]
+    if mist:
+        stages = json.loads(re.search(r"=(\[\[.*\]\])", raw["sharding"])[1])  # type: ignore[index]
+        layouts = {tuple(stage[:3]) for stage in stages}
+        if len(layouts) > 1 or any(stage[6:10] != [0.0] * 4 for stage in stages):
+            raise Left("stages differ, or something is offloaded")
+        micro_batch, data, tp = next(iter(layouts))
+        again = _fractions(raw["activation_checkpointing"])
+        fraction = sum(again[: len(stages)]) / raw["layers"]
+    else:
+        gpus = json.loads(re.search(r"stage gpus=(\[[^\]]*\])", raw["notes"])[1])  # type: ignore[index]
+        if len(set(gpus)) > 1 or not raw.get("tp"):
+            raise Left("stages differ")
+        micro_batch, tp = raw["micro_batch"], raw["tp"]
+        data = gpus[0] // tp
+        fraction = sum(_fractions(raw["activation_checkpointing"])) / raw["pp"]
+    llama = raw["model"].startswith("llama")
+    heads = {2048: 32, 2560: 32, 4096: 32, 5120: 40, 6144: 48, 8192: 64}[raw["hidden"]]
+    known = {"gated": True, "rms_norm": True, "rotary": 1.0, "dropout": False, "biases": "", "tied": False}
+    inner = {2048: 5504, 2560: 6912}.get(raw["hidden"], 4 * raw["hidden"])
+    work = Work(
+        seq_len=raw["seq_len"], micro_batch=micro_batch, grad_accum=raw["global_batch"] // (micro_batch * data),
+        axes=Axes(pp=raw["pp"], dp_replicate=data, tp=tp), sequence_parallel=False, dtype="fp16", weight_bytes=2,
+        gradient_bytes=2, autocast=False, accumulated_bytes=6, checkpointing="full", checkpointed_fraction=fraction,
+        attention="flash" if "flash_attn=True" in raw["notes"] else "eager", optimizer="adamw-fused", shard="ddp",
+    )  # fmt: skip
+    return Row(
+        source="Mist's own code" if mist else "Aceso's code, measured by Mist's authors",
+        software="megatron-deepspeed", model=raw["model"], cluster_name=f"{card}, Mist's",
+        shape=_gpt(raw, heads, 51200, **({**known, "intermediate": inner} if llama else {})), work=work,
+        cluster=_cluster(card, raw["n_gpus"]), seconds=raw["iter_time_s"], raw=raw,
+    )  # fmt: skip
+
+
+def _fractions(text: str) -> list[float]:
+    """The first list of numbers in a text."""
+    found = re.search(r"\[([^\]]*)\]", text)
+    return [float(number) for number in found[1].split(",")] if found else []
+
+
 ADAPTERS: dict[str, Callable[[Raw], Row]] = {
     "VIA-Research/vTrain": _vtrain,
     "mosaicml/llm-foundry": _foundry,
@@ -275,6 +321,7 @@ ADAPTERS: dict[str, Callable[[Raw], Row]] = {
         _megatron,
     ),
     "InternLM/InternEvo": _internevo,
+    "Dazz993/Mist": _mist,
 }
 
 

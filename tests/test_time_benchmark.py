@@ -1,0 +1,98 @@
+"""The time model beside measured steps: what is in the catalog stays as good as it was, and regret by hand."""
+
+from dataclasses import replace
+from statistics import median
+
+import pytest
+from benchmarks.time import regret
+from benchmarks.time.calibration import CALIBRATIONS, known, toml
+from benchmarks.time.fit import errors, fit, summary
+from benchmarks.time.rows import Left, load, own, read
+
+from tonnage.axes import Axes
+from tonnage.costs.software import Software
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return [row for row in load()[0] + own()[0] if row.ran]
+
+
+@pytest.mark.parametrize(
+    ("source", "most_median", "most_p90"),
+    [
+        ("own H200", 0.06, 0.22),
+        ("vTrain, one machine", 0.06, 0.20),
+        ("vTrain, several machines", 0.10, 0.25),
+        ("llm-foundry", 0.05, 0.12),
+        ("NeMo, dense", 0.08, 0.25),
+    ],
+)
+def test_steps_are_predicted_as_well_as_docs_say(rows, source, most_median, most_p90):
+    mine = [row for row in rows if row.source == source][::3]
+    found = summary(errors(mine, known(mine[0].software)))
+    assert found["median"] <= most_median
+    assert found["p90"] <= most_p90
+
+
+def test_most_measured_steps_are_within_the_interval(rows):
+    mine = [row for row in rows if row.source == "own H200"]
+    eager = known("eager")
+    inside = [eager.low_factor <= 1 / (1 + error) <= eager.high_factor for error in errors(mine, eager)]
+    assert 0.75 < sum(inside) / len(inside) < 0.99
+
+
+def test_every_left_out_row_has_a_reason():
+    _, left = load()
+    assert all(reason and count for reasons in left.values() for reason, count in reasons.items())
+
+
+def test_common_fields_hold_for_the_rows_after_them(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"all": {"a": 1, "b": 2}}\n{"b": 3}\n{"c": 4}\n')
+    assert read(file) == [{"a": 1, "b": 3}, {"a": 1, "b": 2, "c": 4}]
+
+
+def test_a_fit_finds_the_factor_that_rows_were_made_with(rows):
+    mine = [row for row in rows if row.source == "llm-foundry"][::20]
+    truth = replace(known("llm-foundry"), matmul_factor=1.5)
+    made = [
+        replace(row, seconds=row.seconds * (1 + error)) for row, error in zip(mine, errors(mine, truth), strict=True)
+    ]
+    found = fit(made, replace(truth, matmul_factor=1.0), ["matmul_factor"])
+    assert found.matmul_factor == pytest.approx(1.5, rel=0.05)
+
+
+def test_tables_are_printed_as_toml_reads_them():
+    import tomllib
+
+    table = tomllib.loads(toml(Software(name="own", fused=True, kernel_seconds=1.25e-5)))["software"][0]
+    assert table == {"name": "own", "fused": True, "kernel_seconds": 1.25e-5}
+    assert set(CALIBRATIONS) >= {"eager", "nanotron"}
+
+
+def test_regret_by_hand(rows):
+    row = next(row for row in rows if row.software == "nanotron" and row.work.axes.tp == 1 and row.work.axes.pp == 1)
+    slow = replace(
+        row, work=replace(row.work, axes=Axes(dp_replicate=row.work.axes.dp_replicate, tp=1), micro_batch=1)
+    )
+    found = [regret.Candidate(row=row, speed=100.0), regret.Candidate(row=slow, speed=80.0)]
+    cell = regret.cell(("one", 8), found, known("nanotron"), oracle=True)
+    assert cell.three == cell.five == 1.0
+    assert cell.first in (0.8, 1.0)
+    assert cell.crashed == 0
+
+
+def test_picks_of_the_grid_reach_most_of_the_best(rows):
+    grid = [row for row in load()[0] if row.software == "nanotron"]
+    cells = regret.table(grid, lambda model: known("nanotron"))
+    first, three, _ = regret.means(cells)
+    assert first > 0.7
+    assert three > 0.9
+    assert median(cell.first for cell in cells) > 0.95
+    assert regret.refused(grid, known("nanotron")) < 0.05
+
+
+def test_a_layout_of_another_batch_is_left_out():
+    assert issubclass(Left, Exception)
+    assert any("another global batch" in reason for reason in load()[1]["vinjn/nanotron-ultrascale-playbook"])
