@@ -102,8 +102,8 @@ def axes(plan: Plan, ranks: int, gpus_per_node: int) -> Axes:
     if plan.ep > 1 and (found.sharing_experts % plan.ep or plan.ep % plan.tp):
         fitting = ", ".join(str(size) for size in divisors(found.sharing_experts) if size % plan.tp == 0)
         raise UsageError(
-            f"ep {plan.ep} must divide the {found.sharing_experts} ranks that divide parameters, and be a multiple of "
-            f"tp {plan.tp}; possible: {fitting}."
+            f"ep {plan.ep} must divide the {found.sharing_experts} ranks that divide parameters, and be a multiple "
+            f"of tp {plan.tp}; possible: {fitting}."
         )
     return found
 

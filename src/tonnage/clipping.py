@@ -13,20 +13,31 @@ if TYPE_CHECKING:
     from tonnage.world import World
 
 
-def clip(parameters: list[nn.Parameter], largest_norm: float, *, world: World) -> None:
+def clip(parameters: list[nn.Parameter], largest_norm: float, *, world: World, pieces: bool = False) -> None:
     """Scale the gradients down to `largest_norm`, by the norm over all ranks that hold a part of the network.
 
     A plain parameter is whole on every rank of `tp`, unless it is marked as `divided`; stages of a pipeline hold
-    different ones.
+    different ones.  With `pieces` every data-parallel rank has a piece of all of them.
     """
     groups = _alike([parameter for parameter in parameters if parameter.grad is not None])
-    squared = torch.zeros((), device=world.device)
+    whole, divided = torch.zeros((), device=world.device), torch.zeros((), device=world.device)
     for group in groups:
-        squared += _squared_norm(group, world)
+        squared = _squared_norm(group)
+        if getattr(group[0], "divided", False):
+            divided += squared
+        else:
+            whole += squared
+    if pieces:
+        dist.all_reduce(whole, group=world.group("dp_replicate", "cp"))
+    if world.axes.tp > 1:
+        if pieces:
+            dist.all_reduce(divided, group=world.group("dp_replicate", "cp"))
+        dist.all_reduce(divided, group=world.group("tp"))
+    whole += divided
     if world.axes.pp > 1:
-        dist.all_reduce(squared, group=world.group("pp"))
+        dist.all_reduce(whole, group=world.group("pp"))
     for group in groups:
-        torch.nn.utils.clip_grads_with_norm_(group, largest_norm, squared.sqrt())
+        torch.nn.utils.clip_grads_with_norm_(group, largest_norm, whole.sqrt())
 
 
 def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
@@ -38,11 +49,6 @@ def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
     return list(groups.values())
 
 
-def _squared_norm(parameters: list[nn.Parameter], world: World) -> torch.Tensor:
+def _squared_norm(parameters: list[nn.Parameter]) -> torch.Tensor:
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    if isinstance(norm, DTensor):
-        return norm.full_tensor().square()
-    squared = norm.square()
-    if getattr(parameters[0], "divided", False):
-        dist.all_reduce(squared, group=world.group("tp"))
-    return squared
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).square()

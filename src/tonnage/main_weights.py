@@ -22,7 +22,7 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     """Steps fp32 copies of the parameters on fp32 gradients that backward adds up in one buffer.
 
     `new` makes the optimizer of the copies.  With `pieces` > 1 this rank keeps the copies of its piece only; with
-    `adds_up` the buffer is summed over the ranks before the step.
+    `adds_up` the buffer is averaged over the ranks of `group` (None: all) before the step.
     """
 
     def __init__(
@@ -33,8 +33,9 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         pieces: int = 1,
         piece: int = 0,
         adds_up: bool = False,
+        group: Any = None,
     ) -> None:
-        self._pieces, self._adds_up = pieces, adds_up
+        self._pieces, self._adds_up, self._group = pieces, adds_up, group
         device = parameters[0].device
         total = sum(parameter.numel() for parameter in parameters)
         piece_elements = -(-total // pieces)
@@ -45,8 +46,9 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._own = slice(begin, begin + piece_elements)
         self._slices = _cut(parameters, begin, begin + piece_elements)
         copies = [nn.Parameter(_elements(part).float()) for part in self._slices]
-        for copy, gradient in zip(copies, self._own_gradients(), strict=True):
+        for copy, gradient, (parameter, _, _) in zip(copies, self._own_gradients(), self._slices, strict=True):
             copy.grad = gradient
+            copy.divided = getattr(parameter, "divided", False)  # among ranks of tp
         self.inner = new(copies)
         super().__init__(copies, {})
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
@@ -67,16 +69,16 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for part, copy in zip(self._slices, self.param_groups[0]["params"], strict=True):
             _elements(part).copy_(copy.detach())
         if self._weights is not None:
-            _gather(self._weights, self._weights[self._own])
+            _gather(self._weights, self._weights[self._own], group=self._group)
 
     def _sum_gradients(self) -> None:
         if not self._adds_up:
             return
-        self._gradients.div_(dist.get_world_size())
+        self._gradients.div_(dist.get_world_size(self._group))
         if self._pieces > 1:
-            _reduce_scatter(self._gradients[self._own], self._gradients)
+            _reduce_scatter(self._gradients[self._own], self._gradients, group=self._group)
         else:
-            dist.all_reduce(self._gradients)
+            dist.all_reduce(self._gradients, group=self._group)
 
     def reload(self) -> None:
         """Take the network's weights anew, after somebody else changed them."""
@@ -136,11 +138,3 @@ def _elements(part: Slice) -> torch.Tensor:
     if end - begin == parameter.numel():
         return parameter.detach()
     return parameter.detach().view(-1)[begin:end]
-
-
-def clip(parameters: list[nn.Parameter], largest_norm: float) -> None:
-    """Clip gradients of which every rank has a piece to the norm of all of them together."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    squared = torch.nn.utils.get_total_norm(gradients).square()
-    dist.all_reduce(squared)
-    torch.nn.utils.clip_grads_with_norm_(parameters, largest_norm, squared.sqrt())

@@ -71,7 +71,10 @@ def materialise(module: nn.Module, device: torch.device) -> None:
 
 def _allocate_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     memory = torch.empty_like(tensor, device=device, requires_grad=False)
-    return nn.Parameter(memory, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else memory
+    if isinstance(tensor, nn.Parameter):
+        memory = nn.Parameter(memory, tensor.requires_grad)
+        memory.__dict__.update(tensor.__dict__)  # what was noted about it
+    return memory
 
 
 def initialise(module: nn.Module) -> None:

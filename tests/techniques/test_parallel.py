@@ -3,7 +3,6 @@
 import multiprocessing
 import re
 import tempfile
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +35,10 @@ IMPORTED_ONCE = [
 Weights = dict[str, torch.Tensor]
 
 
+SHARED: dict[str, Any] = {"precision": "fp32", "optimizer": "sgd", "clip_grad_norm": 1}
+"""SGD shows the size of a gradient, which AdamW hides; its norm is about 3, so clipping halves it and more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One way to train one network."""
@@ -43,6 +46,8 @@ class Case:
     plan: dict[str, Any]
     network: str = "llama"
     changes: dict[str, Any] = field(default_factory=dict)
+    tolerance: float = 1e-3
+    """Of the distance that training moves the weights."""
 
     def job(self, micro_batches: int) -> Job:
         model = tiny(self.network, **{"num_hidden_layers": 2, **self.changes})
@@ -50,50 +55,53 @@ class Case:
 
     @property
     def parallel(self) -> Plan:
-        return Plan(**{"precision": "fp32", **self.plan})
+        return Plan(**{**SHARED, **self.plan})
 
     @property
     def alone(self) -> Plan:
         """The same mathematics in one process."""
-        kept = {name: self.plan[name] for name in ("precision", "clip_grad_norm", "optimizer") if name in self.plan}
-        return Plan(**{"precision": "fp32", **kept})
+        return Plan(**{**SHARED, **{name: self.plan[name] for name in SHARED if name in self.plan}})
 
 
 CASES: dict[int, dict[str, Case]] = {
     2: {
         "tp": Case(plan={"tp": 2}),
         "tp whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off"}),
-        "tp tied": Case(plan={"tp": 2, "clip_grad_norm": 1}, network="qwen3"),
+        "tp tied": Case(plan={"tp": 2}, network="qwen3"),
         "tp chunked": Case(plan={"tp": 2, "loss": "chunked", "checkpointing": "full"}),
-        "pp": Case(plan={"pp": 2, "clip_grad_norm": 1}, changes={"num_hidden_layers": 3}),
+        "pp": Case(plan={"pp": 2}, changes={"num_hidden_layers": 3}),
         "pp interleaved": Case(plan={"pp": 2, "pp_schedule": "interleaved"}, changes={"num_hidden_layers": 4}),
         "pp gpipe": Case(plan={"pp": 2, "pp_schedule": "gpipe", "loss": "chunked", "checkpointing": "full"}),
-        "cp": Case(plan={"cp": 2, "shard": "ddp", "clip_grad_norm": 1}, changes={"num_key_value_heads": 4}),
+        "cp": Case(plan={"cp": 2, "shard": "ddp"}, changes={"num_key_value_heads": 4}),
         "cp chunked": Case(
             plan={"cp": 2, "shard": "zero3", "loss": "chunked", "checkpointing": "full"},
             changes={"num_key_value_heads": 4},
         ),
-        "ep": Case(plan={"ep": 2, "shard": "zero3", "clip_grad_norm": 1}, network="qwen3_moe"),
-        "tp experts": Case(plan={"tp": 2, "clip_grad_norm": 1}, network="mixtral"),
+        "ep": Case(plan={"ep": 2, "shard": "zero3"}, network="qwen3_moe"),
+        "tp experts": Case(plan={"tp": 2}, network="mixtral"),
         "tp experts whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off"}, network="qwen3_moe"),
     },
     4: {
-        "ep hsdp": Case(plan={"ep": 2, "shard": "hsdp", "clip_grad_norm": 1}, network="mixtral"),
-        "ep tp": Case(plan={"ep": 4, "tp": 2, "shard": "zero3", "clip_grad_norm": 1}, network="qwen3_moe"),
+        "ep hsdp": Case(plan={"ep": 2, "shard": "hsdp"}, network="mixtral"),
+        "ep tp": Case(plan={"ep": 4, "tp": 2, "shard": "zero3"}, network="qwen3_moe"),
         "tp experts zero3": Case(plan={"tp": 2, "shard": "zero3"}, network="mixtral"),
         "ep pp": Case(plan={"ep": 2, "pp": 2, "shard": "zero3"}, network="mixtral"),
-        "tp ddp": Case(plan={"tp": 2, "shard": "ddp", "clip_grad_norm": 1}),
-        "tp zero1": Case(plan={"tp": 2, "shard": "zero1", "sequence_parallel": "off"}),
-        "tp zero3": Case(plan={"tp": 2, "shard": "zero3", "clip_grad_norm": 1, "checkpointing": "full"}),
-        "tp zero3 whole sequences": Case(
-            plan={"tp": 2, "shard": "zero3", "clip_grad_norm": 1, "sequence_parallel": "off"}
+        "tp ddp": Case(plan={"tp": 2, "shard": "ddp"}),
+        "tp zero1": Case(plan={"tp": 2, "shard": "zero1", "sequence_parallel": "off", "optimizer": "adamw"}),
+        "tp zero3": Case(plan={"tp": 2, "shard": "zero3", "checkpointing": "full"}),
+        "tp zero3 whole sequences": Case(plan={"tp": 2, "shard": "zero3", "sequence_parallel": "off"}),
+        "megatron tp zero1": Case(
+            plan={"tp": 2, "shard": "zero1", "precision": "megatron-bf16", "optimizer": "adamw"}, tolerance=0.1
+        ),
+        "megatron pp zero1": Case(
+            plan={"pp": 2, "shard": "zero1", "precision": "megatron-bf16", "optimizer": "adamw"}, tolerance=0.1
         ),
         "cp pp": Case(plan={"cp": 2, "pp": 2, "shard": "zero1"}, changes={"num_key_value_heads": 4}),
         "cp tp": Case(plan={"cp": 2, "tp": 2, "shard": "zero2"}, changes={"num_key_value_heads": 4}),
-        "pp tp": Case(plan={"pp": 2, "tp": 2, "clip_grad_norm": 1}),
+        "pp tp": Case(plan={"pp": 2, "tp": 2}),
         "pp ddp": Case(plan={"pp": 2, "shard": "ddp"}),
         "pp zero1": Case(plan={"pp": 2, "shard": "zero1"}),
-        "pp zero2": Case(plan={"pp": 2, "shard": "zero2", "clip_grad_norm": 1}),
+        "pp zero2": Case(plan={"pp": 2, "shard": "zero2"}),
         "pp zero3 interleaved": Case(
             plan={"pp": 2, "shard": "zero3", "pp_schedule": "interleaved"}, changes={"num_hidden_layers": 4}
         ),
@@ -157,7 +165,7 @@ def alone(case: Case, data_ranks: int) -> tuple[Weights, Weights]:
     everything = batches(data_ranks)
     ready = steps.build(case.job(len(everything) // STEPS), case.alone, device="cpu", initialise=True)
     generator = torch.Generator().manual_seed(1)
-    start = {n: torch.randn(p.shape, generator=generator) / 10 for n, p in ready.model.named_parameters()}
+    start = {n: torch.randn(p.shape, generator=generator) / 2 for n, p in ready.model.named_parameters()}
     trained(ready, everything, start)
     return start, {name: parameter.detach().clone() for name, parameter in ready.model.named_parameters()}
 
@@ -192,7 +200,7 @@ def worst_difference(case: Case, rank: int, world: int, reference: Path) -> floa
     start, expected = torch.load(reference)
     with ring_on_cpu() if laid.cp > 1 else nullcontext():
         trained(ready, own, start)
-    return max(_differences(ready, expected))
+    return _difference(ready, start, expected)
 
 
 def _node(case: Case) -> int:
@@ -200,19 +208,27 @@ def _node(case: Case) -> int:
     return 2 if case.plan.get("shard") == "hsdp" else 4
 
 
-def _differences(ready: ReadyStep, expected: Weights) -> Iterator[float]:
+def _difference(ready: ReadyStep, start: Weights, expected: Weights) -> float:
+    """How far this rank's weights are away from those expected, as a part of how far these moved from `start`."""
+    away = moved = 0.0
     for name, parameter in ready.model.named_parameters():
-        found, wanted = parameter.detach(), _part(expected[_plain(name)], parameter, ready).value()
-        if isinstance(found, DTensor):
-            found, wanted = found.to_local(), wanted.to_local()  # type: ignore[attr-defined]
-        yield float((found - wanted).abs().max()) if found.numel() else 0.0
+        before, wanted = (
+            _local(_part(all_of[_plain(name)], parameter, ready).value()) for all_of in (start, expected)
+        )
+        away += float((_local(parameter.detach()) - wanted).square().sum())
+        moved += float((wanted - before).square().sum())
+    return float((away / moved) ** 0.5)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).float()
 
 
 _RUNS: dict[int, list[dict[str, float]]] = {}
 
 
 def in_processes(world: int) -> list[dict[str, float]]:
-    """The largest difference of every case, for each rank."""
+    """The difference of every case, for each rank."""
     if world not in _RUNS:
         with tempfile.TemporaryDirectory() as folder:
             for name, case in CASES[world].items():
@@ -226,4 +242,4 @@ def in_processes(world: int) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
 def test_agrees_with_one_process(world: int, name: str) -> None:
-    assert max(found[name] for found in in_processes(world)) < 2e-6
+    assert max(found[name] for found in in_processes(world)) < CASES[world][name].tolerance

@@ -96,7 +96,7 @@ def _plan(network: Any) -> dict[str, str]:
     wanted: dict[str, str] = getattr(network, "ep_plan", None) or {}
     here = [*(name for name, _ in network.named_parameters()), *(name for name, _ in network.named_modules())]
     found = {name: wanted[generic] for name in here if (generic := re.sub(r"\.\d+(?=\.|$)", ".*", name)) in wanted}
-    if DISPATCHES not in found.values():
+    if DISPATCHES not in wanted.values():
         raise CannotEstimate(
             f"How the experts of {type(network).__name__} are divided is not known: transformers has no ep_plan for "
             "it; choose ep 1."

@@ -14,6 +14,7 @@ megatron/core; its buckets divide the buffers for communication and take no memo
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tonnage.techniques.technique import Refusal, Technique
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.plan import Plan
     from tonnage.step import NewOptimizer, Step
+
+DATA: Final = ("dp_replicate", "cp")
+"""Axes of the mesh along which gradients are averaged."""
 
 SHARDS: Final = ("none", "ddp", "zero1")
 """What the buffers of main gradients and weights are defined for."""
@@ -51,14 +55,18 @@ def _refused(reason: str, instead: str) -> Refusal:
 def apply(step: Step) -> Step:
     """bf16 weights under a MainOptimizer; in place of what `shard` chose, which it does itself."""
     import torch
+    import torch.distributed as dist
 
-    from tonnage.main_weights import MainOptimizer, clip
+    from tonnage import clipping
+    from tonnage.main_weights import MainOptimizer
 
-    pieces = step.world.size if step.plan.shard == "zero1" else 1
-    adds_up = step.plan.shard != "none"
+    world, adds_up = step.world, step.plan.shard != "none"
+    group = world.group(*DATA) if adds_up else None
+    pieces = dist.get_world_size(group) if step.plan.shard == "zero1" else 1
+    piece = dist.get_rank(group) if pieces > 1 else 0
 
     def new_optimizer(parameters: list[nn.Parameter], new: NewOptimizer) -> Optimizer:
-        return MainOptimizer(parameters, new, pieces=pieces, piece=step.world.rank % pieces, adds_up=adds_up)
+        return MainOptimizer(parameters, new, pieces=pieces, piece=piece, adds_up=adds_up, group=group)
 
     return replace(
         step,
@@ -66,7 +74,7 @@ def apply(step: Step) -> Step:
         shard=None,
         gradients_stay_local=type(step).gradients_stay_local,
         new_optimizer=new_optimizer,
-        clip=clip if pieces > 1 else step.clip,
+        clip=partial(clipping.clip, world=world, pieces=True) if pieces > 1 else step.clip,
     )
 
 

@@ -347,7 +347,7 @@ def _local(parameter: Any) -> Any:
     from torch import nn
 
     local: Any = nn.Parameter(parameter.to_local().detach(), requires_grad=parameter.requires_grad)
-    local.divided = any(placement.is_shard() for placement in parameter.placements)
+    local.divided = not all(placement.is_replicate() for placement in parameter.placements)
     return local
 
 
