@@ -73,7 +73,8 @@ def _allocate_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     memory = torch.empty_like(tensor, device=device, requires_grad=False)
     if isinstance(tensor, nn.Parameter):
         memory = nn.Parameter(memory, tensor.requires_grad)
-        memory.__dict__.update(tensor.__dict__)  # what was noted about it
+        # What was noted about it; a fake tensor notes its own device there.
+        memory.__dict__.update({name: noted for name, noted in vars(tensor).items() if name not in vars(memory)})
     return memory
 
 
