@@ -22,14 +22,18 @@ def with_time(run: Run, job: Job, plan: Plan, cluster: Cluster) -> Run:
 
 def timed(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Estimate:
     """The estimate with its time; `job` has its accumulation steps decided."""
-    coverage = estimate.coverage
     try:
         known = price(job, plan, cluster)
     except CannotEstimate as error:
-        return replace(estimate, coverage=replace(coverage, assumed=(*coverage.assumed, f"time: {error}")))
-    said = f"time: costs of {software_of(plan.engine).name} code, calibrated on {software_of(plan.engine).rows}"
-    coverage = replace(coverage, modelled=(*coverage.modelled, said), assumed=(*coverage.assumed, *known.assumed))
-    return replace(estimate, time=as_time(known), coverage=coverage)
+        return _saying(estimate, f"time: unknown. {error}")
+    code = software_of(plan.engine)
+    said = f"time: costs of {code.name} code, calibrated on {code.rows}"
+    return _saying(replace(estimate, time=as_time(known)), said, *known.assumed)
+
+
+def _saying(estimate: Estimate, *sentences: str) -> Estimate:
+    coverage = estimate.coverage
+    return replace(estimate, coverage=replace(coverage, modelled=(*coverage.modelled, *sentences)))
 
 
 def price(job: Job, plan: Plan, cluster: Cluster) -> Timing:

@@ -114,8 +114,7 @@ class Shape:
         }.get(str(kind))
         if reader is None:
             raise CannotEstimate(
-                f"The time of a {kind!r} network is not known; its memory is. Known: "
-                f"{', '.join(sorted(_LLAMA_LIKE | {'gpt2', 'gpt_neox', 'opt', 'phi', 'bert'}))}."
+                f"The time of a {kind!r} network is not known; its memory is. Known: decoders and BERT."
             )
         try:
             return reader(config)
