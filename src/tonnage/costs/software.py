@@ -60,9 +60,9 @@ class Software:
     sends_exposed: float = 1.0
     """Part of a pipeline's sends that computation does not hide."""
     crowded_ranks: int = 0
-    """Ranks from which on pipelines were seen to stall; 0: never."""
+    """Ranks from which on exchanges across all machines were seen to stall; 0: never."""
     crowded_seconds: float = 0.0
-    """Seconds of such a stall for each micro-batch."""
+    """Seconds of such a stall: in pipelines for each micro-batch, otherwise for averaging gradients."""
     micro_batch_seconds: float = 0.0
     """Of each micro-batch besides."""
     step_seconds: float = 0.0

@@ -421,6 +421,8 @@ def _averaging(
         moving += averaged / software.bucket_bytes * software.bucket_seconds * log2(doublings)
     if group.far and work.shard == "zero1":
         moving += shape.layers / layout.pp * software.update_seconds * log2(cluster.nodes)
+    if software.crowded_ranks and group.nodes * cluster.gpus_per_node >= software.crowded_ranks:
+        moving += software.crowded_seconds
     return schedule.exposed(moving, backward, 0.0) * (1 - software.data_overlap) + software.data_overlap * max(
         moving - backward, 0.0
     )
