@@ -25,8 +25,10 @@ from tonnage.device import find_device
 CARDS = ("t4", "a100-80gb", "rtx-4090", "h100-80gb", "b200", "rtx-5090")
 """One of each compute capability whose kernels differ."""
 TARGET = Path(__file__).parents[2] / "src" / "tonnage" / "portable" / "portable.json"
-CLOSE = 0.002
-"""Largest relative error at which a fit with fewer numbers is taken."""
+EXACT = 1e-9
+MOST_NUMBERS = 4
+STEPS = 64
+"""Weights are multiples of a 64th of a byte."""
 LISTS = ("LOWER_PRECISION_FP", "FP32", "FP32_SET_OPT_DTYPE", "PROMOTE")
 
 Row = dict[str, Any]
@@ -56,20 +58,30 @@ def fitted(rows: list[Row]) -> tuple[list[dict[str, float]], float]:
 
 
 def _fewest(numbers: list[dict[str, int]], sizes: list[int]) -> tuple[dict[str, float], float]:
-    target = np.array(sizes, dtype=float)
+    """What explains all sizes exactly with the fewest numbers; else what comes closest, with few."""
+    target = np.array(sizes, dtype=float).clip(1)
     names = [name for name in numbers[0] if any(row[name] for row in numbers)]
     best: tuple[dict[str, float], float] = ({}, 1.0)
-    for count in range(1, min(3, len(names)) + 1):
-        for chosen in combinations(names, count):
-            matrix = np.array([[row[name] for name in chosen] for row in numbers], dtype=float)
-            weights = np.linalg.lstsq(matrix / target[:, None].clip(1), target / target.clip(1), rcond=None)[0]
-            weights = np.round(weights * 64) / 64  # bytes an element, or part of one
-            error = float(np.max(np.abs(matrix @ weights - target) / target.clip(1)))
-            if error < best[1] and (weights > 0).all():
-                best = {name: float(weight) for name, weight in zip(chosen, weights, strict=True)}, error
-        if best[1] <= CLOSE:
-            break
+    for count in range(1, min(MOST_NUMBERS, len(names)) + 1):
+        fits = [_fit(chosen, numbers, target) for chosen in combinations(names, count)]
+        fit = min((fit for fit in fits if all(weight > 0 for weight in fit[0].values())), key=_error, default=best)
+        if fit[1] <= EXACT:
+            return fit
+        if fit[1] < best[1] / 2:  # another number has to be worth it
+            best = fit
     return best
+
+
+def _fit(chosen: tuple[str, ...], numbers: list[dict[str, int]], target: Any) -> tuple[dict[str, float], float]:
+    matrix = np.array([[row[name] for name in chosen] for row in numbers], dtype=float)
+    weights = np.linalg.lstsq(matrix / target[:, None], np.ones_like(target), rcond=None)[0]
+    weights = np.round(weights * STEPS) / STEPS
+    error = float(np.max(np.abs(matrix @ weights / target - 1)))
+    return {name: float(weight) for name, weight in zip(chosen, weights, strict=True)}, error
+
+
+def _error(fit: tuple[dict[str, float], float]) -> float:
+    return fit[1]
 
 
 def autocast() -> dict[str, list[str]]:

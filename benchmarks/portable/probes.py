@@ -101,11 +101,12 @@ def others() -> Iterator[torch.Tensor]:
         index = torch.zeros(tokens, dtype=torch.long, device="cuda")
         yield leaf(tokens, width, dtype=dtype)[index]
     for tokens in (1024, 4096, 30000):
-        torch.zeros(tokens, dtype=torch.long, device="cuda").sort()
         torch.zeros(tokens, dtype=torch.long, device="cuda").cumsum(0)
     for dtype, size, patch, width in product((*BF16, torch.float16), (224, 336), (14, 16, 32), (256, 768, 1024)):
         layer = nn.Conv2d(3, width, patch, patch, device="cuda", dtype=dtype)
-        yield layer(torch.empty(4, 3, size, size, device="cuda", dtype=dtype)).flatten(2).transpose(1, 2)
+        image = torch.empty(4, 3, size, size, device="cuda", dtype=dtype)
+        yield layer(image)
+        yield layer(image).flatten(2).transpose(1, 2).contiguous()  # whose gradient lies the other way round
     for width, count in ((1024, 3), (4096, 20), (8000, 200)):
         torch._foreach_norm([torch.empty(width, width, device="cuda") for _ in range(count)])
 

@@ -39,6 +39,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
+from tonnage import inputs
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate
 from tonnage.ghost.process import INSIDE
@@ -61,6 +62,8 @@ Temporaries = Callable[["Recorder", Any, Any, Any, Any], Sequence[int]]
 It may have the Recorder hold what is taken for good.
 """
 
+_DROPOUT: Final = torch.ops.aten.native_dropout.default
+"""Its kernel makes the mask before the result (ATen/native/cuda/Dropout.cu)."""
 _ALLOCATED: Final = ("segment_alloc", "alloc")
 _FREED: Final = ("free_requested", "free_completed", "segment_free")
 _CODES: Final = {name: code for code, name in enumerate(ACTIONS)}
@@ -280,7 +283,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if self._accumulates(op, args):
             self._sum = _Sum(weakref.ref(result), _key(args[0].untyped_storage()))
         else:
-            for tensor in _plain(result):
+            for tensor in _plain(result if op is not _DROPOUT else result[::-1]):
                 self.see(tensor)
         if self.temporaries is not None:
             self._use(self.temporaries(self, op, args, kwargs, result))
@@ -670,7 +673,7 @@ def _trace(
             "ooms": len(watch.ooms),
         },
         model=watch.model,
-        assumed=(*assumed, *((VALUES,) if recorder.read_values else ())),
+        assumed=(*assumed, *inputs.assumed(), *((VALUES,) if recorder.read_values else ())),
         marks=tuple(Mark(step=done, phase=phase, module=module) for done, phase, module in watch.marks),
         claims=tuple(Claim(mark=mark, address=address, category=kind) for mark, address, kind in watch.claims),
         event_columns=memory.columns(),

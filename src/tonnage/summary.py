@@ -9,6 +9,7 @@ from tonnage.catalog import Overhead, overheads
 from tonnage.device import Cluster
 from tonnage.estimates import CATEGORIES, Coverage, Estimate, Host, Moment, OutOfMemory, Peak, PhasePeak, StepPeak
 from tonnage.job import LONGEST_STEPS
+from tonnage.portable.scope import IMITATION, RESERVED_RESIDUAL
 from tonnage.timeline import Timeline, timeline
 from tonnage.trace import Trace
 from tonnage.units import size
@@ -91,7 +92,7 @@ def _of_rank(
         },
         fits=oom is None,
         rank=trace.rank,
-        peak=_peak(walked, outside),
+        peak=_peak(walked, outside, _residual(trace, walked)),
         phases=_phases(walked),
         host=Host(
             peak_bytes=trace.host.get("peak_bytes"),
@@ -107,7 +108,16 @@ def _of_rank(
     )
 
 
-def _peak(walked: Timeline, outside: Overhead) -> Peak:
+def _imitated(trace: Trace) -> bool:
+    return trace.source == "meta" and trace.device.get("type") == "cuda"
+
+
+def _residual(trace: Trace, walked: Timeline) -> int:
+    """How far the reserved peak may be off by itself: not where the real code ran."""
+    return round(RESERVED_RESIDUAL * walked.peak_reserved_bytes) if _imitated(trace) else 0
+
+
+def _peak(walked: Timeline, outside: Overhead, residual_bytes: int) -> Peak:
     process = walked.peak_reserved_bytes + outside.bytes
     mark = walked.marks[walked.peak_mark] if walked.marks else None
     held = walked.by_category()
@@ -118,8 +128,8 @@ def _peak(walked: Timeline, outside: Overhead) -> Peak:
         allocated_bytes=walked.peak_allocated_bytes,
         reserved_bytes=walked.peak_reserved_bytes,
         process_bytes=process,
-        low_bytes=walked.peak_reserved_bytes + outside.low_bytes,
-        high_bytes=walked.peak_reserved_bytes + outside.high_bytes,
+        low_bytes=walked.peak_reserved_bytes + outside.low_bytes - residual_bytes,
+        high_bytes=walked.peak_reserved_bytes + outside.high_bytes + residual_bytes,
         phase=_phase_name(mark.phase) if mark else "load",
         layer=mark.module if mark else "",
         step=mark.step + 1 if mark else 1,
@@ -212,8 +222,11 @@ def _out_of_memory(trace: Trace) -> OutOfMemory | None:
 
 def _coverage(trace: Trace, walked: Timeline, outside: Overhead) -> Coverage:
     torch = trace.versions.get("torch", "?")
-    run = [f"{trace.steps} optimizer steps of torch {torch} with its caching allocator, {trace.event_count} events"]
+    by = "on fake tensors" if trace.source == "meta" else "with its caching allocator"
+    run = [f"{trace.steps} optimizer steps of torch {torch} {by}, {trace.event_count} events"]
     modelled = [f"memory outside the allocator, {size(outside.bytes)}: {'; '.join(outside.source)}"]
+    if _imitated(trace):
+        modelled = [*IMITATION, *modelled]
     if unknown := {name: count for name, count in trace.unknown_calls.items() if count}:
         listed = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items())[:8])
         more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""

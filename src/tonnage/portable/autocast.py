@@ -48,14 +48,13 @@ class _CastWeights:
 
     @staticmethod
     def _keeps(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-        if dtype != torch.get_autocast_dtype("cuda") or not torch.is_autocast_cache_enabled():
-            return False
-        weight: bool = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf
-        return weight and not tensor._is_view()
+        lower = bool(dtype == torch.get_autocast_dtype("cuda")) and torch.is_autocast_cache_enabled()
+        weight = bool(tensor.dtype == torch.float32) and tensor.requires_grad and tensor.is_leaf
+        return lower and weight and not tensor._is_view()
 
 
 def _eligible(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cuda" and tensor.is_floating_point() and tensor.dtype != torch.float64
+    return bool(tensor.device.type == "cuda") and tensor.is_floating_point() and tensor.dtype != torch.float64
 
 
 @contextmanager
@@ -99,10 +98,15 @@ def _without_autocast(kernel: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
+def _all_cast(cast: Cast, args: Any, kwargs: Any) -> Any:
+    """The arguments, cast from the last to the first, as compilers have it that made torch for Linux."""
+    kwargs = tree_map_only(torch.Tensor, cast, kwargs)
+    return [tree_map_only(torch.Tensor, cast, each) for each in reversed(args)][::-1], kwargs
+
+
 def _lower_precision(op: Any, weights: _CastWeights) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        cast = weights.to(torch.get_autocast_dtype("cuda"))
-        args, kwargs = tree_map_only(torch.Tensor, cast, (args, kwargs))
+        args, kwargs = _all_cast(weights.to(torch.get_autocast_dtype("cuda")), args, kwargs)
         return op(*args, **kwargs)
 
     return kernel
@@ -110,7 +114,7 @@ def _lower_precision(op: Any, weights: _CastWeights) -> Callable[..., Any]:
 
 def _fp32(op: Any, weights: _CastWeights) -> Callable[..., Any]:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tree_map_only(torch.Tensor, weights.to(torch.float32), (args, kwargs))
+        args, kwargs = _all_cast(weights.to(torch.float32), args, kwargs)
         return op(*args, **kwargs)
 
     return kernel
@@ -139,7 +143,7 @@ def _widest(op: Any, weights: _CastWeights) -> Callable[..., Any]:
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         wide = any(_eligible(tensor) and tensor.dtype == torch.float32 for tensor in tensors)
         cast = weights.to(torch.float32 if wide else torch.get_autocast_dtype("cuda"))
-        args, kwargs = tree_map_only(torch.Tensor, cast, (args, kwargs))
+        args, kwargs = _all_cast(cast, args, kwargs)
         return op(*args, **kwargs)
 
     return kernel

@@ -18,6 +18,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import DefaultDeviceType
 
 if TYPE_CHECKING:
     from tonnage.device import Device
@@ -30,6 +31,8 @@ class FakeCard(FakeTensorMode):  # type: ignore[misc]
 
     meta_is_meant = False
     """Whether the program itself asks for a tensor without memory."""
+    avoid_device_init = True
+    """`torch.tensor` must not look for the card's memory by itself."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation on fake tensors."""
@@ -67,6 +70,7 @@ def present(device: Device) -> Iterator[FakeCard]:
     with ExitStack() as stack:
         for name, answer in _answers(device).items():
             stack.enter_context(patch.object(torch.cuda, name, answer))
+        stack.enter_context(patch.object(DefaultDeviceType, "_default_device_type", CARD.type))
         stack.enter_context(patch.object(torch.Tensor, "_make_subclass", staticmethod(_made_of_meta())))
         stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
         stack.enter_context(patch.object(FakeTensor, "is_cuda", _is_of("cuda"), create=True))

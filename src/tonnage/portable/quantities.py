@@ -28,7 +28,8 @@ def _up(number: int, multiple: int) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    count: int = tensor.numel() * tensor.element_size()
+    return count
 
 
 def _attention(query: torch.Tensor, key: torch.Tensor, *more: str) -> Quantities:
@@ -132,7 +133,8 @@ def _kind(tensor: torch.Tensor) -> str:
 def _by_channels(tensor: torch.Tensor) -> int:
     """Bytes of (images, channels, ...) with channels rounded up to 16 bytes, as in copies with channels last."""
     channels = _up(tensor.shape[1], 16 // tensor.element_size())
-    return _bytes(tensor) // tensor.shape[1] * channels
+    count: int = _bytes(tensor) // tensor.shape[1] * channels
+    return count
 
 
 def _norms(args: Any, kwargs: Any, result: Any) -> Quantities:
@@ -152,7 +154,6 @@ OF: Final[dict[str, Rule]] = {
     "embedding_dense_backward": _embedding_backward,
     "index_put": _index_put,
     "index_put_": _index_put,
-    "sort": _of_input,
     "cumsum": _of_input,
     "_grouped_mm": _of_input,
     "convolution": _convolution,

@@ -25,6 +25,10 @@ WORKSPACE_BYTES: Final = {True: 32 * 2**20, False: 8320 * 2**10}
 """cuBLAS's workspace from compute capability 9.0 on, and before (CUDABlas.cpp, parseChosenWorkspaceSize)."""
 
 
+def _on_card(result: Any) -> bool:
+    return any(leaf.device.type == "cuda" for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+
+
 class Temporaries:
     """What each operation takes and gives back, and the workspaces that stay."""
 
@@ -40,11 +44,8 @@ class Temporaries:
             self._hold_workspace(recorder, args[0])
         elif packet in _SUMS:
             return self._partial_sums(args, kwargs, _SUMS[packet])
-        elif packet is not None and packet.__name__ in self._table:
-            if any(
-                tensor.device.type == "cuda" for tensor in tree_leaves(result) if isinstance(tensor, torch.Tensor)
-            ):
-                return self._blocks(packet.__name__, quantities.OF[packet.__name__](args, kwargs, result))
+        elif packet is not None and packet.__name__ in self._table and _on_card(result):
+            return self._blocks(packet.__name__, quantities.OF[packet.__name__](args, kwargs, result))
         return ()
 
     def _hold_workspace(self, recorder: Recorder, tensor: torch.Tensor) -> None:
