@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from tonnage.cli import devices, dry_run, estimate, formats, models, plan, report
+from tonnage.cli import devices, dry_run, estimate, export, formats, models, plan, report
 from tonnage.errors import TonnageError
 
 INTERRUPTED = 130
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.command("estimate")(estimate.estimate)
 app.command("plan")(plan.plan)
+app.command("export")(export.export)
 app.command("dry-run", context_settings={"allow_interspersed_args": False})(dry_run.dry_run)
 app.command("report")(report.report)
 app.command("devices")(devices.devices)

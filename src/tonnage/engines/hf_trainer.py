@@ -135,33 +135,37 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
 
 def settings(job: Job, plan: Plan, world: World, steps: int) -> dict[str, Any]:
     """TrainingArguments that say what the plan says, and that nothing is saved or reported."""
+    from transformers import TrainingArguments
+
+    newer = hasattr(TrainingArguments, "activation_checkpointing")
     return {
-        "per_device_train_batch_size": job.micro_batch,
-        "gradient_accumulation_steps": job.grad_accum,
+        **arguments(job, plan, "activation_checkpointing" if newer else "gradient_checkpointing"),
+        **_mesh(plan, world),
         "max_steps": steps,
-        "bf16": plan.precision == "bf16-mixed",
-        "fp16": plan.precision == "fp16-mixed",
-        **OPTIMIZERS[plan.optimizer],
-        **({} if plan.clip_grad_norm is None else {"max_grad_norm": float(plan.clip_grad_norm)}),
-        **_checkpointing(plan),
-        **_sharding(plan, world),
         "save_strategy": "no",
         "report_to": [],
         "disable_tqdm": True,
     }
 
 
-def _checkpointing(plan: Plan) -> dict[str, Any]:
-    """Through the model; under FSDP with every layer by its own setting, as transformers advises."""
-    from transformers import TrainingArguments
+def arguments(job: Job, plan: Plan, checkpointing: str) -> dict[str, Any]:
+    """TrainingArguments that say what the plan says; `checkpointing` is what they call it in this version."""
+    return {
+        "per_device_train_batch_size": job.micro_batch,
+        "gradient_accumulation_steps": job.grad_accum,
+        "bf16": plan.precision == "bf16-mixed",
+        "fp16": plan.precision == "fp16-mixed",
+        **OPTIMIZERS[plan.optimizer],
+        **({} if plan.clip_grad_norm is None else {"max_grad_norm": float(plan.clip_grad_norm)}),
+        **_checkpointing(plan, checkpointing),
+        **_sharding(plan),
+    }
 
+
+def _checkpointing(plan: Plan, word: str) -> dict[str, Any]:
+    """Through the model; under FSDP with every layer by its own setting, as transformers advises."""
     if _by_fsdp(plan):
         return {}
-    word = (
-        "activation_checkpointing"
-        if hasattr(TrainingArguments, "activation_checkpointing")
-        else "gradient_checkpointing"
-    )
     if plan.checkpointing == "none":
         return {word: False}
     wanted = {"every_n_layers": plan.checkpoint_interval, "offload": plan.activation_offload == "cpu" or None}
@@ -173,7 +177,7 @@ def _by_fsdp(plan: Plan) -> bool:
     return plan.shard in SHARDED and plan.checkpointing == "full" and plan.activation_offload == "none"
 
 
-def _sharding(plan: Plan, world: World) -> dict[str, Any]:
+def _sharding(plan: Plan) -> dict[str, Any]:
     if plan.shard not in SHARDED:
         return {}
     config = {
@@ -181,7 +185,7 @@ def _sharding(plan: Plan, world: World) -> dict[str, Any]:
         "cpu_offload": plan.param_offload == "cpu",
         "activation_checkpointing": _by_fsdp(plan),
     }
-    return {"fsdp": True, "fsdp_config": config, **_mesh(plan, world)}
+    return {"fsdp": True, "fsdp_config": config}
 
 
 def _mesh(plan: Plan, world: World) -> dict[str, Any]:

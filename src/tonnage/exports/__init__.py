@@ -1,0 +1,143 @@
+"""Plans in the words of the trainers that people use: `export` writes one, `check` reads it back."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.errors import UsageError
+from tonnage.exports import hf_trainer, torchrun
+from tonnage.exports.export import Export, File, Target, Unexpressed, Wish
+from tonnage.options import options, spelled
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+
+TARGETS: Final[tuple[Target, ...]] = (
+    hf_trainer.HF_TRAINER,
+    torchrun.TORCHRUN,
+)
+
+REFUSED: Final = ("method", "tp", "pp", "cp", "ep")
+"""Options without which it would be another job: nothing can be said in their place."""
+
+INSTEAD: Final[dict[str, tuple[str, ...]]] = {
+    "checkpointing": ("full",),
+    "shard": ("zero2", "zero3", "ddp", "zero1"),
+    "optimizer": ("adamw", "adamw-fused"),
+    "precision": ("bf16-mixed", "bf16-true", "megatron-bf16", "fp32"),
+    "loss": ("plain", "chunked"),
+    "attention": ("auto", "flash", "flex"),
+    "unquantized_dtype": ("fp32", "compute"),
+    "allocator": ("default",),
+}
+"""What is said in place of a value that a target has no words for: the first that it has, else the default.
+
+Of checkpointing and sharding that is something which keeps no more memory than any other choice.
+"""
+
+
+def target(name: str) -> Target:
+    """The target of that name.  Raises UsageError with those that there are."""
+    for known in TARGETS:
+        if known.name == name:
+            return known
+    raise UsageError(f"Unknown target {name!r}; possible: {', '.join(known.name for known in TARGETS)}.")
+
+
+def export(job: Job, plan: Plan, cluster: Cluster, model: str, to: Target) -> Export:
+    """The plan in the words of a target; nothing is written to disk.
+
+    `model` is what the user calls the network.  Raises UsageError where nothing of use could be said.
+    """
+    from tonnage.exports import launching
+    from tonnage.techniques import environment
+
+    if to.scripted:
+        launching.check_script(job, to.name)
+    launching.check_cluster(cluster, to.name)
+    missing = tuple(_unexpressed(job, plan, to))
+    wish = Wish(
+        job=replace(job, **{item.name: new for item, new in missing if hasattr(job, item.name)}).on_ranks(
+            launching.data_parallel(plan, cluster)
+        ),
+        plan=replace(plan, **{item.name: new for item, new in missing if hasattr(plan, item.name)}),
+        cluster=cluster,
+        model=launching.loadable(job, model),
+    )
+    launching.check_plan(wish, to)
+    written = to.write(wish)
+    variables = {**environment(wish.plan), **written.environment}
+    return Export(
+        target=to.name,
+        files=written.files,
+        command=shlex.join([*(["env"] if variables else []), *(f"{n}={v}" for n, v in variables.items())])
+        + (" " if variables else "")
+        + shlex.join(written.command),
+        settings=written.settings,
+        notes=(*written.notes, *_estimated_elsewhere(plan, to)),
+        unexpressed=tuple(
+            _said(to, item.name, getattr(job if hasattr(job, item.name) else plan, item.name), new)
+            for item, new in missing
+        ),
+    )
+
+
+def _unexpressed(job: Job, plan: Plan, to: Target) -> Any:
+    """The fields that the target has no words for, each with what is said in its place."""
+    for value in (job, plan):
+        for item, _ in options(type(value)):
+            found = getattr(value, item.name)
+            if item.name in ("engine", "global_batch_tokens") or to.has_words(item.name, found, item.default):
+                continue
+            if item.name in REFUSED:
+                raise UsageError(
+                    f"{to.name} has no words for {spelled(item.name)} {found}{_because(to, item.name, found)}; "
+                    f"plan without it: tonnage plan MODEL --without {spelled(item.name)}"
+                    + (f", or --engine {to.engine}." if to.engine not in (None, "tonnage") else ".")
+                )
+            yield item, _in_its_place(to, item)
+
+
+def _in_its_place(to: Target, item: Any) -> Any:
+    known = to.expresses.get(item.name)
+    if known is None:
+        return item.default
+    wanted = (*INSTEAD.get(item.name, ()), item.default)
+    return next((value for value in wanted if to.has_words(item.name, value, item.default)), known[0])
+
+
+def _because(to: Target, option: str, value: Any) -> str:
+    reason = to.why.get(f"{option}={value}", to.why.get(option))
+    return f" ({reason})" if reason else ""
+
+
+def _said(to: Target, option: str, value: Any, new: Any) -> Unexpressed:
+    reason = to.why.get(f"{option}={value}", to.why.get(option, f"{to.name} has no setting for it"))
+    return Unexpressed(option=spelled(option), value=_shown(value), why=reason, instead=_shown(new))
+
+
+def _shown(value: Any) -> str:
+    return (
+        ",".join(value)
+        if isinstance(value, tuple)
+        else {True: "on", False: "off", None: "none"}.get(value, str(value))
+    )
+
+
+def _estimated_elsewhere(plan: Plan, to: Target) -> tuple[str, ...]:
+    """The plan's own estimate is that of whoever ran it."""
+    if plan.engine == (to.engine or "tonnage"):
+        return ()
+    if to.engine is None:
+        return (f"{to.name} is not run on a ghost: its own memory may differ from the plan's estimate.",)
+    return (
+        f"The plan was estimated with engine {plan.engine}; what {to.name} itself needs: "
+        f"tonnage estimate --plan FILE --engine {to.engine}.",
+    )
+
+
+__all__ = ["TARGETS", "Export", "File", "Target", "Unexpressed", "Wish", "export", "target"]

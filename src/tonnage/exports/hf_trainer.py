@@ -1,0 +1,155 @@
+"""Hugging Face's Trainer: TrainingArguments as JSON, a short train.py, and the launcher's command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.engines import hf_trainer as engine
+from tonnage.exports import installed, launching
+from tonnage.exports.export import Target, Wish, Written, flat
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+SOURCE: Final = ("transformers", "training_args.py", "TrainingArguments")
+"""Where the fields are read."""
+
+PLUGIN: Final = {"reshard_after_forward", "activation_checkpointing", "cpu_offload"}
+"""Keys of fsdp_config that reach accelerate's plugin under the same name; others it takes and forgets."""
+
+WHY: Final = {
+    "checkpointing": "the Trainer checkpoints every layer or every N-th",
+    "shard=zero1": "the Trainer divides by FSDP2 or DeepSpeed, not optimizer states alone",
+    "loss": "the Trainer calls the network's own loss",
+    "activation_offload": "the Trainer moves the inputs of checkpointed layers only",
+    "optimizer_offload": "FSDP2 moves parameters and states together: param-offload cpu",
+    "precision=fp8": "it takes an fp8 recipe of accelerate, which is not the one that was run",
+}
+
+
+def write(wish: Wish) -> Written:
+    """training_args.json, job.json and our scripts."""
+    said = arguments(wish)
+    job = launching.job_settings(wish)
+    cluster = wish.cluster
+    return Written(
+        files=(
+            launching.document("training_args.json", {"output_dir": "output", **said}),
+            launching.document("job.json", job),
+            launching.script("hf_trainer"),
+            launching.script("job"),
+        ),
+        command=launching.torchrun(cluster, "train.py", alone=wish.plan.shard == "none"),
+        settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
+        environment=host_group(wish),
+        notes=(*launching.several_machines(cluster), *clipping(wish), *DATA),
+    )
+
+
+DATA: Final = (
+    "train.py --data FILE trains on a text or on JSON lines with a field text; without it rows are made up.",
+)
+
+
+def arguments(wish: Wish) -> dict[str, Any]:
+    """TrainingArguments as the installed transformers calls them."""
+    newer = "activation_checkpointing" in installed.fields(*SOURCE)
+    word = "activation_checkpointing" if newer else "gradient_checkpointing"
+    return {**engine.arguments(wish.job, wish.plan, word), **_mesh(wish)}
+
+
+def _mesh(wish: Wish) -> dict[str, Any]:
+    if wish.plan.shard != "hsdp":
+        return {}
+    axes = wish.axes
+    return {"parallelism_config": {"dp_replicate_size": axes.dp_replicate, "dp_shard_size": axes.dp_shard}}
+
+
+def host_group(wish: Wish) -> Mapping[str, str]:
+    """What torchrun does not tell and `accelerate launch` would: norms are reduced on the host under offload."""
+    if wish.plan.param_offload == "none":
+        return {}
+    return {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
+
+
+def clipping(wish: Wish) -> tuple[str, ...]:
+    """The Trainer clips where the plan says nothing."""
+    if wish.plan.clip_grad_norm is not None:
+        return ()
+    return ("Gradients are clipped at norm 1.0, the Trainer's default, since the plan does not say.",)
+
+
+def reread(folder: Path) -> Mapping[str, Any]:
+    """Of TrainingArguments and of what it hands to accelerate's FSDP plugin; of PEFT's and bitsandbytes' configs."""
+    import transformers
+
+    said = json.loads((folder / "training_args.json").read_text(encoding="utf-8"))
+    return {**parsed(said, transformers.TrainingArguments), **reread_job(folder)}
+
+
+def parsed(said: dict[str, Any], kind: type) -> dict[str, Any]:
+    """What the object made of these arguments holds, by their names."""
+    from transformers import HfArgumentParser, training_args
+
+    training_args.is_torch_bf16_gpu_available = lambda: True  # this machine need not be the one that trains
+    mesh = said.pop("parallelism_config", None)
+    if mesh is not None:
+        from accelerate import ParallelismConfig
+
+        made = ParallelismConfig(**mesh)
+        mesh = {f"parallelism_config.{name}": getattr(made, name) for name in mesh}
+    [found] = HfArgumentParser(kind).parse_dict(said)  # type: ignore[arg-type]
+    return {**{name: value for key in said for name, value in _held(found, key).items()}, **(mesh or {})}
+
+
+def _held(found: TrainingArguments, key: str) -> dict[str, Any]:
+    value = getattr(found, key)
+    if key == "fsdp_config":
+        plugin = found.fsdp_plugin_args or {}
+        return {f"{key}.{name}": plugin.get(name, False) for name in PLUGIN}
+    if isinstance(value, dict):
+        return {f"{key}.{name}": inner for name, inner in value.items()}
+    return {key: getattr(value, "value", value)}
+
+
+def reread_job(folder: Path) -> dict[str, Any]:
+    """job.json as our script reads it, adapters and quantization as PEFT and transformers do."""
+    from dataclasses import asdict
+
+    from tonnage.exports.scripts import job
+
+    read = job.read(folder)
+    found = {name: value for name, value in asdict(read).items() if value is not None}
+    if read.lora is not None:
+        import peft
+
+        adapters = peft.LoraConfig(**read.lora)
+        found["lora"] = {name: _plain(getattr(adapters, name)) for name in read.lora}
+    if read.quantization is not None:
+        from transformers import BitsAndBytesConfig
+
+        bits = BitsAndBytesConfig(**read.quantization)
+        found["quantization"] = {name: _plain(getattr(bits, name)) for name in read.quantization}
+    return {f"job.{name}": value for name, value in flat(found).items()}
+
+
+def _plain(value: Any) -> Any:
+    """Sets, enums and dtypes as JSON has them."""
+    if isinstance(value, set):
+        return sorted(value)
+    return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else getattr(value, "value", value)
+
+
+HF_TRAINER: Final = Target(
+    name="hf-trainer",
+    packages=("transformers", "accelerate"),
+    expresses=engine.EXPRESSES,
+    why=WHY,
+    engine="hf-trainer",
+    scripted=True,
+    write=write,
+    reread=reread,
+)

@@ -1,0 +1,166 @@
+"""What all targets share: the name that a loader takes, the launcher's words, what a script of ours can train."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tonnage.axes import axes
+from tonnage.errors import UsageError
+from tonnage.exports.export import File
+from tonnage.techniques.chunked_loss import CAUSAL
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.exports.export import Target, Wish
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+
+
+def loadable(job: Job, model: str) -> str:
+    """What `from_pretrained` takes: the Hub id of a catalog name, an existing folder's path, or the name as it is.
+
+    Raises UsageError for a factory, which only Python can load.
+    """
+    from tonnage.catalog import find_model
+
+    if job.model.kind == "factory":
+        raise UsageError(f"{model} is a factory, which no trainer's settings can name; use a Hub id or a folder.")
+    known = find_model(model)
+    if known is not None:
+        return known.hub
+    path = Path(model).expanduser()
+    if path.is_file():
+        return str(path.resolve().parent)
+    return str(path.resolve()) if path.is_dir() else model
+
+
+def check_script(job: Job, target: str) -> None:
+    """Our scripts train causal language models on text.  Raises UsageError for others."""
+    classes = job.model.config.get("architectures") or [""]
+    other = job.model.config.get("is_encoder_decoder") or (classes[0] and not classes[0].endswith(CAUSAL))
+    if other:
+        kind = classes[0] or job.model.config.get("model_type")
+        raise UsageError(f"The script of {target} trains causal language models, and {job.model.name} is a {kind}.")
+
+
+def check_cluster(cluster: Cluster, target: str) -> None:
+    """Raises UsageError where there is no GPU to launch anything on."""
+    from tonnage.device import CPU
+
+    if cluster.device.id == CPU:
+        raise UsageError(f"An export to {target} is for GPUs, and the plan's is cpu.")
+
+
+def check_plan(wish: Wish, to: Target) -> None:
+    """Raises UsageError for what cannot be done together, by the words of engine and techniques.
+
+    A package that is only missing here may be there where the export will run.
+    """
+    from tonnage.engines import engine_of
+
+    plan = replace(wish.plan, engine=to.engine or "tonnage")
+    refusal = engine_of(plan).accepts(wish.job, plan, wish.cluster)
+    if refusal is not None and not refusal.instead.startswith("pip install"):
+        raise UsageError(str(refusal))
+
+
+def data_parallel(plan: Plan, cluster: Cluster) -> int:
+    """Ranks that have batches of their own."""
+    return axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel
+
+
+def torchrun(cluster: Cluster, script: str, *, alone: bool) -> tuple[str, ...]:
+    """The command line that starts a script on every GPU; `alone`: on the only one, without a process group."""
+    if alone:
+        return ("python", script)
+    machines: tuple[str, ...] = ()
+    if cluster.nodes > 1:
+        machines = ("--nnodes", str(cluster.nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500")
+    return ("torchrun", *machines, "--nproc-per-node", str(cluster.gpus_per_node), script)
+
+
+def several_machines(cluster: Cluster) -> tuple[str, ...]:
+    """What to know where there are several."""
+    if cluster.nodes == 1:
+        return ()
+    return (f"Start it on each of the {cluster.nodes} machines; HOST is the name of one of them.",)
+
+
+def script(name: str) -> File:
+    """One of our scripts as it is: `job.py`, `loop.py`, or that of a target as `train.py`."""
+    text = (files("tonnage.exports") / "scripts" / f"{name}.py").read_text(encoding="utf-8")
+    return File(name=f"{name if name in ('job', 'loop') else 'train'}.py", text=text)
+
+
+def document(name: str, values: Any) -> File:
+    """A JSON file."""
+    return File(name=name, text=json.dumps(values, indent=2) + "\n")
+
+
+def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Less what is None."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def job_settings(wish: Wish) -> dict[str, Any]:
+    """job.json: what our scripts are told about network, adapters and rows, whoever trains."""
+    from tonnage.techniques.attention import BACKENDS, NETWORKS_OWN
+
+    plan = wish.plan
+    backend = BACKENDS.get(plan.attention)
+    return without_defaults(
+        {
+            "model": wish.model,
+            "seq_len": wish.job.seq_len,
+            "weights_dtype": weights_dtype(wish.job, plan),
+            "attn_implementation": "sdpa" if backend else NETWORKS_OWN.get(plan.attention),
+            "sdpa_backend": backend,
+            "lora": lora(wish.job),
+            "quantization": quantization(wish.job, plan),
+            "cast_unquantized": plan.unquantized_dtype == "fp32" if wish.job.method == "qlora" else None,
+        }
+    )
+
+
+def weights_dtype(job: Job, plan: Plan) -> str:
+    """torch's name of the dtype in which weights are loaded."""
+    from tonnage.techniques.precision import DTYPE_NAMES
+
+    if job.method == "lora":
+        return DTYPE_NAMES[plan.base_dtype or plan.compute_dtype]
+    mixed = plan.precision.endswith("-mixed") and job.method == "full"
+    return "float32" if mixed else DTYPE_NAMES[plan.compute_dtype]
+
+
+def lora(job: Job) -> dict[str, Any] | None:
+    """Fields of PEFT's LoraConfig."""
+    if job.method == "full":
+        return None
+    targets = job.lora_targets
+    return {
+        "r": job.lora_rank,
+        "lora_alpha": 2 * job.lora_rank,
+        "target_modules": targets[0] if targets == ("all-linear",) else list(targets),
+        "task_type": "CAUSAL_LM",
+    }
+
+
+def quantization(job: Job, plan: Plan) -> dict[str, Any] | None:
+    """Fields of transformers' BitsAndBytesConfig."""
+    from tonnage.techniques.precision import DTYPE_NAMES
+
+    if job.method != "qlora":
+        return None
+    if plan.quant == "int8":
+        return {"load_in_8bit": True}
+    kind, _, double = plan.quant.partition("-")
+    return {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": bool(double),
+        "bnb_4bit_compute_dtype": DTYPE_NAMES[plan.compute_dtype],
+    }

@@ -1,0 +1,46 @@
+"""Trains with Hugging Face's Trainer: training_args.json are its arguments, job.json says what is trained.
+
+    python train.py --data texts.jsonl        (or the launcher's command)
+
+Without --data it makes a few steps on made-up rows.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import job
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+HERE = Path(__file__).parent
+
+
+def arguments(**others: Any) -> TrainingArguments:
+    """training_args.json; a key that this transformers does not know is an error."""
+    said = json.loads((HERE / "training_args.json").read_text(encoding="utf-8"))
+    if "parallelism_config" in said:
+        from accelerate import ParallelismConfig
+
+        said["parallelism_config"] = ParallelismConfig(**said["parallelism_config"])
+    [parsed] = HfArgumentParser(TrainingArguments).parse_dict({**said, **others})  # type: ignore[arg-type]
+    return parsed
+
+
+def main() -> None:
+    options = job.options()
+    said = job.read(HERE)
+    tried = {} if options.data else {"max_steps": options.steps, "save_strategy": "no"}
+    training = arguments(**tried)
+    model = job.adapted(said, job.network(said, options.random_weights))
+    step = training.train_batch_size * training.gradient_accumulation_steps * training.world_size
+    with job.attention(said):
+        trainer = Trainer(
+            model=model, args=training, train_dataset=job.rows(said, options.data, options.steps * step)
+        )
+        trainer.train()
+    if options.data:
+        trainer.save_model()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What a loop of one's own does to network and optimizer: checkpointing, a loss in slices, the optimizer's class.
+
+Used by train.py where no trainer does it.
+"""
+
+import importlib
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import job
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+KEPT = ("mm", "addmm", "bmm", "baddbmm", "linear", "_grouped_mm", "_scaled_mm")
+ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable")
+SLICE_TOKENS = 1024
+
+OPTIMIZERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "adamw": ("torch.optim", "AdamW", {}),
+    "adamw-loop": ("torch.optim", "AdamW", {"foreach": False, "fused": False}),
+    "adamw-foreach": ("torch.optim", "AdamW", {"foreach": True}),
+    "adamw-fused": ("torch.optim", "AdamW", {"fused": True}),
+    "sgd": ("torch.optim", "SGD", {"momentum": 0.9}),
+    "adafactor": ("torch.optim", "Adafactor", {}),
+    "adamw-8bit": ("bitsandbytes.optim", "AdamW8bit", {}),
+    "paged-adamw": ("bitsandbytes.optim", "PagedAdamW", {}),
+    "paged-adamw-8bit": ("bitsandbytes.optim", "PagedAdamW8bit", {}),
+    "lion": ("bitsandbytes.optim", "Lion", {}),
+    "lion-8bit": ("bitsandbytes.optim", "Lion8bit", {}),
+    "adamw-8bit-ao": ("torchao.optim", "AdamW8bit", {}),
+    "adamw-4bit": ("torchao.optim", "AdamW4bit", {}),
+    "adamw-fp8-ao": ("torchao.optim", "AdamWFp8", {}),
+}
+
+
+def optimizer(said: job.Job, parameters: Any, lr: float = 1e-4) -> Any:
+    """The optimizer that job.json names, over these parameters."""
+    module, name, others = OPTIMIZERS[said.optimizer or "adamw"]
+    return getattr(importlib.import_module(module), name)(parameters, lr=lr, **others)
+
+
+def checkpointed(said: job.Job, model: Any) -> Any:
+    """The layers of transformers' network run again in backward: all, or every N-th; selective keeps products."""
+    if said.checkpointing is None:
+        return model
+    network = model.get_base_model() if hasattr(model, "get_base_model") else model
+    arguments: dict[str, Any] = {"use_reentrant": False}
+    every = int(said.checkpointing.removeprefix("every-")) if said.checkpointing.startswith("every-") else 1
+    if said.checkpointing == "selective":
+        arguments["context_fn"] = partial(create_selective_checkpoint_contexts, kept())
+    if hasattr(network, "activation_checkpointing_enable"):  # transformers 5.23's name
+        network.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments, every_n_layers=every)
+    elif every == 1:
+        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+    else:
+        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments, every_n_layers=every)
+    return model
+
+
+def kept() -> list[Any]:
+    """Matrix products and fused attention, as this torch has them."""
+    names = [*KEPT, *(f"_scaled_dot_product_{name}" for name in ATTENTION)]
+    packets = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
+    return [packet.default for packet in packets if "default" in packet.overloads()]
+
+
+def in_slices(said: job.Job, model: nn.Module) -> nn.Module:
+    """The network whose forward returns the loss alone, never having all logits at once."""
+    if said.loss == "chunked":
+        network: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+        network.forward = MethodType(_loss_in_slices, network)
+    return model
+
+
+def _loss_in_slices(network: Any, labels: Tensor, **inputs: Any) -> tuple[Tensor]:
+    hidden = network.base_model(**inputs)[0]
+    targets = pad(labels, (0, 1), value=-100)[:, 1:].reshape(-1)
+    parts = zip(hidden.reshape(-1, hidden.shape[-1]).split(SLICE_TOKENS), targets.split(SLICE_TOKENS), strict=True)
+    losses = [checkpoint(_summed, network, part, wanted, use_reentrant=False) for part, wanted in parts]
+    return (sum(losses[1:], losses[0]) / (targets != -100).sum(),)
+
+
+def _summed(network: Any, hidden: Tensor, targets: Tensor) -> Tensor:
+    """The head with the scalings that some families apply (Granite, Cohere, Gemma), and the sum of the losses."""
+    config = network.config.get_text_config()
+    scores = network.get_output_embeddings()(hidden)
+    if (divisor := getattr(config, "logits_scaling", None)) is not None:
+        scores = scores / divisor
+    if (factor := getattr(config, "logit_scale", None)) is not None:
+        scores = scores * factor
+    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+        scores = torch.tanh(scores / cap) * cap
+    return cross_entropy(scores.float(), targets, reduction="sum", ignore_index=-100)

@@ -1,0 +1,161 @@
+"""Trains with torch alone: DDP, ZeroRedundancyOptimizer or FSDP2, as job.json says.
+
+    torchrun --nproc-per-node 8 train.py --data texts.jsonl
+
+Without --data it makes a few steps on made-up rows.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import job
+import torch
+import torch.distributed as dist
+from loop import checkpointed, in_slices, optimizer
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+FSDP2 = ("zero2", "zero3", "hsdp")
+MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers: the longest list of modules."""
+    lists: list[list[nn.Module]] = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len)
+
+
+def sharded(said: job.Job, model: nn.Module) -> nn.Module:
+    """Parameters divided among the ranks, a layer at a time."""
+    ranks = dist.get_world_size()
+    if said.shard == "hsdp":
+        assert said.replicas is not None
+        mesh = init_device_mesh(
+            "cuda", (said.replicas, ranks // said.replicas), mesh_dim_names=("replicate", "shard")
+        )
+    else:
+        mesh = init_device_mesh("cuda", (ranks,), mesh_dim_names=("shard",))
+    compute = MIXED.get(said.precision or "")
+    options: dict[str, Any] = {
+        "mesh": mesh,
+        "reshard_after_forward": said.shard != "zero2",
+        "offload_policy": CPUOffloadPolicy() if said.param_offload else OffloadPolicy(),
+        "mp_policy": MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+        if compute
+        else MixedPrecisionPolicy(),
+    }
+    for layer in layers(model):
+        fully_shard(layer, **options)
+    return fully_shard(model, **options)
+
+
+def distributed(said: job.Job, model: nn.Module, device: torch.device) -> nn.Module:
+    """The network on its ranks."""
+    if said.shard in FSDP2:
+        return sharded(said, model)
+    model = model.to(device)
+    return DistributedDataParallel(model, device_ids=[device.index]) if said.shard is not None else model
+
+
+@contextlib.contextmanager
+def local_gradients(said: job.Job, model: Any, last: bool) -> Iterator[None]:
+    """Gradients are averaged after the last micro-batch only."""
+    if said.shard is None or last or said.sync_each_batch:
+        yield
+    elif said.shard in FSDP2:
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+    else:
+        with model.no_sync():
+            yield
+
+
+def step(said: job.Job, model: Any, update: Any, scaler: Any, batches: Iterator[Any], device: torch.device) -> float:
+    """One optimizer step; the loss of its last micro-batch."""
+    accumulated = said.grad_accum or 1
+    compute = None if said.shard in FSDP2 else MIXED.get(said.precision or "")
+    value = torch.zeros(())
+    for index in range(accumulated):
+        batch = {name: tensor.to(device) for name, tensor in next(batches).items()}
+        with local_gradients(said, model, index == accumulated - 1):
+            with torch.autocast("cuda", compute, enabled=compute is not None):
+                loss = model(**batch)[0] / accumulated
+            scaler.scale(loss).backward()
+            value = loss.detach()
+            del loss
+    if said.clip_grad_norm is not None:
+        scaler.unscale_(update)
+        nn.utils.clip_grad_norm_([p for group in update.param_groups for p in group["params"]], said.clip_grad_norm)
+    scaler.step(update)
+    scaler.update()
+    update.zero_grad(set_to_none=True)
+    return float(value) * accumulated
+
+
+def made_optimizer(said: job.Job, model: nn.Module) -> Any:
+    """The optimizer over what is trained; ZeRO-1 divides its states."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if said.shard != "zero1":
+        return optimizer(said, parameters)
+    return ZeroRedundancyOptimizer(parameters, optimizer_class=lambda given, **_: optimizer(said, given))
+
+
+def endless(loader: DataLoader[Any], sampler: Any) -> Iterator[Any]:
+    """Batches, epoch after epoch."""
+    epoch = 0
+    while True:
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        yield from loader
+        epoch += 1
+
+
+def save(model: Any, said: job.Job) -> None:
+    """The whole network from rank 0, as from_pretrained takes it."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        plain = model.module if isinstance(model, DistributedDataParallel) else model
+        plain.save_pretrained("output", state_dict=weights)
+
+
+def main() -> None:
+    options = job.options()
+    said = job.read()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    if said.shard is not None:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if said.param_offload else "nccl", device_id=device)
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    network = job.adapted(said, job.network(said, options.random_weights))
+    model = distributed(said, in_slices(said, checkpointed(said, network)), device)
+    update = made_optimizer(said, model)
+    scaler = torch.amp.GradScaler("cuda", enabled=said.precision == "fp16-mixed")
+    rows_a_step = (said.micro_batch or 1) * (said.grad_accum or 1) * ranks
+    rows = job.rows(said, options.data, options.steps * rows_a_step)
+    sampler: Any = DistributedSampler(rows) if ranks > 1 else None
+    loader = DataLoader(rows, said.micro_batch, sampler=sampler, shuffle=sampler is None, drop_last=True)
+    batches = endless(loader, sampler)
+    backend: AbstractContextManager[None] = job.attention(said)
+    with backend:
+        for number in range(len(rows) // rows_a_step):
+            loss = step(said, model, update, scaler, batches, device)
+            if not dist.is_initialized() or dist.get_rank() == 0:
+                print(f"step {number + 1}  loss {loss:.4f}", flush=True)
+    if options.data:
+        save(model, said)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

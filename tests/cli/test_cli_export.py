@@ -1,0 +1,126 @@
+"""`tonnage export`: files whole or none, nothing replaced unasked, what cannot be said is listed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lines import is_one_line
+
+from tonnage.errors import CannotEstimate
+from tonnage.exports import reread
+
+PLAN = """
+schema_version = 1
+model = "gpt2"
+gpu = "8xa100-80gb"
+[job]
+seq_len = 512
+[plan]
+shard = "zero3"
+checkpointing = "selective"
+"""
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A plan in the current folder; nothing is read back by trainers."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    monkeypatch.setattr(reread, "check", lambda export, to: reread.Checked(versions={"x": "1"}, settings=3))
+    return "plan.toml"
+
+
+def test_it_writes_and_lists(tonnage: Any, plan: str) -> None:
+    ended = tonnage("export", plan, "--to", "hf-trainer")
+    assert ended.code == 0
+    assert sorted(path.name for path in Path("hf-trainer").iterdir()) == [
+        *("job.json", "job.py", "train.py", "training_args.json")
+    ]
+    assert "Read back by x 1: all 3 settings are as the plan says." in ended.out
+    assert "torchrun --nproc-per-node 8 train.py" in ended.out
+    assert (
+        "checkpointing=selective: the Trainer checkpoints every layer or every N-th; written: checkpointing=full"
+        in (ended.out)
+    )
+
+
+def test_json(tonnage: Any, plan: str) -> None:
+    document = json.loads(tonnage("export", plan, "--to", "hf-trainer", "--json", "--out", "here").out)
+    assert document["target"] == "hf-trainer"
+    assert document["folder"] == "here"
+    assert [item["option"] for item in document["unexpressed"]] == ["checkpointing"]
+
+
+def test_strict_writes_nothing(tonnage: Any, plan: str) -> None:
+    ended = tonnage("export", plan, "--to", "hf-trainer", "--strict")
+    assert ended.code == 2
+    assert is_one_line(ended.err)
+    assert "checkpointing=selective" in ended.err
+    assert not Path("hf-trainer").exists()
+    assert tonnage("export", plan, "--to", "torchrun", "--strict").code == 0
+
+
+def test_nothing_is_replaced_without_force(tonnage: Any, plan: str) -> None:
+    Path("hf-trainer").mkdir()
+    Path("hf-trainer/train.py").write_text("mine")
+    ended = tonnage("export", plan, "--to", "hf-trainer")
+    assert ended.code == 2
+    assert "hf-trainer has train.py already" in ended.err
+    assert [path.name for path in Path("hf-trainer").iterdir()] == ["train.py"]
+    assert Path("hf-trainer/train.py").read_text() == "mine"
+    assert tonnage("export", plan, "--to", "hf-trainer", "--force").code == 0
+    assert Path("hf-trainer/train.py").read_text() != "mine"
+
+
+def test_a_target_that_reads_it_differently_leaves_nothing(
+    tonnage: Any, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(export: Any, to: Any) -> Any:
+        raise CannotEstimate("it reads something else.")
+
+    monkeypatch.setattr(reread, "check", check)
+    ended = tonnage("export", plan, "--to", "hf-trainer")
+    assert ended.code == 3
+    assert not Path("hf-trainer").exists()
+
+
+def test_a_full_disk_leaves_nothing(tonnage: Any, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of four files cannot be written: the first three are not there either."""
+    from tonnage import files
+    from tonnage.errors import UnwritableFile
+
+    real, seen = files.replacing, []
+
+    def replacing(path: Path) -> Any:
+        seen.append(path)
+        if len(seen) == 4:
+            raise UnwritableFile(f"{path} cannot be written (disk full); nothing was changed.")
+        return real(path)
+
+    monkeypatch.setattr(files, "replacing", replacing)
+    assert tonnage("export", plan, "--to", "hf-trainer").code == 3
+    assert list(Path("hf-trainer").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "code"),
+    [
+        (("nothing.toml", "--to", "hf-trainer"), "nothing.toml", 3),
+        (("plan.toml", "--to", "jax"), "Unknown target 'jax'; possible: hf-trainer", 2),
+        (("plan.toml",), "--to", 2),
+        (("plan.toml", "--to", "hf-trainer", "--out", "plan.toml"), "plan.toml is a file", 2),
+    ],
+)
+def test_mistakes_are_one_line(tonnage: Any, plan: str, arguments: Any, message: str, code: int) -> None:
+    ended = tonnage("export", *arguments)
+    assert ended.code == code
+    assert is_one_line(ended.err)
+    assert message in ended.err
+
+
+def test_a_plan_with_unknown_keys_is_refused(tonnage: Any, plan: str) -> None:
+    Path("plan.toml").write_text(PLAN + 'shards = "zero2"\n')
+    ended = tonnage("export", plan, "--to", "hf-trainer")
+    assert ended.code == 2
+    assert "unknown key 'shards'" in ended.err

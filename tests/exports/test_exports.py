@@ -1,0 +1,198 @@
+"""What a plan becomes in each target's words; no trainer is imported, nothing of the plan is left out in silence."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from networks import tiny_job
+from tonnage import exports
+from tonnage.device import parse_cluster
+from tonnage.engines import ENGINES
+from tonnage.engines.engine import ANY
+from tonnage.errors import UsageError
+from tonnage.exports import TARGETS, Export, Target
+from tonnage.job import Job
+from tonnage.options import listed, options
+from tonnage.plan import Plan
+
+SCRIPTED = [known for known in TARGETS if known.scripted]
+
+
+@pytest.fixture(params=TARGETS, ids=lambda known: known.name)
+def target(request: pytest.FixtureRequest) -> Target:
+    found: Target = request.param
+    return found
+
+
+def exported(
+    to: Target | str, plan: Plan | None = None, job: Job | None = None, gpus: str = "a100-80gb", model: str = "gpt2"
+) -> Export:
+    known = exports.target(to) if isinstance(to, str) else to
+    return exports.export(job or tiny_job(), plan or Plan(), parse_cluster(gpus), model, known)
+
+
+def possible_export(to: Target, plan: Plan, job: Job | None = None, gpus: str = "a100-80gb") -> Export | None:
+    """None where it is refused."""
+    try:
+        return exported(to, plan, job, gpus)
+    except UsageError:
+        return None
+
+
+def file(export: Export, name: str) -> Any:
+    [found] = [item for item in export.files if item.name == name]
+    return json.loads(found.text)
+
+
+def test_what_is_listed_are_options_and_their_values(target: Target) -> None:
+    possible = {item.name: option.possible for kind in (Job, Plan) for item, option in options(kind)}
+    for option, values in target.expresses.items():
+        assert option in possible
+        assert values == ANY or set(values) <= set(possible[option]), option
+    assert {key.partition("=")[0] for key in target.why} <= set(possible)
+    assert target.engine in {None, *(engine.name for engine in ENGINES)}
+
+
+def test_every_value_is_said_or_listed(target: Target) -> None:
+    """Every value of every option, one at a time; what stands in its place can be said."""
+    tried = 0
+    for kind, fixed in ((Plan, Plan()), (Job, tiny_job())):
+        for item, option in options(kind):
+            for value in option.possible:
+                if item.name == "engine" or not listed(value, option.possible):  # a pattern
+                    continue
+                asked = dataclasses.replace(fixed, **{item.name: value})
+                plan, job = (asked, tiny_job()) if kind is Plan else (Plan(), asked)
+                known = target.has_words(item.name, value, item.default)
+                made = possible_export(target, plan, job)
+                if made is None:  # another job, or a contradiction
+                    continue
+                left = {(left.option, left.value): left for left in made.unexpressed}
+                found = left.get((item.name.replace("_", "-"), value))
+                assert (found is None) == known, (item.name, value)
+                if found is not None:
+                    assert target.has_words(item.name, found.instead, item.default), found
+                    assert found.why
+                tried += 1
+    assert tried > 35
+
+
+def test_a_plan_that_changes_a_setting_changes_the_export(target: Target) -> None:
+    """No option is listed as expressed and then forgotten."""
+    plain = exported(target)
+    for option, values in target.expresses.items():
+        if values == ANY or option not in {item.name for item, _ in options(Plan)}:
+            continue
+        for value in values:
+            if not listed(value, values):
+                continue
+            gpus = "2x8xa100-80gb" if option == "shard" else "a100-80gb"
+            shard = "zero3" if option == "param_offload" else Plan().shard
+            made = possible_export(target, dataclasses.replace(Plan(shard=shard), **{option: value}), gpus=gpus)
+            if made is None:
+                continue
+            same = made.settings == plain.settings and made.command == plain.command
+            assert not same or value == getattr(Plan(), option) or value in SAME.get((target.name, option), ()), value
+
+
+SAME = {
+    ("hf-trainer", "activation_offload"): ("cpu",),  # only with checkpointing
+    ("trl", "activation_offload"): ("cpu",),
+}
+"""Values that alone say what the defaults say."""
+
+
+def test_another_job_is_refused(target: Target) -> None:
+    if target.has_words("ep", 2, 1):
+        pytest.skip("it has expert parallelism")
+    with pytest.raises(UsageError, match=f"{target.name} has no words for ep 2.*--without ep"):
+        exported(target, Plan(ep=2), gpus="8xa100-80gb")
+
+
+def test_a_contradiction_is_refused_in_one_line() -> None:
+    with pytest.raises(UsageError, match="param_offload=cpu: it is a part of FSDP2, and shard is ddp"):
+        exported("torchrun", Plan(shard="ddp", param_offload="cpu"), gpus="8xa100-80gb")
+
+
+def test_an_unknown_target_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match="possible: hf-trainer, "):
+        exports.target("jax")
+
+
+def test_a_factory_has_no_name(target: Target) -> None:
+    job = tiny_job()
+    job = dataclasses.replace(job, model=dataclasses.replace(job.model, kind="factory", config={}, factory="a:b"))
+    with pytest.raises(UsageError, match="a:b is a factory"):
+        exported(target, job=job, model="a:b")
+
+
+@pytest.mark.parametrize("target", SCRIPTED, ids=lambda known: known.name)
+def test_scripts_train_causal_language_models(target: Target) -> None:
+    job = tiny_job()
+    config = {**job.model.config, "architectures": ["ViTForImageClassification"]}
+    job = dataclasses.replace(job, model=dataclasses.replace(job.model, config=config))
+    with pytest.raises(UsageError, match="is a ViTForImageClassification"):
+        exported(target, job=job)
+
+
+def test_a_catalog_name_becomes_the_hubs(target: Target) -> None:
+    assert "openai-community/gpt2" in "".join(item.text for item in exported(target, model="gpt2").files)
+
+
+def test_the_global_batch_is_kept() -> None:
+    job = dataclasses.replace(tiny_job(), global_batch_tokens=tiny_job().seq_len * 64, micro_batch=2)
+    made = exported("hf-trainer", Plan(shard="zero3"), job, gpus="8xa100-80gb")
+    assert file(made, "training_args.json")["gradient_accumulation_steps"] == 4
+
+
+def test_variables_are_in_the_command() -> None:
+    made = exported(
+        "hf-trainer", Plan(allocator="expandable", shard="zero3", param_offload="cpu"), gpus="8xh100-80gb"
+    )
+    assert made.command.startswith("env PYTORCH_ALLOC_CONF=expandable_segments:True ")
+    assert "FSDP_OFFLOAD_PARAMS=true" in made.command
+    assert made.command.endswith("torchrun --nproc-per-node 8 train.py")
+
+
+def test_several_machines_are_started_one_by_one() -> None:
+    made = exported("torchrun", Plan(shard="hsdp"), gpus="2x8xh100-80gb")
+    assert "--nnodes 2" in made.command
+    assert "HOST" in made.notes[0]
+    assert file(made, "job.json")["replicas"] == 2
+
+
+def test_checkpointing_is_called_what_the_installed_transformers_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonnage.exports.installed.fields", lambda *source: frozenset())
+    older = file(exported("hf-trainer", Plan(checkpointing="every-2")), "training_args.json")
+    assert older["gradient_checkpointing_kwargs"] == {"every_n_layers": 2}
+    monkeypatch.setattr("tonnage.exports.installed.fields", lambda *source: frozenset({"activation_checkpointing"}))
+    newer = file(exported("hf-trainer", Plan(checkpointing="every-2")), "training_args.json")
+    assert newer["activation_checkpointing_kwargs"] == {"every_n_layers": 2}
+
+
+def test_scripts_say_nothing_of_us_and_compile() -> None:
+    for made in map(exported, SCRIPTED):
+        for item in made.files:
+            if item.name.endswith(".py"):
+                compile(item.text, item.name, "exec")
+                assert "tonnage" not in item.text
+
+
+def test_no_trainer_is_imported_to_export(tmp_path: Path) -> None:
+    program = """
+import sys
+from tonnage import exports
+from tonnage.api import request
+from tonnage.device import parse_cluster
+job, plan = request("gpt2")
+for to in exports.TARGETS:
+    exports.export(job, plan, parse_cluster("t4"), "gpt2", to)
+print({"torch", "transformers", "accelerate", "deepspeed", "trl"} & set(sys.modules))
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "set()"

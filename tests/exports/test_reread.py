@@ -1,0 +1,129 @@
+"""Targets read back what was written, each with its own code, in one process beside this one."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from networks import tiny_job
+from tonnage import exports
+from tonnage.device import parse_cluster
+from tonnage.errors import CannotEstimate
+from tonnage.exports import Export, Target, installed, reread
+from tonnage.plan import Plan
+
+FULL = {"precision": "bf16-mixed", "optimizer": "adamw-fused", "clip_grad_norm": 2}
+PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
+    "hf-trainer": [
+        ({**FULL, "checkpointing": "every-2"}, {}, "a100-80gb"),
+        ({**FULL, "checkpointing": "full", "shard": "zero3", "param_offload": "cpu"}, {}, "8xa100-80gb"),
+        ({"shard": "hsdp", "precision": "bf16-true"}, {"micro_batch": 2}, "2x8xa100-80gb"),
+        ({"optimizer": "sgd", "attention": "flash"}, {"method": "lora", "lora_targets": ("q_proj", "v_proj")}, "t4"),
+    ],
+    "torchrun": [
+        ({**FULL, "loss": "chunked", "shard": "hsdp", "checkpointing": "selective"}, {}, "2x8xa100-80gb"),
+        ({"precision": "fp16-mixed", "accum_sync": True, "shard": "ddp"}, {"method": "lora"}, "8xt4"),
+    ],
+}
+"""For each target plans, jobs and GPUs that together use most of its settings."""
+
+PROGRAM = """
+import json, sys, tempfile
+from pathlib import Path
+from tonnage import exports
+for name, folder in json.loads(sys.argv[1]):
+    found = dict(exports.target(name).reread(Path(folder)))
+    print("found:" + json.dumps(found, default=str))
+"""
+
+CASES = [(name, number) for name, plans in PLANS.items() for number in range(len(plans))]
+
+
+def made(name: str, number: int) -> tuple[Target, Export]:
+    plan, job, gpus = PLANS[name][number]
+    if (plan.get("attention"), gpus) == ("flash", "t4"):
+        plan = {**plan, "attention": "math"}
+    target = exports.target(name)
+    wanted = dataclasses.replace(tiny_job(), **job)
+    return target, exports.export(wanted, Plan(**plan), parse_cluster(gpus), "gpt2", target)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict[str, Any]]:
+    """What every installed target's objects hold, asked in one process."""
+    asked = []
+    for name, number in CASES:
+        target, export = made(name, number)
+        if installed.missing(target.packages):
+            continue
+        folder = tmp_path_factory.mktemp(name)
+        for item in export.files:
+            (folder / item.name).write_text(item.text)
+        asked.append(((name, number), str(folder)))
+    told = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps([(name, folder) for (name, _), folder in asked])],
+        env=reread._environment() | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 0, told.stderr[-2000:]
+    answers = [json.loads(line[6:]) for line in told.stdout.splitlines() if line.startswith("found:")]
+    return {case: answer for (case, _), answer in zip(asked, answers, strict=True)}
+
+
+@pytest.mark.parametrize(("name", "number"), CASES)
+def test_every_setting_is_found_again(name: str, number: int, found: Any) -> None:
+    target, export = made(name, number)
+    if missing := installed.missing(target.packages):
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    read = found[name, number]
+    assert len(export.settings) > 3
+    different = {
+        key: (value, read.get(key))
+        for key, value in export.settings.items()
+        if not reread._alike(value, read.get(key))
+    }
+    assert different == {}
+
+
+def test_a_setting_that_is_read_differently_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, export = made("torchrun", 0)
+    monkeypatch.setattr(reread, "_asked", lambda name, folder: {**export.settings, "job.shard": "zero2"})
+    with pytest.raises(CannotEstimate, match=r"job.shard was written as 'hsdp' and is 'zero2'.*nothing was written"):
+        reread.check(export, target)
+
+
+def test_true_is_not_one() -> None:
+    assert reread._alike(1, 1.0)
+    assert not reread._alike(True, 1)
+    assert reread._alike(["a", "b"], ["b", "a"])
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, export = made("torchrun", 0)
+    monkeypatch.setattr(installed, "missing", lambda packages: ["axolotl"])
+    assert str(reread.check(export, target)) == "not validated: axolotl is not installed"
+
+
+def test_an_error_of_the_target_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, export = made("torchrun", 0)
+    broken = dataclasses.replace(export, files=(exports.File(name="job.json", text='{"bogus": 1}'),))
+    monkeypatch.setattr(installed, "missing", lambda packages: [])
+    with pytest.raises(CannotEstimate, match=r"torchrun does not take what was written for it: .*bogus"):
+        reread.check(broken, target)
+
+
+def test_fields_are_read_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "somewhere").mkdir()
+    (tmp_path / "somewhere" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "somewhere" / "args.py").write_text(
+        "class A:\n    one: int = 1\n    def f(self): ...\n    two: str\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert installed.fields("somewhere", "args.py", "A") == {"one", "two"}
+    assert installed.fields("nowhere_at_all", "args.py", "A") == frozenset()
