@@ -316,6 +316,11 @@ def test_checks_for_finite_numbers_pass(dry_run: Any) -> None:
     assert set(estimate.coverage.assumed) == {ONE_SEQUENCE, "torch.isfinite of a computed tensor is True"}
 
 
+def test_the_gradient_of_a_loss_by_itself_is_known_to_be_one(dry_run: Any) -> None:
+    answer = dry_run("values.py", "first")
+    assert answer.said[-1]["said"] == [True, False]
+
+
 def test_checks_for_nan_pass_and_assume_nothing_more(dry_run: Any) -> None:
     answer = dry_run("values.py", "isnan")
     estimate, _ = consistent(answer)

@@ -1,6 +1,6 @@
 """Programs that read values back from the card and decide by them: one way each.
 
-python values.py finite|isnan|boolean|padded|full|copied|argmax|experts
+python values.py finite|isnan|boolean|padded|full|copied|argmax|experts|first
 """
 
 import json
@@ -44,6 +44,16 @@ def copied(model: nn.Module, loss: torch.Tensor) -> object:
 def argmax(model: nn.Module, loss: torch.Tensor) -> object:
     """A computed index picks from a list."""
     return ["a", "b", "c"][int(torch.randn(3, device="cuda").argmax().item())]
+
+
+def first(model: nn.Module, loss: torch.Tensor) -> object:
+    """Whether gradients that arrive are one: of the loss itself they are, of a scaled one they are not."""
+    seen = []
+    for scale in (None, 8.0):
+        value = model.lm_head.weight.float().sum()
+        value.register_hook(lambda grad: seen.append(torch.equal(grad, torch.tensor(1.0, device="cuda"))))
+        (value if scale is None else value * scale).backward()
+    return seen
 
 
 def experts(model: nn.Module, loss: torch.Tensor) -> object:
@@ -97,6 +107,7 @@ def main() -> None:
             "copied": copied,
             "argmax": argmax,
             "experts": experts,
+            "first": first,
         }[what](model, loss)
     optimizer.step()
     print(json.dumps({"said": said}))

@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from answering import GIB, answer
+from llm_analysis import config as tables
 from llm_analysis.analysis import train
 
 from tonnage.catalog import find_model
 
+CARD = "a100-sxm-80gb"
+IMAGINARY_GB = 8192
+"""Memory that the card is given, for it asserts that the job fits."""
+
 
 def ask(row: dict[str, Any]) -> tuple[float, str]:
+    tables.gpu_configs[CARD].mem_per_GPU_in_GB = IMAGINARY_GB
     known = find_model(row["model"])
     assert known is not None
     config = known.config()
@@ -22,6 +28,7 @@ def ask(row: dict[str, Any]) -> tuple[float, str]:
         "num_key_value_heads": config.get("num_key_value_heads", config["num_attention_heads"]),
         "hidden_dim": config["hidden_size"],
         "ffn_embed_dim": config["intermediate_size"],
+        "expansion_ratio": config["intermediate_size"] / config["hidden_size"],
         "vocab_size": config["vocab_size"],
         "max_seq_len": row["seq_len"],
     }
@@ -30,7 +37,7 @@ def ask(row: dict[str, Any]) -> tuple[float, str]:
         path.write_text(json.dumps(described))
         summary = train(
             model_name=str(path),
-            gpu_name="a100-sxm-80gb",
+            gpu_name=CARD,
             batch_size_per_gpu=row["micro_batch"],
             seq_len=row["seq_len"],
             total_num_gpus=1,

@@ -78,6 +78,8 @@ class Policy:
         """Patch torch now, and other libraries when they are imported."""
         self._patch_finite()
         self._patch_all()
+        self._patch_equal()
+        self._patch_first_gradients()
         self._patch_initialisation()
         self._patch_comparisons()
         self._patch_checks()
@@ -181,6 +183,37 @@ class Policy:
 
         torch.all = patched(torch.all)
         torch.Tensor.all = patched(torch.Tensor.all)
+
+    def _patch_equal(self) -> None:
+        """Two tensors whose values are known are equal or not; others are not, as ever."""
+        torch, original = self.torch, self.torch.equal
+
+        def equal(tensor: Any, other: Any) -> bool:
+            result = original(tensor, other)
+            plain = type(tensor) is torch.Tensor and type(other) is torch.Tensor
+            if not plain or not tensor.is_cuda or max(tensor.numel(), other.numel()) > BIG_ELEMENTS:
+                return bool(result)
+            values, others = self.read(tensor), self.read(other)
+            return bool(result if values is None or others is None else original(values, others))
+
+        torch.equal = equal
+
+    def _patch_first_gradients(self) -> None:
+        """The gradient of a loss by itself is one; kernels that scale gradients look whether it is (Liger's do)."""
+        torch, autograd = self.torch, self.torch.autograd
+        original = autograd._make_grads
+
+        @functools.wraps(original)
+        def make_grads(outputs: Any, grads: Any, **options: Any) -> Any:
+            made = original(outputs, grads, **options)
+            first = (found for given, found in zip(grads, made, strict=False) if given is None)
+            for found in first:
+                scalar = type(found) is torch.Tensor and found.is_cuda and found.numel() == 1
+                if scalar and not torch.cuda.is_current_stream_capturing():
+                    self.write(found, torch.ones(found.shape, dtype=found.dtype))
+            return made
+
+        autograd._make_grads = make_grads
 
     def _patch_comparisons(self) -> None:
         """Where token ids from the host are compared with a number, the mask is known: image places, padding."""

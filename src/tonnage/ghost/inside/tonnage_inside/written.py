@@ -168,7 +168,8 @@ def allocator_settings(version: str) -> str:
 def versions(torch: Any) -> dict[str, str]:
     """Of what decides allocations, as imported in this process."""
     found = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "python": sys.version.split()[0]}
-    for name in ("transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "torchao", "trl", "torchtitan", "megatron.core"):
+    libraries = ("transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "torchao", "trl")
+    for name in (*libraries, "torchtitan", "megatron.core"):
         module = sys.modules.get(name)
         if module is not None and hasattr(module, "__version__"):
             found[name] = str(module.__version__)
