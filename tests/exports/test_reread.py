@@ -25,6 +25,18 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
         ({"shard": "hsdp", "precision": "bf16-true"}, {"micro_batch": 2}, "2x8xa100-80gb"),
         ({"optimizer": "sgd", "attention": "flash"}, {"method": "lora", "lora_targets": ("q_proj", "v_proj")}, "t4"),
     ],
+    "trl": [
+        ({**FULL, "loss": "chunked", "checkpointing": "full", "shard": "zero3"}, {}, "8xa100-80gb"),
+        ({"loss": "chunked", "precision": "bf16-true"}, {"method": "lora"}, "a100-80gb"),
+    ],
+    "accelerate": [
+        ({**FULL, "shard": "hsdp", "param_offload": "cpu", "checkpointing": "full"}, {}, "2x8xa100-80gb"),
+        ({"precision": "fp16-mixed", "shard": "ddp"}, {"method": "lora"}, "8xt4"),
+    ],
+    "deepspeed": [
+        ({"shard": "zero3", "param_offload": "cpu", "clip_grad_norm": 1}, {"grad_accum": 4}, "8xa100-80gb"),
+        ({"shard": "zero2", "optimizer": "adamw-loop", "precision": "fp16-mixed"}, {"method": "lora"}, "8xt4"),
+    ],
     "torchrun": [
         ({**FULL, "loss": "chunked", "shard": "hsdp", "checkpointing": "selective"}, {}, "2x8xa100-80gb"),
         ({"precision": "fp16-mixed", "accum_sync": True, "shard": "ddp"}, {"method": "lora"}, "8xt4"),

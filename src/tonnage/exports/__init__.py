@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.errors import UsageError
-from tonnage.exports import hf_trainer, torchrun
+from tonnage.exports import accelerate, deepspeed, hf_trainer, torchrun, trl
 from tonnage.exports.export import Export, File, Target, Unexpressed, Wish
 from tonnage.options import options, spelled
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 TARGETS: Final[tuple[Target, ...]] = (
     hf_trainer.HF_TRAINER,
+    trl.TRL,
+    accelerate.ACCELERATE,
+    deepspeed.DEEPSPEED,
     torchrun.TORCHRUN,
 )
 

@@ -1,0 +1,124 @@
+"""accelerate: its configuration file for `accelerate launch`, and a loop of ours around its Accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tonnage.engines.hf_trainer import SHARDED
+from tonnage.exports import launching
+from tonnage.exports.export import File, Target, Wish, Written, flat
+from tonnage.exports.hf_trainer import DATA, reread_job
+from tonnage.exports.torchrun import LOOPS, WHY, loop_settings
+
+FILE: Final = "accelerate.yaml"
+
+MIXED: Final = {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+
+
+def write(wish: Wish) -> Written:
+    """accelerate.yaml, job.json and the script."""
+    said = settings(wish)
+    job = {**launching.job_settings(wish), **loop_settings(wish)}
+    return Written(
+        files=(
+            File(name=FILE, text=yaml.safe_dump({**FIXED, **said}, sort_keys=False)),
+            launching.document("job.json", job),
+            *(launching.script(name) for name in ("accelerate", "loop", "job")),
+        ),
+        command=("accelerate", "launch", "--config_file", FILE, *_machine(wish), "train.py"),
+        settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
+        notes=(*_machines(wish), *DATA),
+    )
+
+
+FIXED: Final = {"compute_environment": "LOCAL_MACHINE", "use_cpu": False, "debug": False}
+"""What every such file says."""
+
+
+def settings(wish: Wish) -> dict[str, Any]:
+    """accelerate's ClusterConfig."""
+    cluster = wish.cluster
+    several = {"same_network": True, "rdzv_backend": "c10d", "main_process_ip": "HOST", "main_process_port": 29500}
+    return {
+        "distributed_type": _kind(wish),
+        "mixed_precision": MIXED.get(wish.plan.precision, "no"),
+        "num_machines": cluster.nodes,
+        "num_processes": cluster.gpus,
+        **(several if cluster.nodes > 1 else {}),
+        **_sharding(wish),
+    }
+
+
+def _kind(wish: Wish) -> str:
+    return "FSDP" if wish.plan.shard in SHARDED else "NO" if wish.plan.shard == "none" else "MULTI_GPU"
+
+
+def _sharding(wish: Wish) -> dict[str, Any]:
+    plan = wish.plan
+    if plan.shard not in SHARDED:
+        return {}
+    fsdp = {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": plan.shard != "zero2",
+        "fsdp_offload_params": plan.param_offload == "cpu",
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+    if plan.shard != "hsdp":
+        return {"fsdp_config": fsdp}
+    axes = wish.axes
+    mesh = {
+        "parallelism_config_dp_replicate_size": axes.dp_replicate,
+        "parallelism_config_dp_shard_size": axes.dp_shard,
+    }
+    return {"fsdp_config": fsdp, "parallelism_config": mesh}
+
+
+def _machine(wish: Wish) -> tuple[str, ...]:
+    return ("--machine_rank", "MACHINE") if wish.cluster.nodes > 1 else ()
+
+
+def _machines(wish: Wish) -> tuple[str, ...]:
+    if wish.cluster.nodes == 1:
+        return ()
+    return (
+        f"Start it on each of the {wish.cluster.nodes} machines, MACHINE from 0; HOST is the first one's address.",
+    )
+
+
+def reread(folder: Path) -> Mapping[str, Any]:
+    """Of the ClusterConfig that `accelerate launch` reads, and of the arguments that it makes of it."""
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+
+    path = str(folder / FILE)
+    read = load_config_from_file(path)
+    known = vars(launch_command_parser().parse_args(["--config_file", path, "train.py"]))
+    found: dict[str, Any] = {}
+    for name, value in vars(read).items():
+        if isinstance(value, dict):  # what the launcher has no argument for, it forgets
+            found |= {f"{name}.{inner}": held for inner, held in value.items() if inner in known}
+        else:
+            found[name] = getattr(value, "value", value)
+    return {**found, **reread_job(folder)}
+
+
+ACCELERATE: Final = Target(
+    name="accelerate",
+    packages=("accelerate", "transformers"),
+    expresses={
+        **LOOPS,
+        "shard": ("none", "ddp", *SHARDED),
+        "param_offload": ("none", "cpu"),
+    },
+    why={**WHY, "shard=zero1": "accelerate divides by FSDP2 or DeepSpeed, not optimizer states alone"},
+    engine="accelerate",
+    scripted=True,
+    write=write,
+    reread=reread,
+)

@@ -1,0 +1,47 @@
+"""Trains with a loop of its own under accelerate: accelerate.yaml divides and casts, job.json says the rest.
+
+    accelerate launch --config_file accelerate.yaml train.py --data texts.jsonl
+
+Without --data it makes a few steps on made-up rows.
+"""
+
+from typing import Any
+
+import job
+from accelerate import Accelerator
+from loop import checkpointed, in_slices, optimizer
+from torch.utils.data import DataLoader
+
+
+def main() -> None:
+    options = job.options()
+    said = job.read()
+    accelerator = Accelerator(gradient_accumulation_steps=said.grad_accum or 1)
+    network = in_slices(said, checkpointed(said, job.adapted(said, job.network(said, options.random_weights))))
+    rows = job.rows(
+        said,
+        options.data,
+        options.steps * (said.micro_batch or 1) * (said.grad_accum or 1) * accelerator.num_processes,
+    )
+    loader = DataLoader(rows, said.micro_batch, shuffle=True, drop_last=True, pin_memory=True)
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    prepared: tuple[Any, Any, Any] = accelerator.prepare(network, optimizer(said, trained), loader)
+    del network, trained  # else nothing that FSDP2 replaces would be freed
+    model, update, batches = prepared
+    with job.attention(said):
+        for batch in batches:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(**batch)[0])
+                if said.clip_grad_norm is not None and accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(model.parameters(), said.clip_grad_norm)
+                update.step()
+                update.zero_grad()
+    if options.data:
+        weights = accelerator.get_state_dict(model)
+        accelerator.unwrap_model(model).save_pretrained(
+            "output", is_main_process=accelerator.is_main_process, state_dict=weights
+        )
+
+
+if __name__ == "__main__":
+    main()

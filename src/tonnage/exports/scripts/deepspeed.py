@@ -1,0 +1,52 @@
+"""Trains with DeepSpeed: ds_config.json is its configuration, job.json says what is trained.
+
+    deepspeed train.py --data texts.jsonl
+
+Without --data it makes a few steps on made-up rows.
+"""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import job
+import torch
+import torch.distributed as dist
+from loop import checkpointed
+from torch.utils.data import DataLoader, DistributedSampler
+
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    options = job.options()
+    said = job.read()
+    config: dict[str, Any] = json.loads((HERE / "ds_config.json").read_text(encoding="utf-8"))
+    deepspeed.init_distributed(dist_backend="nccl")
+    place: Any = contextlib.nullcontext()
+    if config["zero_optimization"]["stage"] == 3:  # layers are divided as they are made
+        place = deepspeed.zero.Init(config_dict_or_path=config)
+        torch.set_default_device("cuda")
+    with place:
+        network = job.network(said, options.random_weights)
+    torch.set_default_device(None)
+    network = checkpointed(said, job.adapted(said, network))
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    engine, *_ = deepspeed.initialize(model=network, model_parameters=trained, config=config)
+    micro, accumulated = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
+    ranks = dist.get_world_size()
+    rows = job.rows(said, options.data, options.steps * micro * accumulated * ranks)
+    loader = DataLoader(rows, micro, sampler=DistributedSampler(rows), drop_last=True, pin_memory=True)
+    with job.attention(said):
+        for batch in loader:
+            loss = engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()})[0]
+            engine.backward(loss)
+            engine.step()
+    if options.data:
+        engine.save_checkpoint("output")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Trains with TRL's SFTTrainer: sft_config.json are its arguments, job.json says what is trained.
+
+    python train.py --data texts.jsonl        (or the launcher's command)
+
+Rows are full sequences; for conversations, drop dataset_kwargs from sft_config.json and give SFTTrainer your own
+dataset.  Without --data it makes a few steps on made-up rows.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import job
+from datasets import Dataset
+from transformers import AutoTokenizer, HfArgumentParser, PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+
+HERE = Path(__file__).parent
+
+
+def arguments(**others: Any) -> SFTConfig:
+    """sft_config.json; a key that this TRL does not know is an error."""
+    said = json.loads((HERE / "sft_config.json").read_text(encoding="utf-8"))
+    if "parallelism_config" in said:
+        from accelerate import ParallelismConfig
+
+        said["parallelism_config"] = ParallelismConfig(**said["parallelism_config"])
+    [parsed] = HfArgumentParser(SFTConfig).parse_dict({**said, **others})  # type: ignore[arg-type]
+    return parsed
+
+
+def tokenizer(said: job.Job, made_up: bool) -> Any:
+    """The network's; for made-up rows one that knows two words."""
+    if not made_up:
+        return AutoTokenizer.from_pretrained(said.model)
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    words = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
+
+
+def main() -> None:
+    options = job.options()
+    said = job.read(HERE)
+    tried = {} if options.data else {"max_steps": options.steps, "save_strategy": "no"}
+    training = arguments(**tried)
+    step = training.train_batch_size * training.gradient_accumulation_steps * training.world_size
+    rows = job.rows(said, options.data, options.steps * step).tokens.tolist()
+    adapters = None
+    if said.lora is not None:
+        from peft import LoraConfig
+
+        adapters = LoraConfig(**said.lora)
+    with job.attention(said):
+        trainer = SFTTrainer(
+            model=job.network(said, options.random_weights),
+            args=training,
+            train_dataset=Dataset.from_dict({"input_ids": rows, "labels": rows}),
+            processing_class=tokenizer(said, options.data is None),
+            peft_config=adapters,
+        )
+        trainer.train()
+    if options.data:
+        trainer.save_model()
+
+
+if __name__ == "__main__":
+    main()
