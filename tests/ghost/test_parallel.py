@@ -25,9 +25,17 @@ def job(**fields: Any) -> Job:
     return tiny_job("llama", **{"model": model, "seq_len": 512, "micro_batch": 1, **fields})
 
 
-def run(worker: Worker, plan: dict[str, Any], gpu: str, rank: int | None = None, **fields: Any) -> Run:
+def run(
+    worker: Worker, plan: dict[str, Any], gpu: str, rank: int | None = None, steps: int = 2, **fields: Any
+) -> Run:
+    """Two steps: in the first there are no optimizer states yet."""
     found = predict.estimate(
-        job(**fields), Plan(**{"precision": "fp32", **plan}), parse_cluster(gpu), rank=rank, worker=worker, steps=2
+        job(**fields),
+        Plan(**{"precision": "fp32", **plan}),
+        parse_cluster(gpu),
+        rank=rank,
+        worker=worker,
+        steps=steps,
     )
     for trace in found.traces:
         assert trace.outcome["kind"] == "completed"
@@ -81,15 +89,62 @@ def test_the_first_stage_keeps_the_most_micro_batches(worker: Worker) -> None:
     assert first > 1.2 * second
 
 
+def test_main_weights_of_divided_networks(worker: Worker) -> None:
+    """Megatron's distributed optimizer: of a rank's elements it keeps 12 bytes for each that lies in its piece."""
+    plan = {"tp": 4, "pp": 2, "shard": "zero1", "precision": "megatron-bf16", "clip_grad_norm": 1}
+    found = run(worker, plan, "2x8xh100-80gb", 15, grad_accum=2)
+    elements = LAYERS // 2 * (MATRICES // 4 + 2 * WIDTH) + VOCABULARY * WIDTH // 4 + WIDTH
+    piece = -(-elements // 2)
+    assert 12 * piece <= held(found, "optimizer_state") <= 12 * piece + 512 * 3 * (LAYERS // 2 * 9 + 3)
+    assert 0 <= held(found, "gradient") - 4 * 2 * piece < 2**20  # slack behind a large block
+
+
+def test_a_shared_sequence_is_a_part_of_the_activations(worker: Worker) -> None:
+    """Ranks that share a sequence of 512 keep what a sequence of half as long does, and exchange keys and values."""
+    plan = {"shard": "zero3", "precision": "bf16-true"}
+    shared = run(worker, {**plan, "cp": 2}, "4xh100-80gb", 1)
+    half = run(worker, plan, "4xh100-80gb", 1, seq_len=256)
+    assert held(shared, "activation") == pytest.approx(held(half, "activation"), rel=0.1)
+    assert held(shared, "optimizer_state") == held(half, "optimizer_state")
+    gathered = [activity for activity in shared.traces[0].activities("collective") if activity.grid[0] == 2]
+    assert len(gathered) >= 2 * LAYERS
+
+
+EXPERTS, EXPERT_MLP = 8, 256
+
+
+def expert_job() -> Job:
+    changes = {
+        "num_local_experts": EXPERTS,
+        "intermediate_size": EXPERT_MLP,
+        "num_hidden_layers": 2,
+        "vocab_size": 512,
+    }
+    return tiny_job("mixtral", model=tiny("mixtral", **{**WIDE, **changes}), seq_len=64, micro_batch=1)
+
+
+@pytest.mark.parametrize(("ep", "sharing"), [(8, 1), (2, 4), (4, 2)])
+def test_experts_are_dealt_out(ep: int, sharing: int, worker: Worker) -> None:
+    """A rank has EXPERTS / ep experts, which it shares with the ranks that have the same: an eighth in any case."""
+    plan = Plan(precision="fp32", shard="zero3", ep=ep)
+    found = predict.estimate(expert_job(), plan, parse_cluster("8xh100-80gb"), rank=3, worker=worker, steps=2)
+    dense = 4 * [(WIDTH, WIDTH)] + [(EXPERTS, WIDTH)] + 2 * [(WIDTH, 1)]
+    matrices = 2 * dense + 2 * [(512, WIDTH)] + [(WIDTH, 1)]
+    experts = 2 * [(EXPERTS // ep, 2 * EXPERT_MLP * WIDTH), (EXPERTS // ep, WIDTH * EXPERT_MLP)]
+    expected = sum(part_bytes(rows, columns, 8, 3) for rows, columns in matrices)
+    expected += sum(part_bytes(rows, columns, sharing, 3 // ep) for rows, columns in experts)
+    assert held(found, "optimizer_state") == 2 * expected
+    assert any("balanced" in said for said in found.estimate.coverage.assumed)
+
+
 @pytest.mark.parametrize(
     "plan",
     [
-        {"pp": 4, "tp": 2, "shard": "zero2"},
         {"pp": 4, "pp_schedule": "interleaved", "shard": "zero1"},
-        {"pp": 2, "pp_schedule": "gpipe", "shard": "hsdp", "clip_grad_norm": 1},
-        {"pp": 2, "tp": 4, "shard": "ddp", "precision": "bf16-mixed", "checkpointing": "full"},
+        {"pp": 2, "pp_schedule": "gpipe", "shard": "hsdp", "tp": 2, "clip_grad_norm": 1},
+        {"pp": 2, "tp": 2, "cp": 2, "shard": "ddp", "precision": "bf16-mixed", "checkpointing": "full"},
     ],
 )
 def test_combinations_run(plan: dict[str, Any], worker: Worker) -> None:
-    found = run(worker, plan, "8x8xh100-80gb", grad_accum=4)
+    found = run(worker, plan, "8x8xh100-80gb", 63, steps=1, grad_accum=4)
     assert found.estimate.fits
