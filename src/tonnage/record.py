@@ -20,6 +20,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
@@ -67,6 +68,8 @@ _DROPOUT: Final = torch.ops.aten.native_dropout.default
 _ALLOCATED: Final = ("segment_alloc", "alloc")
 _FREED: Final = ("free_requested", "free_completed", "segment_free")
 _CODES: Final = {name: code for code, name in enumerate(ACTIONS)}
+_OURS: Final = (__file__, str(Path(__file__).parent / "portable"))
+"""What the program did not call itself is no part of its stack."""
 _LINE_BYTES: Final = 64
 """Made-up addresses are multiples of it, as those of torch's CPU allocator."""
 
@@ -625,6 +628,7 @@ def steps_of(
             kept = engine_of(plan).run(job, plan, world, steps)
         except torch.OutOfMemoryError as error:
             ended = inside("outcome").of_exception(error, watch)
+            ended["stack"] = [frame for frame in ended["stack"] if not frame.startswith(_OURS)]
             kept = error
         except (DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise CannotEstimate(

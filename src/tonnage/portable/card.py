@@ -30,7 +30,7 @@ class FakeCard(FakeTensorMode):  # type: ignore[misc]
     """Where C++ code asks for memory on the device of a tensor of the card, the new tensor is the card's."""
 
     meta_is_meant = False
-    """Whether the program itself asks for a tensor without memory."""
+    """Whether the function that the program called is about tensors without memory."""
     avoid_device_init = True
     """`torch.tensor` must not look for the card's memory by itself."""
 
@@ -44,7 +44,7 @@ class FakeCard(FakeTensorMode):  # type: ignore[misc]
 
 
 class _Asked(TorchFunctionMode):  # type: ignore[misc]
-    """Tells a FakeCard what device the program asks for by name."""
+    """Tells a FakeCard whether what the program calls is about tensors without memory."""
 
     def __init__(self, fake: FakeCard) -> None:
         super().__init__()
@@ -53,14 +53,19 @@ class _Asked(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function."""
         kwargs = kwargs or {}
-        device = kwargs.get("device")
-        if device is None or torch.device(device).type != "meta":
-            return function(*args, **kwargs)
-        self._fake.meta_is_meant = True
+        self._fake.meta_is_meant, before = _means_meta(args, kwargs), self._fake.meta_is_meant
         try:
             return function(*args, **kwargs)
         finally:
-            self._fake.meta_is_meant = False
+            self._fake.meta_is_meant = before
+
+
+def _means_meta(args: Any, kwargs: Any) -> bool:
+    """Whether a call asks for tensors without memory: by name, or by being about such."""
+    device = kwargs.get("device")
+    if device is not None:
+        return bool(torch.device(device).type == "meta")
+    return any(each.fake_device.type == "meta" for each in args if isinstance(each, FakeTensor))
 
 
 @contextmanager

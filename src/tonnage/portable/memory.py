@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tonnage.allocator import AllocatorSettings, CachingAllocator, Driver, OutOfMemory, Shortage
 from tonnage.record import DoesNotFit
 from tonnage.trace import ACTIONS, EVENT_COLUMNS
-from tonnage.units import gib
+from tonnage.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
     from tonnage.device import Device
@@ -65,8 +65,16 @@ def _in_torchs_words(shortage: Shortage) -> str:
     """The beginning of the message of torch's own error."""
     unallocated = shortage.reserved_bytes - shortage.allocated_bytes
     return (
-        f"CUDA out of memory. Tried to allocate {gib(shortage.segment_bytes)}. GPU 0 has a total capacity of "
-        f"{gib(shortage.total_bytes)} of which {gib(shortage.free_bytes)} is free. Of the allocated memory "
-        f"{gib(shortage.allocated_bytes)} is allocated by PyTorch, and {gib(unallocated)} is reserved by PyTorch but "
-        "unallocated."
+        f"CUDA out of memory. Tried to allocate {_size(shortage.segment_bytes)}. GPU 0 has a total capacity of "
+        f"{_size(shortage.total_bytes)} of which {_size(shortage.free_bytes)} is free. Of the allocated memory "
+        f"{_size(shortage.allocated_bytes)} is allocated by PyTorch, and {_size(unallocated)} is reserved by PyTorch "
+        "but unallocated."
     )
+
+
+def _size(count_bytes: int) -> str:
+    """As torch's allocator writes it: 192.00 MiB."""
+    for unit, width in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count_bytes > width:
+            return f"{count_bytes / width:.2f} {unit}"
+    return f"{count_bytes} bytes"

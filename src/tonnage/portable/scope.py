@@ -38,7 +38,7 @@ IMITATION: Final = (
 """What an estimate says of itself."""
 
 RESERVED_RESIDUAL: Final = 0.05
-"""How far reserved memory may be off: docs/portable.md, where 95 of 100 comparisons with the ghost are closer."""
+"""How far reserved memory may be off: of the comparisons with the ghost in docs/portable.md, 99 of 100 are closer."""
 
 
 def refusals(job: Job, plan: Plan, cluster: Cluster) -> Iterator[Refusal]:
