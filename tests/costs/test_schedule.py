@@ -2,14 +2,13 @@
 
 import pytest
 
-from tonnage.costs.schedule import bubble_fraction, by_cost, equally, exposed, pipeline_seconds
+from tonnage.costs.schedule import by_cost, equally, exposed, pipeline_seconds
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (8, 256)])
 def test_equal_stages_wait_for_p_minus_1_of_m(stages, micro_batches):
     whole = pipeline_seconds((3.0,) * stages, micro_batches)
     assert whole == pytest.approx(3.0 * micro_batches * (1 + (stages - 1) / micro_batches))
-    assert whole / (3.0 * micro_batches) - 1 == pytest.approx(bubble_fraction(stages, micro_batches))
 
 
 def test_interleaving_divides_the_wait():

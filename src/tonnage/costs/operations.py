@@ -58,8 +58,6 @@ class Slice:
     """Tokens that may see each other."""
     tp: int = 1
     """Ranks that share each matrix."""
-    cp: int = 1
-    """Ranks that share a sequence."""
     ep: int = 1
     """Ranks that share the experts."""
     sequence_parallel: bool = False
@@ -205,10 +203,10 @@ def seen_tokens(shape: Shape, seq_len: int) -> float:
 def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
     """Scores, softmax and their product with the values; backward has five products where forward has two.
 
-    Kernels that keep no scores skip what the mask hides; eager code computes it, and moves b heads s^2 scores:
-    forward 12 bytes each fused and backward 14; in eager code 24 and 34 (product, scale, mask, casts around a
-    softmax in fp32); under autocast, where the mask's fp32 makes scores fp32, 40 and 60: what an H200 took for
-    llama-3.2-1b more than with flash attention.
+    Kernels that keep no scores skip what the mask hides; others compute it, and move b heads s^2 scores: fused code
+    12 bytes each forward and 14 backward.  Eager code scales, masks, casts and takes a softmax in fp32: 15 and 21; under
+    autocast, where the mask's fp32 makes scores fp32, 25 and 37: what an H200 took for gpt2-medium and llama-3.2-1b
+    more than with flash attention, at the rate of eager code's other passes.
     """
     heads = max(shape.heads / part.tp, 1)
     widths = heads * (shape.head_dim + shape.value_dim)
@@ -223,7 +221,7 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
         )
     scores = part.tokens * part.seq_len * heads
     flops = 2.0 * part.tokens * part.seq_len * widths
-    ahead, behind = (12, 14) if part.fused else (40, 60) if part.residual_bytes == 4 else (24, 34)
+    ahead, behind = (12, 14) if part.fused else (25, 37) if part.residual_bytes == 4 else (15, 21)
     return (
         [
             Operation("attention", "matmul", dtype, flops, kept, 2, products=2),

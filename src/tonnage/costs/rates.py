@@ -152,10 +152,8 @@ def _attention_seconds(op: Operation, device: Device, reached: Card, backend: st
     return op.flops / (peak_flops(device, op.dtype) * part * filled)
 
 
-def auto_backend(device: Device, dtype: str, *, eager: bool = False) -> str:
+def auto_backend(device: Device, dtype: str) -> str:
     """The attention that torch chooses: cuDNN's on Hopper, else flash from Ampere on, for 16 bits; else efficient."""
-    if eager:
-        return "eager"
     if dtype in ("fp32", "tf32") or device.capability < (8, 0):
         return "efficient"
     return "cudnn" if device.capability in ((9, 0), (10, 0), (10, 3)) else "flash"

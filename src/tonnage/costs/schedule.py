@@ -17,11 +17,6 @@ def pipeline_seconds(stages: tuple[float, ...], micro_batches: int, virtual_stag
     return micro_batches * slowest + (sum(stages) - slowest) / virtual_stages
 
 
-def bubble_fraction(stages: int, micro_batches: int, virtual_stages: int = 1) -> float:
-    """Idle time of equal stages relative to their work."""
-    return (stages - 1) / (virtual_stages * micro_batches)
-
-
 def exposed(copying: float, hiding: float, overlap: float = 1.0) -> float:
     """Seconds of a copy or an exchange that computation of so many seconds does not hide, if `overlap` of it can."""
     return max(copying - overlap * hiding, copying * (1 - overlap), 0.0)

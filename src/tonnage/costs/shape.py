@@ -95,6 +95,8 @@ class Shape:
     """Width to which keys and values are compressed; 0: plain attention."""
     rotary_dim: int = 0
     """Of latent attention's key: the part that is rotated, shared by all heads."""
+    keeps_scores: bool = False
+    """Whether scores are capped or get sinks, for which transformers' code has no attention that keeps none."""
     window: int | None = None
     """Tokens that a windowed layer sees; None: all."""
     window_fraction: float = 0.0
@@ -236,6 +238,7 @@ def _llama(config: Mapping[str, Any]) -> Shape:
         query_rank=config.get("q_lora_rank") or 0,
         latent_rank=latent,
         rotary_dim=config["qk_rope_head_dim"] if latent else 0,
+        keeps_scores=kind == "gpt_oss" or bool(config.get("attn_logit_softcapping")),
         window=window,
         window_fraction=fraction,
         extra_parameters=extra,

@@ -65,10 +65,6 @@ class Software:
     """Seconds of such a stall: in pipelines for each micro-batch, otherwise for averaging gradients."""
     micro_batch_seconds: float = 0.0
     """Of each micro-batch besides."""
-    step_seconds: float = 0.0
-    """Of each step besides."""
-    optimizer_factor: float = 1.0
-    """Times the optimizer's passes."""
     low_factor: float = 0.7
     """Measured / predicted at the 10th percentile of the rows left out."""
     high_factor: float = 1.5

@@ -52,7 +52,7 @@ class Work:
     checkpointed_fraction: float = 1.0
     """Part of the layers that run again."""
     attention: str = "auto"
-    """The backend."""
+    """The backend; `auto`: what torch chooses on the card."""
     loss: str = "plain"
     """`plain`, `chunked` or `fused`."""
     optimizer: str = "adamw"
@@ -61,6 +61,8 @@ class Work:
     """Whether the norm of all gradients is taken before the step."""
     shard: str = "none"
     """`none`, `ddp`, `zero1`, `zero2`, `zero3` or `hsdp`."""
+    averages_each: bool = False
+    """Whether gradients are averaged after each micro-batch."""
     optimizer_offload: bool = False
     """Whether states rest on the host, where the optimizer runs."""
     param_offload: bool = False
@@ -120,6 +122,7 @@ class Work:
             optimizer=plan.optimizer,
             clipped=plan.clip_grad_norm is not None,
             shard=plan.shard,
+            averages_each=plan.accum_sync,
             optimizer_offload=plan.optimizer_offload != "none",
             param_offload=plan.param_offload != "none",
             activation_offload=plan.activation_offload != "none",
