@@ -11,6 +11,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tonnage.allocator import AllocatorSettings
+from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.portable import autocast, card, choices
 from tonnage.portable.memory import CardMemory
 from tonnage.portable.temporaries import Temporaries
@@ -45,6 +48,7 @@ def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3
         autocast.on_card(table()["autocast"]),
         choices.on_card(device.capability),
         watching(recorder, fake) as watch,
+        _told_in_one_line(),
     ):
         return steps_of(
             job,
@@ -57,6 +61,20 @@ def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3
             assumed=(),
             allocator_settings=options,
         )
+
+
+@contextmanager
+def _told_in_one_line() -> Iterator[None]:
+    """Whatever stops the step, as a ghost's worker tells it."""
+    try:
+        yield
+    except TonnageError:
+        raise
+    except Exception as error:
+        said = str(error).strip().splitlines() or [""]
+        raise CannotEstimate(
+            f"The step failed on the imitated card: {type(error).__name__}: {said[0][:300]}; choose source ghost."
+        ) from error
 
 
 def _import_libraries(job: Job, plan: Plan) -> None:
