@@ -100,8 +100,10 @@ def _lines(by_model: Sequence[tuple[Row, float]], by_cluster: Sequence[tuple[Row
 
 
 def _group(row: Row) -> str:
-    if row.software == "megatron" and not CALIBRATIONS["megatron"].takes(row):
+    if row.software == "megatron" and row.shape.experts:
         return f"{row.source}, {row.cluster_name} (not calibrated)"
+    if row.cluster_name == "GB200":
+        return f"{row.source}, GB200 (calibrated only its card's products)"
     if row.software == "nanotron":
         return f"{row.source}, {'MFU above 15 %' if row.raw.get('mfu', 0) > 15 else 'slower layouts'}"
     return row.source

@@ -204,9 +204,9 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     """Scores, softmax and their product with the values; backward has five products where forward has two.
 
     Kernels that keep no scores skip what the mask hides; others compute it, and move b heads s^2 scores: fused code
-    12 bytes each forward and 14 backward.  Eager code scales, masks, casts and takes a softmax in fp32: 15 and 21; under
-    autocast, where the mask's fp32 makes scores fp32, 25 and 37: what an H200 took for gpt2-medium and llama-3.2-1b
-    more than with flash attention, at the rate of eager code's other passes.
+    12 bytes each forward and 14 backward.  Eager code scales, masks, casts and takes a softmax in fp32: 15 and 21;
+    under autocast, where the mask's fp32 makes scores fp32, 25 and 37: what an H200 took for gpt2-medium and
+    llama-3.2-1b more than with flash attention, at the rate of eager code's other passes.
     """
     heads = max(shape.heads / part.tp, 1)
     widths = heads * (shape.head_dim + shape.value_dim)
