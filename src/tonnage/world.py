@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tonnage.axes import Axes, axes
 from tonnage.errors import CannotEstimate
@@ -49,10 +50,11 @@ class World:
         if len(have) == 1:
             return self.mesh[have[0]]
         joined = "_".join(have)
-        try:
-            return self.mesh[joined]
-        except (KeyError, RuntimeError):
-            return self.mesh[tuple(have)]._flatten(joined)
+        with _disable_current_modes():
+            try:
+                return self.mesh[joined]
+            except (KeyError, RuntimeError):
+                return self.mesh[tuple(have)]._flatten(joined)
 
     def group(self, *names: str) -> Any:
         """The process group of the ranks along these axes."""
@@ -69,13 +71,10 @@ def join(world: World, plan: Plan) -> World:
             f"The process group has {dist.get_world_size()} ranks, the job {world.size}; start as many processes."
         )
     found = axes(plan, world.size, world.gpus_per_node)
-    return replace(
-        world,
-        rank=dist.get_rank(),
-        axes=found,
-        mesh=_mesh(world, found, plan),
-        expert_mesh=_expert_mesh(world, found) if plan.ep > 1 else None,
-    )
+    with _disable_current_modes():  # ranks are laid out by real tensors, also where others are fake
+        mesh = _mesh(world, found, plan)
+        experts = _expert_mesh(world, found) if plan.ep > 1 else None
+    return replace(world, rank=dist.get_rank(), axes=found, mesh=mesh, expert_mesh=experts)
 
 
 def _mesh(world: World, laid: Axes, plan: Plan) -> DeviceMesh:

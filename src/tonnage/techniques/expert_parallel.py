@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING, divisors
+from tonnage.device import CPU
 from tonnage.errors import CannotEstimate
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -38,6 +39,8 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         return _refused(plan, f"adapters on divided experts are not built, and the method is {job.method}")
     if job.generate is not None:
         return _refused(plan, "it is not built for generate")
+    if cluster.device.id == CPU:
+        return _refused(plan, "how many tokens go where is not imitated on the CPU", "choose a GPU")
     text = job.model.config.get("text_config", job.model.config)
     experts = next((text[name] for name in COUNTS if isinstance(text.get(name), int)), None)
     if experts is not None and experts % plan.ep:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.device import CPU
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
             return _refused(plan, f"it is not built for {item[0]} {item[1]}", f"choose {item[0]} {item[2]}, or pp 1")
     if job.model.kind == "factory":
         return _refused(plan, "where a factory's network is cut is not known", "choose pp 1")
+    if cluster.device.id == CPU:
+        return _refused(plan, "what stages agree on is not imitated on the CPU", "choose a GPU")
     return _layers(job, plan) or _micro_batches(job, plan)
 
 
