@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import divisors
-from tonnage.device import CPU
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ ATTENTIONS: Final = ("auto", "flash", "efficient", "cudnn")
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Full sequences of a causal language model, whose gradients are averaged over the ranks that share them."""
+    from tonnage.device import CPU
+
     pieces = 2 * plan.cp
     besides = [name for name in ("packing", "eval_batch", "generate") if getattr(job, name) is not None]
     if plan.shard == "none":

@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING, divisors
-from tonnage.device import CPU
 from tonnage.errors import CannotEstimate
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -33,6 +32,8 @@ COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Experts that can be dealt out, under FSDP2."""
+    from tonnage.device import CPU
+
     if plan.shard not in SHARDING:
         return _refused(plan, f"experts are divided under FSDP2, and shard is {plan.shard}", "choose shard zero3")
     if job.method != "full":

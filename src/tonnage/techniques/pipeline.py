@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.device import CPU
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Plain training of a causal language model, with layers and micro-batches for all stages."""
+    from tonnage.device import CPU
+
     unbuilt = (
         ("method", job.method, "full"),
         ("precision", plan.precision, "bf16-mixed") if plan.precision in ("fp16-mixed", "fp8") else None,
