@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import json
@@ -88,3 +89,19 @@ def test_published_peaks_of_torchs_own_operations_are_met() -> None:
     assert found is not None, answers
     assert len(found.percents) == len(rows) >= 3
     assert found.worst < 0.001
+
+
+def test_another_rank_is_another_job() -> None:
+    from benchmarks.accuracy.rows import load
+
+    row = next(row for row in load() if row.ranks > 1)
+    assert row.rank < row.ranks
+    assert dataclasses.replace(row, rank=0).job != row.job == dataclasses.replace(row, name="again").job
+
+
+def test_a_checkout_that_is_not_there_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.accuracy.scripts import megatron_lm
+
+    monkeypatch.delenv(megatron_lm.FOLDER, raising=False)
+    with pytest.raises(RuntimeError, match="MEGATRON_LM names no checkout"):
+        megatron_lm.measure("pretrain_gpt.py", {})
