@@ -37,6 +37,14 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
         ({"shard": "zero3", "param_offload": "cpu", "clip_grad_norm": 1}, {"grad_accum": 4}, "8xa100-80gb"),
         ({"shard": "zero2", "optimizer": "adamw-loop", "precision": "fp16-mixed"}, {"method": "lora"}, "8xt4"),
     ],
+    "axolotl": [
+        ({**FULL, "precision": "bf16-true", "shard": "hsdp", "checkpointing": "full"}, {}, "2x8xa100-80gb"),
+        ({"attention": "eager", "loss": "liger"}, {"method": "qlora", "lora_targets": ("q_proj",)}, "a100-80gb"),
+    ],
+    "llama-factory": [
+        ({**FULL, "shard": "zero3", "checkpointing": "full-reentrant"}, {}, "8xa100-80gb"),
+        ({"precision": "bf16-true", "attention": "eager"}, {"method": "lora"}, "a100-80gb"),
+    ],
     "torchrun": [
         ({**FULL, "loss": "chunked", "shard": "hsdp", "checkpointing": "selective"}, {}, "2x8xa100-80gb"),
         ({"precision": "fp16-mixed", "accum_sync": True, "shard": "ddp"}, {"method": "lora"}, "8xt4"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.errors import UsageError
-from tonnage.exports import accelerate, deepspeed, hf_trainer, torchrun, trl
+from tonnage.exports import accelerate, axolotl, deepspeed, hf_trainer, llama_factory, torchrun, trl
 from tonnage.exports.export import Export, File, Target, Unexpressed, Wish
 from tonnage.options import options, spelled
 
@@ -22,10 +22,18 @@ TARGETS: Final[tuple[Target, ...]] = (
     accelerate.ACCELERATE,
     deepspeed.DEEPSPEED,
     torchrun.TORCHRUN,
+    axolotl.AXOLOTL,
+    llama_factory.LLAMA_FACTORY,
 )
 
 REFUSED: Final = ("method", "tp", "pp", "cp", "ep")
 """Options without which it would be another job: nothing can be said in their place."""
+
+DECIDED: Final = ("engine", "global_batch_tokens")
+"""Options that the export itself decides."""
+
+QUANTIZED: Final = ("quant", "unquantized_dtype")
+"""Options that say something under method qlora alone."""
 
 INSTEAD: Final[dict[str, tuple[str, ...]]] = {
     "checkpointing": ("full",),
@@ -62,7 +70,8 @@ def export(job: Job, plan: Plan, cluster: Cluster, model: str, to: Target) -> Ex
     if to.scripted:
         launching.check_script(job, to.name)
     launching.check_cluster(cluster, to.name)
-    missing = tuple(_unexpressed(job, plan, to))
+    besides = to.besides(job, plan)
+    missing = tuple(_unexpressed(job, plan, to, besides))
     wish = Wish(
         job=replace(job, **{item.name: new for item, new in missing if hasattr(job, item.name)}).on_ranks(
             launching.data_parallel(plan, cluster)
@@ -83,18 +92,19 @@ def export(job: Job, plan: Plan, cluster: Cluster, model: str, to: Target) -> Ex
         settings=written.settings,
         notes=(*written.notes, *_estimated_elsewhere(plan, to)),
         unexpressed=tuple(
-            _said(to, item.name, getattr(job if hasattr(job, item.name) else plan, item.name), new)
+            _said(to, item.name, getattr(job if hasattr(job, item.name) else plan, item.name), new, besides)
             for item, new in missing
         ),
     )
 
 
-def _unexpressed(job: Job, plan: Plan, to: Target) -> Any:
+def _unexpressed(job: Job, plan: Plan, to: Target, besides: Any) -> Any:
     """The fields that the target has no words for, each with what is said in its place."""
     for value in (job, plan):
         for item, _ in options(type(value)):
             found = getattr(value, item.name)
-            if item.name in ("engine", "global_batch_tokens") or to.has_words(item.name, found, item.default):
+            unused = item.name in QUANTIZED and job.method != "qlora"
+            if unused or item.name in DECIDED or to.has_words(item.name, found, item.default):
                 continue
             if item.name in REFUSED:
                 raise UsageError(
@@ -103,6 +113,9 @@ def _unexpressed(job: Job, plan: Plan, to: Target) -> Any:
                     + (f", or --engine {to.engine}." if to.engine not in (None, "tonnage") else ".")
                 )
             yield item, _in_its_place(to, item)
+    both = (*options(type(job)), *options(type(plan)))
+    for option, (_, new) in besides.items():
+        yield next(item for item, _ in both if item.name == option), new
 
 
 def _in_its_place(to: Target, item: Any) -> Any:
@@ -118,8 +131,9 @@ def _because(to: Target, option: str, value: Any) -> str:
     return f" ({reason})" if reason else ""
 
 
-def _said(to: Target, option: str, value: Any, new: Any) -> Unexpressed:
-    reason = to.why.get(f"{option}={value}", to.why.get(option, f"{to.name} has no setting for it"))
+def _said(to: Target, option: str, value: Any, new: Any, besides: Any) -> Unexpressed:
+    general = to.why.get(f"{option}={value}", to.why.get(option, f"{to.name} has no setting for it"))
+    reason = besides[option][0] if option in besides else general
     return Unexpressed(option=spelled(option), value=_shown(value), why=reason, instead=_shown(new))
 
 

@@ -25,14 +25,19 @@ def write(wish: Wish) -> Written:
     job = {**launching.job_settings(wish), **loop_settings(wish)}
     return Written(
         files=(
-            File(name=FILE, text=yaml.safe_dump({**FIXED, **said}, sort_keys=False)),
+            file(said),
             launching.document("job.json", job),
             *(launching.script(name) for name in ("accelerate", "loop", "job")),
         ),
-        command=("accelerate", "launch", "--config_file", FILE, *_machine(wish), "train.py"),
+        command=(*launch(wish), "train.py"),
         settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
-        notes=(*_machines(wish), *DATA),
+        notes=(*machines(wish), *DATA),
     )
+
+
+def file(said: Mapping[str, Any]) -> File:
+    """accelerate.yaml."""
+    return File(name=FILE, text=yaml.safe_dump({**FIXED, **said}, sort_keys=False))
 
 
 FIXED: Final = {"compute_environment": "LOCAL_MACHINE", "use_cpu": False, "debug": False}
@@ -79,11 +84,14 @@ def _sharding(wish: Wish) -> dict[str, Any]:
     return {"fsdp_config": fsdp, "parallelism_config": mesh}
 
 
-def _machine(wish: Wish) -> tuple[str, ...]:
-    return ("--machine_rank", "MACHINE") if wish.cluster.nodes > 1 else ()
+def launch(wish: Wish) -> tuple[str, ...]:
+    """`accelerate launch` with that file."""
+    machine = ("--machine_rank", "MACHINE") if wish.cluster.nodes > 1 else ()
+    return ("accelerate", "launch", "--config_file", FILE, *machine)
 
 
-def _machines(wish: Wish) -> tuple[str, ...]:
+def machines(wish: Wish) -> tuple[str, ...]:
+    """What to know where there are several."""
     if wish.cluster.nodes == 1:
         return ()
     return (
@@ -92,7 +100,12 @@ def _machines(wish: Wish) -> tuple[str, ...]:
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Of the ClusterConfig that `accelerate launch` reads, and of the arguments that it makes of it."""
+    """Of the launcher, and of job.json."""
+    return {**reread_launch(folder), **reread_job(folder)}
+
+
+def reread_launch(folder: Path) -> dict[str, Any]:
+    """Of the ClusterConfig that `accelerate launch` reads; what it has no argument for, it forgets."""
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command_parser
 
@@ -101,11 +114,11 @@ def reread(folder: Path) -> Mapping[str, Any]:
     known = vars(launch_command_parser().parse_args(["--config_file", path, "train.py"]))
     found: dict[str, Any] = {}
     for name, value in vars(read).items():
-        if isinstance(value, dict):  # what the launcher has no argument for, it forgets
+        if isinstance(value, dict):
             found |= {f"{name}.{inner}": held for inner, held in value.items() if inner in known}
         else:
             found[name] = getattr(value, "value", value)
-    return {**found, **reread_job(folder)}
+    return found
 
 
 ACCELERATE: Final = Target(

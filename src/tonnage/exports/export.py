@@ -87,6 +87,8 @@ class Target:
     """For each option of Job and Plan the values that it has words for (`ANY`: all); others must be the default."""
     why: Mapping[str, str] = field(default_factory=dict)
     """Why it has no words for an option, or for a value of it (`loss=plain`), where more is known than that."""
+    besides: Callable[[Job, Plan], Mapping[str, tuple[str, Any]]] = lambda job, plan: {}
+    """Options whose values it has words for, but not for this job: why not, and what is said instead."""
     engine: str | None = None
     """The engine that runs this trainer on a ghost; None: there is none."""
     scripted: bool = False

@@ -1,0 +1,200 @@
+"""axolotl: one YAML.  Written against the schema of axolotl 0.19.
+
+Where `bf16` is set, axolotl loads the weights in bf16 and computes under autocast: with adapters that is `bf16-mixed`
+(frozen bf16 weights, fp32 adapters), without them `bf16-true`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from tonnage.engines.engine import ANY, SHAPES
+from tonnage.engines.hf_trainer import OPTIMIZERS as TRAINERS
+from tonnage.engines.hf_trainer import SHARDED
+from tonnage.exports.export import File, Target, Wish, Written, flat
+from tonnage.exports.launching import several_machines, without_defaults
+
+if TYPE_CHECKING:
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+
+FILE: Final = "axolotl.yaml"
+
+OPTIMIZERS: Final = {
+    **{name: said.get("optim", "adamw_torch_fused") for name, said in TRAINERS.items() if name != "sgd"},
+    "adamw-8bit-ao": "ao_adamw_8bit",
+    "adamw-4bit": "ao_adamw_4bit",
+    "adamw-fp8-ao": "ao_adamw_fp8",
+    "muon": "muon",
+}
+"""Its name of each optimizer: the Trainer's, and its own."""
+
+ATTENTION: Final = {"auto": "sdpa", "eager": "eager", "flex": "flex_attention"}
+
+LIGER: Final = {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True}
+
+WHY: Final = {
+    "checkpointing": "axolotl checkpoints every layer; its selective_checkpointing keeps attention alone",
+    "loss": "its chunked_cross_entropy still has all logits; without them is Liger's",
+    "attention": "attn_implementation names transformers' implementations, not torch's backends",
+    "shard=zero1": "axolotl divides by FSDP2 or DeepSpeed, not optimizer states alone",
+    "tp": "axolotl has it under DeepSpeed's AutoTP only",
+    "cp": "axolotl's is ring attention of another library",
+}
+
+
+def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
+    """bf16 with fp32 weights, for which it has no words; for frozen weights it is the other way round."""
+    if job.method == "full" and plan.precision == "bf16-mixed":
+        return {"precision": ("axolotl loads the weights in bf16 where it computes in bf16", "bf16-true")}
+    if job.method != "full" and plan.precision == "bf16-true":
+        return {"precision": ("axolotl computes under autocast, with adapters in fp32", "bf16-mixed")}
+    if plan.base_dtype not in (None, plan.compute_dtype):
+        return {"base_dtype": ("axolotl loads frozen weights in the dtype of computation", None)}
+    return {}
+
+
+def write(wish: Wish) -> Written:
+    """The YAML, with a place for the data."""
+    said = settings(wish)
+    data = {
+        "datasets": [{"path": "DATA.jsonl", "ds_type": "json", "type": "completion"}],
+        "sample_packing": False,
+        "pad_to_sequence_len": True,
+        "num_epochs": 1,
+        "learning_rate": 1e-4,
+        "output_dir": "output",
+    }
+    return Written(
+        files=(File(name=FILE, text=yaml.safe_dump({**said, **data}, sort_keys=False)),),
+        command=("axolotl", "train", FILE, *_launcher(wish)),
+        settings=flat(said),
+        notes=(*several_machines(wish.cluster), "DATA.jsonl in axolotl.yaml stands for your data."),
+    )
+
+
+def _launcher(wish: Wish) -> tuple[str, ...]:
+    cluster = wish.cluster
+    if cluster.gpus == 1:
+        return ()
+    machines = ("--nnodes", str(cluster.nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500")
+    return (
+        *("--launcher", "torchrun", "--", "--nproc-per-node", str(cluster.gpus_per_node)),
+        *(machines if cluster.nodes > 1 else ()),
+    )
+
+
+def settings(wish: Wish) -> dict[str, Any]:
+    """What the plan says, by axolotl's keys."""
+    job, plan = wish.job, wish.plan
+    return without_defaults(
+        {
+            "base_model": wish.model,
+            "sequence_len": job.seq_len,
+            "micro_batch_size": job.micro_batch,
+            "gradient_accumulation_steps": job.grad_accum,
+            "bf16": plan.compute_dtype == "bf16",
+            "fp16": plan.compute_dtype == "fp16",
+            "optimizer": OPTIMIZERS[plan.optimizer],
+            "max_grad_norm": None if plan.clip_grad_norm is None else float(plan.clip_grad_norm),
+            "gradient_checkpointing": plan.checkpointing != "none",
+            "gradient_checkpointing_kwargs": _reentrant(plan),
+            "attn_implementation": ATTENTION[plan.attention],
+            **(LIGER if plan.loss == "liger" else {}),
+            **_adapters(job, plan),
+            **_sharding(wish),
+        }
+    )
+
+
+def _reentrant(plan: Plan) -> dict[str, bool] | None:
+    if plan.checkpointing == "none":
+        return None
+    return {"use_reentrant": plan.checkpointing == "full-reentrant"}
+
+
+def _adapters(job: Job, plan: Plan) -> dict[str, Any]:
+    if job.method == "full":
+        return {}
+    everywhere = job.lora_targets == ("all-linear",)
+    return {
+        "adapter": "qlora" if job.method == "qlora" and plan.quant != "int8" else "lora",
+        "lora_r": job.lora_rank,
+        "lora_alpha": 2 * job.lora_rank,
+        "lora_target_linear": True if everywhere else None,
+        "lora_target_modules": None if everywhere else list(job.lora_targets),
+        **(_bits(plan) if job.method == "qlora" else {}),
+    }
+
+
+def _bits(plan: Plan) -> dict[str, Any]:
+    """It quantizes scales as well, unless told otherwise."""
+    if plan.quant == "int8":
+        return {"load_in_8bit": True}
+    kind, _, double = plan.quant.partition("-")
+    chosen = {"bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": bool(double)}
+    return {"load_in_4bit": True, "bnb_config_kwargs": chosen}
+
+
+def _sharding(wish: Wish) -> dict[str, Any]:
+    plan, axes = wish.plan, wish.axes
+    if plan.shard not in SHARDED:
+        return {}
+    replicas = {"dp_replicate_size": axes.dp_replicate} if plan.shard == "hsdp" else {}
+    return {
+        "fsdp_version": 2,
+        "fsdp_config": {
+            "offload_params": plan.param_offload == "cpu",
+            "reshard_after_forward": plan.shard != "zero2",
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "state_dict_type": "FULL_STATE_DICT",
+        },
+        "dp_shard_size": axes.dp_shard,
+        **replicas,
+    }
+
+
+def reread(folder: Path) -> Mapping[str, Any]:
+    """Of the object that its schema makes; keys that the schema does not know are dropped by it."""
+    from axolotl.utils.schemas.config import AxolotlInputConfig
+
+    said = yaml.safe_load((folder / FILE).read_text(encoding="utf-8"))
+    if "plugins" in said:  # their keys are the plugin's
+        from axolotl.integrations.liger.args import LigerArgs
+
+        liger = {"liger_fused_linear_cross_entropy": LigerArgs(**said).liger_fused_linear_cross_entropy}
+    else:
+        liger = {}
+    made = AxolotlInputConfig(**said).model_dump(mode="json", exclude_none=True)
+    return {**flat(made), **liger}
+
+
+AXOLOTL: Final = Target(
+    name="axolotl",
+    packages=("axolotl",),
+    expresses={
+        **SHAPES,
+        "method": ("full", "lora", "qlora"),
+        "lora_rank": ANY,
+        "lora_targets": ANY,
+        "quant": ANY,
+        "unquantized_dtype": ("fp32",),
+        "precision": ("bf16-mixed", "bf16-true", "fp32"),
+        "base_dtype": ANY,
+        "optimizer": tuple(OPTIMIZERS),
+        "clip_grad_norm": ANY,
+        "checkpointing": ("none", "full", "full-reentrant"),
+        "shard": ("none", "ddp", *SHARDED),
+        "param_offload": ("none", "cpu"),
+        "attention": tuple(ATTENTION),
+        "loss": ("plain", "liger"),
+    },
+    besides=besides,
+    why=WHY,
+    write=write,
+    reread=reread,
+)
