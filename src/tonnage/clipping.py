@@ -17,12 +17,12 @@ def clip(parameters: list[nn.Parameter], largest_norm: float, *, world: World, p
     """Scale the gradients down to `largest_norm`, by the norm over all ranks that hold a part of the network.
 
     A plain parameter is whole on every rank of `tp`, unless it is marked as `divided`; stages of a pipeline hold
-    different ones.  With `pieces` every data-parallel rank has a piece of all of them.
+    different ones, but for those marked as a copy.  With `pieces` every data-parallel rank has a piece of all.
     """
     groups = _alike([parameter for parameter in parameters if parameter.grad is not None])
     whole, divided = torch.zeros((), device=world.device), torch.zeros((), device=world.device)
     for group in groups:
-        squared = _squared_norm(group)
+        squared = _squared_norm([parameter for parameter in group if not getattr(parameter, "is_copy", False)])
         if getattr(group[0], "divided", False):
             divided += squared
         else:

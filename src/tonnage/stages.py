@@ -11,7 +11,9 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tonnage import model as models
 from tonnage.errors import CannotEstimate, UsageError
@@ -30,10 +32,12 @@ _ENDS = ("input_ids", *_LAST)
 class Stage(nn.Module):  # type: ignore[misc]
     """The layers from one cut to the next; the first stage has the embedding too, the last norm, head and loss."""
 
-    def __init__(self, network: nn.Module, *, index: int, count: int) -> None:
+    def __init__(self, network: nn.Module, *, index: int, count: int, tied: bool = False) -> None:
         super().__init__()
         self.network = network
         self.index, self.count = index, count
+        self.tied = tied
+        """Whether embedding and head are one weight, of which first and last stage have a copy each."""
         self.between: DeviceMesh | None = None
         """Ranks that divide hidden states along the sequence (sequence parallelism); None: each has them whole."""
         self.around: Any = nullcontext
@@ -49,6 +53,16 @@ class Stage(nn.Module):  # type: ignore[misc]
     def is_last(self) -> bool:
         return self.index == self.count - 1
 
+    @property
+    def copied(self) -> nn.Parameter | None:
+        """The weight that another stage has a copy of; None where this one has no such weight."""
+        if not self.tied or not (self.is_first or self.is_last):
+            return None
+        network: Any = self.network
+        end = network.get_input_embeddings() if self.is_first else network.get_output_embeddings()
+        found: nn.Parameter = end.weight
+        return found
+
     def forward(self, given: torch.Tensor, **inputs: Any) -> torch.Tensor:
         """Token ids or hidden states in, hidden states or the loss out."""
         name = "input_ids" if self.is_first else "inputs_embeds"
@@ -60,13 +74,11 @@ class Stage(nn.Module):  # type: ignore[misc]
             return self._part(base.base_model(**inputs)[0])
 
     def _whole(self, part: torch.Tensor) -> torch.Tensor:
-        from torch.distributed.tensor import DTensor, Shard
+        from torch.distributed.tensor import Shard
 
         return part if self.between is None else DTensor.from_local(part, self.between, [Shard(1)], run_check=False)
 
     def _part(self, whole: torch.Tensor) -> torch.Tensor:
-        from torch.distributed.tensor import DTensor
-
         return whole.to_local() if isinstance(whole, DTensor) else whole
 
 
@@ -106,11 +118,7 @@ def cut(module: nn.Module, *, index: int, count: int) -> Stage:
             f"Where {type(network).__name__} is cut into stages is not known: beside its embedding it has {found}; "
             "choose pp 1."
         )
-    if network.get_output_embeddings().weight is embedding.weight:
-        raise CannotEstimate(
-            f"{type(network).__name__} has one weight for embedding and head, which are on different stages; "
-            "choose pp 1."
-        )
+    tied = network.get_output_embeddings().weight is embedding.weight
     [layers], [norm] = lists, ends
     if len(layers) < count:
         raise UsageError(f"{len(layers)} layers cannot be cut into {count} stages; choose at most {len(layers)}.")
@@ -123,7 +131,7 @@ def cut(module: nn.Module, *, index: int, count: int) -> Stage:
     if index < count - 1:
         _take_out(base, norm)
         network.set_output_embeddings(models.Absent())
-    return Stage(network, index=index, count=count)
+    return Stage(network, index=index, count=count, tied=tied)
 
 
 def _holds(module: nn.Module) -> bool:
@@ -140,6 +148,7 @@ class Pipeline:
 
     def __init__(self) -> None:
         self._schedule: Any = None
+        self._ends: Any = None
 
     def __call__(self, ready: ReadyStep) -> None:
         """Forward and backward of every micro-batch, in the order of the plan's schedule."""
@@ -155,6 +164,33 @@ class Pipeline:
             if "num_items_in_batch" in others:  # of all micro-batches, and the loss is that of one
                 others["num_items_in_batch"] /= ready.step.job.grad_accum
             self._schedule.step(*given, **others, return_outputs=False)
+        if stages[0].tied:
+            self._add_up_copies(ready, stages)
+
+    def _add_up_copies(self, ready: ReadyStep, stages: list[Stage]) -> None:
+        """Both copies of a weight that is embedding and head get the sum of their gradients, as in Megatron."""
+        if self._ends is None:
+            self._ends = _group_of_ends(ready)
+        for stage in stages:
+            weight = stage.copied
+            if weight is not None:
+                gradient = weight.grad
+                if gradient is None:
+                    raise CannotEstimate("Gradients of a weight on two stages are not where they are; choose pp 1.")
+                weight.is_copy = stage.is_last  # of which the norm of all gradients knows one
+                dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self._ends)
+
+
+def _group_of_ends(ready: ReadyStep) -> Any:
+    """The process group of first and last rank of this rank's pipeline; all ranks take part in making each."""
+    world = ready.step.world
+    inner = world.size // world.axes.pp
+    mine = None
+    for first in range(inner):
+        group = dist.new_group([first, first + (world.axes.pp - 1) * inner])
+        if first == world.rank % inner:
+            mine = group
+    return mine
 
 
 def _stages(model: nn.Module) -> list[Stage]:

@@ -71,6 +71,7 @@ CASES: dict[int, dict[str, Case]] = {
         "tp chunked": Case(plan={"tp": 2, "loss": "chunked", "checkpointing": "full"}),
         "pp": Case(plan={"pp": 2}, changes={"num_hidden_layers": 3}),
         "pp interleaved": Case(plan={"pp": 2, "pp_schedule": "interleaved"}, changes={"num_hidden_layers": 4}),
+        "pp tied": Case(plan={"pp": 2}, network="qwen3"),
         "pp gpipe": Case(plan={"pp": 2, "pp_schedule": "gpipe", "loss": "chunked", "checkpointing": "full"}),
         "cp": Case(plan={"cp": 2, "shard": "ddp"}, changes={"num_key_value_heads": 4}),
         "cp chunked": Case(
@@ -101,6 +102,7 @@ CASES: dict[int, dict[str, Case]] = {
         "pp tp": Case(plan={"pp": 2, "tp": 2}),
         "pp ddp": Case(plan={"pp": 2, "shard": "ddp"}),
         "pp zero1": Case(plan={"pp": 2, "shard": "zero1"}),
+        "pp tied zero2": Case(plan={"pp": 2, "shard": "zero2"}, network="qwen3"),
         "pp zero2": Case(plan={"pp": 2, "shard": "zero2"}),
         "pp zero3 interleaved": Case(
             plan={"pp": 2, "shard": "zero3", "pp_schedule": "interleaved"}, changes={"num_hidden_layers": 4}
@@ -120,7 +122,7 @@ def trained(ready: ReadyStep, mine: list[models.Batch], start: Weights) -> None:
     """Two steps from the same weights on the batches that are this rank's."""
     with torch.no_grad():
         for name, parameter in ready.model.named_parameters():
-            _part(start[_plain(name)], parameter, ready).copy_to(parameter)
+            _part(_whole(start, name), parameter, ready).copy_to(parameter)
     for optimizer in ready.optimizers:
         if isinstance(optimizer, MainOptimizer):
             optimizer.reload()
@@ -130,6 +132,12 @@ def trained(ready: ReadyStep, mine: list[models.Batch], start: Weights) -> None:
         ready.run(STEPS)
     finally:
         models.batch = original
+
+
+def _whole(all_of: Weights, name: str) -> torch.Tensor:
+    """The weight of that name; a head that is the embedding too has the embedding's."""
+    plain = _plain(name)
+    return all_of.get(plain, all_of["model.embed_tokens.weight"]) if plain == "lm_head.weight" else all_of[plain]
 
 
 def _plain(name: str) -> str:
@@ -213,7 +221,7 @@ def _difference(ready: ReadyStep, start: Weights, expected: Weights) -> float:
     away = moved = 0.0
     for name, parameter in ready.model.named_parameters():
         before, wanted = (
-            _local(_part(all_of[_plain(name)], parameter, ready).value()) for all_of in (start, expected)
+            _local(_part(_whole(all_of, name), parameter, ready).value()) for all_of in (start, expected)
         )
         away += float((_local(parameter.detach()) - wanted).square().sum())
         moved += float((wanted - before).square().sum())

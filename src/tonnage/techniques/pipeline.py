@@ -38,6 +38,10 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     for item in unbuilt:
         if item is not None and item[1] != item[2]:
             return _refused(plan, f"it is not built for {item[0]} {item[1]}", f"choose {item[0]} {item[2]}, or pp 1")
+    if plan.precision == "megatron-bf16" and job.model.config.get("tie_word_embeddings"):
+        return _refused(
+            plan, "main gradients of a weight that two stages have are not added up", "choose precision bf16-true"
+        )
     if job.model.kind == "factory":
         return _refused(plan, "where a factory's network is cut is not known", "choose pp 1")
     if cluster.device.id == CPU:
