@@ -5,17 +5,16 @@
 Without --data it makes a few steps on made-up rows.
 """
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import job
-import torch
 import torch.distributed as dist
 from loop import checkpointed
 from torch.utils.data import DataLoader, DistributedSampler
+from transformers.integrations import HfDeepSpeedConfig
 
 HERE = Path(__file__).parent
 
@@ -25,13 +24,9 @@ def main() -> None:
     said = job.read()
     config: dict[str, Any] = json.loads((HERE / "ds_config.json").read_text(encoding="utf-8"))
     deepspeed.init_distributed(dist_backend="nccl")
-    place: Any = contextlib.nullcontext()
-    if config["zero_optimization"]["stage"] == 3:  # layers are divided as they are made
-        place = deepspeed.zero.Init(config_dict_or_path=config)
-        torch.set_default_device("cuda")
-    with place:
-        network = job.network(said, options.random_weights)
-    torch.set_default_device(None)
+    from_now_on = HfDeepSpeedConfig(config)  # in stage 3 transformers divides layers as it makes them
+    network = job.network(said, options.random_weights)
+    del from_now_on
     network = checkpointed(said, job.adapted(said, network))
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     engine, *_ = deepspeed.initialize(model=network, model_parameters=trained, config=config)
