@@ -14,6 +14,7 @@ from tonnage.job import Job
 from tonnage.modelref import resolve
 from tonnage.plan import Plan
 from tonnage.search.bounds import least_bytes
+from tonnage.search.depth import Need, of_run
 from tonnage.search.space import Question
 from tonnage.solution import Candidate
 from tonnage.units import GIB
@@ -41,16 +42,19 @@ class Formula:
 
     def __init__(self) -> None:
         self.asked: list[Candidate] = []
+        self.looked: list[Candidate] = []
 
     @property
     def runs(self) -> int:
-        return len(self.asked)
+        return len(self.asked) + len(self.looked)
 
     def fit(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | UsageError]:
         self.asked += candidates
         return [self._answer(one, cluster) for one in candidates]
 
-    need = fit
+    def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need]:
+        self.looked += candidates
+        return [of_run(self._answer(one, cluster)) for one in candidates]
 
     @staticmethod
     def _answer(candidate: Candidate, cluster: Cluster) -> Estimate:

@@ -71,6 +71,8 @@ class Stage:
     """What it consists of."""
     fits: bool
     """Whether that is within the card and its headroom."""
+    whole: bool
+    """Whether the whole network was run; else two runs of a few layers say what it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,7 @@ from typing import Final
 
 from tonnage.device import Cluster, device_names, find_device
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.estimates import Estimate
-from tonnage.search.best import fits
+from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import smallest
 from tonnage.search.solve import Progress, search
@@ -52,9 +51,9 @@ def backwards(
                 return False
             at_once = ghosts.count
             return any(
-                isinstance(answer, Estimate) and fits(answer, asked)
+                isinstance(answer, Need) and answer.least_bytes <= asked.budget_bytes
                 for begin in range(0, len(small), at_once)
-                for answer in ghosts.fit([one.candidate for one in small[begin : begin + at_once]], asked.cluster)
+                for answer in ghosts.need([one.candidate for one in small[begin : begin + at_once]], asked.cluster)
             )
 
         edge = {"max-seq-len": _longest, "max-micro-batch": _largest, "min-gpus": _fewest, "min-gpu": _smallest}[find]

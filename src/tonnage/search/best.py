@@ -16,6 +16,7 @@ from tonnage.errors import UsageError
 from tonnage.estimates import Estimate
 from tonnage.predict import check
 from tonnage.search import space
+from tonnage.search.depth import Need
 from tonnage.search.expectation import Expectation
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import Priced, fastest_first
@@ -55,7 +56,7 @@ class Search:
     """Progress."""
     found: list[tuple[Priced, Estimate]] = field(default_factory=list)
     """Plans that fit, fastest first, no two of the same kind."""
-    too_large: list[tuple[Priced, Estimate]] = field(default_factory=list)
+    too_large: list[Priced] = field(default_factory=list)
     """Those that were run and do not."""
     refused: dict[str, Refused] = field(default_factory=dict)
     """Techniques that do not take the job, and faster plans that do not fit."""
@@ -71,8 +72,9 @@ class Search:
             self.counts["priced"] += len(order)
             self.say(f"{len(order):,} combinations{' with offload' if offload else ''} priced; running the fastest")
             self._verify(order, top)
-            self._verify_doubtful(order, top)
+            self._verify_doubtful(order)
             if self.found:
+                del self.found[top:]
                 return
 
     def _verify(self, order: list[Priced], top: int) -> None:
@@ -84,9 +86,9 @@ class Search:
             if not batch:
                 return
             runs += len(batch)
-            self._run(batch, top)
+            self._run(batch)
 
-    def _verify_doubtful(self, order: list[Priced], top: int) -> None:
+    def _verify_doubtful(self, order: list[Priced]) -> None:
         """Run some that are not likely to fit, but would beat what was found: those nearest to the card first."""
         done: set[int] = set()
         for _ in range(0, MOST_DOUBTFUL, self.ghosts.count):
@@ -97,30 +99,44 @@ class Search:
             if not batch:
                 return
             done |= {id(one) for one in batch}
-            self._run(batch, top)
+            self._run(batch)
 
     def _expected_part(self, one: Priced) -> float:
         """Of what the card lets a process use."""
         return self.expected.bytes(one) / self._capacity
 
-    def _run(self, batch: list[Priced], top: int) -> None:
-        answers = self.ghosts.fit([one.candidate for one in batch], self.question.cluster)
-        for one, answer in zip(batch, answers, strict=True):
-            words = describe(one.candidate)
-            if not isinstance(answer, Estimate):
-                self._refuse(words, str(answer))
+    def _run(self, batch: list[Priced]) -> None:
+        """Look what they need, and run those whole that seem to fit."""
+        seem = []
+        for one, need in zip(
+            batch, self.ghosts.need([o.candidate for o in batch], self.question.cluster), strict=True
+        ):
+            if not isinstance(need, Need):
+                self._refuse(describe(one.candidate), str(need))
                 continue
-            self.expected.learn(one, answer)
-            if not fits(answer, self.question):
-                self.too_large.append((one, answer))
-                need = gib(answer.peak.process_bytes) if answer.fits else f"more than {gib(self._capacity)}"
-                self._refuse(words, f"does not fit: {need}", faster=True)
+            self.expected.learn(one, need.least_bytes)
+            if need.least_bytes > self._capacity:
+                self._does_not_fit(one, gib(need.process_bytes))
             else:
+                seem.append(one)
+        for one, answer in zip(
+            seem, self.ghosts.fit([o.candidate for o in seem], self.question.cluster), strict=True
+        ):
+            if not isinstance(answer, Estimate):
+                self._refuse(describe(one.candidate), str(answer))
+            elif fits(answer, self.question):
                 self.found.append((one, answer))
-                self.say(f"fits: {words}")
+                self.say(f"fits: {describe(one.candidate)}")
+            else:
+                peak = answer.peak.process_bytes
+                self._does_not_fit(one, gib(peak) if answer.fits else f"more than {gib(self._capacity)}")
         self.found.sort(key=lambda pair: pair[0].seconds_per_token)
         fastest_of_kind = {kind(pair[0]): pair for pair in reversed(self.found)}
-        self.found = [pair for pair in self.found if pair is fastest_of_kind[kind(pair[0])]][:top]
+        self.found = [pair for pair in self.found if pair is fastest_of_kind[kind(pair[0])]]
+
+    def _does_not_fit(self, one: Priced, need: str) -> None:
+        self.too_large.append(one)
+        self._refuse(describe(one.candidate), f"does not fit: {need}", faster=True)
 
     def _hopeful(self, order: list[Priced]) -> Iterator[Priced]:
         """Those that are worth a run, as things stand when the next is asked for."""
@@ -132,7 +148,7 @@ class Search:
             if one.least_bytes > self._capacity:
                 self.counts["below_bound"] += 1
                 continue
-            if any(_needs_no_less(one.candidate, other.candidate) for other, _ in self.too_large):
+            if any(_needs_no_less(one.candidate, other.candidate) for other in self.too_large):
                 self.counts["ruled_out"] += 1
                 continue
             try:

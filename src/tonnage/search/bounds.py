@@ -27,7 +27,8 @@ def least_bytes(shape: Shape, work: Work, *, gradients_go: bool = False) -> int:
     weights, gradients, states = _held(shape, work)
     if gradients_go:
         gradients = 0.0
-    return int(max(weights + gradients + states, weights + states + _activations(shape, work)))
+    between = gradients if work.grad_accum > 1 else 0.0  # kept from one micro-batch to the next
+    return int(max(weights + gradients + states, weights + states + between + _activations(shape, work)))
 
 
 def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
@@ -42,7 +43,8 @@ def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
         weights = 0.0
     if work.lora_rank:
         return weights, 0.0, 0.0
-    gradients = elements * work.gradient_bytes / shards
+    whole = work.sharded and work.grad_accum > 1 and not work.averages_each and work.axes.pp == 1
+    gradients = elements * work.gradient_bytes / (1 if whole else shards)
     spread = shards if work.shard != "zero1" else layout.dp_replicate
     states = elements * STATE_BYTES.get(work.optimizer, 0) * work.weight_bytes / 4 / spread
     if work.optimizer_offload or work.param_offload:

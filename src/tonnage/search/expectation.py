@@ -8,7 +8,6 @@ from __future__ import annotations
 from math import log
 from typing import Any
 
-from tonnage.estimates import Estimate
 from tonnage.search.pricing import Priced
 from tonnage.search.space import AXES, OFFLOADS
 
@@ -22,12 +21,9 @@ class Expectation:
     def __init__(self) -> None:
         self._runs: dict[tuple[Any, ...], list[tuple[Priced, float]]] = {}
 
-    def learn(self, one: Priced, estimate: Estimate) -> None:
-        """Note a run; of one that ran out of memory, that it needs more than the card has."""
-        need = float(estimate.peak.process_bytes)
-        if not estimate.fits:
-            need = max(need, float(estimate.cluster.get("capacity_bytes") or 0))
-        self._runs.setdefault(_like(one), []).append((one, need))
+    def learn(self, one: Priced, need_bytes: int) -> None:
+        """Note what a candidate was found to need."""
+        self._runs.setdefault(_like(one), []).append((one, float(need_bytes)))
 
     def bytes(self, one: Priced) -> float:
         """What a candidate is expected to need: its least, times what the nearest run like it needed of its own."""
@@ -52,5 +48,5 @@ def _like(one: Priced) -> tuple[Any, ...]:
 
 
 def _apart(one: Priced, other: Priced) -> float:
-    axes = sum(getattr(one.candidate.plan, name) != getattr(other.candidate.plan, name) for name in AXES)
+    axes: int = sum(getattr(one.candidate.plan, name) != getattr(other.candidate.plan, name) for name in AXES)
     return abs(log(max(one.least_bytes, 1) / max(other.least_bytes, 1))) + _OTHER_AXIS * axes

@@ -14,6 +14,8 @@ from tonnage import predict
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates import Estimate
+from tonnage.job import Job
+from tonnage.search.depth import Need, depths, extrapolated, of_run, with_layers
 from tonnage.solution import Candidate
 
 if TYPE_CHECKING:
@@ -24,17 +26,23 @@ ENOUGH_BYTES: Final = 2**40
 for a whole card each, and there are only so many addresses."""
 
 STEPS: Final = 3
-"""The first makes optimizer states, the second holds them, the third is as all that follow."""
+"""Of a plan that is shown: the first makes optimizer states, the second holds them, the third is as all others."""
 
+LOOKS: Final = 2
+"""Steps of a run that only compares."""
 
-Answer: TypeAlias = Estimate | UsageError | CannotEstimate
-"""What a run says, or why there was none."""
+MICRO_BATCHES: Final = 3
+"""Of a step: gradients are made in the first, added to in the second, and the third is as all others.  A pipeline
+gets twice as many as it has stages, so that it is full for as long."""
+
+Failure: TypeAlias = UsageError | CannotEstimate
+"""Why a candidate could not be run."""
 
 
 class Ghosts:
     """Workers that run candidates of one cluster.  Use it as a context manager.
 
-    An answer is an Estimate, or the error with which the job could not be run.  Raises GhostUnavailable.
+    An answer is an Estimate or a Need, or the error with which the job could not be run.  Raises GhostUnavailable.
     """
 
     def __init__(self, progress: Callable[[str], None], count: int | None = None, torch: str | None = None) -> None:
@@ -43,7 +51,7 @@ class Ghosts:
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
         self._workers: list[Worker] = []
         self._threads = ThreadPoolExecutor(self._count)
-        self._known: dict[tuple[Any, ...], Answer] = {}
+        self._known: dict[tuple[Any, ...], Estimate | Failure] = {}
         self.runs = 0
         """Candidates that were run or taken from the shelf."""
         for _ in range(self._count):
@@ -54,25 +62,34 @@ class Ghosts:
         """How many run at once."""
         return self._count
 
-    def fit(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Answer]:
-        """Each on a card of the cluster; not fitting is an answer."""
-        wanted = {_key(one, cluster): one for one in candidates}
-        missing = {key: one for key, one in wanted.items() if key not in self._known}
-        answers = self._threads.map(lambda one: self._run(one, cluster), missing.values())
-        self._known |= dict(zip(missing, answers, strict=True))
-        return [self._known[key] for key in wanted]
+    def fit(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | Failure]:
+        """Each on a card of the cluster, whole; not fitting is an answer."""
+        return self._answers([(one, cluster, STEPS) for one in candidates])
 
-    def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Answer]:
-        """Each on a card where everything fits, so that its whole need is seen."""
-        return self.fit(candidates, roomy(cluster))
+    def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
+        """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
+        wide = roomy(cluster)
+        runs = [_looks(one) for one in candidates]
+        answers = iter(self._answers([(run, wide, LOOKS) for group in runs for run in group]))
+        return [_needed(one, [next(answers) for _ in group]) for one, group in zip(candidates, runs, strict=True)]
 
-    def _run(self, candidate: Candidate, cluster: Cluster) -> Answer:
+    def _answers(self, wanted: Sequence[tuple[Candidate, Cluster, int]]) -> list[Estimate | Failure]:
+        keys = [_key(*one) for one in wanted]
+        missing = {key: one for key, one in zip(keys, wanted, strict=True) if key not in self._known}
+        found = self._threads.map(lambda one: self._run(*one), missing.values())
+        self._known |= dict(zip(missing, found, strict=True))
+        return [self._known[key] for key in keys]
+
+    def _run(self, candidate: Candidate, cluster: Cluster, steps: int) -> Estimate | Failure:
         worker = self._idle.get()
         try:
             if worker is None:
                 worker = self._start()
             self.runs += 1
-            return predict.estimate(candidate.job, candidate.plan, cluster, steps=STEPS, worker=worker).estimate
+            asked = candidate.job
+            job = replace(asked, grad_accum=_enough(candidate))
+            found = predict.estimate(job, candidate.plan, cluster, steps=steps, worker=worker).estimate
+            return _said_of(found, asked, job)
         except (UsageError, CannotEstimate) as error:
             return error
         finally:
@@ -101,8 +118,45 @@ def roomy(cluster: Cluster) -> Cluster:
     return replace(cluster, device=cluster.device.with_capacity(ENOUGH_BYTES))
 
 
-def _key(candidate: Candidate, cluster: Cluster) -> tuple[Any, ...]:
-    """What decides the answer; a model's configuration, which cannot be hashed, by its name and depth."""
-    job = candidate.job
+def _enough(candidate: Candidate) -> int:
+    """Micro-batches of a step after which nothing new happens."""
+    job, plan = candidate.job, candidate.plan
+    stages = plan.pp * (plan.pp_stages if plan.pp_schedule == "interleaved" else 1)
+    enough = MICRO_BATCHES if plan.pp == 1 else 2 * stages
+    return min(job.grad_accum, enough)
+
+
+def _said_of(found: Estimate, asked: Job, run: Job) -> Estimate:
+    """The estimate as of the whole step, saying what of it was run."""
+    if asked.grad_accum == run.grad_accum:
+        return found
+    words = f"{run.grad_accum} of {asked.grad_accum} micro-batches of a step were run: the others are like the last"
+    coverage = replace(found.coverage, run=(*found.coverage.run, words))
+    return replace(found, job={**found.job, "grad_accum": asked.grad_accum}, coverage=coverage)
+
+
+def _looks(candidate: Candidate) -> list[Candidate]:
+    """The runs that tell what a candidate needs: itself, or two shallower ones."""
+    found = depths(candidate.job, candidate.plan)
+    if found is None:
+        return [candidate]
+    return [replace(candidate, job=with_layers(candidate.job, layers)) for layers in found]
+
+
+def _needed(candidate: Candidate, answers: Sequence[Estimate | Failure]) -> Need | Failure:
+    runs = [answer for answer in answers if isinstance(answer, Estimate)]
+    if len(runs) < len(answers):
+        return next(answer for answer in answers if not isinstance(answer, Estimate))
+    if len(runs) == 1:
+        return of_run(runs[0])
+    layers = int(candidate.job.model.config["num_hidden_layers"])
+    found = depths(candidate.job, candidate.plan)
+    assert found is not None
+    return extrapolated(runs[0], runs[1], found, layers)
+
+
+def _key(candidate: Candidate, cluster: Cluster, steps: int) -> tuple[Any, ...]:
+    """What decides the answer; a model's configuration, which cannot be hashed, as it is written."""
+    job = replace(candidate.job, grad_accum=_enough(candidate))
     shape = tuple(getattr(job, item.name) for item in fields(job) if item.name != "model")
-    return (job.model.name, repr(job.model.config), *shape, candidate.plan, cluster)
+    return (job.model.name, repr(job.model.config), *shape, candidate.job.grad_accum, candidate.plan, cluster, steps)

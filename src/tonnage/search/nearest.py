@@ -8,10 +8,10 @@ from typing import Final
 
 from tonnage.device import Cluster, find_device
 from tonnage.errors import TonnageError, UsageError
-from tonnage.estimates import Estimate
 from tonnage.predict import check
 from tonnage.search import space
 from tonnage.search.best import Search
+from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import Priced, fastest_first
 from tonnage.search.space import Question
@@ -28,14 +28,14 @@ def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nea
     """The plan whose peak is lowest, run where everything fits, and what would help; None if no plan can be run."""
     small = smallest(question)
     answers = ghosts.need([one.candidate for one in small], question.cluster)
-    run = [(answer, one) for one, answer in zip(small, answers, strict=True) if isinstance(answer, Estimate)]
+    run = [(answer, one) for one, answer in zip(small, answers, strict=True) if isinstance(answer, Need)]
     if not run:
         return None
-    answer, one = min(run, key=lambda pair: pair[0].peak.process_bytes)
+    answer, one = min(run, key=lambda pair: pair[0].process_bytes)
     return Nearest(
         candidate=one.candidate,
-        needed_bytes=answer.peak.process_bytes,
-        missing_bytes=answer.peak.process_bytes - question.budget_bytes,
+        needed_bytes=answer.process_bytes,
+        missing_bytes=answer.process_bytes - question.budget_bytes,
         remedies=tuple(_remedies(question, ghosts)) if remedies else (),
     )
 

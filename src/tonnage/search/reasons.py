@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tonnage.axes import axes
-from tonnage.errors import CannotEstimate, UsageError
-from tonnage.estimates import Estimate
+from tonnage.errors import UsageError
 from tonnage.options import spelled
 from tonnage.plan import Plan
 from tonnage.predict import check
-from tonnage.search.memory import Ghosts
+from tonnage.search.depth import Need
+from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.pricing import priced
 from tonnage.search.space import AXES, FREE, OFFLOADS, ORDER, Question, free_wins
 from tonnage.solution import Candidate, Reason, Stage
@@ -33,6 +33,7 @@ DOES: Final[Mapping[str, str]] = {
     "cp": "each GPU has a part of the sequence",
     "ep": "each GPU has a part of the experts",
     "checkpointing": "layers keep less for backward and run again",
+    "accum_sync": "no rank keeps whole gradients between micro-batches",
     "optimizer_in_backward": "a gradient is gone as soon as its weight is updated",
     "activation_offload": "activations wait on the host",
     "optimizer_offload": "optimizer states rest on the host, where the update runs",
@@ -73,14 +74,14 @@ def reasons(chosen: Candidate, question: Question, ghosts: Ghosts) -> tuple[Reas
     found = []
     for one, answer in zip(taken_back, answers[1:], strict=True):
         saved = None
-        if isinstance(whole, Estimate) and isinstance(answer, Estimate):
-            saved = answer.peak.process_bytes - whole.peak.process_bytes
+        if isinstance(whole, Need) and isinstance(answer, Need):
+            saved = answer.process_bytes - whole.process_bytes
         found.append(_reason(one, chosen, question, saved, answer))
     return tuple(found)
 
 
 def _techniques(plan: Plan, question: Question) -> list[str]:
-    names = (*FREE, "shard", *AXES, "optimizer_in_backward", "checkpointing", *OFFLOADS)
+    names = (*FREE, "shard", *AXES, "accum_sync", "optimizer_in_backward", "checkpointing", *OFFLOADS)
     return [name for name in names if getattr(plan, name) != getattr(question.plan, name)]
 
 
@@ -124,13 +125,13 @@ def _of_same_batch(chosen: Candidate, plan: Plan, question: Question) -> Candida
 
 
 def _reason(
-    one: _Without, chosen: Candidate, question: Question, saved: int | None, answer: Estimate | Exception
+    one: _Without, chosen: Candidate, question: Question, saved: int | None, answer: Need | Failure
 ) -> Reason:
     costs = _seconds(chosen, question) - _seconds(one.candidate, question)
     other = spelled(one.name) if isinstance(one.value, bool) else f"{spelled(one.name)} {one.cheaper}"
     why = DOES[one.name]
-    if isinstance(answer, Estimate):
-        need = answer.peak.process_bytes
+    if isinstance(answer, Need):
+        need = answer.process_bytes
         without = f"without it {gib(need)}" if isinstance(one.value, bool) else f"with {other} {gib(need)}"
         why += f"; {without}, {'too much' if need > question.budget_bytes else 'which fits as well'}"
         if need <= question.budget_bytes:
@@ -165,12 +166,13 @@ def path(chosen: Candidate, question: Question, ghosts: Ghosts) -> tuple[Stage, 
     return tuple(
         Stage(
             change=change,
-            process_bytes=answer.peak.process_bytes,
-            by_category=dict(answer.peak.by_category),
-            fits=answer.peak.process_bytes <= question.budget_bytes,
+            process_bytes=answer.process_bytes,
+            by_category=answer.by_category,
+            whole=answer.whole,
+            fits=answer.process_bytes <= question.budget_bytes,
         )
         for (change, _), answer in zip(known, answers, strict=True)
-        if not isinstance(answer, UsageError | CannotEstimate)
+        if isinstance(answer, Need)
     )
 
 

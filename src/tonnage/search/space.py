@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from tonnage.axes import axes, divisors
+from tonnage.axes import SHARDING, axes, divisors
 from tonnage.costs.shape import Shape
 from tonnage.device import Cluster
 from tonnage.errors import UsageError
@@ -26,6 +26,7 @@ FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw
 ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
     "shard": ("none", "ddp", "zero1", "zero2", "hsdp", "zero3"),
     "checkpointing": ("none", "selective", "full"),
+    "accum_sync": (False, True),
     "optimizer_in_backward": (False, True),
     "activation_offload": ("none", "cpu"),
     "optimizer_offload": ("none", "cpu"),
@@ -140,6 +141,8 @@ def candidates(question: Question, *, offload: bool = False) -> Iterator[Candida
             for micro_batch, accumulation in _batches(question, batch, ranks):
                 if accumulation < plan.pp or (plan.optimizer_in_backward and accumulation > 1):
                     continue
+                if plan.accum_sync and (accumulation == 1 or ranks * plan.cp == 1):
+                    continue
                 yield Candidate(job=replace(base, micro_batch=micro_batch, grad_accum=accumulation), plan=plan)
 
 
@@ -194,9 +197,11 @@ def _is_sensible(cluster: Cluster, chosen: Mapping[str, Any]) -> bool:
     if shard is not None and (shard == "none") != (data * chosen.get("cp", 1) == 1):
         return False
     if chosen.get("param_offload", "none") != "none" and (
-        shard not in ("zero2", "zero3", "hsdp") or chosen.get("optimizer_offload", "none") != "none"
+        shard not in SHARDING or chosen.get("optimizer_offload", "none") != "none"
     ):
         return False
+    if chosen.get("accum_sync") and shard not in SHARDING:
+        return False  # whole gradients are kept in any case
     return not (shard == "hsdp" and cluster.nodes == 1)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from tonnage.errors import UsageError
-from tonnage.estimates import Estimate
 from tonnage.predict import check
+from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import Priced
 from tonnage.search.space import Question
@@ -29,11 +29,11 @@ def frontier(order: Sequence[Priced], question: Question, ghosts: Ghosts) -> tup
     answers = ghosts.need([one.candidate for one in chosen], question.cluster)
     points: list[Point] = []
     for one, answer in zip(chosen, answers, strict=True):
-        if isinstance(answer, Estimate) and (not points or answer.peak.process_bytes < points[-1].process_bytes):
+        if isinstance(answer, Need) and (not points or answer.process_bytes < points[-1].process_bytes):
             points.append(
                 Point(
                     candidate=one.candidate,
-                    process_bytes=answer.peak.process_bytes,
+                    process_bytes=answer.process_bytes,
                     step_seconds=one.timing.step_seconds,
                     tokens_per_second_per_gpu=one.timing.tokens_per_second_per_gpu,
                 )

@@ -20,6 +20,7 @@ def describe(candidate: Candidate, *, whole: bool = False) -> str:
     words += [plan.shard] if plan.shard != _PLAIN.shard else []
     words += [f"{name} {getattr(plan, name)}" for name in AXES if getattr(plan, name) > 1]
     words += [f"checkpointing {plan.checkpointing}"] if plan.checkpointing != "none" else ["no checkpointing"]
+    words += ["gradients averaged each time"] if plan.accum_sync else []
     words += ["optimizer in backward"] if plan.optimizer_in_backward else []
     words += [f"{name.replace('_', ' ')} {getattr(plan, name)}" for name in OFFLOADS if getattr(plan, name) != "none"]
     if whole:
