@@ -8,6 +8,8 @@ from typing import Final
 
 from tonnage.device import Cluster, device_names, find_device
 from tonnage.errors import CannotEstimate, UsageError
+from tonnage.estimates import Estimate
+from tonnage.search.best import fits
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import smallest
@@ -49,12 +51,16 @@ def backwards(
                 small = smallest(asked)
             except (UsageError, CannotEstimate):
                 return False
-            at_once = ghosts.count
-            return any(
-                isinstance(answer, Need) and answer.least_bytes <= asked.budget_bytes
-                for begin in range(0, len(small), at_once)
-                for answer in ghosts.need([one.candidate for one in small[begin : begin + at_once]], asked.cluster)
-            )
+            for begin in range(0, len(small), ghosts.count):
+                some = [one.candidate for one in small[begin : begin + ghosts.count]]
+                needs = zip(some, ghosts.need(some, asked.cluster), strict=True)
+                hopeful = [
+                    one for one, need in needs if isinstance(need, Need) and need.least_bytes <= asked.budget_bytes
+                ]
+                runs = ghosts.fit(hopeful, asked.cluster)
+                if any(isinstance(run, Estimate) and fits(run, asked) for run in runs):
+                    return True
+            return False
 
         edge = {"max-seq-len": _longest, "max-micro-batch": _largest, "min-gpus": _fewest, "min-gpu": _smallest}[find]
         found = edge(question, possible, progress)

@@ -1,0 +1,67 @@
+"""Questions asked backwards, answered by a formula."""
+
+import pytest
+
+from solutions import Formula, question
+from tonnage.errors import UsageError
+from tonnage.search import backwards as module
+from tonnage.search.backwards import _last, backwards
+from tonnage.search.solve import search
+
+
+@pytest.fixture(autouse=True)
+def _formula(monkeypatch):
+    class Ghosts(Formula):
+        def __init__(self, *_args, **_options):
+            super().__init__()
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+    monkeypatch.setattr(module, "Ghosts", Ghosts)
+
+
+@pytest.mark.parametrize(("edge", "most"), [(1, 1), (1, 100), (7, 100), (8, 100), (63, 64), (64, 64), (100, 64)])
+def test_the_last_number_for_which_something_holds(edge, most):
+    found = _last(most, lambda number: number <= edge, lambda text: None, str)
+    assert found == min(edge, most)
+
+
+def test_nothing_holds():
+    assert _last(10, lambda number: False, lambda text: None, str) is None
+
+
+def test_the_longest_sequence_fits_and_the_next_does_not():
+    asked = question(gpu="a100-80gb", model="llama-3.2-1b", without=("activation-offload",), micro_batch=8)
+    solution = backwards("max-seq-len", asked, top=1)
+    tokens = solution.question["job"]["seq_len"]
+    assert solution.question["found"] == f"seq-len {tokens}"
+    assert solution.status == "found"
+    longer = question(
+        gpu="a100-80gb", model="llama-3.2-1b", without=("activation-offload",), micro_batch=8, seq_len=tokens + 1024
+    )
+    assert tokens == 131072 or search(longer, Formula(), top=1, explain=False).status != "found"
+
+
+def test_the_largest_micro_batch():
+    asked = question(gpu="a100-80gb", model="llama-3.2-1b", without=("activation-offload", "checkpointing"))
+    solution = backwards("max-micro-batch", asked, top=1)
+    number = int(solution.question["found"].split()[1])
+    assert number > 1
+    assert solution.plans[0].candidate.job.micro_batch == number
+
+
+def test_the_fewest_gpus_and_the_smallest():
+    asked = question(gpu="h100-80gb", model="llama-3.1-8b", without=("activation-offload", "optimizer-offload"))
+    fewest = backwards("min-gpus", asked, top=1)
+    assert fewest.question["found"].startswith("4 GPUs") or fewest.question["found"].startswith("2 GPUs")
+    smallest = backwards("min-gpu", question(gpu="h100-80gb", model="smollm2-135m"), top=1)
+    assert smallest.status == "found"
+
+
+def test_an_unknown_word():
+    with pytest.raises(UsageError, match="max-seq-len"):
+        backwards("max-fun", question())
