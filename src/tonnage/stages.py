@@ -6,6 +6,7 @@ before it is told beforehand, so that a rank can run without anybody answering.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -163,7 +164,7 @@ class Pipeline:
                 others |= {name: inputs[name] for name in _LAST if name in inputs} | {"target": inputs["labels"]}
             if "num_items_in_batch" in others:  # of all micro-batches, and the loss is that of one
                 others["num_items_in_batch"] /= ready.step.job.grad_accum
-            self._schedule.step(*given, **others, return_outputs=False)
+            self._schedule.step(*given, **others, **_keeping_no_outputs(self._schedule))
         if stages[0].tied:
             self._add_up_copies(ready, stages)
 
@@ -179,6 +180,11 @@ class Pipeline:
                     raise CannotEstimate("Gradients of a weight on two stages are not where they are; choose pp 1.")
                 weight.is_copy = stage.is_last  # of which the norm of all gradients knows one
                 dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self._ends)
+
+
+def _keeping_no_outputs(schedule: Any) -> dict[str, Any]:
+    """Older versions of torch keep the last stage's outputs in any case; here they are losses."""
+    return {"return_outputs": False} if "return_outputs" in inspect.signature(schedule.step).parameters else {}
 
 
 def _group_of_ends(ready: ReadyStep) -> Any:

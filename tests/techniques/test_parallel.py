@@ -20,10 +20,12 @@ from ring_on_cpu import ring_on_cpu
 from tonnage import model as models
 from tonnage import step as steps
 from tonnage.axes import axes
+from tonnage.errors import CannotEstimate
 from tonnage.job import Job
 from tonnage.main_weights import MainOptimizer
 from tonnage.plan import Plan
 from tonnage.step import ReadyStep
+from tonnage.techniques import tensor_parallel
 
 STEPS, MICRO_BATCHES = 2, 2
 IMPORTED_ONCE = [
@@ -251,3 +253,11 @@ def in_processes(world: int) -> list[dict[str, float]]:
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
 def test_agrees_with_one_process(world: int, name: str) -> None:
     assert max(found[name] for found in in_processes(world)) < CASES[world][name].tolerance
+
+
+@pytest.mark.parametrize(("network", "reason"), [("gpt2", "no tp_plan"), ("bert", "not masked-lm")])
+def test_networks_without_a_plan_are_not_divided(network: str, reason: str) -> None:
+    whole = models.build(tiny(network), dtype=torch.float32, attention=None, device=torch.device("meta"))
+    nowhere: Any = None  # the mesh is not asked
+    with pytest.raises(CannotEstimate, match=f"{reason}.*choose tp 1"):
+        tensor_parallel.divided(whole, mesh=nowhere, sequence=True, local_parameters=True)
