@@ -1,0 +1,79 @@
+"""A few layers, and a few micro-batches, say what many need: beside whole runs on the ghost."""
+
+from dataclasses import replace
+
+import pytest
+
+from networks import tiny_job
+from tonnage.device import parse_cluster
+from tonnage.ghost.pool import Worker
+from tonnage.plan import Plan
+from tonnage.predict import estimate
+from tonnage.search.depth import depths, extrapolated, with_layers
+from tonnage.search.memory import MICRO_BATCHES, roomy
+
+LAYERS = 24
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker() as made:
+        yield made
+
+
+def job(**options):
+    return with_layers(tiny_job("llama", **{"seq_len": 256, "micro_batch": 2, **options}), LAYERS)
+
+
+def of_tiny(**changes):
+    found = tiny_job("llama")
+    config = {**found.model.config, "num_hidden_layers": 48, **changes}
+    return replace(found, model=replace(found.model, config=config))
+
+
+def test_depths_follow_the_pattern_of_layers():
+    assert depths(of_tiny(), Plan()) == (2, 4)
+    assert depths(of_tiny(), Plan(shard="zero3")) == (6, 8)
+    assert depths(of_tiny(), Plan(pp=4)) == (4, 8)
+    assert depths(of_tiny(layer_types=["full", "sliding", "sliding"] * 16), Plan()) == (3, 6)
+    assert depths(of_tiny(layer_types=[f"kind {i}" for i in range(48)]), Plan()) is None
+    assert depths(of_tiny(first_k_dense_replace=1), Plan()) == (3, 5)
+    assert depths(of_tiny(num_hidden_layers=8), Plan()) is None  # two of 12 layers together are no less work
+    assert depths(of_tiny(is_encoder_decoder=True), Plan()) is None
+    assert with_layers(of_tiny(layer_types=["a", "b"] * 24), 4).model.config["layer_types"] == ["a", "b", "a", "b"]
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(
+    ("gpu", "plan"),
+    [
+        ("a100-40gb", Plan(allocator="expandable")),
+        ("a100-40gb", Plan(checkpointing="full", optimizer="adamw-fused")),
+        ("4xa100-40gb", Plan(shard="zero3", loss="chunked")),
+    ],
+    ids=["plain", "checkpointed", "zero3"],
+)
+def test_few_layers_say_what_many_need(worker, gpu, plan):
+    cluster = roomy(parse_cluster(gpu))
+    runs = [
+        estimate(with_layers(job(), layers), plan, cluster, worker=worker, rank=0).estimate
+        for layers in (*depths(job(), plan), LAYERS)
+    ]
+    need = extrapolated(runs[0], runs[1], depths(job(), plan), LAYERS)
+    whole = runs[2].peak
+    assert sum(need.by_category.values()) == need.process_bytes
+    runtime = whole.by_category["runtime"]
+    assert need.least_bytes - runtime == pytest.approx(whole.allocated_bytes, rel=0.03)
+    assert need.least_bytes <= whole.process_bytes
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(("gpu", "plan"), [("a100-40gb", Plan()), ("4xa100-40gb", Plan(shard="zero3"))])
+def test_further_micro_batches_are_like_the_third(worker, gpu, plan):
+    few, many = (
+        estimate(
+            with_layers(tiny_job("llama", grad_accum=count), 4), plan, parse_cluster(gpu), worker=worker, rank=0
+        ).estimate.peak
+        for count in (MICRO_BATCHES, 3 * MICRO_BATCHES)
+    )
+    assert (few.allocated_bytes, few.reserved_bytes) == (many.allocated_bytes, many.reserved_bytes)
