@@ -356,7 +356,7 @@ def rope(provider: str, size: int, setting: Setting) -> Made:
     )
     gradients = torch.randn_like(q, dtype=dtype), torch.randn_like(k)
     # Angles by a product of matrices, as transformers made them when this was measured: cuBLAS's workspace stays.
-    angles = (torch.ones(1, width // 2, 1) @ torch.arange(length).view(1, 1, -1).float()).transpose(1, 2)
+    angles = (torch.ones(1, width // 2, 8) @ torch.ones(1, 8, length)).transpose(1, 2)
     both = torch.cat((angles, angles), dim=-1)
     cos, sin = both.cos().to(dtype), both.sin().to(dtype)
     del angles, both
