@@ -8,6 +8,7 @@ table of the rows beyond LIMIT, and a summary of all.
 """
 
 import argparse
+import math
 import statistics
 import sys
 import time
@@ -123,7 +124,7 @@ def rows(models: list[str], plans: list[str], gpus: list[str], layers: int | Non
 def summary(name: str, values: list[float]) -> str:
     """How far apart in all."""
     ordered = sorted(map(abs, values))
-    high = ordered[int(0.95 * (len(ordered) - 1))]
+    high = ordered[math.ceil(0.95 * len(ordered)) - 1]
     equal = sum(value == 0 for value in ordered)
     return (
         f"| {name} | {statistics.median(ordered):.3%} | {high:.3%} | {ordered[-1]:.3%} | {equal} of {len(ordered)} |"

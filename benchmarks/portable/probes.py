@@ -72,7 +72,12 @@ def leaf(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 def attention() -> Iterator[torch.Tensor]:
     shapes = ((1, 2), ((4, 4), (8, 2), (12, 12)), (100, 197, 256, 320, 1000, 2048), (32, 64, 80, 96, 128, 256))
-    backends = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+    backends = (
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.MATH,
+    )
     shapes = tuple(product((False, True), *shapes))
     for backend, dtype, (apart, batch, (heads, groups), tokens, width) in product(backends, DTYPES, shapes):
         sizes = [

@@ -212,9 +212,9 @@ def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: A
     return a.new_empty_strided((*groups, rows, columns), strides, dtype=dtype)
 
 
-def _fake_like(known: Any) -> Any:
-    """Fake tensors of the same shapes."""
-    return tree_map_only(torch.Tensor, torch.empty_like, known)
+def _fake_like(known: Any, device: torch.device) -> Any:
+    """Fake tensors of the same shapes on a device."""
+    return tree_map_only(torch.Tensor, functools.partial(torch.empty_like, device=device), known)
 
 
 @dataclass
@@ -279,7 +279,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             known = self._values.compute(op, args, kwargs)
             if known is None:
                 raise
-            result = _fake_like(known)
+            result = _fake_like(known, _tensors((args, kwargs))[0].device)
             self._values.keep(result, known)
         else:
             self._values.follow(op, args, kwargs, result)

@@ -1,7 +1,7 @@
 """What torch's composite operations choose on a card: the kernel of attention, dropout with its mask, and the like.
 
-The choices are those of ATen/native/transformers/cuda/sdp_utils.cpp and of composites that ask `is_cuda()`; a
-benchmark compares them with those of the real code on a ghost (`benchmarks/meta.py`).
+The choices are those of ATen/native/transformers/cuda/sdp_utils.cpp and of composites that ask `is_cuda()`;
+`benchmarks/portable/attention.py` compares the former with the real code's on a ghost.
 """
 
 from __future__ import annotations

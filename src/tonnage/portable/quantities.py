@@ -1,6 +1,6 @@
 """What the memory inside an operation depends on: its shapes, in the few numbers that its kernels multiply.
 
-A ghost runs the operations, a script fits how many bytes each number stands for (`benchmarks/portable_table.py`), and
+A ghost runs the operations, a script fits how many bytes each number stands for (`benchmarks/portable`), and
 `temporaries` multiplies them again.  `variant` names the kernels among which the operation chooses.
 """
 
@@ -85,6 +85,11 @@ def _of_input(args: Any, kwargs: Any, result: Any) -> Quantities:
     return Quantities("", {"elements": args[0].numel(), "one": 1})
 
 
+def _by_rows(args: Any, kwargs: Any, result: Any) -> Quantities:
+    elements, width = args[0].numel(), args[0].shape[args[1]]
+    return Quantities("", {"elements": elements, "rows": elements // width if width else 0, "one": 1})
+
+
 def _embedding_backward(args: Any, kwargs: Any, result: Any) -> Quantities:
     """Few indices are added up by one kernel, many are sorted first (ATen/native/cuda/Embedding.cu)."""
     gradient, indices = args[0], args[1]
@@ -151,6 +156,7 @@ OF: Final[dict[str, Rule]] = {
     "_scaled_dot_product_cudnn_attention_backward": _attention_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
     "_softmax_backward_data": _of_result,
+    "_safe_softmax": _by_rows,
     "embedding_dense_backward": _embedding_backward,
     "index_put": _index_put,
     "index_put_": _index_put,

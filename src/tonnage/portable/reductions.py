@@ -1,8 +1,8 @@
 """What a reduction on a card takes besides its result: partial results of blocks that share an output.
 
 Column sums (the gradients of biases and of norms' weights) are the case that matters: partial sums of up to 130 MB.
-The rules are those of ATen/native/cuda/Reduce.cuh (`setReduceConfig`); `benchmarks/meta.py` compares them with the
-ghost, tests with sizes seen there and on a real H100.
+The rules are those of ATen/native/cuda/Reduce.cuh (`setReduceConfig`); tests compare them with sizes seen on ghosts
+and on a real H100.
 """
 
 from __future__ import annotations

@@ -88,6 +88,6 @@ def _import_libraries(job: Job, plan: Plan) -> None:
 
 @cache
 def table() -> dict[str, Any]:
-    """What a ghost told: see `benchmarks/portable_table.py`."""
+    """What a ghost told: see `benchmarks/portable`."""
     found: dict[str, Any] = json.loads((files("tonnage.portable") / "portable.json").read_text())
     return found
