@@ -27,8 +27,8 @@ FRAGMENTATION = 1.18
 
 NEAR = 0.85
 NEAR_FACTOR = 1.8
-"""Fuller than NEAR by our account a layout is a gamble: of 36 of the grid 13 crashed and 6 took more than 2.5 times as
-long as predicted (the allocator gives back what it cached, and asks again)."""
+"""Fuller than NEAR by our account a layout is a gamble: of 36 of the grid 13 crashed and 6 took more than 2.5 times
+as long as predicted (the allocator gives back what it cached, and asks again)."""
 
 
 @dataclass(frozen=True, kw_only=True)
