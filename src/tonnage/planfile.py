@@ -38,8 +38,13 @@ class PlanFile:
 
     def under(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """These options, with those of `said` that are not their defaults in their place."""
-        defaults = {item.name: item.default for kind in _TABLES.values() for item, _ in options(kind)}
-        return {**self.options, **{name: value for name, value in said.items() if value != defaults.get(name)}}
+        return {**self.options, **not_defaults(said)}
+
+
+def not_defaults(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Of options by their names those that say something."""
+    defaults = {item.name: item.default for kind in _TABLES.values() for item, _ in options(kind)}
+    return {name: value for name, value in said.items() if value != defaults.get(name)}
 
 
 def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None) -> str:

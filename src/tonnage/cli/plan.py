@@ -57,12 +57,19 @@ def plan(
     save: Annotated[
         Path | None, _option("save", "Keep the best plan, to be edited and estimated: plan.toml.", "FILE", OUTPUT)
     ] = None,
+    source: Annotated[
+        Path | None,
+        _option(
+            "from", "Settings of a trainer (ds_config.json, accelerate.yaml, ...): what to change in them.", "FILE"
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Let --save and --html replace files.", rich_help_panel=OUTPUT)
     ] = False,
     **options: Any,
 ) -> int:
     """What should I run? The fastest combination that fits, each plan that is shown run on a ghost GPU."""
+    from tonnage import planfile
     from tonnage.api import request
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
@@ -76,6 +83,12 @@ def plan(
             if path.exists() and not force:
                 raise UsageError(f"{path} exists; name another file, or add --force.")
     cluster = parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
+    settings, said = None, options
+    if source is not None:
+        from tonnage.exports import reading
+
+        settings, said = reading.read(source), planfile.not_defaults(options)
+        options = settings.openly(said)
     job, given = request(model, offline=offline, **options)
     question = Question(
         job=job,
@@ -96,19 +109,25 @@ def plan(
             from tonnage.search.solve import solve
 
             solution = solve(question, top=top, pareto=pareto, torch_version=torch, progress=say)
+        if settings is not None:
+            from tonnage.exports.changes import beside
+
+            best = solution.plans[0].candidate if solution.plans else None
+            found = beside(settings, said, model, cluster, best, offline=offline, torch_version=torch, progress=say)
     if json:
-        answer.print_json(solution.to_json())
+        answer.print_json({**solution.to_json(), **({} if settings is None else {"given": found.to_json()})})
     else:
         from tonnage.report.plans import render
 
         answer.emit(render(solution, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
+        if settings is not None:
+            answer.emit(found.text())
     if html is not None:
         from tonnage.files import write_text
         from tonnage.report.plans_html import page
 
         write_text(html, page(solution))
     if save is not None and solution.plans:
-        from tonnage import planfile
         from tonnage.files import write_text
 
         write_text(save, planfile.text(solution.plans[0], gpu=str(cluster), gpu_memory_bytes=gpu_memory))

@@ -1,0 +1,136 @@
+"""A trainer's file that was read in: what it would use, and what to change in it, by its own names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from tonnage.errors import TonnageError
+from tonnage.units import gib
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.estimates import Estimate
+    from tonnage.exports.reading import Given
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+    from tonnage.solution import Candidate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One setting to change."""
+
+    key: str
+    """The target's own name; `job.` stands before what its script says."""
+    before: Any
+    """What the file says; None where it is silent."""
+    after: Any
+    """What the best plan says; None where it does not."""
+
+    def __str__(self) -> str:
+        if self.after is None:
+            return f"{self.key}: leave it out (now {self.before})"
+        return f"{self.key} = {self.after}" + ("" if self.before is None else f" (now {self.before})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """A file beside the best plan for the same job."""
+
+    given: Given
+    """The file."""
+    estimate: Estimate | None
+    """Of exactly what it says; None where that cannot be run."""
+    refusal: str | None
+    """Why it cannot."""
+    changes: tuple[Change, ...]
+    """What to change; empty where no plan was found, or the file says the best one already."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As in `plan --from FILE --json`."""
+        return {
+            "target": self.given.target,
+            "options": dict(self.given.options),
+            "not_understood": list(self.given.not_understood),
+            "estimate": None if self.estimate is None else self.estimate.to_json(),
+            "refusal": self.refusal,
+            "changes": [asdict(change) for change in self.changes],
+        }
+
+    def text(self) -> str:
+        """As `plan --from FILE` prints it below the plans."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield ""
+        if self.estimate is not None:
+            fits = "fits" if self.estimate.fits else "does not fit"
+            peak, capacity = self.estimate.peak.process_bytes, self.estimate.cluster["capacity_bytes"]
+            yield f"As the file of {self.given.target} is: {fits}, {gib(peak)} of {gib(capacity)} a GPU."
+        else:
+            yield f"As the file of {self.given.target} is, it cannot be run here: {self.refusal}"
+        if self.changes:
+            yield "What to change for the best plan:"
+        for change in self.changes:
+            yield f"  {change}"
+        if self.given.not_understood:
+            yield "Not understood, and not counted:"
+        yield from (f"  {line}" for line in self.given.not_understood)
+
+
+def beside(
+    given: Given,
+    said: Mapping[str, Any],
+    model: str,
+    cluster: Cluster,
+    best: Candidate | None,
+    *,
+    offline: bool = False,
+    torch_version: str | None = None,
+    progress: Any = lambda text: None,
+) -> Beside:
+    """Run what the file says, and compare its settings with those of the best plan."""
+    from tonnage.api import estimate
+
+    exactly = given.exactly(said, cluster.gpus)
+
+    def changes() -> tuple[Change, ...]:
+        return () if best is None else tuple(_changes(given, exactly, best, model, cluster, offline))
+
+    try:
+        found = estimate(
+            model,
+            gpu=cluster,
+            offline=offline,
+            torch_version=torch_version,
+            progress=progress,
+            **exactly,
+        )
+    except TonnageError as error:
+        return Beside(given=given, estimate=None, refusal=str(error), changes=changes())
+    return Beside(given=given, estimate=found, refusal=None, changes=changes())
+
+
+def _changes(
+    given: Given, exactly: Mapping[str, Any], best: Candidate, model: str, cluster: Cluster, offline: bool
+) -> Iterator[Change]:
+    """Both said in the target's words, and compared; what it has no words for, the plan's own listing shows."""
+    from tonnage.api import request
+
+    try:
+        wanted = _settings(given, best.job, best.plan, model, cluster)
+        found = _settings(given, *request(model, offline=offline, **exactly), model, cluster)
+    except TonnageError:
+        return
+    for key in dict.fromkeys([*wanted, *found]):
+        before, after = found.get(key), wanted.get(key)
+        if before != after:
+            yield Change(key=key, before=given.document.get(key, before), after=after)
+
+
+def _settings(given: Given, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:
+    from tonnage import exports
+
+    return exports.export(job, plan, cluster, model, exports.target(given.target)).settings

@@ -1,0 +1,512 @@
+"""Settings of other trainers, read in: what a file says, in options of Job and Plan, and what was not understood.
+
+Reading executes nothing and imports no trainer: YAML as plain values alone, JSON by Python's own reader.  Whatever a
+file holds, the answer is a `Given` or one error of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tonnage.engines.deepspeed import OPTIMIZERS as DEEPSPEEDS
+from tonnage.engines.deepspeed import STAGES
+from tonnage.engines.hf_trainer import OPTIMIZERS as TRAINERS
+from tonnage.errors import UnreadableFile, UsageError
+from tonnage.exports.axolotl import ATTENTION as AXOLOTLS_ATTENTION
+from tonnage.exports.axolotl import OPTIMIZERS as AXOLOTLS
+
+_MOST_BYTES: Final = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What a file says."""
+
+    target: str
+    """Whose it is."""
+    options: Mapping[str, Any]
+    """Fields of Job and Plan by their names."""
+    keys: Mapping[str, str]
+    """The file's own name of each option."""
+    not_understood: tuple[str, ...]
+    """`key = value` of what has no meaning here: it may need memory that is not counted."""
+    document: Mapping[str, Any]
+    """Everything that it says, by dotted names."""
+    model: str | None = None
+    """The model that it names."""
+
+    def exactly(self, said: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+        """The options of the job as the file has it, and what was `said` besides; trainers replicate by default."""
+        shard = {"shard": "ddp"} if gpus > 1 else {}
+        return {**shard, **self.options, **said}
+
+    def openly(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """The options of the same job, with what saves memory or time left open."""
+        kept = {name: value for name, value in self.options.items() if name not in CHANGEABLE}
+        return {**kept, **said}
+
+
+CHANGEABLE: Final = (
+    *("checkpointing", "activation_offload", "optimizer_offload", "param_offload", "shard", "loss", "attention"),
+    *("tp", "pp", "cp", "ep", "allocator"),
+)
+"""Options that a plan may choose without training something else, or otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    """One thing that a key says."""
+
+    option: str
+    value: Any
+    key: str
+
+
+class _Unclear(Exception):
+    """A value that a key is not known to have."""
+
+
+Reader = Callable[[Any], Mapping[str, Any]]
+"""Turns the value of a key into options; raises _Unclear."""
+
+
+def read(path: Path) -> Given:
+    """What a file of a trainer says.  Raises UnreadableFile where it is none that is known here."""
+    document = _document(path)
+    for target, marks, keys, whole in _KINDS:
+        if any(mark in document for mark in marks):
+            return _given(target, document, keys, whole, path)
+    known = "; ".join(f"{target}: {', '.join(marks)}" for target, marks, _, _ in _KINDS)
+    raise UnreadableFile(f"{path} has no key by which a trainer's file is known ({known}).")
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise UnreadableFile(f"{path} is larger than 1 MiB, which no such file is.")
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UnreadableFile(f"{path} cannot be read as {_format(path)} ({reason}).") from error
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise UnreadableFile(f"{path} has no named settings.")
+    return found
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values alone, and no aliases: a few lines of them can stand for more than any memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not read")
+        return super().compose_node(parent, index)
+
+
+def _format(path: Path) -> str:
+    return "JSON" if path.suffix == ".json" else "YAML"
+
+
+def _given(
+    target: str, document: Mapping[str, Any], keys: Mapping[str, Reader], whole: Callable[..., Any], path: Path
+) -> Given:
+    """Key by key, then what several of them say together."""
+    flat = dict(_flat(document))
+    options: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    unclear = []
+    for key, value in flat.items():
+        reader = keys.get(key)
+        if reader is None:
+            if not _says_nothing(key, value):
+                unclear.append(_shown(key, value))
+            continue
+        try:
+            said = reader(value)
+        except (_Unclear, UsageError, TypeError, ValueError, KeyError, OverflowError):
+            unclear.append(_shown(key, value))
+            continue
+        options |= said
+        names |= dict.fromkeys(said, key)
+    for found in whole(flat):
+        options[found.option] = found.value
+        names[found.option] = found.key
+    model = options.pop("model", None)
+    names.pop("model", None)
+    return Given(
+        target=target,
+        options=_possible(options, names, flat, unclear),
+        keys=names,
+        not_understood=tuple(unclear),
+        document=flat,
+        model=model,
+    )
+
+
+def _possible(
+    options: dict[str, Any], names: dict[str, str], flat: Mapping[str, Any], unclear: list[str]
+) -> dict[str, Any]:
+    """Without values that a field cannot have."""
+    from tonnage.job import Job
+    from tonnage.options import listed
+    from tonnage.options import options as declared
+    from tonnage.plan import Plan
+
+    fields = {item.name: option for kind in (Job, Plan) for item, option in declared(kind)}
+    kept = {}
+    for name, value in options.items():
+        option = fields[name]
+        number = isinstance(value, int) and not isinstance(value, bool) and option.least <= value < 2**31
+        right = {
+            "word": isinstance(value, str) and listed(value, option.possible),
+            "number": number,
+            "names": isinstance(value, tuple) and all(isinstance(word, str) for word in value),
+            "switch": isinstance(value, bool),
+        }[option.kind]
+        if right:
+            kept[name] = value
+        else:
+            unclear.append(_shown(names[name], flat.get(names[name], value)))
+    return kept
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value and depth < 5:
+            yield from _flat({str(inner): held for inner, held in value.items()}, f"{prefix}{name}.", depth + 1)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _shown(key: str, value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return f"{key} = {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+_QUIET: Final = re.compile(
+    "learning_rate|lr|weight_decay|warmup|scheduler|seed|output_dir|logging|save|eval|dataset|data_|datasets|"
+    "num_train_epochs|num_epochs|max_steps|wandb|report_to|template|steps_per_print|wall_clock_breakdown|"
+    "special_tokens|lora_dropout|lora_alpha|machine_rank|main_process|main_training|rdzv|same_network|debug|"
+    "use_cpu|compute_environment|do_train|overwrite|plot_loss|hub_|push_to_hub|run_name|disable_tqdm|val_set|"
+    "betas|eps|adam_|preprocessing|dataloader_|tpu_|downcast_bf16|dynamo|logger|plugins"
+)
+"""Beginnings of keys (of their last part) that say nothing about the memory of a step."""
+
+
+def _says_nothing(key: str, value: Any) -> bool:
+    """Off, absent, automatic, or about something else than memory."""
+    if value in (None, False, "auto", "", 0) or value == {} or value == []:
+        return True
+    last = key.rpartition(".")[2]
+    return _QUIET.match(key) is not None or _QUIET.match(last) is not None
+
+
+def _number(option: str) -> Reader:
+    def reader(value: Any) -> Mapping[str, Any]:
+        if value == "auto" or value is None:
+            return {}
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise _Unclear
+        return {option: value}
+
+    return reader
+
+
+def _norm(value: Any) -> Mapping[str, Any]:
+    """A norm to clip at; 0 and absent are none, fractions are not words of the plan."""
+    if value in ("auto", None, 0):
+        return {}
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        raise _Unclear
+    return {"clip_grad_norm": int(value)}
+
+
+def _word(option: str, words: Mapping[Any, Any]) -> Reader:
+    def reader(value: Any) -> Mapping[str, Any]:
+        if isinstance(value, str) and value.lower() == "auto" and "auto" not in words:
+            return {}
+        for word, found in words.items():
+            if word == value and type(word) is type(value):  # True is not 1
+                return {} if found is None else {option: found}
+        raise _Unclear
+
+    return reader
+
+
+def _model(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, str) or not value:
+        raise _Unclear
+    return {"model": value}
+
+
+def _understood(value: Any) -> Mapping[str, Any]:
+    """Read together with others by the kind's own function."""
+    return {}
+
+
+def _switched(option: str, on: Any, off: Any = None) -> Reader:
+    return _word(option, {True: on, False: off, None: None})
+
+
+def _targets(value: Any) -> Mapping[str, Any]:
+    if value in ("all-linear", "all", "all_linear"):
+        return {"lora_targets": ("all-linear",)}
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise _Unclear
+    return {"lora_targets": tuple(name.strip() for name in names)}
+
+
+_OPTIM: Final = {
+    **{said["optim"]: name for name, said in TRAINERS.items() if "optim" in said},
+    **{its: name for name, its in AXOLOTLS.items() if its != "adamw_torch_fused"},
+    "adamw_torch_fused": "adamw",
+    "adamw_8bit": "adamw-8bit",
+    "paged_adamw": "paged-adamw",
+}
+
+
+def _checkpointed(flat: Mapping[str, Any]) -> Iterator[_Found]:
+    """The Trainer's two names, and every N-th layer."""
+    for word in ("activation_checkpointing", "gradient_checkpointing"):
+        if not flat.get(word):
+            continue
+        every = flat.get(f"{word}_kwargs.every_n_layers", 1)
+        several = isinstance(every, int) and not isinstance(every, bool) and every > 1
+        reentrant = flat.get(f"{word}_kwargs.use_reentrant") is True
+        said = f"every-{every}" if several else "full-reentrant" if reentrant else "full"
+        yield _Found(option="checkpointing", value=said, key=word)
+        if flat.get(f"{word}_kwargs.offload") or flat[word] == "offload":
+            yield _Found(option="activation_offload", value="cpu", key=word)
+    if flat.get("fsdp_config.activation_checkpointing") or flat.get("fsdp_config.fsdp_activation_checkpointing"):
+        yield _Found(option="checkpointing", value="full", key="fsdp_config.activation_checkpointing")
+
+
+def _fully_sharded(flat: Mapping[str, Any], prefix: str) -> Iterator[_Found]:
+    """FSDP's part of a file: whether layers are gathered again, replicas, offload."""
+    reshard = flat.get(f"fsdp_config.{prefix}reshard_after_forward", True)
+    replicas = next((flat[key] for key in _REPLICAS if isinstance(flat.get(key), int)), 1)
+    kept = reshard in (False, "false", "SHARD_GRAD_OP", "shard_grad_op")
+    shard = "hsdp" if replicas > 1 else "zero2" if kept else "zero3"
+    yield _Found(option="shard", value=shard, key=f"fsdp_config.{prefix}reshard_after_forward")
+    places = ("offload_params", "cpu_offload")
+    if any(flat.get(f"fsdp_config.{prefix}{place}") in (True, "true") for place in places):
+        yield _Found(option="param_offload", value="cpu", key=f"fsdp_config.{prefix}offload_params")
+
+
+_REPLICAS: Final = (
+    "parallelism_config.parallelism_config_dp_replicate_size",
+    "parallelism_config.dp_replicate_size",
+    "dp_replicate_size",
+)
+
+
+def _precision(flat: Mapping[str, Any], *, bf16: str = "bf16-mixed") -> Iterator[_Found]:
+    """Neither flag: the dtype of the weights decides, which the file does not say; fp32 is transformers' default."""
+    if flat.get("pure_bf16") is True:
+        yield _Found(option="precision", value="bf16-true", key="pure_bf16")
+    elif flat.get("fp16") is True:
+        yield _Found(option="precision", value="fp16-mixed", key="fp16")
+    elif flat.get("bf16") in (True, "auto", "true", "full") or flat.get("bfloat16") is True:
+        yield _Found(option="precision", value=bf16, key="bf16")
+    else:
+        yield _Found(option="precision", value="fp32", key="bf16")
+
+
+def _of_trainer(flat: Mapping[str, Any]) -> Iterator[_Found]:
+    yield _Found(option="engine", value="hf-trainer", key="TrainingArguments")
+    yield from _precision(flat)
+    yield from _checkpointed(flat)
+    if flat.get("fsdp"):
+        yield from _fully_sharded(flat, "")
+
+
+def _of_axolotl(flat: Mapping[str, Any]) -> Iterator[_Found]:
+    adapter = flat.get("adapter")
+    if flat.get("load_in_8bit") is True:
+        yield _Found(option="method", value="qlora", key="load_in_8bit")
+        yield _Found(option="quant", value="int8", key="load_in_8bit")
+    elif adapter in ("lora", "qlora"):
+        yield _Found(option="method", value=adapter, key="adapter")
+    if adapter == "qlora":
+        single = flat.get("bnb_config_kwargs.bnb_4bit_use_double_quant") is False
+        kind = "fp4" if flat.get("bnb_config_kwargs.bnb_4bit_quant_type") == "fp4" else "nf4"
+        yield _Found(option="quant", value=kind if single else f"{kind}-double", key="adapter")
+    yield from _precision(flat, bf16="bf16-mixed" if adapter else "bf16-true")
+    yield from _checkpointed(flat)
+    if flat.get("liger_fused_linear_cross_entropy") is True:
+        yield _Found(option="loss", value="liger", key="liger_fused_linear_cross_entropy")
+    if any(key.startswith("fsdp_config.") for key in flat):
+        yield from _fully_sharded(flat, "")
+
+
+def _of_llama_factory(flat: Mapping[str, Any]) -> Iterator[_Found]:
+    if flat.get("finetuning_type", "lora") == "lora":
+        bits = flat.get("quantization_bit")
+        yield _Found(option="method", value="qlora" if bits in (4, 8) else "lora", key="finetuning_type")
+        if bits in (4, 8):
+            kind = "fp4" if flat.get("quantization_type") == "fp4" else "nf4"
+            double = "" if flat.get("double_quantization") is False else "-double"
+            yield _Found(option="quant", value="int8" if bits == 8 else kind + double, key="quantization_bit")
+            yield _Found(option="unquantized_dtype", value="compute", key="quantization_bit")
+    yield from _precision(flat)
+    off = flat.get("disable_gradient_checkpointing") is True
+    reentrant = flat.get("use_reentrant_gc", True) is True
+    said = "none" if off else "full-reentrant" if reentrant and flat.get("finetuning_type") == "full" else "full"
+    yield _Found(option="checkpointing", value=said, key="disable_gradient_checkpointing")
+    if flat.get("enable_liger_kernel") is True:
+        yield _Found(option="loss", value="liger", key="enable_liger_kernel")
+
+
+def _of_deepspeed(flat: Mapping[str, Any]) -> Iterator[_Found]:
+    yield _Found(option="engine", value="deepspeed", key="ds_config")
+    for name, precision in (("bf16", "bf16-mixed"), ("fp16", "fp16-mixed")):
+        if flat.get(f"{name}.enabled") in (True, "auto"):
+            yield _Found(option="precision", value=precision, key=f"{name}.enabled")
+            break
+    else:
+        yield _Found(option="precision", value="fp32", key="bf16.enabled")
+    params = {key.rpartition(".")[2]: value for key, value in flat.items() if key.startswith("optimizer.params.")}
+    own = {name: value for name, value in params.items() if name in ("torch_adam", "foreach")}
+    for name, said in DEEPSPEEDS.items():
+        if said == own and name != "adamw":
+            yield _Found(option="optimizer", value=name, key="optimizer.params")
+
+
+def _of_accelerate(flat: Mapping[str, Any]) -> Iterator[_Found]:
+    yield _Found(option="engine", value="accelerate", key="accelerate")
+    kind = flat.get("distributed_type")
+    if kind == "FSDP":
+        yield from _fully_sharded(flat, "fsdp_")
+    elif kind == "MULTI_GPU":
+        yield _Found(option="shard", value="ddp", key="distributed_type")
+    yield from _checkpointed(flat)
+
+
+_BATCH: Final[Mapping[str, Reader]] = {
+    "per_device_train_batch_size": _number("micro_batch"),
+    "gradient_accumulation_steps": _number("grad_accum"),
+    "max_grad_norm": _norm,
+    "bf16": _understood,
+    "fp16": _understood,
+    "activation_checkpointing": _understood,
+    "gradient_checkpointing": _understood,
+    **{
+        f"{word}_checkpointing_kwargs.{name}": _understood
+        for word in ("activation", "gradient")
+        for name in ("every_n_layers", "use_reentrant", "offload")
+    },
+}
+
+_FSDP: Final[Mapping[str, Reader]] = {
+    f"fsdp_config.{prefix}{name}": _understood
+    for prefix in ("", "fsdp_")
+    for name in (
+        *("version", "reshard_after_forward", "activation_checkpointing", "offload_params", "cpu_offload"),
+        *("auto_wrap_policy", "transformer_layer_cls_to_wrap", "state_dict_type", "final_state_dict_type"),
+        *("cpu_ram_efficient_loading", "sync_module_states", "use_orig_params"),
+    )
+}
+
+_TRAINER: Final[Mapping[str, Reader]] = {
+    **_BATCH,
+    **_FSDP,
+    "optim": _word("optimizer", _OPTIM),
+    "optim_args": _word("optimizer", {"momentum=0.9": None}),
+    "fsdp": _understood,
+    "parallelism_config.dp_replicate_size": _understood,
+    "parallelism_config.dp_shard_size": _understood,
+    "max_length": _number("seq_len"),
+}
+
+_AXOLOTL: Final[Mapping[str, Reader]] = {
+    **_BATCH,
+    **_FSDP,
+    "base_model": _model,
+    "sequence_len": _number("seq_len"),
+    "micro_batch_size": _number("micro_batch"),
+    "optimizer": _word("optimizer", _OPTIM),
+    "adapter": _word("method", {"lora": "lora", "qlora": "qlora", None: None, "": None}),
+    "lora_r": _number("lora_rank"),
+    "lora_target_linear": _word("lora_targets", {True: ("all-linear",), False: None}),
+    "lora_target_modules": _targets,
+    "attn_implementation": _word("attention", {its: name for name, its in AXOLOTLS_ATTENTION.items()}),
+    "fsdp_version": _understood,
+    "dp_shard_size": _understood,
+    "dp_replicate_size": _understood,
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "liger_fused_linear_cross_entropy"), _understood),
+    **{f"bnb_config_kwargs.bnb_4bit_{name}": _understood for name in ("quant_type", "use_double_quant")},
+    **dict.fromkeys(("bfloat16", "pad_to_sequence_len", "tf32"), _understood),
+}
+
+_LLAMA_FACTORY: Final[Mapping[str, Reader]] = {
+    **_BATCH,
+    "model_name_or_path": _model,
+    "cutoff_len": _number("seq_len"),
+    "stage": _word("method", {"pt": None, "sft": None}),
+    "optim": _word("optimizer", _OPTIM),
+    "optim_args": _word("optimizer", {"momentum=0.9": None}),
+    "finetuning_type": _word("method", {"full": "full", "lora": "lora"}),
+    "lora_rank": _number("lora_rank"),
+    "lora_target": _targets,
+    "flash_attn": _word("attention", {"auto": "auto", "disabled": "eager", "sdpa": "auto"}),
+    **dict.fromkeys(
+        (
+            *("pure_bf16", "disable_gradient_checkpointing", "use_reentrant_gc", "enable_liger_kernel"),
+            *("quantization_bit", "quantization_type", "double_quantization"),
+        ),
+        _understood,
+    ),
+}
+
+_STAGE: Final = {stage: name for name, stage in STAGES.items() if name != "none"}
+
+_DEEPSPEED: Final[Mapping[str, Reader]] = {
+    "train_micro_batch_size_per_gpu": _number("micro_batch"),
+    "gradient_accumulation_steps": _number("grad_accum"),
+    "gradient_clipping": _norm,
+    "bf16.enabled": _understood,
+    "fp16.enabled": _understood,
+    "zero_optimization.stage": _word("shard", _STAGE),
+    "zero_optimization.offload_optimizer.device": _word("optimizer_offload", {"cpu": "cpu", "none": None}),
+    "zero_optimization.offload_optimizer.pin_memory": _understood,
+    "zero_optimization.offload_param.device": _word("param_offload", {"cpu": "cpu", "none": None}),
+    "zero_optimization.offload_param.pin_memory": _understood,
+    "optimizer.type": _word("optimizer", {"AdamW": "adamw"}),
+    "optimizer.params.torch_adam": _understood,
+    "optimizer.params.foreach": _understood,
+}
+
+_ACCELERATE: Final[Mapping[str, Reader]] = {
+    **_FSDP,
+    "distributed_type": _word("shard", {"FSDP": "zero3", "MULTI_GPU": "ddp", "NO": "none", "DEEPSPEED": None}),
+    "mixed_precision": _word("precision", {"bf16": "bf16-mixed", "fp16": "fp16-mixed", "no": "fp32"}),
+    "num_machines": _understood,
+    "num_processes": _understood,
+    "gradient_accumulation_steps": _number("grad_accum"),
+    "parallelism_config.parallelism_config_dp_replicate_size": _understood,
+    "parallelism_config.parallelism_config_dp_shard_size": _understood,
+    "parallelism_config.parallelism_config_tp_size": _number("tp"),
+    "parallelism_config.parallelism_config_cp_size": _number("cp"),
+    "deepspeed_config.zero_stage": _word("shard", _STAGE),
+    "deepspeed_config.gradient_accumulation_steps": _number("grad_accum"),
+    "deepspeed_config.gradient_clipping": _norm,
+    "deepspeed_config.offload_optimizer_device": _word("optimizer_offload", {"cpu": "cpu", "none": None}),
+    "deepspeed_config.offload_param_device": _word("param_offload", {"cpu": "cpu", "none": None}),
+}
+
+_KINDS: Final[tuple[tuple[str, tuple[str, ...], Mapping[str, Reader], Callable[..., Iterator[_Found]]], ...]] = (
+    ("deepspeed", ("zero_optimization", "train_micro_batch_size_per_gpu"), _DEEPSPEED, _of_deepspeed),
+    ("accelerate", ("distributed_type", "compute_environment"), _ACCELERATE, _of_accelerate),
+    ("axolotl", ("base_model", "sequence_len"), _AXOLOTL, _of_axolotl),
+    ("llama-factory", ("model_name_or_path", "finetuning_type", "cutoff_len"), _LLAMA_FACTORY, _of_llama_factory),
+    ("hf-trainer", ("per_device_train_batch_size", "gradient_accumulation_steps"), _TRAINER, _of_trainer),
+)
+"""Whose a file is: the keys that give it away, what its keys say, and what they say together; first come first."""

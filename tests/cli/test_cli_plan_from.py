@@ -1,0 +1,62 @@
+"""`tonnage plan --from FILE`: what the file says reaches the search and the estimate, and what to change is said."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lines import is_one_line
+
+import estimates
+from tonnage.job import Job
+from tonnage.plan import Plan
+from tonnage.search import solve
+from tonnage.solution import Candidate, Choice, Solution
+
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 2,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}, "reduce_bucket_size": 1000},
+}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What the search was asked; it answers with stage 2 and full checkpointing."""
+    monkeypatch.chdir(tmp_path)
+    Path("ds_config.json").write_text(json.dumps(CONFIG))
+    noted: dict[str, Any] = {}
+
+    def found(question: Any, **others: Any) -> Solution:
+        noted["question"] = question
+        job = Job(model=question.job.model, seq_len=512, micro_batch=2)
+        best = Candidate(job=job, plan=Plan(engine="deepspeed", shard="zero2", checkpointing="full"))
+        choice = Choice(name="best", candidate=best, estimate=estimates.fitting())
+        return Solution(status="found", question={}, plans=(choice,))
+
+    monkeypatch.setattr(solve, "solve", found)
+    return noted
+
+
+def test_the_file_is_run_and_what_to_change_is_said(tonnage: Any, calls: Any, asked: Any) -> None:
+    ended = tonnage("plan", "gpt2", "--gpu", "8xa100-80gb", "--seq-len", "512", "--from", "ds_config.json", "--json")
+    assert ended.code == 0
+    given = json.loads(ended.out)["given"]
+    assert (calls.plan.shard, calls.plan.param_offload, calls.plan.engine) == ("zero3", "cpu", "deepspeed")
+    assert (calls.job.seq_len, calls.job.micro_batch) == (512, 2)
+    assert (asked["question"].plan.shard, asked["question"].plan.engine) == ("none", "deepspeed")
+    assert asked["question"].job.micro_batch == 2
+    assert given["not_understood"] == ["zero_optimization.reduce_bucket_size = 1000"]
+    changes = {change["key"]: (change["before"], change["after"]) for change in given["changes"]}
+    assert changes["zero_optimization.stage"] == (3, 2)
+    assert changes["zero_optimization.offload_param.device"] == ("cpu", None)
+    assert changes["job.checkpointing"] == (None, "full")
+    assert "job.seq_len" not in changes
+
+
+def test_a_file_that_is_none_is_one_line(tonnage: Any, asked: Any) -> None:
+    Path("x.json").write_text("{}")
+    ended = tonnage("plan", "gpt2", "--gpu", "t4", "--from", "x.json")
+    assert ended.code == 3
+    assert is_one_line(ended.err)
+    assert "no key by which" in ended.err

@@ -1,0 +1,227 @@
+"""Files of trainers read in: what they say, what is not understood; whatever they hold, one answer or one line."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from networks import tiny_job
+from tonnage import exports
+from tonnage.device import parse_cluster
+from tonnage.errors import TonnageError, UnreadableFile
+from tonnage.exports import reading
+from tonnage.job import Job
+from tonnage.plan import Plan
+
+READ = ["hf-trainer", "accelerate", "deepspeed", "axolotl", "llama-factory"]
+FILES = {
+    "hf-trainer": "training_args.json",
+    "accelerate": "accelerate.yaml",
+    "deepspeed": "ds_config.json",
+    "axolotl": "axolotl.yaml",
+    "llama-factory": "llama_factory.yaml",
+}
+ROUND: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("hf-trainer", {"checkpointing": "every-2", "clip_grad_norm": 2, "optimizer": "adamw-8bit-ao"}, {}, "a100-80gb"),
+    ("hf-trainer", {"shard": "zero2", "checkpointing": "full", "precision": "fp16-mixed"}, {}, "8xt4"),
+    ("hf-trainer", {"shard": "hsdp", "param_offload": "cpu"}, {"micro_batch": 4}, "2x8xa100-80gb"),
+    ("hf-trainer", {"checkpointing": "full", "activation_offload": "cpu"}, {"grad_accum": 8}, "a100-80gb"),
+    ("accelerate", {"shard": "zero3", "param_offload": "cpu", "precision": "fp32"}, {}, "8xa100-80gb"),
+    ("accelerate", {"shard": "hsdp", "precision": "fp16-mixed"}, {}, "2x8xa100-80gb"),
+    ("accelerate", {"shard": "ddp"}, {}, "8xa100-80gb"),
+    ("deepspeed", {"shard": "zero3", "param_offload": "cpu", "clip_grad_norm": 1}, {"micro_batch": 2}, "8xa100-80gb"),
+    ("deepspeed", {"shard": "zero1", "optimizer": "adamw-loop", "precision": "fp32"}, {}, "8xa100-80gb"),
+    ("axolotl", {"precision": "bf16-true", "shard": "zero2", "optimizer": "muon"}, {}, "8xa100-80gb"),
+    (
+        "axolotl",
+        {"attention": "eager", "quant": "nf4"},
+        {"method": "qlora", "lora_targets": ("q_proj",)},
+        "a100-80gb",
+    ),
+    ("axolotl", {"loss": "liger", "checkpointing": "full"}, {"method": "lora", "lora_rank": 4}, "a100-80gb"),
+    ("llama-factory", {"checkpointing": "full", "loss": "liger", "precision": "bf16-true"}, {}, "a100-80gb"),
+    ("llama-factory", {"quant": "int8", "unquantized_dtype": "compute"}, {"method": "qlora"}, "a100-80gb"),
+]
+
+
+def written(folder: Path, name: str, text: Any) -> Path:
+    path = folder / name
+    if not isinstance(text, str):
+        text = json.dumps(text) if name.endswith(".json") else yaml.safe_dump(text)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("name", "plan", "job", "gpus"), ROUND)
+def test_what_was_exported_is_read_again(
+    tmp_path: Path, name: str, plan: dict[str, Any], job: dict[str, Any], gpus: str
+) -> None:
+    """Every option that the file itself carries; the rest is job.json's, which is ours."""
+    wanted = Plan(**plan)
+    export = exports.export(
+        dataclasses.replace(tiny_job(), **job), wanted, parse_cluster(gpus), "gpt2", exports.target(name)
+    )
+    [text] = [item.text for item in export.files if item.name == FILES[name]]
+    found = reading.read(written(tmp_path, FILES[name], text))
+    assert found.target == name
+    assert found.not_understood == ()
+    asked = {**plan, **job}
+    if name in ("hf-trainer", "deepspeed"):  # their scripts say these
+        asked = {key: value for key, value in asked.items() if key != "attention"}
+    assert {key: found.options.get(key, getattr(Plan(), key, None)) for key in asked} == asked
+    Plan(**{key: value for key, value in found.options.items() if hasattr(wanted, key)})
+
+
+def test_deepspeed(tmp_path: Path) -> None:
+    found = reading.read(
+        written(
+            tmp_path,
+            "ds_config.json",
+            {
+                "train_micro_batch_size_per_gpu": "auto",
+                "gradient_accumulation_steps": 4,
+                "bf16": {"enabled": "auto"},
+                "zero_optimisation": {"stage": 3},
+                "zero_optimization": {"stage": 2, "reduce_bucket_size": 500000000, "overlap_comm": False},
+                "gradient_clipping": 0.5,
+            },
+        )
+    )
+    assert found.options == {"engine": "deepspeed", "precision": "bf16-mixed", "shard": "zero2", "grad_accum": 4}
+    assert found.not_understood == (
+        "zero_optimisation.stage = 3",
+        "zero_optimization.reduce_bucket_size = 500000000",
+        "gradient_clipping = 0.5",
+    )
+    assert found.keys["shard"] == "zero_optimization.stage"
+
+
+def test_axolotl_names_its_model(tmp_path: Path) -> None:
+    found = reading.read(
+        written(
+            tmp_path,
+            "a.yml",
+            {
+                "base_model": "org/x",
+                "sequence_len": 4096,
+                "bf16": "auto",
+                "gradient_checkpointing": True,
+                "xformers": 1,
+            },
+        )
+    )
+    assert found.model == "org/x"
+    assert found.options == {"seq_len": 4096, "precision": "bf16-true", "checkpointing": "full"}
+    assert found.not_understood == ("xformers = 1",)
+
+
+def test_llama_factory_checkpoints_and_adapts_unless_told_otherwise(tmp_path: Path) -> None:
+    found = reading.read(written(tmp_path, "l.yaml", {"model_name_or_path": "org/x", "bf16": True}))
+    assert (found.options["method"], found.options["checkpointing"]) == ("lora", "full")
+
+
+def test_true_is_no_stage(tmp_path: Path) -> None:
+    found = reading.read(written(tmp_path, "ds.json", {"zero_optimization": {"stage": True}}))
+    assert found.not_understood == ("zero_optimization.stage = true",)
+    assert "shard" not in found.options
+
+
+def test_numbers_out_of_range_are_not_understood(tmp_path: Path) -> None:
+    text = '{"per_device_train_batch_size": 0, "gradient_accumulation_steps": 1e999, "max_grad_norm": NaN}'
+    found = reading.read(written(tmp_path, "t.json", text))
+    assert "grad_accum" not in found.options
+    assert len(found.not_understood) == 3
+
+
+def test_trainers_replicate_by_default(tmp_path: Path) -> None:
+    found = reading.read(written(tmp_path, "t.json", {"per_device_train_batch_size": 2, "bf16": True}))
+    assert found.exactly({}, gpus=8)["shard"] == "ddp"
+    assert "shard" not in found.exactly({}, gpus=1)
+    assert found.exactly({"micro_batch": 4}, gpus=1)["micro_batch"] == 4
+    assert found.openly({}) == {"micro_batch": 2, "engine": "hf-trainer", "precision": "bf16-mixed"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "{", "cannot be read as JSON"),
+        ("a.yaml", "a: [", "cannot be read as YAML"),
+        ("a.yaml", "base_model: !!python/object/apply:os.system [touch ran]", "cannot be read as YAML"),
+        ("a.yaml", "a: &a [x]\nb: [*a, *a]", "aliases are not read"),
+        ("a.json", "[1]", "no named settings"),
+        ("a.yaml", "1: 2", "no named settings"),
+        ("a.json", '{"hello": 1}', "no key by which"),
+        ("a.json", "[" * 100_000, "cannot be read as JSON"),
+        ("a.yaml", "[" * 5_000, "cannot be read as YAML"),
+    ],
+)
+def test_what_is_no_such_file_is_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    with pytest.raises(UnreadableFile, match=message) as caught:
+        reading.read(written(tmp_path, name, text))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_large_or_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableFile, match="larger than 1 MiB"):
+        reading.read(written(tmp_path, "a.yaml", "a" * 2**21))
+    with pytest.raises(UnreadableFile, match="cannot be read"):
+        reading.read(tmp_path / "nothing.json")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UnreadableFile):
+        reading.read(tmp_path / "bytes.yaml")
+
+
+KEYS = sorted(
+    {key for _, _, keys, _ in reading._KINDS for key in keys} | {mark for _, m, _, _ in reading._KINDS for mark in m}
+)
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["auto", "cpu", "full", "FSDP", "lora", "qlora", "every-N", "adamw_torch", "budget=1"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), VALUES, max_size=8))
+def test_whatever_it_holds_is_options_that_can_be_had(tmp_path: Path, document: dict[str, Any]) -> None:
+    nested: dict[str, Any] = {}
+    for key, value in document.items():
+        *path, last = key.split(".")
+        place = nested
+        for part in path:
+            place = place[part] if isinstance(place.get(part), dict) else place.setdefault(f"{part}", {})
+            if not isinstance(place, dict):
+                place = {}
+        place[last] = value
+    path = written(tmp_path, "f.json", nested)
+    if not any(mark in nested for _, marks, _, _ in reading._KINDS for mark in marks):
+        with pytest.raises(UnreadableFile):
+            reading.read(path)
+        return
+    found = reading.read(path)
+    fields = {item.name for item in dataclasses.fields(Plan)}
+    try:
+        Plan(**{key: value for key, value in found.options.items() if key in fields})
+        Job(model=tiny_job().model, **{key: value for key, value in found.options.items() if key not in fields})
+    except TonnageError as error:
+        raise AssertionError(f"{found} cannot be had") from error
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(max_size=60))
+def test_any_text_is_an_answer(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "f.yaml"
+    path.write_text(text, encoding="utf-8", errors="ignore")
+    with pytest.raises(UnreadableFile):
+        reading.read(path)
