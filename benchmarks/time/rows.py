@@ -159,8 +159,9 @@ def _foundry(raw: Raw) -> Row:
         autocast=False, checkpointing="full" if raw["activation_checkpointing"] == "full" else "none",
         attention="flash", optimizer="adamw", clipped=True, shard="zero3",
     )  # fmt: skip
-    card = {"a100_80gb": "a100-80gb", "a100_40gb": "a100-40gb", "h100_80gb": "h100-80gb"}[raw["gpu"]]
-    network = {"a100": 25e9, "h100": 50e9}[raw["gpu"][:4]]
+    name = raw["gpu"].lower()
+    card = "h100-80gb" if "h100" in name else "a100-40gb" if "40" in name else "a100-80gb"
+    network = {"a100": 25e9, "h100": 50e9}[card[:4]]
     tokens = raw["tokens_per_sec_per_gpu"] * raw["n_gpus"]
     if not tokens:
         raise Left("no throughput")
