@@ -18,6 +18,7 @@ from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import DefaultDeviceType
 
 if TYPE_CHECKING:
@@ -53,11 +54,17 @@ class _Asked(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function."""
         kwargs = kwargs or {}
+        if function is torch.tensor:  # which reads what tensors among its data hold without asking the dispatcher
+            args = (tree_map_only(FakeTensor, _number, args[0]), *args[1:])
         self._fake.meta_is_meant, before = _means_meta(args, kwargs), self._fake.meta_is_meant
         try:
             return function(*args, **kwargs)
         finally:
             self._fake.meta_is_meant = before
+
+
+def _number(tensor: torch.Tensor) -> Any:
+    return tensor.item() if tensor.dim() == 0 else [_number(part) for part in tensor]
 
 
 def _means_meta(args: Any, kwargs: Any) -> bool:
