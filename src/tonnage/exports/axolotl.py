@@ -159,18 +159,15 @@ def _sharding(wish: Wish) -> dict[str, Any]:
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Of the object that its schema makes; keys that the schema does not know are dropped by it."""
-    from axolotl.utils.schemas.config import AxolotlInputConfig
+    """Of the object that its schema makes, plugins' parts included; keys that it does not know it drops."""
+    from axolotl.integrations.base import PluginManager
+    from axolotl.integrations.config import merge_input_args
 
     said = yaml.safe_load((folder / FILE).read_text(encoding="utf-8"))
-    if "plugins" in said:  # their keys are the plugin's
-        from axolotl.integrations.liger.args import LigerArgs
-
-        liger = {"liger_fused_linear_cross_entropy": LigerArgs(**said).liger_fused_linear_cross_entropy}
-    else:
-        liger = {}
-    made = AxolotlInputConfig(**said).model_dump(mode="json", exclude_none=True)
-    return {**flat(made), **liger}
+    for plugin in said.get("plugins", ()):
+        PluginManager.get_instance().register(plugin)
+    _, kind = merge_input_args()
+    return flat(kind(**said).model_dump(mode="json", exclude_none=True))
 
 
 AXOLOTL: Final = Target(
