@@ -247,6 +247,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.memory = memory
         self.temporaries = temporaries
         self.read_values = False
+        self.adds_in_place = False
+        """Whether what runs would add real tensors in place, and does not with fake ones."""
         self.mark: Callable[[], int] = lambda: 0
         """The number of the mark that events belong to."""
         self.on_shortage: Callable[[int], None] = lambda requested_bytes: None
@@ -301,9 +303,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         The sum then takes the memory of the first if that ends before anything else happens; else it gets its own.
         torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
         """
-        if op is not torch.ops.aten.add.Tensor or torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
+        if op is not torch.ops.aten.add.Tensor or type(args[0]) is not FakeTensor:
             return False
-        block = self._blocks.get(_key(args[0].untyped_storage())) if type(args[0]) is FakeTensor else None
+        if self.adds_in_place:
+            return _key(args[0].untyped_storage()) in self._blocks
+        if torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
+            return False
+        block = self._blocks.get(_key(args[0].untyped_storage()))
         return block is not None and block.maker() is args[0]
 
     def see(self, tensor: torch.Tensor) -> None:
@@ -364,6 +370,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         addresses = [(self._allocate(size), size) for size in sizes if size]
         for address, size in reversed(addresses):
             self._free(address, size)
+
+    @contextmanager
+    def adding_in_place(self) -> Iterator[None]:
+        """Within it a sum takes the memory of its first part, if that ends with it."""
+        self.adds_in_place = True
+        try:
+            yield
+        finally:
+            self.adds_in_place = False
 
     def hold(self, size_bytes: int) -> None:
         """Take a block that is never given back."""

@@ -7,8 +7,8 @@ The choices are those of ATen/native/transformers/cuda/sdp_utils.cpp and of comp
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -22,10 +22,15 @@ FLASH, EFFICIENT, MATH, CUDNN = "flash", "efficient", "math", "cudnn"
 
 
 @contextmanager
-def on_card(capability: tuple[int, int]) -> Iterator[None]:
-    """Within it composites on fake tensors of the card do what they do on a real one."""
+def on_card(
+    capability: tuple[int, int], masked_in_place: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Iterator[None]:
+    """Within it composites on fake tensors of the card do what they do on a real one.
+
+    `masked_in_place` is held where scores and mask are added, in place if they are real tensors.
+    """
     library = torch.library.Library("aten", "IMPL")
-    attend = partial(attention, capability=capability)
+    attend = partial(attention, capability=capability, masked_in_place=masked_in_place)
     for name, kernel in (
         ("scaled_dot_product_attention", attend),
         ("dropout", _dropout),
@@ -91,6 +96,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     capability: tuple[int, int],
+    masked_in_place: Callable[[], AbstractContextManager[None]],
 ) -> torch.Tensor:
     """torch's scaled_dot_product_attention; query, key and value (batch, heads, tokens, width)."""
     kernel = chosen(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, capability)
@@ -116,9 +122,10 @@ def attention(
             query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, False, scale=scale
         )[0]
         return result
-    result = aten._scaled_dot_product_attention_math(
-        query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-    )[0]
+    with masked_in_place():
+        result = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
     return result
 
 

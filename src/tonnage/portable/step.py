@@ -46,7 +46,7 @@ def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3
     with (
         card.present(device) as fake,
         autocast.on_card(table()["autocast"]),
-        choices.on_card(device.capability),
+        choices.on_card(device.capability, recorder.adding_in_place),
         watching(recorder, fake) as watch,
         _told_in_one_line(),
     ):
