@@ -13,7 +13,7 @@ from tonnage.cli.options import (
     Gpus,
     Html,
     Json,
-    Model,
+    ModelOrNone,
     Offline,
     Save,
     Snapshot,
@@ -25,7 +25,7 @@ from tonnage.cli.options import (
 
 @with_request
 def estimate(
-    model: Model | None = None,
+    model: ModelOrNone = None,
     gpu: Gpu = None,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,

@@ -56,13 +56,12 @@ def _model_names(incomplete: str) -> list[str]:
     return beginning(model_names(), incomplete)
 
 
-Model = Annotated[
-    str,
-    typer.Argument(
-        help="A catalog name (`tonnage models`), a Hub id, a folder, a config.json, or package.module:factory.",
-        autocompletion=_model_names,
-    ),
-]
+_MODEL: Any = typer.Argument(
+    help="A catalog name (`tonnage models`), a Hub id, a folder, a config.json, or package.module:factory.",
+    autocompletion=_model_names,
+)
+Model = Annotated[str, _MODEL]
+ModelOrNone = Annotated[str | None, _MODEL]
 Offline = Annotated[
     bool, typer.Option("--offline", help="Never ask the network about a model.", rich_help_panel=CARD)
 ]

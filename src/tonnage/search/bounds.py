@@ -28,7 +28,16 @@ def least_bytes(shape: Shape, work: Work, *, gradients_go: bool = False) -> int:
     if gradients_go:
         gradients = 0.0
     between = gradients if work.grad_accum > 1 else 0.0  # kept from one micro-batch to the next
-    return int(max(weights + gradients + states, weights + states + between + _activations(shape, work)))
+    in_backward = weights + states + between + _gathered(shape, work) + _activations(shape, work)
+    return int(max(weights + gradients + states, in_backward))
+
+
+def _gathered(shape: Shape, work: Work) -> float:
+    """Of weights that stay whole from forward to backward, in the dtype of computation: all of them under zero2."""
+    if not work.sharded or work.gathers_again or work.axes.pp > 1:
+        return 0.0
+    experts = shape.experts * shape.expert_parameters * shape.expert_layers * (1 - 1 / work.axes.ep)
+    return (shape.parameters - experts) / work.axes.tp * min(work.weight_bytes, 2)
 
 
 def _held(shape: Shape, work: Work) -> tuple[float, float, float]:

@@ -26,6 +26,12 @@ class Priced:
     """No run of it can do with less inside torch's allocator."""
 
     @property
+    def tokens_at_once(self) -> float:
+        """Of a micro-batch, on the part of the matrices and of the sequence that one rank has."""
+        job, plan = self.candidate.job, self.candidate.plan
+        return job.tokens_per_micro_batch / (plan.tp * plan.cp)
+
+    @property
     def seconds_per_token(self) -> float:
         """Of one GPU: what candidates of equal batches are ordered by."""
         return 1.0 / self.timing.tokens_per_second_per_gpu

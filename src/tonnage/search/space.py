@@ -135,9 +135,12 @@ def candidates(question: Question, *, offload: bool = False) -> Iterator[Candida
         base = replace(question.job, method=method, global_batch_tokens=None)
         for plan in _plans(question, base, offload):
             try:
-                ranks = axes(plan, question.cluster.gpus, question.cluster.gpus_per_node).data_parallel
+                layout = axes(plan, question.cluster.gpus, question.cluster.gpus_per_node)
             except UsageError:
                 continue
+            if plan.shard == "hsdp" and 1 in (layout.dp_replicate, layout.dp_shard):
+                continue  # which is zero3, or ddp
+            ranks = layout.data_parallel
             for micro_batch, accumulation in _batches(question, batch, ranks):
                 if accumulation < plan.pp or (plan.optimizer_in_backward and accumulation > 1):
                     continue

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.axes import axes
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -32,6 +33,15 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
             reason=f"it needs several nodes of several GPUs, and there are {cluster.nodes} x {cluster.gpus_per_node}",
             instead="choose shard zero3",
         )
+    if plan.shard == "hsdp":
+        found = axes(plan, cluster.gpus, cluster.gpus_per_node)
+        if 1 in (found.dp_replicate, found.dp_shard):
+            return Refusal(
+                technique="shard=hsdp",
+                reason=f"beside tp {plan.tp}, cp {plan.cp} and pp {plan.pp} it would divide among {found.dp_shard} "
+                f"ranks and copy {found.dp_replicate} times",
+                instead="choose shard zero3",
+            )
     return None
 
 
