@@ -12,6 +12,7 @@ import pytest
 
 from networks import tiny_job
 from tonnage import exports
+from tonnage.api import request
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.exports import Export, Target, installed, reread
@@ -37,6 +38,14 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
         ({"shard": "zero3", "param_offload": "cpu", "clip_grad_norm": 1}, {"grad_accum": 4}, "8xa100-80gb"),
         ({"shard": "zero2", "optimizer": "adamw-loop", "precision": "fp16-mixed"}, {"method": "lora"}, "8xt4"),
     ],
+    "torchtitan": [
+        ({**FULL, "shard": "hsdp", "tp": 2, "checkpointing": "selective", "loss": "chunked"}, {}, "2x8xa100-80gb"),
+        (
+            {"attention": "flash", "precision": "bf16-true", "optimizer": "adamw-loop"},
+            {"micro_batch": 2},
+            "a100-80gb",
+        ),
+    ],
     "axolotl": [
         ({**FULL, "precision": "bf16-true", "shard": "hsdp", "checkpointing": "full"}, {}, "2x8xa100-80gb"),
         ({"attention": "eager", "loss": "liger"}, {"method": "qlora", "lora_targets": ("q_proj",)}, "a100-80gb"),
@@ -56,6 +65,7 @@ PROGRAM = """
 import json, sys, tempfile
 from pathlib import Path
 from tonnage import exports
+from tonnage.api import request
 for name, folder in json.loads(sys.argv[1]):
     found = dict(exports.target(name).reread(Path(folder)))
     print("found:" + json.dumps(found, default=str))
@@ -69,7 +79,8 @@ def made(name: str, number: int) -> tuple[Target, Export]:
     if (plan.get("attention"), gpus) == ("flash", "t4"):
         plan = {**plan, "attention": "math"}
     target = exports.target(name)
-    wanted = dataclasses.replace(tiny_job(), **job)
+    base = request("llama-3.1-8b", seq_len=32)[0] if name == "torchtitan" else tiny_job()
+    wanted = dataclasses.replace(base, **job)
     return target, exports.export(wanted, Plan(**plan), parse_cluster(gpus), "gpt2", target)
 
 

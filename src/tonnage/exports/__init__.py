@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.errors import UsageError
-from tonnage.exports import accelerate, axolotl, deepspeed, hf_trainer, llama_factory, torchrun, trl
+from tonnage.exports import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    hf_trainer,
+    llama_factory,
+    megatron_bridge,
+    torchrun,
+    torchtitan,
+    trl,
+)
 from tonnage.exports.export import Export, File, Target, Unexpressed, Wish
 from tonnage.options import options, spelled
 
@@ -22,8 +32,10 @@ TARGETS: Final[tuple[Target, ...]] = (
     accelerate.ACCELERATE,
     deepspeed.DEEPSPEED,
     torchrun.TORCHRUN,
+    torchtitan.TORCHTITAN,
     axolotl.AXOLOTL,
     llama_factory.LLAMA_FACTORY,
+    megatron_bridge.MEGATRON_BRIDGE,
 )
 
 REFUSED: Final = ("method", "tp", "pp", "cp", "ep")

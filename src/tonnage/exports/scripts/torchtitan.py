@@ -1,0 +1,37 @@
+"""A recipe for torchtitan 0.3: one of its own Llamas, with what recipe.json says in place of its defaults.
+
+    torchrun --nproc-per-node 8 -m torchtitan.train --module recipe --config training
+
+Data set, tokenizer, checkpoints and metrics are those of torchtitan's llama3_8b; change them here.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
+from torchtitan.config import ParallelismConfig, TrainingConfig
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.models.llama3 import config_registry, model_registry
+from torchtitan.trainer import Trainer
+
+CHECKPOINTING: dict[str, Any] = {"none": None, "full": FullAC.Config, "selective": SelectiveAC.Config}
+
+
+def training() -> Trainer.Config:
+    """The whole configuration."""
+    said: dict[str, Any] = json.loads((Path(__file__).parent / "recipe.json").read_text(encoding="utf-8"))
+    config = config_registry.llama3_8b()
+    config.hf_assets_path = said["hf_assets_path"]
+    config.model_spec = model_registry(said["flavor"], attn_backend=said["attention"])
+    config.training = TrainingConfig(**{"steps": config.training.steps, **said["training"]})
+    config.parallelism = ParallelismConfig(**said["parallelism"])
+    if not hasattr(torch.distributed, "set_timeout"):  # torch before 2.14: FSDP2 takes no meshes of many axes
+        config.parallelism.spmd_backend = "partial_dtensor"
+    checkpointing = CHECKPOINTING[said["activation_checkpoint"]]
+    config.activation_checkpoint = checkpointing() if checkpointing is not None else None
+    config.optimizer.implementation = said["optimizer"]["implementation"]
+    plain = CrossEntropyLoss.Config(global_vocab_size=config.model_spec.model.vocab_size)
+    config.loss = ChunkedLossWrapper.Config(loss_fn=plain) if said["loss"] == "chunked" else plain
+    return config
