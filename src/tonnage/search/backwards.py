@@ -52,7 +52,7 @@ def backwards(
             except (UsageError, CannotEstimate):
                 return False
             for begin in range(0, len(small), ghosts.count):
-                some = [one.candidate for one in small[begin : begin + ghosts.count]]
+                some = small[begin : begin + ghosts.count]
                 needs = zip(some, ghosts.need(some, asked.cluster), strict=True)
                 hopeful = [
                     one for one, need in needs if isinstance(need, Need) and need.least_bytes <= asked.budget_bytes

@@ -13,9 +13,9 @@ from tonnage.search import space
 from tonnage.search.best import Search
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
-from tonnage.search.pricing import Priced, fastest_first
+from tonnage.search.pricing import least
 from tonnage.search.space import Question
-from tonnage.solution import Nearest, Remedy
+from tonnage.solution import Candidate, Nearest, Remedy
 
 CARDS: Final = ("a100-80gb", "h100-80gb", "h200", "b200")
 """Larger cards that are offered, smallest first."""
@@ -27,30 +27,27 @@ SMALLEST: Final = 4
 def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nearest | None:
     """The plan whose peak is lowest, run where everything fits, and what would help; None if no plan can be run."""
     small = smallest(question)
-    answers = ghosts.need([one.candidate for one in small], question.cluster)
+    answers = ghosts.need(small, question.cluster)
     run = [(answer, one) for one, answer in zip(small, answers, strict=True) if isinstance(answer, Need)]
     if not run:
         return None
     answer, one = min(run, key=lambda pair: pair[0].process_bytes)
     return Nearest(
-        candidate=one.candidate,
+        candidate=one,
         needed_bytes=answer.process_bytes,
         missing_bytes=answer.process_bytes - question.budget_bytes,
         remedies=tuple(_remedies(question, ghosts)) if remedies else (),
     )
 
 
-def smallest(question: Question) -> list[Priced]:
+def smallest(question: Question) -> list[Candidate]:
     """The few candidates with the least need that can be run at all, smallest first as far as is known unrun."""
-    every = (
-        one
-        for offload in (True, False)
-        for one in fastest_first(space.candidates(question, offload=offload), question.cluster)
-    )
-    found: list[Priced] = []
-    for one in sorted(every, key=lambda one: (one.least_bytes, one.candidate.job.micro_batch, -_saving(one))):
+    every = (one for offload in (True, False) for one in space.candidates(question, offload=offload))
+    bounded = [(least(one, question.cluster), one.job.micro_batch, -_saving(one), one) for one in every]
+    found: list[Candidate] = []
+    for *_, one in sorted(bounded, key=lambda bound: bound[:3]):
         try:
-            check(one.candidate.job, one.candidate.plan, question.cluster)
+            check(one.job, one.plan, question.cluster)
         except UsageError:
             continue
         found.append(one)
@@ -59,9 +56,9 @@ def smallest(question: Question) -> list[Priced]:
     return found
 
 
-def _saving(one: Priced) -> int:
+def _saving(candidate: Candidate) -> int:
     """How far towards less memory the options are, where the bound does not tell."""
-    plan = one.candidate.plan
+    plan = candidate.plan
     return sum(
         values.index(getattr(plan, name)) for name, values in space.ORDER.items() if getattr(plan, name) in values
     )

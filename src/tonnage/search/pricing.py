@@ -37,6 +37,13 @@ class Priced:
         return 1.0 / self.timing.tokens_per_second_per_gpu
 
 
+def least(candidate: Candidate, cluster: Cluster) -> int:
+    """Bytes that no run of a candidate can do without.  Raises CannotEstimate for a network of an unknown kind."""
+    work = Work.of(candidate.job, candidate.plan, cluster)
+    shape = Shape.of(candidate.job.model.config)
+    return least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
+
+
 def priced(candidate: Candidate, cluster: Cluster) -> Priced:
     """The candidate's price.  Raises CannotEstimate where the time model knows nothing of the network or the card."""
     job, plan = candidate.job, candidate.plan
@@ -45,7 +52,7 @@ def priced(candidate: Candidate, cluster: Cluster) -> Priced:
     return Priced(
         candidate=candidate,
         timing=timing(shape, work, cluster, software_of(plan.engine)),
-        least_bytes=least_bytes(shape, work, gradients_go=plan.optimizer_in_backward),
+        least_bytes=least(candidate, cluster),
     )
 
 
