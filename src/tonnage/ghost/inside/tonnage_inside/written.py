@@ -4,7 +4,6 @@ import contextlib
 import gc
 import json
 import os
-import resource
 import sys
 import time
 import zipfile
@@ -85,6 +84,8 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
 
 def host_peak_bytes() -> int:
     """Most bytes of this process that were resident at once."""
+    import resource  # not on Windows, where this module tells versions alone
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
