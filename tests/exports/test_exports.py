@@ -194,8 +194,9 @@ def test_several_machines_are_started_one_by_one() -> None:
 
 def test_checkpointing_is_called_what_the_installed_transformers_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonnage.exports.installed.fields", lambda *source: frozenset())
-    older = file(exported("hf-trainer", Plan(checkpointing="every-2")), "training_args.json")
-    assert older["gradient_checkpointing_kwargs"] == {"every_n_layers": 2}
+    made = exported("hf-trainer", Plan(checkpointing="every-2"))
+    assert file(made, "training_args.json")["gradient_checkpointing"] is True
+    assert [(left.value, left.instead) for left in made.unexpressed] == [("every-2", "full")]
     monkeypatch.setattr("tonnage.exports.installed.fields", lambda *source: frozenset({"activation_checkpointing"}))
     newer = file(exported("hf-trainer", Plan(checkpointing="every-2")), "training_args.json")
     assert newer["activation_checkpointing_kwargs"] == {"every_n_layers": 2}

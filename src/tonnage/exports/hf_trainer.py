@@ -14,6 +14,9 @@ from tonnage.exports.export import Target, Wish, Written, flat
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+    from tonnage.job import Job
+    from tonnage.plan import Plan
+
 SOURCE: Final = ("transformers", "training_args.py", "TrainingArguments")
 """Where the fields are read."""
 
@@ -54,10 +57,25 @@ DATA: Final = (
 )
 
 
+def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
+    """Before activation_checkpointing there was one kind: every layer, its inputs on the card."""
+    if _newer():
+        return {}
+    found: dict[str, tuple[str, Any]] = {}
+    if plan.checkpoint_interval is not None:
+        found["checkpointing"] = ("the installed transformers checkpoints every layer or none", "full")
+    if plan.activation_offload != "none":
+        found["activation_offload"] = ("the installed transformers keeps the inputs of layers on the card", "none")
+    return found
+
+
+def _newer() -> bool:
+    return "activation_checkpointing" in installed.fields(*SOURCE)
+
+
 def arguments(wish: Wish) -> dict[str, Any]:
     """TrainingArguments as the installed transformers calls them."""
-    newer = "activation_checkpointing" in installed.fields(*SOURCE)
-    word = "activation_checkpointing" if newer else "gradient_checkpointing"
+    word = "activation_checkpointing" if _newer() else "gradient_checkpointing"
     return {**engine.arguments(wish.job, wish.plan, word), **_mesh(wish)}
 
 
@@ -147,6 +165,7 @@ HF_TRAINER: Final = Target(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
     expresses=engine.EXPRESSES,
+    besides=besides,
     why=WHY,
     engine="hf-trainer",
     scripted=True,

@@ -52,6 +52,7 @@ TRL: Final = Target(
     name="trl",
     packages=("trl", "transformers", "accelerate", "datasets"),
     expresses={**engine.EXPRESSES, "loss": ("chunked",)},
+    besides=hf_trainer.besides,
     why=WHY,
     engine="trl",
     scripted=True,

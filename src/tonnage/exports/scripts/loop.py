@@ -93,4 +93,5 @@ def _summed(network: Any, hidden: Tensor, targets: Tensor) -> Tensor:
         scores = scores * factor
     if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
         scores = torch.tanh(scores / cap) * cap
-    return cross_entropy(scores.float(), targets, reduction="sum", ignore_index=-100)
+    scores = scores.float()  # in its own place: nothing keeps the others
+    return cross_entropy(scores, targets, reduction="sum", ignore_index=-100)

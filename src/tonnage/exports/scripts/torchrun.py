@@ -84,13 +84,15 @@ def step(said: job.Job, model: Any, update: Any, scaler: Any, batches: Iterator[
     compute = None if said.shard in FSDP2 else MIXED.get(said.precision or "")
     value = torch.zeros(())
     for index in range(accumulated):
+        last = index == accumulated - 1
         batch = {name: tensor.to(device) for name, tensor in next(batches).items()}
-        with local_gradients(said, model, index == accumulated - 1):
+        with local_gradients(said, model, last):
             with torch.autocast("cuda", compute, enabled=compute is not None):
                 loss = model(**batch)[0] / accumulated
             scaler.scale(loss).backward()
-            value = loss.detach()
-            del loss
+            if last:
+                value = loss.detach()
+            del loss, batch
     if said.clip_grad_norm is not None:
         scaler.unscale_(update)
         nn.utils.clip_grad_norm_([p for group in update.param_groups for p in group["params"]], said.clip_grad_norm)
