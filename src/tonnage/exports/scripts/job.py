@@ -91,6 +91,7 @@ def network(job: Job, random_weights: bool = False) -> Any:
         )
     else:
         made = transformers.AutoModelForCausalLM.from_pretrained(job.model, **chosen)
+    made.config.use_cache = False  # else every forward copies keys and values, as if it were to generate
     return made.train()
 
 

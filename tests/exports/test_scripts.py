@@ -1,0 +1,94 @@
+"""The scripts that exports hand out, as far as a CPU runs them: network, adapters, rows, checkpointing, the loss."""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from networks import TINY
+from tonnage.exports import launching
+
+
+@pytest.fixture
+def scripts(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """job.py and loop.py in a folder of their own, imported as a train.py beside them does it."""
+    folder = tmp_path_factory.mktemp("exported")
+    for name in ("job", "loop"):
+        (folder / f"{name}.py").write_text(launching.script(name).text)
+    monkeypatch.syspath_prepend(str(folder))
+    yield importlib.import_module("job"), importlib.import_module("loop")
+    for name in ("job", "loop"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps({**TINY["llama"], "architectures": ["LlamaForCausalLM"]}))
+    return str(tmp_path)
+
+
+def test_a_loss_in_slices_is_the_networks_own(scripts: Any, llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, loop = scripts
+    said = job.Job(model=llama, seq_len=16, weights_dtype="float32", loss="chunked", checkpointing="selective")
+    monkeypatch.setattr(loop, "SLICE_TOKENS", 5)
+    network = job.network(said, random_weights=True)
+    ids = torch.randint(0, 61, (2, 16))
+    ids[0, 3] = -100
+    batch = {"input_ids": ids.clamp(min=0), "labels": ids}
+    plain = network(**batch).loss
+    plain.backward()
+    expected = [parameter.grad.clone() for parameter in network.parameters()]
+    network.zero_grad()
+    [loss] = loop.in_slices(said, loop.checkpointed(said, network))(**batch)
+    loss.backward()
+    assert torch.allclose(loss, plain)
+    for parameter, wanted in zip(network.parameters(), expected, strict=True):
+        assert torch.allclose(parameter.grad, wanted, atol=1e-6)
+    assert network.config.use_cache is False
+
+
+def test_adapters_alone_are_trained(scripts: Any, llama: str) -> None:
+    pytest.importorskip("peft")
+    job, loop = scripts
+    lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    said = job.Job(model=llama, seq_len=16, weights_dtype="bfloat16", lora=lora, checkpointing="every-2")
+    network = loop.checkpointed(said, job.adapted(said, job.network(said, random_weights=True)))
+    trained = {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+    assert {name.rpartition("lora_")[0].rpartition("q_proj.")[1] for name in trained} == {"q_proj."}
+    assert {parameter.dtype for parameter in trained.values()} == {torch.float32}
+    update = loop.optimizer(said, list(trained.values()))
+    assert type(update).__name__ == "AdamW"
+
+
+def test_rows_are_full_and_of_the_text(
+    scripts: Any, llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    class Letters:
+        eos_token_id = 0
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            return {"input_ids": [ord(letter) for letter in text]}
+
+    job, _ = scripts
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: Letters())
+    (tmp_path / "t.jsonl").write_text('{"text": "abc"}\n\n{"text": "de"}\n')
+    said = job.Job(model=llama, seq_len=3, weights_dtype="float32")
+    rows = job.rows(said, str(tmp_path / "t.jsonl"), made_up=1)
+    assert rows.tokens.tolist() == [[97, 98, 99], [0, 100, 101]]
+    assert rows[0]["labels"].tolist() == [97, 98, 99]
+    assert job.rows(said, None, made_up=5).tokens.shape == (5, 3)
+
+
+def test_an_unknown_key_is_an_error(scripts: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.json").write_text(
+        '{"model": "x", "seq_len": 1, "weights_dtype": "float32", "sharding": "zero3"}'
+    )
+    with pytest.raises(TypeError, match="sharding"):
+        scripts[0].read(tmp_path)
