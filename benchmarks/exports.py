@@ -37,6 +37,7 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("hf-trainer", "8xa100-80gb", {}, ZERO3),
     ("hf-trainer", "a100-80gb", {"method": "lora"}, {"attention": "flash"}),
     ("trl", "a100-80gb", {}, {"checkpointing": "full", "loss": "chunked"}),
+    ("trl", "8xa100-80gb", {}, {**ZERO3, "loss": "chunked"}),
     ("accelerate", "a100-80gb", {}, {"checkpointing": "selective", "loss": "chunked"}),
     ("accelerate", "8xa100-80gb", {}, ZERO3),
     ("deepspeed", "8xa100-80gb", {}, {"shard": "zero2", "checkpointing": "full"}),

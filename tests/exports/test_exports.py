@@ -232,6 +232,13 @@ def test_the_page_has_the_table_of_today() -> None:
     assert f"{table.BEGIN}\n\n{table.table()}\n{table.END}" in page
 
 
+def test_sftconfig_does_not_checkpoint_besides_fsdp() -> None:
+    made = exported("trl", Plan(shard="zero3", checkpointing="full", loss="chunked"), gpus="8xa100-80gb")
+    said = file(made, "sft_config.json")
+    assert said["fsdp_config"]["activation_checkpointing"] is True
+    assert said.get("activation_checkpointing", said.get("gradient_checkpointing")) is False
+
+
 def test_scripts_say_nothing_of_us_and_compile() -> None:
     for made in map(exported, SCRIPTED):
         for item in made.files:

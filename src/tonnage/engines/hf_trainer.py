@@ -164,9 +164,7 @@ def arguments(job: Job, plan: Plan, checkpointing: str) -> dict[str, Any]:
 
 def _checkpointing(plan: Plan, word: str) -> dict[str, Any]:
     """Through the model; under FSDP with every layer by its own setting, as transformers advises."""
-    if _by_fsdp(plan):
-        return {}
-    if plan.checkpointing == "none":
+    if plan.checkpointing == "none" or _by_fsdp(plan):  # SFTConfig would do both if it were not told
         return {word: False}
     wanted = {"every_n_layers": plan.checkpoint_interval, "offload": plan.activation_offload == "cpu" or None}
     return {word: True, f"{word}_kwargs": {name: value for name, value in wanted.items() if value is not None}}
