@@ -149,6 +149,14 @@ def test_an_error_of_the_target_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
         reread.check(broken, target)
 
 
+def test_a_target_that_never_ends_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, export = made("torchrun", 0)
+    monkeypatch.setattr(reread, "TIMEOUT_SECONDS", 0.01)
+    monkeypatch.setattr(installed, "missing", lambda packages: [])
+    with pytest.raises(CannotEstimate, match="has not read what was written for it"):
+        reread.check(export, target)
+
+
 def test_fields_are_read_without_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "somewhere").mkdir()
     (tmp_path / "somewhere" / "__init__.py").write_text("raise RuntimeError('imported')")

@@ -77,14 +77,19 @@ def _alike(written: Any, found: Any) -> bool:
 
 def _asked(name: str, folder: Path) -> dict[str, Any]:
     answer = folder / "reread-answer.json"
-    child = subprocess.run(
-        [sys.executable, "-m", "tonnage.exports.reread", name, str(folder), str(answer)],
-        env=_environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-    )
+    try:
+        child = subprocess.run(
+            [sys.executable, "-m", "tonnage.exports.reread", name, str(folder), str(answer)],
+            env=_environment(),
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CannotEstimate(
+            f"{name} has not read what was written for it within {TIMEOUT_SECONDS:.0f} s; nothing was written."
+        ) from error
     if child.returncode == 0 and answer.is_file():
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         return found
