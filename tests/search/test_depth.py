@@ -69,7 +69,7 @@ def test_few_layers_say_what_many_need(worker, gpu, plan):
 
 @pytest.mark.ghost
 @pytest.mark.parametrize(("gpu", "plan"), [("a100-40gb", Plan()), ("4xa100-40gb", Plan(shard="zero3"))])
-def test_further_micro_batches_are_like_the_third(worker, gpu, plan):
+def test_further_micro_batches_are_like_the_second(worker, gpu, plan):
     few, many = (
         estimate(
             with_layers(tiny_job("llama", grad_accum=count), 4), plan, parse_cluster(gpu), worker=worker, rank=0

@@ -28,12 +28,15 @@ for a whole card each, and there are only so many addresses."""
 STEPS: Final = 3
 """Of a plan that is shown: the first makes optimizer states, the second holds them, the third is as all others."""
 
+STEPS_EXPANDABLE: Final = 2
+"""The same where segments expand: what the second leaves behind is what it found, so the third is like it."""
+
 LOOKS: Final = 2
 """Steps of a run that only compares."""
 
-MICRO_BATCHES: Final = 3
-"""Of a step: gradients are made in the first, added to in the second, and the third is as all others.  A pipeline
-gets twice as many as it has stages, so that it is full for as long."""
+MICRO_BATCHES: Final = 2
+"""Of a step: gradients are made in the first and added to in the second, as in all others.  A pipeline gets one more
+than it has stages, so that its first stage holds as many at once as it ever does."""
 
 Failure: TypeAlias = UsageError | CannotEstimate
 """Why a candidate could not be run."""
@@ -64,23 +67,23 @@ class Ghosts:
 
     def fit(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | Failure]:
         """Each on a card of the cluster, whole; not fitting is an answer."""
-        return self._answers([(one, cluster, STEPS) for one in candidates])
+        return self._answers([(one, cluster, _steps(one), False) for one in candidates])
 
     def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
         """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
         wide = roomy(cluster)
         runs = [_looks(one) for one in candidates]
-        answers = iter(self._answers([(run, wide, LOOKS) for group in runs for run in group]))
+        answers = iter(self._answers([(run, wide, LOOKS, True) for group in runs for run in group]))
         return [_needed(one, [next(answers) for _ in group]) for one, group in zip(candidates, runs, strict=True)]
 
-    def _answers(self, wanted: Sequence[tuple[Candidate, Cluster, int]]) -> list[Estimate | Failure]:
+    def _answers(self, wanted: Sequence[tuple[Candidate, Cluster, int, bool]]) -> list[Estimate | Failure]:
         keys = [_key(*one) for one in wanted]
         missing = {key: one for key, one in zip(keys, wanted, strict=True) if key not in self._known}
         found = self._threads.map(lambda one: self._run(*one), missing.values())
         self._known |= dict(zip(missing, found, strict=True))
         return [self._known[key] for key in keys]
 
-    def _run(self, candidate: Candidate, cluster: Cluster, steps: int) -> Estimate | Failure:
+    def _run(self, candidate: Candidate, cluster: Cluster, steps: int, looks: bool) -> Estimate | Failure:
         worker = self._idle.get()
         try:
             if worker is None:
@@ -88,7 +91,8 @@ class Ghosts:
             self.runs += 1
             asked = candidate.job
             job = replace(asked, grad_accum=_enough(candidate))
-            found = predict.estimate(job, candidate.plan, cluster, steps=steps, worker=worker).estimate
+            rank = 0 if looks else None  # of a pipeline the stage that holds most micro-batches, or the worst
+            found = predict.estimate(job, candidate.plan, cluster, steps=steps, rank=rank, worker=worker).estimate
             return _said_of(found, asked, job)
         except (UsageError, CannotEstimate) as error:
             return error
@@ -121,9 +125,13 @@ def roomy(cluster: Cluster) -> Cluster:
 def _enough(candidate: Candidate) -> int:
     """Micro-batches of a step after which nothing new happens."""
     job, plan = candidate.job, candidate.plan
-    stages = plan.pp * (plan.pp_stages if plan.pp_schedule == "interleaved" else 1)
-    enough = MICRO_BATCHES if plan.pp == 1 else 2 * stages
-    return min(job.grad_accum, enough)
+    if plan.pp_schedule == "interleaved":  # in whole rounds of its ranks
+        return min(job.grad_accum, 2 * plan.pp * plan.pp_stages)
+    return min(job.grad_accum, MICRO_BATCHES if plan.pp == 1 else plan.pp + 1)
+
+
+def _steps(candidate: Candidate) -> int:
+    return STEPS_EXPANDABLE if candidate.plan.allocator == "expandable" else STEPS
 
 
 def _said_of(found: Estimate, asked: Job, run: Job) -> Estimate:
@@ -155,8 +163,17 @@ def _needed(candidate: Candidate, answers: Sequence[Estimate | Failure]) -> Need
     return extrapolated(runs[0], runs[1], found, layers)
 
 
-def _key(candidate: Candidate, cluster: Cluster, steps: int) -> tuple[Any, ...]:
+def _key(candidate: Candidate, cluster: Cluster, steps: int, looks: bool) -> tuple[Any, ...]:
     """What decides the answer; a model's configuration, which cannot be hashed, as it is written."""
     job = replace(candidate.job, grad_accum=_enough(candidate))
     shape = tuple(getattr(job, item.name) for item in fields(job) if item.name != "model")
-    return (job.model.name, repr(job.model.config), *shape, candidate.job.grad_accum, candidate.plan, cluster, steps)
+    return (
+        job.model.name,
+        repr(job.model.config),
+        *shape,
+        candidate.job.grad_accum,
+        candidate.plan,
+        cluster,
+        steps,
+        looks,
+    )

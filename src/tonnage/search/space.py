@@ -205,6 +205,8 @@ def _is_sensible(cluster: Cluster, chosen: Mapping[str, Any]) -> bool:
         return False
     if chosen.get("accum_sync") and shard not in SHARDING:
         return False  # whole gradients are kept in any case
+    if chosen.get("pp", 1) > 1 and (shard in ("hsdp", "zero3") or chosen.get("accum_sync")):
+        return False  # torch's pipeline keeps layers whole, and gradients, until its last micro-batch
     return not (shard == "hsdp" and cluster.nodes == 1)
 
 
