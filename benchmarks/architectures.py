@@ -18,7 +18,7 @@ from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job, ModelRef
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 LAYERS: Final = 4
 """Enough for every kind of layer that the default patterns hold."""

@@ -8,7 +8,7 @@ from tonnage.device import Cluster, parse_cluster
 from tonnage.errors import TonnageError
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.summary import Run
 from tonnage.timeline import timeline

@@ -16,7 +16,7 @@ from tonnage.errors import TonnageError
 from tonnage.estimates import Estimate
 from tonnage.job import Job
 from tonnage.modelref import resolve
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.search.best import fits
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts

@@ -24,7 +24,7 @@ from tonnage.device import parse_cluster
 from tonnage.errors import TonnageError
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 PLANS: dict[str, dict[str, Any]] = {
     "full": {},

@@ -26,7 +26,7 @@ from tonnage.errors import TonnageError
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.modelref import resolve
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.predict import estimate
 
 GIB = 2**30

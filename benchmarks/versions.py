@@ -18,7 +18,7 @@ from tonnage.device import parse_cluster
 from tonnage.errors import TonnageError
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.summary import Run
 from tonnage.timeline import timeline
 from tonnage.units import MIB

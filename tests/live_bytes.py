@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from tonnage import record
 from tonnage import step as steps
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 MARK = "boundary: "
 SETTLING_SECONDS = 0.1

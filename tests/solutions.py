@@ -12,7 +12,7 @@ from tonnage.errors import UsageError
 from tonnage.estimates import Estimate
 from tonnage.job import Job
 from tonnage.modelref import resolve
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.search.bounds import least_bytes
 from tonnage.search.depth import Need, of_run
 from tonnage.search.space import Question

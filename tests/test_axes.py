@@ -4,7 +4,7 @@ import pytest
 
 from tonnage.axes import Axes, axes
 from tonnage.errors import UsageError
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 
 def test_alone() -> None:

@@ -11,7 +11,7 @@ from tonnage import batches
 from tonnage import model as models
 from tonnage import step as steps
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 
 def tokens(rows: int, length: int) -> models.Batch:

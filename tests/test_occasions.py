@@ -10,7 +10,7 @@ from tonnage import occasions
 from tonnage import step as steps
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.step import ReadyStep
 
 

@@ -11,7 +11,7 @@ import estimates
 from tonnage import planfile
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.job import Job, ModelRef
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.solution import Candidate, Choice
 
 JOB = Job(

@@ -23,7 +23,7 @@ from tonnage import record
 from tonnage.device import Cluster, host_device
 from tonnage.errors import UsageError
 from tonnage.job import Job, ModelRef
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.timeline import timeline
 
 _GROUPED = {key: TINY["llama"][key] for key in TINY["llama"] if key != "model_type"}

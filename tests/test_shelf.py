@@ -12,7 +12,7 @@ from tonnage import predict, shelf
 from tonnage.device import parse_cluster
 from tonnage.ghost.pool import request
 from tonnage.job import Job, ModelRef
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.trace import EVENT_COLUMNS, Mark, Trace
 
 CARD = parse_cluster("t4")

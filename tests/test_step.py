@@ -15,7 +15,7 @@ from networks import EVERY_KIND, one_thread, tiny, tiny_job  # noqa: F401
 from tonnage import model as models
 from tonnage import step as steps
 from tonnage.job import Job, ModelRef
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.step import ReadyStep
 
 FP32 = Plan(precision="fp32", optimizer="sgd")

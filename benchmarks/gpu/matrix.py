@@ -10,7 +10,7 @@ from typing import Any, Final
 from models import model
 
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.units import GIB
 
 JOB_FIELDS: Final = ("method", "seq_len", "micro_batch", "grad_accum", "lora_rank")

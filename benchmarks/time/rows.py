@@ -21,7 +21,7 @@ from tonnage.costs.work import Work
 from tonnage.device import Cluster, find_device
 from tonnage.errors import TonnageError
 from tonnage.job import Job, ModelRef
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "measurements" / "published" / "throughput"

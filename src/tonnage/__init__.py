@@ -4,29 +4,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tonnage.api import estimate
+    from tonnage.api import estimate, plan
     from tonnage.device import Cluster, Device
     from tonnage.dryrun import run as dry_run
     from tonnage.estimates import Estimate
     from tonnage.ghost.pool import Worker
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
+    from tonnage.solution import Solution
     from tonnage.trace import Trace
 
 __version__ = "0.1.0"
 
-__all__ = ["Cluster", "Device", "Estimate", "Job", "Plan", "Trace", "Worker", "dry_run", "estimate"]
+__all__ = [
+    "Cluster",
+    "Device",
+    "Estimate",
+    "Job",
+    "Plan",
+    "Solution",
+    "Trace",
+    "Worker",
+    "dry_run",
+    "estimate",
+    "plan",
+]
 
 _HOME = {
     "Cluster": "tonnage.device",
     "Device": "tonnage.device",
     "Estimate": "tonnage.estimates",
     "Job": "tonnage.job",
-    "Plan": "tonnage.plan",
+    "Plan": "tonnage.plans",
+    "Solution": "tonnage.solution",
     "Trace": "tonnage.trace",
     "Worker": "tonnage.ghost.pool",
     "dry_run": "tonnage.dryrun",
     "estimate": "tonnage.api",
+    "plan": "tonnage.api",
 }
 
 

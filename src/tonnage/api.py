@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.estimates import Estimate
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
+    from tonnage.solution import Solution
 
 
 def estimate(
@@ -38,17 +39,13 @@ def estimate(
     `fresh` runs the steps even if the same were run before.
     Raises UsageError, CannotEstimate and their kinds; not fitting is an answer (`Estimate.fits`).
     """
-    from tonnage.device import Cluster, parse_cluster
     from tonnage.predict import estimate as predict
-    from tonnage.units import parse_bytes
 
-    memory = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
-    cluster = gpu if isinstance(gpu, Cluster) else parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=memory)
-    job, plan = request(model, offline=offline, **options)
+    job, said = request(model, offline=offline, **options)
     return predict(
         job,
-        plan,
-        cluster,
+        said,
+        _cluster(gpu, gpus, gpu_memory),
         rank=rank,
         steps=steps,
         torch_version=torch_version,
@@ -59,11 +56,65 @@ def estimate(
     ).estimate
 
 
+def plan(
+    model: str,
+    *,
+    gpu: "str | Cluster | None" = None,
+    gpus: int | None = None,
+    gpu_memory: str | int | None = None,
+    methods: "tuple[str, ...]" = (),
+    only: "tuple[str, ...]" = (),
+    without: "tuple[str, ...]" = (),
+    allow: "tuple[str, ...]" = (),
+    headroom: float = 0.04,
+    find: str | None = None,
+    top: int = 4,
+    pareto: bool = False,
+    torch_version: str | None = None,
+    offline: bool = False,
+    progress: "Callable[[str], None]" = lambda text: None,
+    **options: Any,
+) -> "Solution":
+    """The fastest plan that fits, as `tonnage plan` says it: `tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB")`.
+
+    `options` are the fields of Job and Plan; those that are not their defaults are not chosen.  Raises UsageError,
+    CannotEstimate and their kinds; that nothing fits is an answer (`Solution.status`).
+    """
+    from tonnage.search.space import Question
+
+    job, said = request(model, offline=offline, **options)
+    question = Question(
+        job=job,
+        plan=said,
+        cluster=_cluster(gpu, gpus, gpu_memory),
+        methods=methods,
+        only=only,
+        without=without,
+        allow=allow,
+        headroom=headroom,
+    )
+    if find is not None:
+        from tonnage.search.backwards import backwards
+
+        return backwards(find, question, top=top, torch_version=torch_version, progress=progress)
+    from tonnage.search.solve import solve
+
+    return solve(question, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
+
+
+def _cluster(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | int | None) -> "Cluster":
+    from tonnage.device import Cluster, parse_cluster
+    from tonnage.units import parse_bytes
+
+    memory = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
+    return gpu if isinstance(gpu, Cluster) else parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=memory)
+
+
 def request(model: str, *, offline: bool = False, **options: Any) -> "tuple[Job, Plan]":
     """The Job and the Plan that options by their names ask for.  Raises UsageError for an unknown name."""
     from tonnage.job import Job
     from tonnage.modelref import resolve
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
     of_job = {item.name for item in fields(Job)} - {"model"}
     of_plan = {item.name for item in fields(Plan)}

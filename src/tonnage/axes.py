@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from tonnage.errors import UsageError
 
 if TYPE_CHECKING:
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 NAMES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """The axes, outermost first: neighbours on the last one are neighbours in a machine."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.job import Job
 from tonnage.options import Option, options
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.solution import Choice
 from tonnage.units import gib
 
@@ -47,8 +47,8 @@ def not_defaults(said: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value != defaults.get(name)}
 
 
-def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None) -> str:
-    """The file for a plan that was found."""
+def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None, model: str | None = None) -> str:
+    """The file for a plan that was found; `model` as it was asked for, where that is not its name (a folder)."""
     job, plan, estimate = choice.candidate.job, choice.candidate.plan, choice.estimate
     seconds = estimate.time.get("step_seconds")
     lines = [
@@ -56,7 +56,7 @@ def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None) -> st
         + (f", {seconds:.3g} s a step" if seconds else ""),
         "# tonnage estimate --plan FILE runs it again; tonnage export FILE --to TARGET writes it for a trainer.",
         f"schema_version = {SCHEMA_VERSION}",
-        f"model = {_toml(job.model.name)}",
+        f"model = {_toml(model or job.model.name)}",
         f"gpu = {_toml(gpu)}",
     ]
     if gpu_memory_bytes is not None:

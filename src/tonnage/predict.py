@@ -10,7 +10,7 @@ from tonnage.costs.answer import with_time
 from tonnage.device import CPU, Cluster
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.summary import Run, summarise
 from tonnage.trace import Trace
 

@@ -50,7 +50,7 @@ from tonnage.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
 if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 NOT_SEEN: Final = "memory that an operation takes and gives back inside itself: not counted"
 VALUES: Final = "values that were computed and then read: zero"

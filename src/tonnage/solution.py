@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 from tonnage.estimates import Estimate
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 SCHEMA_VERSION: Final = 1
 

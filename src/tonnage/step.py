@@ -19,7 +19,7 @@ from tonnage import batches, occasions
 from tonnage import model as models
 from tonnage.job import Job
 from tonnage.model import Batch
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.stages import Parts
 from tonnage.techniques import chosen, environment
 from tonnage.world import World, join

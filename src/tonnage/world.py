@@ -16,7 +16,7 @@ from tonnage.errors import CannotEstimate
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

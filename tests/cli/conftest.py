@@ -10,7 +10,7 @@ from tonnage import dryrun, predict
 from tonnage.cli import main
 from tonnage.estimates import Estimate
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.summary import Run
 
 

@@ -9,7 +9,7 @@ import estimates
 from tonnage import saved
 from tonnage.estimates import CATEGORIES, Estimate
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 
 def test_defaults_are_those_of_job_and_plan(tonnage, calls):

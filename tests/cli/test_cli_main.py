@@ -136,7 +136,7 @@ PLAIN = """
 import sys
 import tonnage, tonnage.__init__
 import tonnage.cli.main, tonnage.cli.answer, tonnage.cli.progress, tonnage.cli.table
-import tonnage.estimates, tonnage.trace, tonnage.saved, tonnage.files, tonnage.plan, tonnage.job, tonnage.device
+import tonnage.estimates, tonnage.trace, tonnage.saved, tonnage.files, tonnage.plans, tonnage.job, tonnage.device
 import tonnage.modelref, tonnage.allocator, tonnage.techniques, tonnage.catalog, tonnage.snapshot
 import tonnage.report.terminal, tonnage.report.html, tonnage.report.viewer
 shown = set(sys.modules) & {{"numpy"}}
@@ -170,7 +170,7 @@ def test_help_imports_little():
         "tonnage.errors",
         "tonnage.units",
         "tonnage.job",
-        "tonnage.plan",
+        "tonnage.plans",
         "tonnage.options",
         "tonnage.axes",
         "tonnage.engines",

@@ -9,7 +9,7 @@ from lines import is_one_line
 
 import estimates
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.search import solve
 from tonnage.solution import Candidate, Choice, Solution
 

@@ -8,7 +8,7 @@ from tonnage.costs.answer import timed
 from tonnage.device import parse_cluster
 from tonnage.estimates import Estimate
 from tonnage.job import Job, ModelRef
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.report import wording
 
 EMPTY = {"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None, "bound_by": None}

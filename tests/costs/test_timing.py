@@ -15,7 +15,7 @@ from tonnage.costs.work import Work
 from tonnage.device import Cluster, find_device, generic_device
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job, ModelRef
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 LLAMA = Shape.of(find_model("llama-3.1-8b").config())
 ONE = Cluster(device=find_device("h200"))

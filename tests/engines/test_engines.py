@@ -12,7 +12,7 @@ from tonnage.engines import ENGINES, engine, engine_of
 from tonnage.engines.engine import Engine
 from tonnage.job import Job
 from tonnage.options import listed, options
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 TRAINERS = [engine for engine in ENGINES if engine.name != "tonnage"]
 LOSS = {"trl": "chunked"}
@@ -91,7 +91,7 @@ import sys
 from tonnage.device import parse_cluster
 from tonnage.engines import ENGINES
 from tonnage.job import Job, ModelRef
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 job = Job(model=ModelRef(name="tiny", kind="config", config={"model_type": "llama"}))
 for engine in ENGINES:
     engine.refusals(job, Plan(engine=engine.name), parse_cluster("t4"))

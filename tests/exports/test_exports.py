@@ -19,7 +19,7 @@ from tonnage.errors import UsageError
 from tonnage.exports import TARGETS, Export, Target, table
 from tonnage.job import Job
 from tonnage.options import listed, options
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 LLAMAS = ("torchtitan", "megatron-bridge")
 """Targets with networks of their own."""

@@ -16,7 +16,7 @@ from tonnage.device import parse_cluster
 from tonnage.errors import TonnageError, UnreadableFile
 from tonnage.exports import reading
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 READ = ["hf-trainer", "accelerate", "deepspeed", "axolotl", "llama-factory"]
 FILES = {

@@ -16,7 +16,7 @@ from tonnage.api import request
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.exports import Export, Target, installed, reread
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 FULL = {"precision": "bf16-mixed", "optimizer": "adamw-fused", "clip_grad_norm": 2}
 PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {

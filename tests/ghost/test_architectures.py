@@ -8,7 +8,7 @@ from networks import SEEING, tiny_job
 from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
 from tonnage.ghost.wheel import Torch
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 pytestmark = pytest.mark.ghost
 

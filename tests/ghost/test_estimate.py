@@ -10,7 +10,7 @@ from tonnage.errors import CannotEstimate, TonnageError, UsageError
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job, ModelRef
 from tonnage.modelref import resolve
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.summary import Run
 from tonnage.timeline import timeline

@@ -8,7 +8,7 @@ import pytest
 from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job, ModelRef
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.summary import Run
 from tonnage.timeline import timeline

@@ -9,7 +9,7 @@ from tonnage import predict
 from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.summary import Run
 
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8}

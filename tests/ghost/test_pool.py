@@ -17,7 +17,7 @@ from tonnage.ghost.pool import Worker
 from tonnage.ghost.wheel import Torch
 from tonnage.job import Job, ModelRef
 from tonnage.modelref import resolve
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.trace import Trace
 
 CARD = parse_cluster("t4")

@@ -9,7 +9,7 @@ from networks import tiny_job
 from tonnage.device import Cluster, parse_cluster
 from tonnage.estimates import Estimate
 from tonnage.ghost.pool import Worker
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.predict import estimate
 
 CARD, EIGHT = parse_cluster("a100-40gb"), parse_cluster("8xa100-40gb")

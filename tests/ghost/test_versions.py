@@ -22,7 +22,7 @@ from tonnage.errors import CannotEstimate
 from tonnage.ghost.pool import Worker
 from tonnage.ghost.process import INSIDE
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.techniques import checkpointing, environment
 from tonnage.timeline import timeline
 from tonnage.trace import Trace

@@ -10,7 +10,7 @@ from tonnage.device import parse_cluster
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.estimates import Estimate
 from tonnage.ghost import pool
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.portable import autocast, card, choices, quantities
 from tonnage.portable.step import table
 

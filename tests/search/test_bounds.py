@@ -7,7 +7,7 @@ from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.search.bounds import least_bytes
 

@@ -7,7 +7,7 @@ import pytest
 from networks import tiny_job
 from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.search.depth import depths, extrapolated, with_layers
 from tonnage.search.memory import MICRO_BATCHES, roomy

@@ -10,7 +10,7 @@ from networks import one_thread, tiny_job  # noqa: F401
 from tonnage import model as models
 from tonnage import step as steps
 from tonnage.errors import CannotEstimate
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.techniques import budget
 from tonnage.techniques.budget import WAYS, LayerBytes, NetworkBytes, choose
 

@@ -9,7 +9,7 @@ from torch import nn
 from networks import one_thread, tiny_job  # noqa: F401
 from tonnage import step as steps
 from tonnage.main_weights import MainOptimizer
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.step import ReadyStep
 
 BIG, SMALL = 64 * 128, 32  # elements: at least 4096 and whole blocks, and too few

@@ -8,7 +8,7 @@ import torch
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
 from tonnage import step as steps
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.techniques import activation_offload
 from tonnage.techniques.activation_offload import _Packed, _Streamed
 from tonnage.techniques.optimizer_offload import offloaded

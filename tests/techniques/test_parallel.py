@@ -23,7 +23,7 @@ from tonnage.axes import axes
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job
 from tonnage.main_weights import MainOptimizer
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.step import ReadyStep
 from tonnage.techniques import tensor_parallel
 

@@ -12,7 +12,7 @@ from networks import TINY, one_thread, tiny_job  # noqa: F401
 from tonnage import model as models
 from tonnage import step as steps
 from tonnage.device import Cluster, find_device
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.step import ReadyStep
 from tonnage.techniques import refusals
 

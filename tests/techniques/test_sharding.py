@@ -14,7 +14,7 @@ from networks import one_thread, tiny_job  # noqa: F401
 from tonnage import model as models
 from tonnage import step as steps
 from tonnage.main_weights import MainOptimizer
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.step import ReadyStep
 
 STEPS, MICRO_BATCHES = 2, 2

@@ -13,7 +13,7 @@ from networks import tiny, tiny_job
 from tonnage.device import Cluster, find_device
 from tonnage.errors import UsageError
 from tonnage.job import METHODS, Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.techniques import TECHNIQUES, chosen, environment, refusals
 from tonnage.techniques.technique import Technique
 
@@ -158,7 +158,7 @@ def test_every_value_has_its_line_on_the_page() -> None:
 
 
 def test_plans_and_techniques_import_no_torch() -> None:
-    program = "import sys, tonnage.plan, tonnage.techniques; sys.exit('torch' in sys.modules)"
+    program = "import sys, tonnage.plans, tonnage.techniques; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
     program = "import sys, tonnage.step; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1

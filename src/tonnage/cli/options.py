@@ -11,7 +11,7 @@ import typer
 from tonnage.errors import UsageError
 from tonnage.job import Job
 from tonnage.options import Option, options, spelled
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.units import parse_bytes, parse_count
 
 CARD = "Where it runs"

@@ -130,7 +130,7 @@ def plan(
     if save is not None and solution.plans:
         from tonnage.files import write_text
 
-        write_text(save, planfile.text(solution.plans[0], gpu=str(cluster), gpu_memory_bytes=gpu_memory))
+        write_text(save, planfile.text(solution.plans[0], gpu=str(cluster), gpu_memory_bytes=gpu_memory, model=model))
     return {"found": 0, "unknown": 3}.get(solution.status, 1)
 
 

@@ -11,7 +11,7 @@ from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates import Estimate
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.summary import Run
 
 

@@ -7,7 +7,7 @@ from tonnage.axes import SHARDING, Axes, axes
 from tonnage.costs.operations import ELEMENT_BYTES
 from tonnage.device import Cluster
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 RECOMPUTED: Final = ("none", "full", "attention", "selective")
 """What of a checkpointed layer runs again: nothing, all, its attention, all but its matrix products."""

@@ -8,7 +8,7 @@ from tonnage.engines import accelerate, deepspeed, hf_trainer, megatron, own, to
 from tonnage.engines.engine import Engine
 
 if TYPE_CHECKING:
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 ENGINES: Final[tuple[Engine, ...]] = (
     own.TONNAGE,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
     from tonnage.step import Step, World
     from tonnage.techniques.technique import Refusal
 

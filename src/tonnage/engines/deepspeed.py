@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
     from tonnage.step import Step, World
 
 STAGES: Final = {"none": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}

@@ -12,7 +12,7 @@ from tonnage.techniques.technique import Refusal, nothing_against
 if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
     from tonnage.step import World
 
 ANY: Final = ("*",)

@@ -24,7 +24,7 @@ from tonnage.techniques.qlora import QLORA
 
 if TYPE_CHECKING:
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 NETWORKS_OWN: Final = ("precision", "attention")
 """Options that say how a network is made and called, whoever trains it."""

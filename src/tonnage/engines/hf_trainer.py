@@ -17,7 +17,7 @@ from tonnage.techniques.technique import Refusal
 if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
     from tonnage.step import World
 
 OPTIMIZERS: Final[Mapping[str, Mapping[str, str]]] = {

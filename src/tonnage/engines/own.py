@@ -10,7 +10,7 @@ from tonnage.techniques import refusals
 if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
     from tonnage.step import World
     from tonnage.techniques.technique import Refusal
 

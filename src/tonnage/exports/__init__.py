@@ -24,7 +24,7 @@ from tonnage.options import options, spelled
 if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 TARGETS: Final[tuple[Target, ...]] = (
     hf_trainer.HF_TRAINER,

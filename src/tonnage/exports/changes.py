@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tonnage.estimates import Estimate
     from tonnage.exports.reading import Given
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
     from tonnage.solution import Candidate
 
 

@@ -13,7 +13,7 @@ from tonnage.engines.engine import ANY
 if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 
 @dataclass(frozen=True, kw_only=True)

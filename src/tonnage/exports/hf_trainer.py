@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 SOURCE: Final = ("transformers", "training_args.py", "TrainingArguments")
 """Where the fields are read."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.exports.export import Target, Wish
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 
 def loadable(job: Job, model: str) -> str:

@@ -20,7 +20,7 @@ from tonnage.exports.launching import several_machines, without_defaults
 
 if TYPE_CHECKING:
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 FILE: Final = "llama_factory.yaml"
 

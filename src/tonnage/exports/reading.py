@@ -157,7 +157,7 @@ def _possible(
     from tonnage.job import Job
     from tonnage.options import listed
     from tonnage.options import options as declared
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
     fields = {item.name: option for kind in (Job, Plan) for item, option in declared(kind)}
     kept = {}

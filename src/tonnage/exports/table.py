@@ -14,7 +14,7 @@ from tonnage.engines.engine import ANY
 from tonnage.exports import DECIDED, TARGETS, Target
 from tonnage.job import Job
 from tonnage.options import options, spelled
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 BEGIN: Final = "<!-- python -m tonnage.exports.table docs/export.md -->"
 END: Final = "<!-- end -->"

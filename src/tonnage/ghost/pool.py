@@ -19,7 +19,7 @@ from tonnage.errors import CannotEstimate, TonnageError, TrialFailed, UsageError
 from tonnage.ghost.process import environment
 from tonnage.ghost.wheel import Progress, find
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.trace import Trace
 
 _BY_EXIT_CODE: Mapping[int, type[TonnageError]] = {2: UsageError, 3: CannotEstimate, 5: TrialFailed}

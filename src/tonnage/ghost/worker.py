@@ -25,7 +25,7 @@ from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.ghost import card, preload
 from tonnage.job import Job, ModelRef
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.step import World
 from tonnage.techniques import chosen
 

@@ -11,7 +11,7 @@ from tonnage.techniques.technique import Refusal
 if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 ANY: Final = ("*",)
 

@@ -31,7 +31,7 @@ from tonnage.trace import Trace
 if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
 
 
 def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3) -> Trace:

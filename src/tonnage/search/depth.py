@@ -15,7 +15,7 @@ from typing import Any, Final
 from tonnage.axes import SHARDING
 from tonnage.estimates import Estimate
 from tonnage.job import Job
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 
 WORTH: Final = 3
 """The deeper of the two runs has at most so much less than the whole, or the whole is run."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 from tonnage.axes import axes
 from tonnage.errors import UsageError
 from tonnage.options import spelled
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.predict import check
 from tonnage.search.depth import Need
 from tonnage.search.memory import Failure, Ghosts

@@ -17,7 +17,7 @@ from tonnage.device import Cluster
 from tonnage.errors import UsageError
 from tonnage.job import METHODS, Job
 from tonnage.options import spelled
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.solution import Candidate
 
 FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused", "loss": "chunked"}

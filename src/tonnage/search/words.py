@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tonnage.plan import Plan
+from tonnage.plans import Plan
 from tonnage.search.space import AXES, OFFLOADS
 from tonnage.solution import Candidate
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.model import Batch
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
     from tonnage.step import Step
 
 ATTENTION: Final = "tonnage_whole_context"

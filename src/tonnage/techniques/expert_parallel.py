@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.plan import Plan
+    from tonnage.plans import Plan
     from tonnage.step import Step
 
 COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
