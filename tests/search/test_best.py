@@ -105,6 +105,8 @@ def test_reasons_and_path_explain_the_best_plan():
 
 
 def test_constraints_that_leave_nothing():
-    solution = search(question(gpu="8xa100-80gb", tp=3), Formula(), top=1)
+    solution = search(question(gpu="a100-80gb", without=("micro-batch=1",)), Formula(), top=1)
     assert solution.status == "unsupported"
     assert solution.refused
+    with pytest.raises(UsageError, match="tp 3"):
+        question(gpu="8xa100-80gb", tp=3)

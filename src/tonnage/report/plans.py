@@ -154,16 +154,18 @@ def _path(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     if not solution.path:
         return
     capacity = solution.question["capacity_bytes"]
-    yield title("From the baseline to the plan", text(f"the card has {gib(capacity)}", "dim"), canvas)
+    some = "; ~ from runs of a few layers" if not all(stage.whole for stage in solution.path) else ""
+    yield title("From the baseline to the plan", text(f"the card has {gib(capacity)}{some}", "dim"), canvas)
     labels = [
         ("  " if number else "") + ("+ " if number else "") + s.change for number, s in enumerate(solution.path)
     ]
     shown = max(len(label) for label in labels)
-    room = max(20, canvas.width - min(shown, canvas.width // 3) - 16)
+    room = max(20, canvas.width - min(shown, canvas.width // 3) - 17)
     most = max(stage.process_bytes for stage in solution.path)
     for label, stage in zip(labels, solution.path, strict=True):
         line = text(label.ljust(min(shown, canvas.width // 3))[: canvas.width // 3])
-        line.append(f" {gib(stage.process_bytes):>11} ", style=GOOD if stage.fits else BAD)
+        amount = f"{'' if stage.whole else '~'}{gib(stage.process_bytes)}"
+        line.append(f" {amount:>12} ", style=GOOD if stage.fits else BAD)
         line.append_text(_bar(stage, most, capacity, room, canvas))
         yield line
     yield _legend(solution.path, canvas)

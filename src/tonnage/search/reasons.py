@@ -15,11 +15,11 @@ from tonnage.errors import UsageError
 from tonnage.options import spelled
 from tonnage.plans import Plan
 from tonnage.predict import check
-from tonnage.search.depth import Need
+from tonnage.search.depth import Need, of_run
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.pricing import priced
 from tonnage.search.space import AXES, FREE, OFFLOADS, ORDER, Question, free_wins
-from tonnage.solution import Candidate, Reason, Stage
+from tonnage.solution import Candidate, Choice, Reason, Stage
 from tonnage.units import gib
 
 DOES: Final[Mapping[str, str]] = {
@@ -144,8 +144,9 @@ def _seconds(candidate: Candidate, question: Question) -> float:
     return priced(candidate, question.cluster).timing.step_seconds
 
 
-def path(chosen: Candidate, question: Question, ghosts: Ghosts) -> tuple[Stage, ...]:
-    """Memory from the baseline to a plan, technique by technique, on a card where everything fits."""
+def path(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Stage, ...]:
+    """Memory from the baseline to a plan, technique by technique, where everything fits; the plan's as it was run."""
+    chosen = choice.candidate
     plans: list[tuple[str, Plan]] = [("baseline", _baseline(chosen.plan, question))]
     for names in PATH:
         changes = {name: getattr(chosen.plan, name) for name in names}
@@ -162,7 +163,8 @@ def path(chosen: Candidate, question: Question, ghosts: Ghosts) -> tuple[Stage, 
         for change, plan in plans
         if (candidate := _of_same_batch(chosen, plan, question)) is not None
     ]
-    answers = ghosts.need([candidate for _, candidate in known], question.cluster)
+    answers = ghosts.need([candidate for _, candidate in known[:-1]], question.cluster)
+    answers.append(of_run(choice.estimate))
     return tuple(
         Stage(
             change=change,

@@ -76,7 +76,7 @@ def search(
         progress("taking each technique back, to see what it is for")
         best = choices[0].candidate
         choices[0] = replace(choices[0], reasons=reasons(best, question, ghosts))
-        stages = path(best, question, ghosts)
+        stages = path(choices[0], question, ghosts)
     points: tuple[Point, ...] = ()
     if pareto:
         progress("running the frontier of memory and speed")

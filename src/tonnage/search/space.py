@@ -89,6 +89,7 @@ class Question:
         for name in self.methods:
             if name not in METHODS:
                 raise UsageError(f"Unknown method {name!r}; possible: any, {', '.join(METHODS)}.")
+        axes(self.plan, self.cluster.gpus, self.cluster.gpus_per_node)  # what the user said can be divided so
         if not 0 <= self.headroom < 1:
             raise UsageError(f"headroom is {self.headroom:.0%} of the card; it must be from 0 to below 100 %.")
 
