@@ -15,12 +15,6 @@ from tonnage.device import parse_cluster
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`benchmarks` is a package of the repository, not of the installed program."""
-    monkeypatch.syspath_prepend(str(ROOT))
-
-
 def test_every_row_names_a_card_and_a_script_that_takes_its_arguments() -> None:
     from benchmarks.accuracy.rows import load
 

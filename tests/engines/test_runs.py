@@ -1,12 +1,13 @@
 """Trainers' own code on the ghost, beside tonnage's loop and beside arithmetic."""
 
 import dataclasses
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from tonnage.device import parse_cluster
+from tonnage.engines import engine_of
+from tonnage.engines.engine import installed
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
@@ -32,12 +33,9 @@ JOB = Job(model=TINY, seq_len=256, micro_batch=2)
 
 def run(worker: Worker, engine: str, gpu: str = "a100-40gb", job: Job = JOB, rank: int = 0, **plan: Any) -> Run:
     """An estimate whose walk agrees with torch's counters, of three steps."""
-    packages = {
-        "hf-trainer": "accelerate",
-        **{name: name for name in ("accelerate", "deepspeed", "torchtitan", "trl")},
-    }
-    if find_spec(packages.get(engine, "torch")) is None:
-        pytest.skip(f"{packages[engine]} is not installed")
+    missing = [package for package in engine_of(Plan(engine=engine)).packages if installed(package) is None]
+    if missing:
+        pytest.skip(f"{missing[0]} is not installed")
     found = estimate(job, Plan(engine=engine, **plan), parse_cluster(gpu), worker=worker, rank=rank)
     trace, walked = found.traces[0], timeline(found.traces[0])
     assert walked.peak_allocated_bytes == trace.peaks["allocated_bytes"]

@@ -138,7 +138,8 @@ def saving(saved_bytes: int | None) -> str:
     """Bytes that a technique saves, which may be less than none; a dash where it was not run."""
     if saved_bytes is None:
         return "-"
-    return gib(saved_bytes) if saved_bytes >= 0 else f"-{gib(-saved_bytes)}"
+    words = gib(abs(saved_bytes))
+    return f"-{words}" if saved_bytes < 0 and words != gib(0) else words
 
 
 def cost(costs: float | None) -> str:
