@@ -4,19 +4,9 @@ Used to refuse candidates without running them, so every term is a lower bound: 
 without temporaries, workspaces, casts, fragmentation, or anything outside torch's allocator.
 """
 
-from typing import Final
-
+from tonnage.costs.memory import STATE_BYTES
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
-
-STATE_BYTES: Final = {
-    "adamw": 8,
-    "adamw-loop": 8,
-    "adamw-foreach": 8,
-    "adamw-fused": 8,
-    "lion": 4,
-}
-"""Optimizer states of an fp32 weight; of optimizers that are not listed nothing is assumed."""
 
 
 def least_bytes(shape: Shape, work: Work, *, gradients_go: bool = False) -> int:
@@ -55,7 +45,7 @@ def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
     whole = work.sharded and work.grad_accum > 1 and not work.averages_each and work.axes.pp == 1
     gradients = elements * work.gradient_bytes / (1 if whole else shards)
     spread = shards if work.shard != "zero1" else layout.dp_replicate
-    states = elements * STATE_BYTES.get(work.optimizer, 0) * work.weight_bytes / 4 / spread
+    states = elements * STATE_BYTES.get(work.optimizer, 0.0) * work.weight_bytes / spread
     if work.optimizer_offload or work.param_offload:
         gradients = states = 0.0
     return weights, gradients, states
