@@ -1,6 +1,6 @@
 """What people say fits where, beside what does: the largest network of a family that each card can train.
 
-    python benchmarks/guide.py [--seq-len 2048]
+    python benchmarks/guide.py [--seq-len 2048] [--card '24 GB' ...]
 
 For each card and method the networks below in the order of their size; one fits if any plan does, with the global
 batch of one sequence a GPU: first without the host's memory, then with it (optimizer and activations offloaded).
@@ -101,11 +101,13 @@ def batch_rows() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--card", action="append", choices=list(SAID), help="only this row; some minutes each")
     options = parser.parse_args()
     print("| card | said | " + " | ".join(f"{name} | {name}, with the host" for name in METHODS) + " |")
     print("|---|---|" + "---|" * (2 * len(METHODS)), flush=True)
     with Ghosts(lambda text: None) as ghosts:
-        for words, (gpu, said) in SAID.items():
+        for words in options.card or SAID:
+            gpu, said = SAID[words]
             cells = [
                 largest(gpu, method, options.seq_len, ghosts, host=host)
                 for method in METHODS
