@@ -30,6 +30,15 @@ def worker():
 
 
 @pytest.mark.ghost
+def test_frozen_weights_rest_in_the_dtype_of_computation(worker):
+    job = tiny_job("llama", seq_len=512, method="lora")
+    cluster = parse_cluster("a100-40gb")
+    run = estimate(job, Plan(), cluster, worker=worker).estimate
+    least = least_bytes(Shape.of(job.model.config), Work.of(job, Plan(), cluster))
+    assert 0 < least <= run.peak.allocated_bytes
+
+
+@pytest.mark.ghost
 @pytest.mark.parametrize("name", PLANS)
 def test_below_every_run(worker, name):
     gpu, plan = PLANS[name]
@@ -43,10 +52,12 @@ def test_below_every_run(worker, name):
 
 
 def test_by_hand():
-    """Llama-3.1-8B, pure bf16 with AdamW: 2 + 2 + 4 bytes a parameter before the step."""
+    """Llama-3.1-8B: pure bf16 with AdamW 2 + 2 + 4 bytes a parameter before the step; frozen under adapters 2."""
     from tonnage.modelref import resolve
 
     job = tiny_job("llama", seq_len=128)
     shape = Shape.of(resolve("llama-3.1-8b", offline=True).config)
     work = Work.of(job, Plan(precision="bf16-true"), parse_cluster("a100-80gb"))
     assert least_bytes(shape, work) == pytest.approx(8 * 8_030_261_248, rel=1e-3)
+    adapters = Work.of(tiny_job("llama", seq_len=8, method="lora"), Plan(), parse_cluster("a100-80gb"))
+    assert least_bytes(shape, adapters) == pytest.approx(2 * 8_030_261_248, rel=1e-2)
