@@ -14,8 +14,9 @@ import driver
 import events
 import isolated
 import torch
-from exports import exported_symbols
 from operations import Call, operations
+
+from exports import exported_symbols
 
 TIMEOUT_SECONDS: Final = 60
 """For one fact that is one process."""
