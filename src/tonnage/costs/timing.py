@@ -42,7 +42,8 @@ _HOST_ADAM_BYTES_PER_SECOND: Final = 30e9
 """What Adam on the host's processor moves: 28 bytes a weight; an assumption, within a factor of two on servers."""
 
 _CHOOSING: Final = 0.8
-"""What op-level checkpointing, which looks at each operation in Python, costs the host relative to launching it."""
+"""What op-level checkpointing, which looks at each operation in Python, costs the host relative to launching it: an
+assumption, with no source."""
 
 _ATTENTION_NAMES: Final = ("attention", "softmax", "rotation")
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from tonnage.report.canvas import BAD, GOOD, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
+from tonnage.search.memory import micro_batches_run
 from tonnage.search.words import describe
 from tonnage.solution import Choice, Nearest, Point, Remedy, Solution, Stage
 from tonnage.units import gib
@@ -265,6 +266,13 @@ def _facts(solution: Solution) -> Padding:
             f"card by any count, {counts.get('ruled_out', 0):,} need no less than one that failed, "
             f"{counts.get('run', 0):,} run on the ghost"
         )
+    if solution.plans:
+        best = solution.plans[0].candidate
+        run = micro_batches_run(best)
+        if run < best.job.grad_accum:
+            words.append(
+                f"{run} of a step's {best.job.grad_accum} micro-batches were run: the others are like the last"
+            )
     headroom = solution.question["headroom"]
     words.append(
         f"{headroom:.0%} of the card stays free (--headroom); seconds are the time model's, memory is the ghost's"

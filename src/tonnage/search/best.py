@@ -7,11 +7,12 @@ techniques take the job, and no candidate that needs less has failed already.  W
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
 from tonnage.axes import SHARDING
+from tonnage.costs.answer import as_time
 from tonnage.errors import UsageError
 from tonnage.estimates import Estimate
 from tonnage.predict import check
@@ -172,7 +173,7 @@ class Search:
             Choice(
                 name="best" if not place else describe(one.candidate),
                 candidate=one.candidate,
-                estimate=with_time(estimate, one),
+                estimate=replace(estimate, time=as_time(one.timing)),  # of all its micro-batches
             )
             for place, (one, estimate) in enumerate(self.found)
         )
@@ -216,25 +217,3 @@ def _needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
         return False  # it divides among fewer ranks than zero2 does
     same = {name: getattr(failed.plan, name) for name in ORDER}
     return replace(candidate.plan, **same) == failed.plan
-
-
-def with_time(estimate: Estimate, one: Priced) -> Estimate:
-    """The estimate with the seconds of the time model."""
-    timing = one.timing
-    return replace(
-        estimate,
-        time={
-            **estimate.time,
-            "step_seconds": timing.step_seconds,
-            "low_seconds": timing.low_seconds,
-            "high_seconds": timing.high_seconds,
-            "tokens_per_second_per_gpu": timing.tokens_per_second_per_gpu,
-            "mfu": timing.mfu,
-            "bound_by": timing.bound_by,
-            "parts": {
-                name.removesuffix("_seconds"): value
-                for name, value in asdict(timing).items()
-                if name.endswith("_seconds") and name not in ("step_seconds", "low_seconds", "high_seconds")
-            },
-        },
-    )

@@ -90,7 +90,7 @@ class Ghosts:
                 worker = self._start()
             self.runs += 1
             asked = candidate.job
-            job = replace(asked, grad_accum=_enough(candidate))
+            job = replace(asked, grad_accum=micro_batches_run(candidate))
             rank = 0 if looks else None  # of a pipeline the stage that holds most micro-batches, or the worst
             found = predict.estimate(job, candidate.plan, cluster, steps=steps, rank=rank, worker=worker).estimate
             return _said_of(found, asked, job)
@@ -122,7 +122,7 @@ def roomy(cluster: Cluster) -> Cluster:
     return replace(cluster, device=cluster.device.with_capacity(ENOUGH_BYTES))
 
 
-def _enough(candidate: Candidate) -> int:
+def micro_batches_run(candidate: Candidate) -> int:
     """Micro-batches of a step after which nothing new happens."""
     job, plan = candidate.job, candidate.plan
     if plan.pp_schedule == "interleaved":  # in whole rounds of its ranks
@@ -165,7 +165,7 @@ def _needed(candidate: Candidate, answers: Sequence[Estimate | Failure]) -> Need
 
 def _key(candidate: Candidate, cluster: Cluster, steps: int, looks: bool) -> tuple[Any, ...]:
     """What decides the answer; a model's configuration, which cannot be hashed, as it is written."""
-    job = replace(candidate.job, grad_accum=_enough(candidate))
+    job = replace(candidate.job, grad_accum=micro_batches_run(candidate))
     shape = tuple(getattr(job, item.name) for item in fields(job) if item.name != "model")
     return (
         job.model.name,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from tonnage.device import Cluster, find_device
-from tonnage.errors import TonnageError, UsageError
+from tonnage.errors import CannotEstimate, UsageError
 from tonnage.predict import check
 from tonnage.search import space
 from tonnage.search.best import Search
@@ -19,6 +19,9 @@ from tonnage.solution import Candidate, Nearest, Remedy
 
 CARDS: Final = ("a100-80gb", "h100-80gb", "h200", "b200")
 """Larger cards that are offered, smallest first."""
+
+DOUBLINGS: Final = 5
+"""How often the GPUs are doubled before more of them are no remedy."""
 
 SMALLEST: Final = 4
 """Candidates with the least need that are run to find the nearest."""
@@ -78,7 +81,7 @@ def _tried(words: str, question: Question, ghosts: Ghosts) -> Remedy | None:
     search = Search(question, ghosts, lambda text: None)
     try:
         search.run(1)
-    except TonnageError:
+    except (UsageError, CannotEstimate):
         return None
     if not search.found:
         return None
@@ -113,7 +116,7 @@ def _methods(question: Question) -> Iterator[tuple[str, Question]]:
 def _more(question: Question) -> Iterator[tuple[str, Question]]:
     cluster = question.cluster
     sequences = question.sequences
-    for _ in range(5):
+    for _ in range(DOUBLINGS):
         if cluster.gpus_per_node < 8:
             cluster = replace(cluster, gpus_per_node=cluster.gpus_per_node * 2)
         else:

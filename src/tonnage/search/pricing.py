@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from tonnage.costs.answer import price
 from tonnage.costs.shape import Shape
-from tonnage.costs.software import software_of
-from tonnage.costs.timing import Timing, timing
+from tonnage.costs.timing import Timing
 from tonnage.costs.work import Work
 from tonnage.device import Cluster
 from tonnage.search.bounds import least_bytes
@@ -46,12 +46,9 @@ def least(candidate: Candidate, cluster: Cluster) -> int:
 
 def priced(candidate: Candidate, cluster: Cluster) -> Priced:
     """The candidate's price.  Raises CannotEstimate where the time model knows nothing of the network or the card."""
-    job, plan = candidate.job, candidate.plan
-    shape = Shape.of(job.model.config)
-    work = Work.of(job, plan, cluster)
     return Priced(
         candidate=candidate,
-        timing=timing(shape, work, cluster, software_of(plan.engine)),
+        timing=price(candidate.job, candidate.plan, cluster),
         least_bytes=least(candidate, cluster),
     )
 
