@@ -50,7 +50,7 @@ def _headline(solution: Solution) -> Table:
     question = solution.question
     asked = f"{question['model']} on {question['cluster']}"
     tokens = question["sequences"] * question["job"]["seq_len"]
-    batch = f"{tokens:,} tokens a step: {question['sequences']:,} sequences of {question['job']['seq_len']:,}"
+    batch = f"{tokens:,} tokens a step: {question['sequences']:,} x {question['job']['seq_len']:,}"
     if solution.plans:
         best = solution.plans[0]
         if "found" in question:
