@@ -95,7 +95,7 @@ class DryRun:
                 error = reason
         output = heard.read_text(errors="replace")
         heard.unlink()
-        return Answer(run=run, error=error, said=json_lines(output), output=output)
+        return Answer(run=run, error=error, said=json_objects(output), output=output)
 
 
 @pytest.fixture(scope="session")
@@ -117,11 +117,13 @@ def stderr_into() -> Iterator[Path]:
             os.close(kept)
 
 
-def json_lines(output: str) -> tuple[dict[str, Any], ...]:
-    """The JSON objects that stand on lines of their own."""
-    found = []
-    for line in output.splitlines():
-        if line.startswith("{"):
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
+def json_objects(output: str) -> tuple[dict[str, Any], ...]:
+    """The JSON objects in it, wherever they stand: ranks that write at the same moment share lines."""
+    decoder, found, start = json.JSONDecoder(), [], output.find('{"')
+    while start >= 0:
+        end = start + 1
+        with contextlib.suppress(ValueError):
+            said, end = decoder.raw_decode(output, start)
+            found.append(said)
+        start = output.find('{"', end)
     return tuple(found)
