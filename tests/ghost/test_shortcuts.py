@@ -53,6 +53,12 @@ results = {
 torch._foreach_lerp_(a, b, 0.1)
 torch._foreach_addcdiv_(b, a, c, numbers)
 results |= {"lerp_": a, "addcdiv_": b}
+weights, gradients, first, second = (tensors(*kinds) for _ in range(4))
+torch._fused_adamw_(
+    weights, gradients, first, second, [], [torch.tensor(3.0) for _ in kinds],
+    lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, amsgrad=False, maximize=False,
+)
+results |= {"fused_weights": weights, "fused_first": first, "fused_second": second}
 print(json.dumps({
     "asked": asked,
     "results": {
@@ -78,4 +84,6 @@ def test_one_of_each_kind_is_asked_for_and_the_results_are_torchs() -> None:
     asked = short["asked"]
     assert asked["aten::_foreach_sqrt"] == asked["aten::_foreach_lerp_.Scalar"] == [3]  # rows, columns, whole
     assert plain["asked"]["aten::_foreach_sqrt"] == [6]
+    assert asked["aten::_fused_adamw_"] == [3]
+    assert plain["asked"]["aten::_fused_adamw_"] == [6]
     assert asked["aten::_foreach_add.List"] == [3, 6]  # tensors that must be moved: torch decides about all

@@ -19,7 +19,7 @@ def install() -> None:
 
 
 def _sharding(module: ModuleType) -> None:
-    """How the results of a foreach operation are divided, DTensor finds for each of its N tensors by going over all.
+    """How the results of a foreach or fused operation are divided, DTensor finds for each tensor by going over all.
 
     Result i follows from the i-th tensor of each list alone, and the hundreds of parameters of a network are of a
     dozen kinds (shape, dtype, placement): one of each kind is asked for, and answers for all like it.  Where tensors
@@ -53,7 +53,7 @@ def _sharding(module: ModuleType) -> None:
 
 
 def _is_foreach(operation: Any) -> bool:
-    return str(operation.op.name()).startswith("aten::_foreach_")
+    return str(operation.op.name()).startswith(("aten::_foreach_", "aten::_fused_"))
 
 
 def _kinds(operation: Any, spec: type) -> list[tuple[Any, ...]]:
