@@ -133,6 +133,8 @@ class Step:
     """Divides or replicates the network among the ranks; None: each rank is alone."""
     shards_parameters: bool = False
     """Whether the network must be built without memory, which its shards get after `shard`."""
+    before_shard: Callable[[nn.Module, torch.device], None] | None = None
+    """Gives a part of the network its memory just before it is divided; None: shards get theirs after `shard`."""
     parameters_device: torch.device | None = None
     """Where sharded parameters rest; None: the world's device."""
     gradients_stay_local: Callable[[nn.Module], AbstractContextManager[Any]] = _no_context
@@ -160,7 +162,7 @@ class Step:
             network = change(network)
         if self.shard is not None:
             network = self.shard(network)
-        if self.shards_parameters:
+        if self.shards_parameters and self.before_shard is None:
             network.to_empty(device=self.parameters_device or self.world.device)
             if self.initialise:
                 models.initialise(network)

@@ -48,6 +48,15 @@ def test_what_qlora_holds(worker: Worker, quant: str, double: bool) -> None:
 
 
 @bitsandbytes
+def test_ranks_divide_packed_weights(worker: Worker) -> None:
+    plan = Plan(precision="bf16-true", shard="zero3", unquantized_dtype="compute")
+    found = held(worker, plan, "qlora", EIGHT)
+    assert found.model["parameters"] == PARAMETERS + found.model["trainable_parameters"]
+    whole = held(worker, replace(plan, shard="none"), "qlora")
+    assert found.peak.by_category["parameter"] < whole.peak.by_category["parameter"]
+
+
+@bitsandbytes
 def test_paged_states_are_managed_memory(worker: Worker) -> None:
     words = 4096  # embedding and head have 131,072 elements each: only from 100,000 on is a state paged
     plain, paged = (held(worker, Plan(optimizer=name), words=words) for name in ("adamw-8bit", "paged-adamw-8bit"))

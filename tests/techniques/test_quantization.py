@@ -94,6 +94,18 @@ class TestQlora:
             found.append([p.grad for p in made.model.parameters() if p.grad is not None])
         torch.testing.assert_close(found[0], found[1])
 
+    @pytest.mark.parametrize("quant", ["nf4", "fp4-double"])
+    def test_divided_weights_give_the_same_gradients(self, quant: str) -> None:
+        found = []
+        for shard in ("none", "zero3"):
+            made = ready("qlora", Plan(precision="fp32", quant=quant, shard=shard))
+            made.micro_batch(tokens())
+            gradients = (p.grad for p in made.model.parameters() if p.grad is not None)
+            found.append([getattr(gradient, "_local_tensor", gradient) for gradient in gradients])
+            made.close()
+        assert len(found[0]) == 2 * 7 * 3
+        torch.testing.assert_close(found[0], found[1])
+
 
 def scripted(quant: str, name: str, folder: Path) -> nn.Module:
     """The same network from files, as a user's script quantizes and adapts it."""
@@ -121,7 +133,7 @@ def scripted(quant: str, name: str, folder: Path) -> nn.Module:
 @pytest.mark.parametrize(
     ("job", "plan", "reason"),
     [
-        ({"method": "qlora"}, {"shard": "zero3"}, "not sharded by zero3"),
+        ({"method": "qlora"}, {"shard": "zero3", "quant": "int8"}, "that zero3 does not divide"),
         ({"method": "qlora"}, {"base_dtype": "bf16"}, "quantized (nf4)"),
         ({"method": "qlora"}, {"precision": "megatron-bf16"}, "no use for precision megatron-bf16"),
         ({}, {"precision": "fp8"}, "compute capability 8.9, and t4 has 7.5"),

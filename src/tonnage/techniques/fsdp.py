@@ -70,9 +70,11 @@ def _sharded(module: nn.Module, step: Step) -> nn.Module:
     }
     for experts in (part for part in module.modules() if getattr(part, "gets_tokens", False)):
         _shard_experts(experts, step, options)
-    for layer in layers(module):
-        fully_shard(layer, **options)
-    return fully_shard(module, **options)
+    for part in (*layers(module), module):
+        if step.before_shard is not None:
+            step.before_shard(part, step.world.device)
+        fully_shard(part, **options)
+    return module
 
 
 def _shard_experts(module: Any, step: Step, options: dict[str, Any]) -> None:

@@ -11,6 +11,9 @@ head, norms and the 3-D weights of experts stay as they are.  PEFT's prepare_mod
 to fp32 (`unquantized_dtype=fp32`, the default); TRL does not and makes the adapters in the compute dtype too
 (`unquantized_dtype=compute` under a -true precision).  Checkpointing is what the plan says; PEFT's function would
 turn it on.
+
+Under FSDP2 no rank ever has the whole: a layer is quantized, divided, and the next one follows.  The packed weights are
+stored in the compute dtype (`bnb_4bit_quant_storage`), so that FSDP2 neither casts them nor tells them from others.
 """
 
 from __future__ import annotations
@@ -35,6 +38,9 @@ if TYPE_CHECKING:
 LIBRARIES: Final = ("bitsandbytes", "accelerate", "peft")
 """All of them must be installed; transformers asks for accelerate when it quantizes."""
 
+DIVIDING: Final = ("zero2", "zero3", "hsdp")
+"""Values of `shard` under which a rank has a part of each weight."""
+
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """The libraries must be there, the model transformers', and its weights whole on every rank."""
@@ -51,8 +57,8 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         )
     if plan.precision in ("fp8", "megatron-bf16"):
         return _refused(f"frozen quantized weights have no use for precision {plan.precision}", "choose bf16-mixed")
-    if plan.shard not in ("none", "ddp", "zero1"):
-        return _refused(f"weights packed as bytes are not sharded by {plan.shard}", "choose shard ddp or none")
+    if plan.shard in DIVIDING and plan.quant == "int8":
+        return _refused(f"rows of int8 have scales that {plan.shard} does not divide", "choose quant nf4")
     return None
 
 
@@ -64,7 +70,65 @@ def apply(step: Step) -> Step:
     """Load quantized, cast what is not, add adapters."""
     compute = dtype(step.plan.compute_dtype)
     changes = (*step.changes, lambda module: _prepared(module, step), lambda module: _adapted(module, step))
+    if step.plan.shard in DIVIDING:
+        return replace(step, weights_dtype=compute, load=_converted, changes=changes, before_shard=_with_memory)
     return replace(step, weights_dtype=compute, load=_loaded, changes=changes)
+
+
+def _converted(step: Step) -> nn.Module:
+    """The network with bitsandbytes' layers, which quantize when they get to the card; until then it has no memory."""
+    from bitsandbytes.nn import Linear4bit
+    from transformers.quantizers import AutoHfQuantizer
+
+    from tonnage import model as models
+
+    network: Any = models.build(
+        step.job.model, dtype=step.weights_dtype, attention=step.attention, device=_cpu_or_meta(step)
+    )
+    if step.initialise:
+        models.initialise(network)
+    weights = dict(network.named_parameters())
+    quantizer = AutoHfQuantizer.from_config(_configuration(step.plan, step.weights_dtype), pre_quantized=False)
+    quantizer.preprocess_model(network, device_map=None)
+    for name, module in network.named_modules():
+        if isinstance(module, Linear4bit):
+            module.weight = _unquantized(module.weight, weights[f"{name}.weight"])
+            module.bias = weights.get(f"{name}.bias")
+    quantizer.postprocess_model(network)
+    return network  # type: ignore[no-any-return]
+
+
+def _unquantized(like: Any, weight: torch.Tensor) -> Any:
+    """A weight that bitsandbytes has still to quantize, as `like` says."""
+    from bitsandbytes.nn import Params4bit
+
+    return Params4bit(weight.detach(), requires_grad=False, **vars(like))
+
+
+def _with_memory(module: nn.Module, device: torch.device) -> None:
+    """What `module` has no memory for yet gets it on the device; layers to be quantized are."""
+    import torch
+    from bitsandbytes.nn import Params4bit
+
+    from tonnage import model as models
+
+    for layer in module.modules():
+        weight = layer._parameters.get("weight")
+        if isinstance(weight, Params4bit) and not weight.bnb_quantized:
+            whole = torch.empty_like(weight.data, device=device) if weight.is_meta else weight.data
+            layer.weight = _unquantized(weight, whole).to(device)
+    models.materialise(module, device)
+    _to_device(module, device)
+
+
+def _to_device(module: nn.Module, device: torch.device) -> None:
+    """Whole parameters and buffers that rest elsewhere; shards stay."""
+    from torch.distributed.tensor import DTensor
+
+    for child in module.modules():
+        for tensor in (*child._parameters.values(), *child._buffers.values()):
+            if tensor is not None and not isinstance(tensor, DTensor) and tensor.device != device:
+                tensor.data = tensor.data.to(device)
 
 
 def _loaded(step: Step) -> nn.Module:
@@ -111,6 +175,7 @@ def _checkpoint(network: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _configuration(plan: Plan, compute: torch.dtype) -> Any:
+    import torch
     from transformers import BitsAndBytesConfig
 
     if plan.quant == "int8":
@@ -121,6 +186,7 @@ def _configuration(plan: Plan, compute: torch.dtype) -> Any:
         bnb_4bit_quant_type=kind,
         bnb_4bit_use_double_quant=bool(double),
         bnb_4bit_compute_dtype=compute,
+        bnb_4bit_quant_storage=compute if plan.shard in DIVIDING else torch.uint8,
     )
 
 

@@ -1,13 +1,15 @@
 """What FSDP holds that no parameter shows.  No public function of torch tells it."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 
 def elsewhere(root: Any) -> tuple[int, int]:
-    """Elements that only other ranks hold of the parameters inside `root`: of all, and of the trainable ones.
+    """Elements of the parameters inside `root` that its parameters do not show: of all, and of the trainable ones.
 
-    A network that tensor or pipeline parallelism has divided says it itself (`elements_elsewhere`).
+    A network that tensor or pipeline parallelism has divided says it itself (`elements_elsewhere`).  Of a weight that
+    bitsandbytes has packed and FSDP2 has divided, only the layer knows how many numbers it stands for.
 
     In FSDP's first version the parameters of a wrapped module are one flat tensor, of which each rank holds a part.
     """
@@ -15,6 +17,7 @@ def elsewhere(root: Any) -> tuple[int, int]:
     for module in root.modules():
         absent = getattr(module, "elements_elsewhere", 0)
         total, trainable = total + absent, trainable + absent
+        total += _packed_away(module)
         flat = getattr(getattr(module, "_handle", None), "flat_param", None)
         if flat is None:
             continue
@@ -27,6 +30,13 @@ def elsewhere(root: Any) -> tuple[int, int]:
             sizes = zip(flat._params, flat._numels, strict=True)
             trainable += sum(size - parameter.numel() for parameter, size in sizes if parameter.requires_grad)
     return total, trainable
+
+
+def _packed_away(module: Any) -> int:
+    packed, weight = getattr(module, "quant_state", None), module._parameters.get("weight")
+    if packed is None or weight is None or getattr(weight, "quant_state", None) is not None:
+        return 0
+    return math.prod(packed.shape) - int(weight.numel())
 
 
 def unreduced(root: Any) -> Iterator[Any]:
