@@ -12,8 +12,8 @@ to fp32 (`unquantized_dtype=fp32`, the default); TRL does not and makes the adap
 (`unquantized_dtype=compute` under a -true precision).  Checkpointing is what the plan says; PEFT's function would
 turn it on.
 
-Under FSDP2 no rank ever has the whole: a layer is quantized, divided, and the next one follows.  The packed weights are
-stored in the compute dtype (`bnb_4bit_quant_storage`), so that FSDP2 neither casts them nor tells them from others.
+Under FSDP2 no rank ever has the whole: a layer is quantized, divided, and the next one follows.  The packed weights
+are stored in the compute dtype (`bnb_4bit_quant_storage`), so that FSDP2 neither casts them nor tells them from others.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def apply(step: Step) -> Step:
 
 
 def _converted(step: Step) -> nn.Module:
-    """The network with bitsandbytes' layers, which quantize when they get to the card; until then it has no memory."""
+    """The network with bitsandbytes' layers, not on the card yet: they quantize when they get there."""
     from bitsandbytes.nn import Linear4bit
     from transformers.quantizers import AutoHfQuantizer
 
@@ -100,7 +100,7 @@ def _converted(step: Step) -> nn.Module:
 
 def _unquantized(like: Any, weight: torch.Tensor) -> Any:
     """A weight that bitsandbytes has still to quantize, as `like` says."""
-    from bitsandbytes.nn import Params4bit
+    from bitsandbytes.nn.modules import Params4bit
 
     return Params4bit(weight.detach(), requires_grad=False, **vars(like))
 
@@ -108,7 +108,7 @@ def _unquantized(like: Any, weight: torch.Tensor) -> Any:
 def _with_memory(module: nn.Module, device: torch.device) -> None:
     """What `module` has no memory for yet gets it on the device; layers to be quantized are."""
     import torch
-    from bitsandbytes.nn import Params4bit
+    from bitsandbytes.nn.modules import Params4bit
 
     from tonnage import model as models
 
