@@ -18,8 +18,14 @@ CAP = 0.7
 PRIOR = 0.001
 """Distance that a field's doubling must be worth."""
 
-PARTS = ("data_overlap", "gather_overlap", "tensor_exposed", "sends_exposed", "far_part")
-"""Fields that are parts of something."""
+WITHIN = {
+    **dict.fromkeys(("data_overlap", "gather_overlap", "tensor_exposed", "sends_exposed", "far_part"), (0.0, 1.0)),
+    "matmul_factor": (0.95, 2.0),
+    "attention_factor": (0.8, 2.5),
+    "memory_factor": (0.7, 2.5),
+}
+"""What a field can be: a part of something is within 1, and no code multiplies much faster than the fastest products
+that were measured on the card."""
 
 Weight = Callable[[Row], float]
 
@@ -42,8 +48,7 @@ def distance(rows: Sequence[Row], software: Software, weight: Weight = lambda ro
 def fit(rows: Sequence[Row], software: Software, names: Sequence[str], weight: Weight = lambda row: 1.0) -> Software:
     """The software with these fields changed such that the distance is small: each in turn by a factor, ever finer.
 
-    What the rows do not tell stays where it was: each doubling of a field costs PRIOR.  A field that is a part of
-    something stays within 1.
+    What the rows do not tell stays where it was: each doubling of a field costs PRIOR.
     """
     start, found = software, software
     best = distance(rows, software, weight)
@@ -52,8 +57,8 @@ def fit(rows: Sequence[Row], software: Software, names: Sequence[str], weight: W
         better = False
         for name in names:
             for factor in (step, 1 / step):
-                value = getattr(found, name) * factor
-                tried = replace(found, **{name: min(value, 1.0) if name in PARTS else value})
+                low, high = WITHIN.get(name, (0.0, math.inf))
+                tried = replace(found, **{name: min(max(getattr(found, name) * factor, low), high)})
                 at = distance(rows, tried, weight) + _moved(start, tried, names)
                 if at < best - 1e-6:
                     best, found, better = at, tried, True

@@ -133,3 +133,26 @@ def test_adapters_are_what_is_trained():
     full = Work.of(job(), Plan(precision="bf16-true"), ONE)
     lora = Work.of(job(method="lora"), Plan(precision="bf16-true"), ONE)
     assert timing(LLAMA, lora, ONE, EAGER).optimizer_seconds < 0.1 * timing(LLAMA, full, ONE, EAGER).optimizer_seconds
+
+
+def test_stalls_are_counted_by_hand_overs_and_only_where_there_are_enough_ranks():
+    calm = replace(software("megatron"), crowded_ranks=64, handing_seconds=0.0)
+    stalling = replace(calm, handing_seconds=0.1)
+    work = replace(PLAIN, axes=Axes(pp=4, dp_replicate=2, tp=8), grad_accum=8, shard="zero1")
+
+    def more(work, cluster):
+        return timing(LLAMA, work, cluster, stalling).step_seconds - timing(LLAMA, work, cluster, calm).step_seconds
+
+    assert more(work, MANY) == pytest.approx(0.1 * (4 * 8 + 3))  # a middle stage's, and three to get there
+    assert more(replace(work, axes=Axes(pp=2, dp_replicate=4, tp=8)), MANY) == pytest.approx(0.1 * (2 * 8 + 1))
+    assert more(replace(work, axes=Axes(dp_replicate=8, tp=8)), MANY) == 0.0
+    assert more(replace(work, axes=Axes(pp=4, tp=8)), replace(MANY, nodes=4)) == 0.0
+
+
+def test_latencies_between_machines_add_to_the_work_and_not_to_the_waiting_host():
+    near = replace(software("megatron"), far_hop_seconds=0.0)
+    far = replace(near, far_hop_seconds=1e-4)
+    work = replace(PLAIN, axes=Axes(tp=16, dp_replicate=4), sequence_parallel=True, shard="ddp")
+    slow, fast = (timing(LLAMA, work, MANY, code).step_seconds for code in (far, near))
+    rings = 10 * LLAMA.layers + 2 + 3 + 6  # of the layers, the embedding, the head, the loss
+    assert slow - fast == pytest.approx(rings * 15 * 1e-4)

@@ -51,7 +51,11 @@ class Fabric:
 
     def latency(self, group: Group) -> float:
         """Seconds of a collective of no bytes."""
-        return self.call_seconds + (group.ranks - 1) * (self.far_hop_seconds if group.far else self.hop_seconds)
+        return self.call_seconds + self.hops(group)
+
+    def hops(self, group: Group) -> float:
+        """Seconds in which the first byte goes around the ring."""
+        return (group.ranks - 1) * (self.far_hop_seconds if group.far else self.hop_seconds)
 
     def moving(self, group: Group, moved_bytes: float) -> float:
         """Seconds in which the bytes of one all-gather or reduce-scatter of so many bytes in all pass each link."""

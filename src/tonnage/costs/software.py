@@ -60,9 +60,13 @@ class Software:
     sends_exposed: float = 1.0
     """Part of a pipeline's sends that computation does not hide."""
     crowded_ranks: int = 0
-    """Ranks from which on exchanges across all machines were seen to stall; 0: never."""
+    """Ranks from which on exchanges between machines were seen to stall; 0: never."""
+    crowded_tensor_ranks: int = 0
+    """Tensor-parallel ranks from which on the hand-overs of a pipeline were; 0: never."""
+    handing_seconds: float = 0.0
+    """Of a stall in each hand-over between the stages of a pipeline."""
     crowded_seconds: float = 0.0
-    """Seconds of such a stall: in pipelines for each micro-batch, otherwise for averaging gradients."""
+    """Of a stall in averaging gradients, for each time they go around, without a pipeline."""
     micro_batch_seconds: float = 0.0
     """Of each micro-batch besides."""
     low_factor: float = 0.7

@@ -120,17 +120,18 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
     fabric = _data_fabric(cluster, reached, software)
     sends = _sends(shape, work, cluster, fabric, software)
     gathers = _gathers(shape, work, cluster, fabric, software, layers)
-    per_micro_batch = sends + gathers + software.micro_batch_seconds + _stalls(work, software)
+    per_micro_batch = sends + gathers + software.micro_batch_seconds
     busy = schedule.pipeline_seconds(
         tuple([seconds + per_micro_batch for seconds in stages]), work.grad_accum, work.virtual_stages
     )
+    stalls = _stalls(work, software)
     weights = _rank_weights(shape, work)
     averaging = _averaging(shape, work, cluster, fabric, software, weights, own.card.total * 2 / 3)
     update = _update(shape, work, cluster, reached, software, weights)
     copies = _copies(shape, work, cluster, weights, max(stages))
-    step = busy + averaging + update + copies
+    step = busy + stalls + averaging + update + copies
     m = work.grad_accum
-    exchanged = m * (own.exchange + per_micro_batch) + averaging
+    exchanged = m * (own.exchange + per_micro_batch) + stalls + averaging
     bubble = busy - m * (max(stages) + per_micro_batch)
     compute = m * own.card.total
     recompute = m * own.again.total
@@ -250,8 +251,8 @@ def _network(
     again = again.scaled(*factors) * work.checkpointed_fraction
     return (
         _Pass(both.scaled(*factors), again, exchange, waits),
-        _Pass(embedding.scaled(*factors), Seconds(), 0.0, 0.0),
-        _Pass(head.scaled(*factors), Seconds(), 0.0, 0.0),
+        _Pass(embedding.scaled(*factors), Seconds(), *_rings(shape, work, cluster, reached, software, 2)),
+        _Pass(head.scaled(*factors), Seconds(), *_rings(shape, work, cluster, reached, software, 3, 6)),
     )
 
 
@@ -264,15 +265,11 @@ def _tensor_exchange(
     again; without sequence parallelism two all-reduces each.  A recomputed layer repeats its forward's.
     """
     layout = work.axes
-    exchange = waits = 0.0
+    again = 4 * work.checkpointed_fraction if work.checkpointing == "full" else 0
+    calls = (10 if work.sequence_parallel else 8) + again
+    exchange, waits = _rings(shape, work, cluster, reached, software, calls)
     fabric = _tensor_fabric(work, cluster, reached, software)
-    activations = float(work.tokens * shape.hidden * ELEMENT_BYTES[kept_dtype(work.dtype)])
-    if layout.tp > 1:
-        group = Group(layout.tp, min(layout.tp, cluster.gpus_per_node))
-        again = 4 * work.checkpointed_fraction if work.checkpointing == "full" else 0
-        calls = (10 if work.sequence_parallel else 8) + again
-        waits += calls * fabric.latency(group)
-        exchange += calls * fabric.moving(group, activations) * software.tensor_exposed
+    activations = _activation_bytes(shape, work)
     if layout.cp > 1:
         group = _group(layout.cp, layout.tp, cluster)
         keys = activations / shape.hidden * 2 * shape.key_width / layout.tp
@@ -289,13 +286,42 @@ def _tensor_exchange(
     return exchange, waits
 
 
+def _activation_bytes(shape: Shape, work: Work) -> float:
+    """Bytes of the residual stream of one micro-batch, whole."""
+    return work.tokens * shape.hidden * ELEMENT_BYTES[kept_dtype(work.dtype)]
+
+
+def _rings(
+    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, calls: float, small: float = 0
+) -> tuple[float, float]:
+    """Seconds on the card, and waits of the host, of gathers and scatters among tensor-parallel
+    ranks: as many of the whole residual stream as `calls`, and of a few numbers a token as `small`.
+
+    Embedding: a scatter, and its gradient's gather; head: a gather, in backward the same again and a scatter; a loss
+    divided by words: three all-reduces (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
+    """
+    if work.axes.tp == 1:
+        return 0.0, 0.0
+    fabric = _tensor_fabric(work, cluster, reached, software)
+    group = Group(work.axes.tp, min(work.axes.tp, cluster.gpus_per_node))
+    moving = calls * fabric.moving(group, _activation_bytes(shape, work)) * software.tensor_exposed
+    if _piped(work, cluster):
+        return moving, (calls + small) * fabric.latency(group)
+    return moving + (calls + small) * fabric.hops(group), (calls + small) * fabric.call_seconds
+
+
 def _group(ranks: int, inner: int, cluster: Cluster) -> Group:
     """So many ranks, each `inner` places from the next."""
     return Group(ranks, max(1, min(ranks, cluster.gpus_per_node // inner)))
 
 
+def _piped(work: Work, cluster: Cluster) -> bool:
+    """Whether a pipeline spans machines."""
+    return work.axes.pp > 1 and cluster.nodes > 1
+
+
 def _tensor_fabric(work: Work, cluster: Cluster, reached: Card, software: Software) -> Fabric:
-    piped = work.axes.pp > 1 and cluster.nodes > 1
+    piped = _piped(work, cluster)
     return replace(
         _data_fabric(cluster, reached, software),
         call_seconds=software.piped_call_seconds if piped else software.call_seconds,
@@ -339,7 +365,7 @@ def _ends(split: schedule.Split, embedding: _Pass, head: _Pass) -> tuple[tuple[i
     loss = Seconds(memory=card.memory, kernels=kernels)
     return (
         (0, embedding),
-        (split.head, _Pass(product, Seconds(), 0.0, 0.0)),
+        (split.head, _Pass(product, Seconds(), head.exchange, head.waits)),
         (split.loss, _Pass(loss, Seconds(), 0.0, 0.0)),
     )
 
@@ -356,9 +382,18 @@ def _sends(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software:
 
 
 def _stalls(work: Work, software: Software) -> float:
-    """What pipelines of many ranks were seen to wait for each micro-batch."""
-    crowded = software.crowded_ranks and work.axes.ranks >= software.crowded_ranks and work.axes.pp > 1
-    return software.crowded_seconds if crowded else 0.0
+    """Seconds of a step that hand-overs in pipelines of many ranks were seen to stall.
+
+    A stage receives and sends in both directions, four hand-overs for each micro-batch (at the ends two), and the
+    first micro-batch passes the other stages before.
+    """
+    layout = work.axes
+    many = software.crowded_ranks and layout.ranks >= software.crowded_ranks
+    wide = software.crowded_tensor_ranks and layout.tp >= software.crowded_tensor_ranks
+    if layout.pp == 1 or not (many or wide):
+        return 0.0
+    handed = 2 * min(layout.pp - 1, 2) * work.virtual_stages * work.grad_accum + layout.pp - 1
+    return handed * software.handing_seconds
 
 
 def _rank_weights(shape: Shape, work: Work) -> float:
@@ -422,8 +457,8 @@ def _averaging(
         moving += averaged / software.bucket_bytes * software.bucket_seconds * log2(doublings)
     if group.far and work.shard == "zero1":
         moving += shape.layers / layout.pp * software.update_seconds * log2(cluster.nodes)
-    if software.crowded_ranks and group.nodes * cluster.gpus_per_node >= software.crowded_ranks:
-        moving += software.crowded_seconds
+    if software.crowded_ranks and layout.ranks >= software.crowded_ranks and layout.pp == 1:
+        moving += software.crowded_seconds * (1 if work.shard == "zero1" else 2)
     hidden = software.data_overlap * min(moving, backward)
     return (moving - hidden) * (work.grad_accum if work.averages_each else 1)
 
