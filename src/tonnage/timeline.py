@@ -25,7 +25,7 @@ from tonnage.units import MIB
 
 _PRIORITY: Final = ("parameter", "gradient", "optimizer_state", "communication", "activation", "workspace")
 """The categories; where several claim a block, the first one has it."""
-_COMMUNICATION, _ACTIVATION, _WORKSPACE = (_PRIORITY.index(name) for name in _PRIORITY[3:])
+_STATE, _COMMUNICATION, _ACTIVATION, _WORKSPACE = (_PRIORITY.index(name) for name in _PRIORITY[2:])
 _FORWARD: Final = ("forward", "recompute")
 _ALLOC, _FREE_REQUESTED, _FREE_COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE, _MAP, _UNMAP, _OOM = (
     ACTIONS.index(name)
@@ -126,9 +126,36 @@ class Timeline:
 def timeline(trace: Trace) -> Timeline:
     """Add up a Trace's allocator events.  Pure; some ten nanoseconds an event and column."""
     events = _Events.of(trace)
+    found = _blocks(trace, events)
+    return _added_up(trace, events, found, *_levels(events, found))
+
+
+def settled(trace: Trace) -> Timeline:
+    """The same as if the optimizer's states had been there before the first forward, as in all steps but the first.
+
+    Of a Trace of one step this says what the later ones need: they do the same beside those states.
+    """
+    events = _Events.of(trace)
+    found = _blocks(trace, events)
+    loaded = next((index for index, mark in enumerate(trace.marks) if mark.phase != "load"), 0)
+    begin = int(events.begin[loaded])
+    states = (found.category == _STATE) & (found.died == len(events)) & (found.born > begin)
+    if not states.any():
+        return _added_up(trace, events, found, *_levels(events, found))
+    missing = np.zeros(len(events) + 1, dtype=np.int64)
+    missing[begin + 1] = found.size_bytes[states].sum()
+    missing[found.born[states] + 1] = -found.size_bytes[states]
+    allocated, reserved = (level + missing.cumsum() for level in _levels(events, found))
+    return _added_up(trace, events, replace(found, born=np.where(states, begin, found.born)), allocated, reserved)
+
+
+def _blocks(trace: Trace, events: "_Events") -> _Blocks:
     found = _sized(trace, events, _born(events))
-    found = replace(found, category=_categories(trace, events, found))
-    allocated, reserved = _levels(events, found)
+    return replace(found, category=_categories(trace, events, found))
+
+
+def _added_up(trace: Trace, events: "_Events", found: _Blocks, allocated: Numbers, reserved: Numbers) -> Timeline:
+    """From the bytes allocated and reserved after each number of events."""
     peak_event = int(allocated.argmax())  # after so many events
     return Timeline(
         blocks=found,

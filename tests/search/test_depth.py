@@ -9,7 +9,7 @@ from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
 from tonnage.plans import Plan
 from tonnage.predict import estimate
-from tonnage.search.depth import depths, extrapolated, with_layers
+from tonnage.search.depth import depths, extrapolated, seen, with_layers
 from tonnage.search.memory import MICRO_BATCHES, roomy
 
 LAYERS = 24
@@ -55,16 +55,39 @@ def test_depths_follow_the_pattern_of_layers():
 )
 def test_few_layers_say_what_many_need(worker, gpu, plan):
     cluster = roomy(parse_cluster(gpu))
-    runs = [
-        estimate(with_layers(job(), layers), plan, cluster, worker=worker, rank=0).estimate
-        for layers in (*depths(job(), plan), LAYERS)
+    looks = [
+        seen(estimate(with_layers(job(), layers), plan, cluster, worker=worker, rank=0, steps=1))
+        for layers in depths(job(), plan)
     ]
-    need = extrapolated(runs[0], runs[1], depths(job(), plan), LAYERS)
-    whole = runs[2].peak
+    need = extrapolated(*looks, depths(job(), plan), LAYERS)
+    whole = estimate(job(), plan, cluster, worker=worker, rank=0).estimate.peak
     assert sum(need.by_category.values()) == need.process_bytes
     runtime = whole.by_category["runtime"]
     assert need.least_bytes - runtime == pytest.approx(whole.allocated_bytes, rel=0.03)
     assert need.least_bytes <= whole.process_bytes
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(
+    ("gpu", "plan", "grad_accum"),
+    [
+        ("a100-40gb", Plan(), 2),
+        ("a100-40gb", Plan(optimizer_in_backward=True, optimizer="adamw-fused"), 1),
+        ("4xa100-40gb", Plan(shard="ddp", optimizer="adamw-fused", allocator="expandable"), 1),
+        ("4xa100-40gb", Plan(shard="zero1"), 2),
+        ("4xa100-40gb", Plan(shard="zero3", tp=2, checkpointing="full", loss="chunked"), 2),
+        ("4xa100-40gb", Plan(shard="zero2", pp=2), 3),
+    ],
+    ids=["plain", "in backward", "ddp", "zero1", "zero3 tp", "zero2 pp"],
+)
+def test_the_first_step_says_what_all_need(worker, gpu, plan, grad_accum):
+    cluster = roomy(parse_cluster(gpu))
+    asked = with_layers(tiny_job("llama", grad_accum=grad_accum), 4)
+    first = seen(estimate(asked, plan, cluster, worker=worker, rank=0, steps=1))
+    three = estimate(asked, plan, cluster, worker=worker, rank=0, steps=3).estimate
+    assert max(first.allocated_bytes.values()) == three.peak.allocated_bytes
+    held = {name: bytes for name, bytes in three.peak.by_category.items() if bytes and name != "cached"}
+    assert {name: bytes for name, bytes in first.by_category.items() if bytes and name != "cached"} == held
 
 
 @pytest.mark.ghost

@@ -15,7 +15,7 @@ from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates import Estimate
 from tonnage.job import Job
-from tonnage.search.depth import Need, depths, extrapolated, of_run, with_layers
+from tonnage.search.depth import Look, Need, depths, extrapolated, of_run, seen, with_layers
 from tonnage.solution import Candidate
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ STEPS: Final = 3
 STEPS_EXPANDABLE: Final = 2
 """The same where segments expand: what the second leaves behind is what it found, so the third is like it."""
 
-LOOKS: Final = 2
-"""Steps of a run that only compares."""
+LOOKS: Final = 1
+"""Steps of a run that only compares: `depth.seen` tells what the later ones need."""
 
 MICRO_BATCHES: Final = 2
 """Of a step: gradients are made in the first and added to in the second, as in all others.  A pipeline gets one more
@@ -40,6 +40,9 @@ than it has stages, so that its first stage holds as many at once as it ever doe
 
 Failure: TypeAlias = UsageError | CannotEstimate
 """Why a candidate could not be run."""
+
+Answer: TypeAlias = Estimate | Look | Failure
+"""Of one run."""
 
 
 class Ghosts:
@@ -54,7 +57,7 @@ class Ghosts:
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
         self._workers: list[Worker] = []
         self._threads = ThreadPoolExecutor(self._count)
-        self._known: dict[tuple[Any, ...], Estimate | Failure] = {}
+        self._known: dict[tuple[Any, ...], Answer] = {}
         self.runs = 0
         """Candidates that were run or taken from the shelf."""
         for _ in range(self._count):
@@ -67,7 +70,8 @@ class Ghosts:
 
     def fit(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | Failure]:
         """Each on a card of the cluster, whole; not fitting is an answer."""
-        return self._answers([(one, cluster, _steps(one), False) for one in candidates])
+        answers = self._answers([(one, cluster, _steps(one), False) for one in candidates])
+        return [answer for answer in answers if not isinstance(answer, Look)]
 
     def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
         """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
@@ -76,14 +80,14 @@ class Ghosts:
         answers = iter(self._answers([(run, wide, LOOKS, True) for group in runs for run in group]))
         return [_needed(one, [next(answers) for _ in group]) for one, group in zip(candidates, runs, strict=True)]
 
-    def _answers(self, wanted: Sequence[tuple[Candidate, Cluster, int, bool]]) -> list[Estimate | Failure]:
+    def _answers(self, wanted: Sequence[tuple[Candidate, Cluster, int, bool]]) -> list[Answer]:
         keys = [_key(*one) for one in wanted]
         missing = {key: one for key, one in zip(keys, wanted, strict=True) if key not in self._known}
         found = self._threads.map(lambda one: self._run(*one), missing.values())
         self._known |= dict(zip(missing, found, strict=True))
         return [self._known[key] for key in keys]
 
-    def _run(self, candidate: Candidate, cluster: Cluster, steps: int, looks: bool) -> Estimate | Failure:
+    def _run(self, candidate: Candidate, cluster: Cluster, steps: int, looks: bool) -> Answer:
         worker = self._idle.get()
         try:
             if worker is None:
@@ -92,8 +96,8 @@ class Ghosts:
             asked = candidate.job
             job = replace(asked, grad_accum=micro_batches_run(candidate))
             rank = 0 if looks else None  # of a pipeline the stage that holds most micro-batches, or the worst
-            found = predict.estimate(job, candidate.plan, cluster, steps=steps, rank=rank, worker=worker).estimate
-            return _said_of(found, asked, job)
+            found = predict.estimate(job, candidate.plan, cluster, steps=steps, rank=rank, worker=worker)
+            return seen(found) if looks else _said_of(found.estimate, asked, job)
         except (UsageError, CannotEstimate) as error:
             return error
         finally:
@@ -151,10 +155,11 @@ def _looks(candidate: Candidate) -> list[Candidate]:
     return [replace(candidate, job=with_layers(candidate.job, layers)) for layers in found]
 
 
-def _needed(candidate: Candidate, answers: Sequence[Estimate | Failure]) -> Need | Failure:
-    runs = [answer for answer in answers if isinstance(answer, Estimate)]
-    if len(runs) < len(answers):
-        return next(answer for answer in answers if not isinstance(answer, Estimate))
+def _needed(candidate: Candidate, answers: Sequence[Answer]) -> Need | Failure:
+    for answer in answers:
+        if isinstance(answer, UsageError | CannotEstimate):
+            return answer
+    runs = [answer for answer in answers if isinstance(answer, Look)]
     if len(runs) == 1:
         return of_run(runs[0])
     layers = int(candidate.job.model.config["num_hidden_layers"])
