@@ -1,9 +1,12 @@
 """Looks: one step, and a few of the equal layers, say what all steps of the whole network will need.
 
-The first step makes the optimizer's states, and all later ones are like it beside them: its trace is added up with the
-states there from the beginning.  Of a deep network two such runs are made with few layers.  Each phase's peak grows by as much for each further layer; which phase is the highest may change with depth, so the
-phases are followed one by one.  A phase's own peak is the highest of several moments, each linear in depth, so what
-is found this way is rather too low than too high, and a plan that is shown has been run whole.
+The first step makes the optimizer's states, and all later ones are like it beside them: its trace is added up with
+the states there from the beginning.
+
+Of a deep network two such runs are made, with few layers.  Each phase's peak grows by as much for each further layer;
+which phase is the highest may change with depth, so the phases are followed one by one.  A phase's own peak is the
+highest of several moments, each linear in depth, so what is found this way is rather too low than too high, and a
+plan that is shown has been run whole.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ class Look:
     allocated_bytes: dict[str, int]
     """Most bytes allocated in each phase."""
     by_category: dict[str, int]
-    """At the peak of all phases, with what the allocator kept in reserve (cached) and what is outside it (runtime)."""
+    """At the peak of all phases; with what the allocator kept in reserve (cached), and what is outside (runtime)."""
 
     @property
     def process_bytes(self) -> int:
