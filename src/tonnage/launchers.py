@@ -60,6 +60,17 @@ def without_launcher(command: list[str]) -> list[str]:
     raise UsageError(f"No script (a .py file or -m module) is found in {' '.join(command)!r}; --rank needs one.")
 
 
+def is_launched(command: list[str]) -> bool:
+    """Whether a launcher starts the script: torchrun, accelerate launch, deepspeed, or torch's module."""
+    names = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+    for word in command:
+        if Path(word).name in names or word in _MODULES:
+            return True
+        if word.endswith(".py"):
+            return False
+    return False
+
+
 def program(command: list[str]) -> str:
     """The name of what the command runs: its script or module, without the path."""
     try:

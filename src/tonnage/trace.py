@@ -134,6 +134,8 @@ class Trace:
     """peak_bytes (resident set) and pinned_bytes (peak of pinned memory)."""
     model: dict[str, Any] = field(default_factory=dict)
     """What is known of the network: parameters, trainable_parameters, class."""
+    script: dict[str, Any] = field(default_factory=dict)
+    """What a script that was dry-run said of itself: `tonnage_inside.script`."""
     assumed: tuple[str, ...] = ()
     """Values that a ghost cannot know and what was taken instead, one sentence each."""
     unknown_calls: dict[str, int] = field(default_factory=dict)

@@ -61,6 +61,14 @@ _MODEL: Any = typer.Argument(
     autocompletion=_model_names,
 )
 Model = Annotated[str, _MODEL]
+ModelOrCommand = Annotated[
+    list[str],
+    typer.Argument(
+        help="As in `tonnage estimate`; or, after two dashes, a script of yours: -- python train.py ...",
+        metavar="MODEL | -- COMMAND...",
+        autocompletion=_model_names,
+    ),
+]
 ModelOrNone = Annotated[str | None, _MODEL]
 Offline = Annotated[
     bool, typer.Option("--offline", help="Never ask the network about a model.", rich_help_panel=CARD)

@@ -1,24 +1,34 @@
-"""`tonnage plan MODEL`: the fastest combination of techniques that fits, and why."""
+"""`tonnage plan MODEL`: the fastest combination that fits, and why; `tonnage plan -- COMMAND`: for a script."""
 
+import os
+import shutil
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tonnage.cli.options import (
+    CARD,
     OUTPUT,
     Gpu,
     GpuMemory,
     Gpus,
     Html,
     Json,
-    Model,
+    ModelOrCommand,
     Offline,
     TorchVersion,
+    count,
     with_request,
     words,
 )
 from tonnage.errors import UsageError
+from tonnage.options import spelled
+
+if TYPE_CHECKING:
+    from tonnage.plans import Plan
+    from tonnage.script.advice import Asked
 
 SEARCH = "What may be chosen"
 
@@ -29,7 +39,7 @@ def _option(name: str, text: str, metavar: str, panel: str = SEARCH) -> Any:
 
 @with_request
 def plan(
-    model: Model,
+    model_or_command: ModelOrCommand,
     gpu: Gpu = None,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
@@ -50,6 +60,7 @@ def plan(
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Also run the frontier of memory and speed.", rich_help_panel=OUTPUT)
     ] = False,
+    timeout: Annotated[int, count("--timeout", "Seconds for each run of a script.", CARD)] = 900,
     torch: TorchVersion = None,
     offline: Offline = False,
     json: Json = False,
@@ -83,6 +94,23 @@ def plan(
             if path.exists() and not force:
                 raise UsageError(f"{path} exists; name another file, or add --force.")
     cluster = parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
+    if _is_command(model_or_command):
+        _refuse({"compare": compare, "find": find, "from": source, "save": save, "html": html, "pareto": pareto})
+        from tonnage.script.advice import Asked
+
+        asked = Asked(
+            command=model_or_command,
+            cluster=cluster,
+            said=_plan_alone(options),
+            only=words(only),
+            without=words(without),
+            allow=words(allow),
+            headroom=headroom / 100,
+            timeout_seconds=float(timeout),
+            torch_version=torch,
+        )
+        return _of_script(asked, json=json)
+    [model] = model_or_command
     settings, said = None, options
     if source is not None:
         from tonnage.exports import reading
@@ -132,6 +160,54 @@ def plan(
 
         write_text(save, planfile.text(solution.plans[0], gpu=str(cluster), gpu_memory_bytes=gpu_memory, model=model))
     return {"found": 0, "unknown": 3}.get(solution.status, 1)
+
+
+def _is_command(given: list[str]) -> bool:
+    """A command has several words, or is a program in a file; a model is one word.  Raises UsageError for neither."""
+    if len(given) == 1:
+        return "/" in given[0] and Path(given[0]).is_file() and os.access(given[0], os.X_OK)
+    if shutil.which(given[0]) is None and not Path(given[0]).is_file():
+        raise UsageError(
+            f"{given[0]!r} is no command that is found on PATH; give one MODEL, or a command after two dashes: "
+            "tonnage plan --gpu t4 -- python train.py"
+        )
+    return True
+
+
+def _refuse(given: dict[str, Any]) -> None:
+    """Options that say nothing about a script."""
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"--{name} is for a MODEL; a script is run as it is. Leave it out.")
+
+
+def _plan_alone(options: dict[str, Any]) -> "Plan":
+    """The Plan that was said.  Raises UsageError for options of the job, which the script itself says."""
+    from tonnage.planfile import not_defaults
+    from tonnage.plans import Plan
+
+    said = not_defaults(options)
+    of_plan = {item.name for item in fields(Plan)} - {"engine"}
+    for name in said:
+        if name not in of_plan:
+            raise UsageError(f"--{spelled(name)} is what the script itself says; change it there.")
+    return Plan(**said)
+
+
+def _of_script(asked: "Asked", *, json: bool) -> int:
+    from tonnage.cli import answer
+    from tonnage.cli.progress import progress
+    from tonnage.script.advice import advise
+
+    with progress(moving=False) as say:
+        found = advise(asked, say)
+    if json:
+        answer.print_json(found.to_json())
+    else:
+        from tonnage.report.script import render
+
+        answer.emit(render(found, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
+    return {"found": 0, "unknown": 3}.get(found.status, 1)
 
 
 def _methods(text: str | None) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Sets up the watch in a process of a dry-run.
 
 Environment: TONNAGE_OUT (folder for the traces), TONNAGE_STEPS (optimizer steps to run),
-TONNAGE_SOURCE, TONNAGE_ALONE (this process stands for its rank alone, see `ranks`).
+TONNAGE_SOURCE, TONNAGE_ALONE (this process stands for its rank alone, see `ranks`),
+TONNAGE_SETTINGS (see `script`).
 """
 
 import atexit
@@ -11,15 +12,18 @@ from types import ModuleType
 from . import native, outcome, ranks, untouched, values
 from .imports import after_import
 from .recording import Recording
+from .script import Script
 from .watch import Watch
 
 
 def install() -> None:
     """Wait for torch; a process that never imports it is left alone."""
-    after_import("torch", _torch_is_here)
+    script = Script()
+    script.listen()
+    after_import("torch", lambda torch: _torch_is_here(torch, script))
 
 
-def _torch_is_here(torch: ModuleType) -> None:
+def _torch_is_here(torch: ModuleType, script: Script) -> None:
     from torch.optim import optimizer
 
     ghost = native.load()
@@ -32,6 +36,7 @@ def _torch_is_here(torch: ModuleType) -> None:
     source = os.environ.get("TONNAGE_SOURCE", "ghost")
     recording = Recording(watch, os.environ["TONNAGE_OUT"], source, policy.assumed)
     watch.on_stop = recording.stop
+    watch.script = script
     watch.start()
     torch.cuda._lazy_call(lambda: untouched.keep(torch))
     torch.cuda._lazy_call(recording.begin)

@@ -20,6 +20,7 @@ from typing import Any
 
 from .imports import after_import
 from .native import Native
+from .script import Script
 from .sharded import elsewhere, unreduced
 
 MAX_EVENTS = 20_000_000
@@ -50,6 +51,7 @@ class Watch:
         self.ooms: list[dict[str, Any]] = []
         self.oom_marks: list[int] = []
         self.model: dict[str, Any] = {}
+        self.script: Script | None = None
         self.began = time.perf_counter()
         self._set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
         self._recording = False
@@ -197,6 +199,8 @@ class Watch:
         for parameter in parameters:
             self._parameters[id(parameter)] = weakref.ref(parameter)
         others, trainable_of_others = elsewhere(root)
+        if self.script is not None:
+            self.script.meet(root)
         total = sum(elements(parameter) for parameter in parameters) + others
         if total >= self.model.get("parameters", 0):
             self.model = {

@@ -66,6 +66,7 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
             "managed_bytes": native.managed_peak_bytes() if native is not None else 0,
         },
         "model": watch.model,
+        "script": {} if watch.script is None else watch.script.said,
         "assumed": assumed,
         "unknown_calls": native.unknown_calls() if native is not None else {},
         "seconds": seconds,

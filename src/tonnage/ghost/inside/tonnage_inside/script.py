@@ -1,0 +1,263 @@
+"""What a script says of itself while it trains: network, adapters, trainer and its arguments, batches, command line.
+
+Noted from the objects as they are built, never from the source.  `TONNAGE_SETTINGS`, a JSON object, puts values into
+TrainingArguments as they are made, or into what an Accelerator is given: what somebody would write there who follows
+an advice.
+"""
+
+import argparse
+import contextlib
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .imports import after_import
+
+
+class Script:
+    """Notes of one process, in `said`: plain values that JSON can hold."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, Any] = {}
+        self.settings: dict[str, Any] = json.loads(os.environ.get("TONNAGE_SETTINGS", "{}"))
+
+    def listen(self) -> None:
+        """Hear of everything from now on, whoever imports it and whenever."""
+        self._hear_parsers()
+        after_import("transformers.training_args", self._hear_arguments)
+        after_import("transformers.trainer", self._hear_trainer)
+        after_import("accelerate.accelerator", self._hear_accelerator)
+
+    def _hear_parsers(self) -> None:
+        """Options of the command line, of every parser that reads this process's own."""
+
+        def parsed(parser: Any, args: Any = None, *_: Any, **__: Any) -> None:
+            known = self.said.setdefault("options", {})
+            for action in parser._actions:
+                for name in action.option_strings:
+                    known[name] = {"dest": action.dest, "action": _kind(action), "nargs": action.nargs}
+
+        _before(argparse.ArgumentParser, "parse_known_args", parsed)
+
+    def _hear_arguments(self, module: ModuleType) -> None:
+        def made(arguments: Any) -> None:
+            for name, value in self.settings.items():
+                if hasattr(arguments, name):
+                    setattr(arguments, name, value)
+
+        _before(module.TrainingArguments, "__post_init__", made)
+
+    def _hear_trainer(self, module: ModuleType) -> None:
+        kind = module.Trainer
+        signature = inspect.signature(kind.__init__)
+
+        def begun(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            given = signature.bind_partial(trainer, *args, **kwargs).arguments
+            self._note_trainer(trainer, given.get("args"))
+            self._note_network(given.get("model"))
+
+        def built(trainer: Any, *_: Any, **__: Any) -> None:
+            self._note_trainer(trainer, trainer.args)
+            self._note_network(trainer.model)
+            self._note_accelerator(trainer.accelerator)
+
+        def stepped(trainer: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> None:
+            self.note_batch(inputs)
+
+        _before(kind, "__init__", begun)
+        _after(kind, "__init__", built)
+        _before(kind, "training_step", stepped)
+
+    def _hear_accelerator(self, module: ModuleType) -> None:
+        def built(accelerator: Any, *_: Any, **__: Any) -> None:
+            self._note_accelerator(accelerator)
+
+        def prepared(accelerator: Any, *things: Any, **__: Any) -> None:
+            for thing in things:
+                if hasattr(thing, "named_parameters") and hasattr(thing, "forward"):
+                    self._checkpoint(thing)
+                    self._note_network(thing)
+                    _with_words(thing, self.note_batch)
+                elif hasattr(thing, "param_groups"):
+                    self._fuse(thing)
+                    self.said["optimizer"] = _optimizer(thing)
+
+        _given(module.Accelerator, ("mixed_precision", "gradient_accumulation_steps"), self._of_a_loop())
+        _after(module.Accelerator, "__init__", built)
+        _before(module.Accelerator, "prepare", prepared)
+
+    def _of_a_loop(self) -> dict[str, Any]:
+        """Settings for a loop with an Accelerator; a Trainer's have other names, or go into its arguments."""
+        return self.settings if self.settings.get("of") == "loop" else {}
+
+    def _checkpoint(self, model: Any) -> None:
+        if self._of_a_loop().get("gradient_checkpointing") is True:
+            model.gradient_checkpointing_enable()
+        elif self._of_a_loop().get("gradient_checkpointing") is False:
+            model.gradient_checkpointing_disable()
+
+    def _fuse(self, optimizer: Any) -> None:
+        if self._of_a_loop().get("fused"):
+            for group in (optimizer.defaults, *optimizer.param_groups):
+                group.update(fused=True, foreach=False)
+
+    def _note_trainer(self, trainer: Any, arguments: Any) -> None:
+        kinds = type(trainer).__mro__[:-1]
+        self.said["trainer"] = [f"{kind.__module__}.{kind.__name__}" for kind in kinds]
+        if arguments is not None:
+            self.said["arguments"] = {"class": type(arguments).__name__, "values": _plain(arguments.to_dict())}
+            self.said["processes"] = arguments.world_size
+            self.said["cards_of_process"] = arguments.n_gpu
+
+    def _note_network(self, model: Any) -> None:
+        found = network(model)
+        if found is not None:
+            self.said["network"] = found
+
+    def _note_accelerator(self, accelerator: Any) -> None:
+        plugin = getattr(accelerator.state, "fsdp_plugin", None)
+        self.said["accelerator"] = {
+            "distributed": accelerator.distributed_type.value,
+            "mixed_precision": accelerator.mixed_precision,
+            "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
+            "processes": accelerator.num_processes,
+            "fsdp": None if plugin is None else _sharding(plugin),
+        }
+
+    def note_batch(self, inputs: Any) -> None:
+        """Shapes of one micro-batch; the largest that was seen stays."""
+        words = getattr(inputs, "get", lambda name: None)("input_ids")
+        shape = tuple(getattr(words, "shape", ()))
+        if len(shape) != 2:
+            return
+        batch = self.said.setdefault("batch", {"sequences": 0, "tokens": 0, "least_tokens": int(shape[1])})
+        batch["sequences"] = max(batch["sequences"], int(shape[0]))
+        batch["tokens"] = max(batch["tokens"], int(shape[1]))
+        batch["least_tokens"] = min(batch["least_tokens"], int(shape[1]))
+
+    def meet(self, root: Any) -> None:
+        """A module is called from outside any other: where nobody else tells, the largest is the network."""
+        with contextlib.suppress(Exception):
+            found = None if "trainer" in self.said or "accelerator" in self.said else network(root)
+            if found is not None and _elements(found) >= _elements(self.said.get("network", _NOTHING)):
+                self.said["network"] = found
+
+
+def network(model: Any) -> dict[str, Any] | None:
+    """Class, configuration, dtypes, adapters and quantization of a transformers network; None for any other."""
+    while type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+        model = model.module
+    adapters = getattr(model, "peft_config", None) if hasattr(model, "get_base_model") else None
+    base = model.get_base_model() if adapters else model
+    config: Any = getattr(base, "config", None)
+    if not hasattr(config, "to_dict") or not hasattr(base, "named_parameters"):
+        return None
+    trainable: dict[str, int] = {}
+    frozen: dict[str, int] = {}
+    for parameter in model.parameters():
+        counts = trainable if parameter.requires_grad else frozen
+        name = str(parameter.dtype).removeprefix("torch.")
+        counts[name] = counts.get(name, 0) + parameter.numel()
+    return {
+        "class": type(base).__name__,
+        "config": _plain(config.to_dict()),
+        "attention": getattr(config, "_attn_implementation", None),
+        "trainable": trainable,
+        "frozen": frozen,
+        "checkpointed": _is_checkpointed(base),
+        "adapters": _plain(next(iter(adapters.values())).to_dict()) if adapters else None,
+    }
+
+
+def _is_checkpointed(model: Any) -> bool:
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+_NOTHING: dict[str, Any] = {"trainable": {}, "frozen": {}}
+
+
+def _elements(found: dict[str, Any]) -> int:
+    elements: int = sum(found["trainable"].values()) + sum(found["frozen"].values())
+    return elements
+
+
+def _optimizer(optimizer: Any) -> dict[str, Any]:
+    defaults = optimizer.defaults
+    return {
+        "class": type(optimizer).__name__,
+        "fused": bool(defaults.get("fused")),
+        "foreach": defaults.get("foreach"),
+    }
+
+
+def _sharding(plugin: Any) -> dict[str, Any]:
+    return {
+        "version": getattr(plugin, "fsdp_version", 1),
+        "reshard_after_forward": _plain(plugin.reshard_after_forward),
+        "offload": bool(getattr(plugin.cpu_offload, "offload_params", plugin.cpu_offload)),
+        "activation_checkpointing": bool(plugin.activation_checkpointing),
+    }
+
+
+def _with_words(module: Any, hear: Callable[[Any], None]) -> None:
+    """Hear the named arguments of a module's calls."""
+
+    def called(_module: Any, _args: Any, kwargs: Any) -> None:
+        hear(kwargs)
+
+    module.register_forward_pre_hook(called, with_kwargs=True)
+
+
+def _before(kind: Any, name: str, hear: Callable[..., None]) -> None:
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.suppress(Exception):  # the script must run as it does alone, whatever it is made of
+            hear(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    setattr(kind, name, heard)
+
+
+def _after(kind: Any, name: str, hear: Callable[..., None]) -> None:
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        with contextlib.suppress(Exception):
+            hear(*args, **kwargs)
+        return result
+
+    setattr(kind, name, heard)
+
+
+def _given(kind: Any, names: tuple[str, ...], settings: dict[str, Any]) -> None:
+    """Have an object made with these settings in place of what it is given."""
+    said = {name: settings[name] for name in names if name in settings}
+    original = kind.__init__
+    if said:
+        kind.__init__ = functools.wraps(original)(lambda *args, **kwargs: original(*args, **{**kwargs, **said}))
+
+
+def _kind(action: argparse.Action) -> str:
+    """`store`, `store_true`, ... by argparse's own classes; of any other its name."""
+    return type(action).__name__.removeprefix("_").removesuffix("Action").lower()
+
+
+def _plain(value: Any) -> Any:
+    """As JSON holds it: sets as lists, everything unknown as text."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, set | frozenset):
+        return sorted(_plain(inner) for inner in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return getattr(value, "value", value)
+    return str(getattr(value, "value", value)).removeprefix("torch.")

@@ -1,0 +1,154 @@
+"""An Advice as text for a terminal: the script as it is and as advised, what to change, what to type."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tonnage.estimates import Estimate
+from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, Part, drawn, text, title
+from tonnage.report.plans import cost, saving, seconds
+from tonnage.script.advice import Advice
+from tonnage.script.changes import Change
+from tonnage.solution import Refused
+from tonnage.units import gib
+
+_VERDICTS: Final = {
+    "found": ("FITS", GOOD),
+    "too_large": ("DOES NOT FIT", BAD),
+    "unsupported": ("NOT POSSIBLE", BAD),
+    "unknown": ("NOT PLANNED", TIGHT),
+}
+
+
+def render(advice: Advice, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
+    """The report, `width` columns wide (at least 60, at most 200), ending in a newline."""
+    canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
+    return drawn(_parts(advice), canvas)
+
+
+def _parts(advice: Advice) -> Iterator[Part]:
+    yield _headline(advice)
+    yield title("The script, run")
+    yield Padding(_beside(advice), (0, 0, 0, 2))
+    yield from _changes(advice)
+    yield from _line(advice)
+    yield from _listed("Tried, and not advised", advice.failed)
+    yield from _listed("Techniques that its trainer has no setting for", advice.unexpressed)
+    yield from _notes(advice)
+
+
+def _headline(advice: Advice) -> Table:
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column()
+    word, style = _VERDICTS[advice.status]
+    rows.add_row(Text(word, style=style), text(_verdict(advice), "bold"))
+    rows.add_row("", text(advice.seen))
+    if advice.now is not None:
+        rows.add_row("", text(advice.now.words))
+    return rows
+
+
+def _verdict(advice: Advice) -> str:
+    if advice.why_not is not None:
+        return advice.why_not
+    if not advice.changes:
+        return "as it is: nothing to change" if advice.status == "found" else _left(advice)
+    if advice.status != "found":
+        return "with none of the settings that were tried"
+    return f"with {len(advice.changes)} change{'s' if len(advice.changes) > 1 else ''}" + (
+        "" if advice.before.fits else "; as it is, it does not"
+    )
+
+
+def _left(advice: Advice) -> str:
+    """Why there is no plan."""
+    found = advice.solution
+    if found is not None and found.nearest is not None:
+        return f"whatever its settings: {gib(found.nearest.missing_bytes)} missing, at least"
+    return found.refused[0].why if found is not None and found.refused else "no combination is left"
+
+
+def _beside(advice: Advice) -> Table:
+    """Both runs, one column each."""
+    runs = [advice.before] + ([advice.after.estimate] if advice.after is not None else [])
+    rows = Table.grid(padding=(0, 3))
+    rows.add_column()
+    for heading in ("as it is", "with the changes")[: len(runs)]:
+        rows.add_column(header=Text(heading, style="dim"), justify="right", no_wrap=True)
+    rows.show_header = True
+    rows.add_row("fits", *(_fits(run) for run in runs))
+    rows.add_row("peak of the process", *(_reached(run, run.peak.process_bytes) for run in runs))
+    rows.add_row("allocated", *(_reached(run, run.peak.allocated_bytes) for run in runs))
+    free = (run.cluster["capacity_bytes"] - run.peak.process_bytes for run in runs)
+    rows.add_row("free", *(gib(max(left, 0)) if run.fits else "-" for run, left in zip(runs, free, strict=True)))
+    if any(advice.step_seconds):
+        rows.add_row("a step (time model)", *(seconds(value) for value in advice.step_seconds[: len(runs)]))
+    return rows
+
+
+def _reached(run: Estimate, most: int) -> str:
+    """A peak; of a run that ended for want of memory, what it had come to."""
+    return gib(most) if run.fits else f"> {gib(most)}"
+
+
+def _fits(run: Estimate) -> Text:
+    return Text("yes", style=GOOD) if run.fits else Text("no", style=BAD)
+
+
+def _changes(advice: Advice) -> Iterator[Part]:
+    if not advice.changes:
+        return
+    yield title("What to change")
+    rows = Table.grid(padding=(0, 2))
+    for heading in ("setting", "saves", "costs", "why"):
+        justify: Any = "right" if heading in ("saves", "costs") else "left"
+        rows.add_column(
+            header=Text(heading, style="dim"), justify=justify, no_wrap=heading in ("saves", "costs"), overflow="fold"
+        )
+    rows.show_header = True
+    for change in advice.changes:
+        rows.add_row(_settings(change), saving(change.saves_bytes), cost(change.costs_seconds), text(change.why))
+    yield Padding(rows, (0, 0, 0, 2))
+
+
+def _settings(change: Change) -> Text:
+    return Text("\n").join(text(str(setting), "bold") for setting in change.settings)
+
+
+def _line(advice: Advice) -> Iterator[Part]:
+    if advice.after is None:
+        return
+    yield title("As it was run")
+    yield Padding(text(advice.after.line), (0, 0, 0, 2))
+    if advice.after.arguments:
+        yield Padding(text("and, in its own code (put there in this run):", "dim"), (0, 0, 0, 2))
+    for words in advice.after.in_code:
+        yield Padding(text(words), (0, 0, 0, 4))
+    for words in advice.after.not_taken:
+        yield Padding(text(words, TIGHT), (0, 0, 0, 2))
+
+
+def _listed(heading: str, found: tuple[Refused, ...]) -> Iterator[Part]:
+    if not found:
+        return
+    yield title(heading)
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=heading.startswith("Techniques"))
+    rows.add_column()
+    for refused in found:
+        rows.add_row(text(refused.what), text(refused.why, "dim"))
+    yield Padding(rows, (0, 0, 0, 2))
+
+
+def _notes(advice: Advice) -> Iterator[Part]:
+    notes = [] if advice.now is None else list(advice.now.notes)
+    notes += list(advice.before.notes)
+    if advice.changes and advice.now is not None:
+        notes.append("What a change saves and costs: the plan with it, less the plan as the script has it now.")
+        notes.append("Each step has as many sequences as before.")
+    for note in notes:
+        yield Padding(text(note, "dim"), (1 if note == notes[0] else 0, 0, 0, 0))

@@ -1,0 +1,182 @@
+"""From what a script does to what a plan says: which settings to change, and what each of them is for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from tonnage.engines import hf_trainer
+from tonnage.errors import CannotEstimate
+from tonnage.script.command import can_say, flag
+from tonnage.script.facts import Facts, Understood, checkpointing_word
+from tonnage.search.depth import Need
+from tonnage.search.pricing import priced
+from tonnage.search.reasons import DOES
+from tonnage.solution import Candidate
+
+if TYPE_CHECKING:
+    from tonnage.search.memory import Ghosts
+    from tonnage.search.space import Question
+
+Where = Literal["flag", "argument", "environment"]
+
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "allocator": ("allocator",),
+    "optimizer": ("optimizer",),
+    "precision": ("precision",),
+    "shard": ("shard", "param_offload"),
+    "checkpointing": ("checkpointing", "activation_offload"),
+    "batch": ("micro_batch", "grad_accum"),
+}
+"""Options of Job and Plan that change together, because the script's settings say them together."""
+
+WHY: Final[Mapping[str, str]] = {
+    **DOES,
+    "precision": "matrix products run in fewer bits: rounds differently",
+    "batch": "as many sequences a step, in other portions",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting of the script."""
+
+    name: str
+    """Of TrainingArguments, or of the environment."""
+    before: Any
+    """What it is now."""
+    after: Any
+    """What it should be; None: left out."""
+    where: Where
+    """`flag`: on the command line; `argument`: where the script makes its arguments; `environment`."""
+    flag: str | None = None
+    """As the command line calls it."""
+
+    def __str__(self) -> str:
+        name = self.flag if self.where == "flag" else self.name
+        if self.where == "environment":
+            return f"{name}={self.after}"
+        return f"{name}: {_shown(self.before)} -> {_shown(self.after)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What changes together, and what for."""
+
+    technique: str
+    """A key of GROUPS."""
+    settings: tuple[Setting, ...]
+    """In the script's own words."""
+    why: str
+    """What it does."""
+    saves_bytes: int | None
+    """Peak process memory of the plan with this as the script has it now, less that of the plan; None: not run."""
+    costs_seconds: float | None
+    """Seconds of a step, likewise the other way round: negative where the change is faster; None: not known."""
+
+
+def changes(
+    now: Understood, best: Candidate, facts: Facts, question: Question, ghosts: Ghosts, command: Sequence[str]
+) -> tuple[Change, ...]:
+    """All that lies between the script and a plan, each taken back on its own and run again."""
+    groups = [name for name in GROUPS if _taken_back(name, now, best) != best]
+    without = [_taken_back(name, now, best) for name in groups]
+    needs = ghosts.need([best, *without], question.cluster)
+    found = []
+    for name, candidate, need in zip(groups, without, needs[1:], strict=True):
+        settings = tuple(_settings(name, candidate, best, facts, command))
+        saved = None
+        if isinstance(need, Need) and isinstance(needs[0], Need):
+            saved = need.process_bytes - needs[0].process_bytes
+        if settings:
+            found.append(
+                Change(
+                    technique=name,
+                    settings=settings,
+                    why=WHY[name],
+                    saves_bytes=saved,
+                    costs_seconds=_difference(best, candidate, question),
+                )
+            )
+    return tuple(found)
+
+
+def _taken_back(group: str, now: Understood, best: Candidate) -> Candidate:
+    """The plan with the options of one group as the script has them."""
+    job, plan = best.job, best.plan
+    for name in GROUPS[group]:
+        if hasattr(plan, name):
+            plan = replace(plan, **{name: getattr(now.plan, name)})
+        else:
+            job = replace(job, **{name: getattr(now.job, name)})
+    return Candidate(job=job, plan=plan)
+
+
+def seconds(candidate: Candidate, question: Question) -> float | None:
+    """Of a step, by the time model; None where it knows nothing of the network or the card."""
+    try:
+        timing = priced(candidate, question.cluster).timing
+    except CannotEstimate:
+        return None
+    return None if timing is None else timing.step_seconds
+
+
+def _difference(best: Candidate, without: Candidate, question: Question) -> float | None:
+    after, before = seconds(best, question), seconds(without, question)
+    return None if after is None or before is None else after - before
+
+
+def _settings(
+    group: str, without: Candidate, best: Candidate, facts: Facts, command: Sequence[str]
+) -> Iterator[Setting]:
+    if group == "allocator":
+        yield Setting(
+            name="PYTORCH_ALLOC_CONF",
+            before=facts.allocator_settings or None,
+            after=",".join(filter(None, [facts.allocator_settings, "expandable_segments:True"])),
+            where="environment",
+        )
+        return
+    before, after = said(without, facts), said(best, facts)
+    for name in dict.fromkeys([*before, *after]):
+        value = after.get(name)
+        nothing = not value and (name.endswith("_kwargs") or facts.settings.get(name) is None)
+        if before.get(name) != value and not nothing:
+            yield _setting(name, value, facts, command)
+
+
+def said(candidate: Candidate, facts: Facts) -> dict[str, Any]:
+    """Settings that say so much of a plan: TrainingArguments; of a loop with accelerate, what stands for them."""
+    job, plan = candidate.job, candidate.plan
+    if not facts.is_loop:
+        return hf_trainer.arguments(job, plan, checkpointing_word(facts))
+    return {
+        "per_device_train_batch_size": job.micro_batch,
+        "gradient_accumulation_steps": job.grad_accum,
+        "mixed_precision": plan.compute_dtype if plan.precision.endswith("-mixed") else "no",
+        "gradient_checkpointing": plan.checkpointing == "full",
+        "fused": plan.optimizer == "adamw-fused",
+    }
+
+
+def _setting(name: str, value: Any, facts: Facts, command: Sequence[str]) -> Setting:
+    known = [word for word in _aliases(name) if flag(word, facts.options, command) is not None]
+    called = next((word for word in known if flag(word, facts.options, command) in command), next(iter(known), name))
+    where: Where = "flag" if can_say(called, value, facts.options, command) else "argument"
+    return Setting(
+        name=called,
+        before=facts.settings.get(name),
+        after=value,
+        where=where,
+        flag=flag(called, facts.options, command) if where == "flag" else None,
+    )
+
+
+def _aliases(name: str) -> tuple[str, ...]:
+    """transformers' two names of checkpointing: a command line may know the older one only."""
+    return (name, name.replace("activation_", "gradient_"))
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)

@@ -1,0 +1,148 @@
+"""What is advised: settings in the script's own words, tried, read back."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from notes import facts
+
+import estimates
+from solutions import Formula
+from tonnage.device import parse_cluster
+from tonnage.errors import TrialFailed
+from tonnage.plans import Plan
+from tonnage.report.script import render
+from tonnage.script import advice
+from tonnage.script.advice import Asked, advise
+from tonnage.units import GIB
+
+COMMAND = ["python", "train.py", "--per_device_train_batch_size", "4"]
+OPTIONS = {
+    f"--{name}": {"dest": name, "action": "store", "nargs": None}
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "optim", "activation_checkpointing")
+}
+
+
+class Scripts:
+    """Stands where scripts are run: answers with notes, the second time with the settings that were given."""
+
+    def __init__(self, first: Any, *peaks: int) -> None:
+        self.first, self.peaks = first, list(peaks)
+        self.asked: list[tuple[list[str], dict[str, str]]] = []
+
+    def __call__(self, asked: Any, command: list[str], variables: Any, progress: Any) -> Any:
+        self.asked.append((command, dict(variables)))
+        peak = self.peaks[len(self.asked) - 1]
+        found = estimates.fitting()
+        cluster = {**found.cluster, "capacity_bytes": asked.cluster.device.capacity_bytes}
+        fits = peak <= asked.cluster.device.capacity_bytes
+        estimate = replace(found, fits=fits, cluster=cluster, peak=replace(found.peak, process_bytes=peak))
+        if len(self.asked) == 1:
+            return estimate, self.first
+        words = dict(zip(command[2::2], command[3::2], strict=True))
+        plain = {name.removeprefix("--"): int(v) if v.isdigit() else v == "True" or v for name, v in words.items()}
+        settings = {**self.first.settings, **plain}
+        said = {**self.first.said, "arguments": {"class": "TrainingArguments", "values": settings}}
+        allocator = variables.get("PYTORCH_ALLOC_CONF", "")
+        return estimate, replace(self.first, said=said, allocator_settings=allocator)
+
+
+class Ghosts(Formula):
+    """The formula, behind the face of a context manager."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+    def __enter__(self) -> "Ghosts":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        return None
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def ran(first: Any, *peaks: int, gpu: str = "a100-80gb", command: list[str] = COMMAND, **asked: Any) -> Any:
+        scripts = Scripts(first, *peaks)
+        monkeypatch.setattr(advice, "_run", scripts)
+        monkeypatch.setattr(advice, "Ghosts", Ghosts)
+        found = advise(Asked(command=command, cluster=parse_cluster(gpu), said=Plan(), **asked))
+        return found, scripts
+
+    return ran
+
+
+def test_a_script_that_does_not_fit_gets_flags_and_is_run_again(run):
+    found, scripts = run(facts(options=OPTIONS), 90 * GIB, 30 * GIB)
+    assert found.status == "found"
+    assert [setting.where for change in found.changes for setting in change.settings].count("environment") == 1
+    command, variables = scripts.asked[1]
+    assert variables == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    words = dict(zip(command[2::2], command[3::2], strict=True))
+    rows, times = int(words["--per_device_train_batch_size"]), int(words.get("--gradient_accumulation_steps", 2))
+    assert rows * times == 8
+    assert words["--optim"] == "adamw_torch_fused"
+    assert found.after.not_taken == ()
+    savings = [change.saves_bytes for change in found.changes]
+    assert savings == sorted(savings, reverse=True)
+    document = found.to_json()
+    assert document["status"] == "found"
+    assert document["script"]["after_command"] == command
+    assert all("accum-sync" not in one.what for one in found.unexpressed)
+    assert any(one.what == "loss=chunked" for one in found.unexpressed)
+
+
+def test_settings_without_a_flag_are_put_where_the_arguments_are_made(run):
+    found, scripts = run(facts(), 90 * GIB, 30 * GIB, command=["python", "train.py"])
+    assert scripts.asked[1][0] == ["python", "train.py"]
+    assert '"optim": "adamw_torch_fused"' in scripts.asked[1][1]["TONNAGE_SETTINGS"]
+    assert any(
+        "optim was given as adamw_torch_fused" in words for words in found.after.not_taken
+    )  # this one ignores it
+    assert "TrainingArguments(optim='adamw_torch_fused')" in render(found)
+
+
+def test_a_plan_that_the_script_does_not_carry_is_followed_by_a_smaller_one(run):
+    found, scripts = run(facts(options=OPTIONS), 90 * GIB, 80 * GIB, 30 * GIB)
+    assert found.status == "found"
+    assert len(scripts.asked) == 3
+    assert [refused.why for refused in found.failed] == ["does not fit: 80.00 GiB in the script itself"]
+
+
+def test_nothing_is_advised_that_was_not_carried(run):
+    found, _ = run(facts(options=OPTIONS), 90 * GIB, *[80 * GIB] * 3)
+    assert (found.status, found.after) == ("too_large", None)
+    assert len(found.failed) == 2  # after that, by what the script needed more than its plan, nothing is left
+
+
+def test_a_script_that_fails_with_the_changes(run, monkeypatch):
+    scripts = Scripts(facts(options=OPTIONS), 90 * GIB)
+
+    def second(*given: Any) -> Any:
+        if scripts.asked:
+            raise TrialFailed("unrecognized arguments: --optim")
+        return scripts(*given)
+
+    monkeypatch.setattr(advice, "_run", second)
+    monkeypatch.setattr(advice, "Ghosts", Ghosts)
+    found = advise(Asked(command=COMMAND, cluster=parse_cluster("a100-80gb"), said=Plan()))
+    assert (found.status, found.failed[0].why) == ("too_large", "unrecognized arguments: --optim")
+
+
+def test_a_loop_of_its_own_gets_what_needs_no_flags(run):
+    found, scripts = run(facts(trainer=None, accelerator=None), 90 * GIB, 70 * GIB)
+    assert found.status == "unknown"
+    assert scripts.asked[1] == (COMMAND, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+    text = render(found)
+    assert "NOT PLANNED" in text
+    assert "neither a Trainer nor an Accelerator" in text
+
+
+def test_the_report_shows_both_runs(run):
+    found, _ = run(facts(options=OPTIONS), 90 * GIB, 30 * GIB)
+    text = render(found)
+    assert "FITS  with" in text
+    assert "as it is, it does not" in text
+    assert "90.00 GiB" in text
+    assert "30.00 GiB" in text
+    assert "env PYTORCH_ALLOC_CONF=expandable_segments:True python train.py" in " ".join(text.split())

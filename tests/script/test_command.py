@@ -1,0 +1,55 @@
+"""Command lines with other values, by the options that the script's own parser told."""
+
+import pytest
+
+from tonnage.script.command import can_say, flag, with_value
+
+
+def stored(dest, nargs=None):
+    return {"dest": dest, "action": "store", "nargs": nargs}
+
+
+OPTIONS = {
+    "--batch": stored("batch"),
+    "-b": stored("batch"),
+    "--bf16": stored("bf16", "?"),
+    "--packing": stored("packing", "?"),
+    "--no_packing": {"dest": "packing", "action": "storefalse", "nargs": 0},
+    "--fast": {"dest": "fast", "action": "storetrue", "nargs": 0},
+    "--kwargs": stored("kwargs"),
+    "--learning_rate": stored("learning_rate"),
+    "--learning-rate": stored("learning_rate"),
+}
+
+
+def changed(command, name, value):
+    return " ".join(with_value(command.split(), name, value, OPTIONS))
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value", "after"),
+    [
+        ("python x.py --batch 4 --fast", "batch", 8, "python x.py --batch 8 --fast"),
+        ("python x.py --batch=4 --fast", "batch", 8, "python x.py --batch 8 --fast"),
+        ("python x.py", "batch", 8, "python x.py --batch 8"),
+        ("python x.py --bf16 --fast", "bf16", False, "python x.py --bf16 False --fast"),
+        ("python x.py --bf16 True", "bf16", None, "python x.py"),
+        ("python x.py --batch 1 --batch 2", "batch", 3, "python x.py --batch 3"),
+        ("python x.py --fast", "fast", False, "python x.py"),
+        ("python x.py", "fast", True, "python x.py --fast"),
+        ("python x.py --learning-rate 1", "learning_rate", 2, "python x.py --learning-rate 2"),
+        ("python x.py", "kwargs", {"a": 1}, 'python x.py --kwargs {"a": 1}'),
+    ],
+)
+def test_a_value_is_changed_where_it_stands(command, name, value, after):
+    assert can_say(name, value, OPTIONS, command.split())
+    assert changed(command, name, value) == after
+
+
+@pytest.mark.parametrize(("name", "value"), [("unknown", 1), ("fast", False), ("batch", None)])
+def test_what_no_flag_can_say(name, value):
+    assert not can_say(name, value, OPTIONS, ["python", "x.py"])
+
+
+def test_the_flag_that_switches_off_is_not_the_name():
+    assert flag("packing", OPTIONS) == "--packing"
