@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.time import regret
 from benchmarks.time.calibration import CALIBRATIONS, calibrated, known, leaving_out, toml, with_interval
 from benchmarks.time.fit import errors, summary
-from benchmarks.time.rows import PUBLISHED, Row, load, own
+from benchmarks.time.rows import PUBLISHED, Row, load, own, own_stacks
 
 PUBLISHED_ERRORS = {
     "vTrain, one machine": "vTrain 8.4 % (mean)",
@@ -51,6 +51,7 @@ def main() -> int:
         _regret([row for row in rows if row.software == "nanotron"], options.kept)
     else:
         _report(rows, options.kept)
+        _other_kinds()
         _left_out(left)
     return 0
 
@@ -114,6 +115,12 @@ def _groups(pairs: Iterable[tuple[Row, float]]) -> dict[str, list[tuple[Row, flo
     for row, error in pairs:
         found[_group(row)].append((row, error))
     return dict(found)
+
+
+def _other_kinds() -> None:
+    print("\n| own H200, other kinds (not calibrated) | predicted / measured |\n|---|---:|")
+    for case, error in own_stacks():
+        print(f"| {case} | {1 + error:.2f} |")
 
 
 def _left_out(left: dict[str, dict[str, int]]) -> None:

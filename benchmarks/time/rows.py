@@ -16,6 +16,7 @@ from typing import Any
 from benchmarks.time.networks import shape_of
 
 from tonnage.axes import Axes
+from tonnage.costs.answer import price
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 from tonnage.device import Cluster, find_device
@@ -330,24 +331,43 @@ def own(path: Path = OWN) -> tuple[list[Row], dict[str, int]]:
     """Our own H200's steps in transformers' eager code; and those left out by reason."""
     rows: list[Row] = []
     left: dict[str, int] = {}
-    cluster = Cluster(device=find_device("h200"))
-    for raw in read(path):
-        if not raw.get("timing"):
-            continue
+    for raw in _timed(path):
         try:
-            rows.append(_own(raw, cluster))
+            rows.append(_own(raw))
         except TonnageError as error:
             reason = str(error).split(";")[0]
             left[reason] = left.get(reason, 0) + 1
     return rows, left
 
 
-def _own(raw: Raw, cluster: Cluster) -> Row:
+H200 = Cluster(device=find_device("h200"))
+
+
+def _timed(path: Path) -> list[Raw]:
+    return [raw for raw in read(path) if raw.get("timing")]
+
+
+def _asked(raw: Raw) -> tuple[Job, Plan]:
     job = dict(raw["job"])
     model = ModelRef(**job.pop("model"))
-    asked = Job(model=model, **{name: tuple(v) if isinstance(v, list) else v for name, v in job.items()})
-    work = Work.of(asked, Plan(**raw["plan"]), cluster)
+    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in job.items()}
+    return Job(model=model, **lists), Plan(**raw["plan"])
+
+
+def _own(raw: Raw) -> Row:
+    job, plan = _asked(raw)
     return Row(
-        source="own H200", software="eager", model=model.name, cluster_name="h200", shape=Shape.of(model.config),
-        work=work, cluster=cluster, seconds=raw["timing"]["median_seconds"], raw=raw,
+        source="own H200", software="eager", model=job.model.name, cluster_name="h200",
+        shape=Shape.of(job.model.config), work=Work.of(job, plan, H200), cluster=H200,
+        seconds=raw["timing"]["median_seconds"], raw=raw,
     )  # fmt: skip
+
+
+def own_stacks(path: Path = OWN) -> list[tuple[str, float]]:
+    """Case and error (predicted / measured - 1) of our own steps of networks of other kinds, not calibrated."""
+    asked = [(raw, *_asked(raw)) for raw in _timed(path)]
+    return [
+        (raw["case"], price(job, plan, H200).step_seconds / raw["timing"]["median_seconds"] - 1)
+        for raw, job, plan in asked
+        if job.model.config.get("model_type") in ("vit", "t5")
+    ]

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from tonnage.costs.shape import Shape
 from tonnage.costs.software import software_of
-from tonnage.costs.timing import Timing, timing
+from tonnage.costs.stacks import stacks
+from tonnage.costs.timing import Timing, timing, together
 from tonnage.costs.work import Work
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate
@@ -40,7 +40,27 @@ def price(job: Job, plan: Plan, cluster: Cluster) -> Timing:
     """The Timing of a job's step.  Raises CannotEstimate where a network, a card or a link is not known."""
     if job.model.kind != "config":
         raise CannotEstimate("The time of a network that a factory builds is not known; its memory is.")
-    return timing(Shape.of(job.model.config), Work.of(job, plan, cluster), cluster, software_of(plan.engine))
+    work, code = Work.of(job, plan, cluster), software_of(plan.engine)
+    found = stacks(job)
+    if found[0].shape.vocab and len(found) == 1:
+        return timing(found[0].shape, work, cluster, code)
+    layout = work.axes
+    if max(layout.tp, layout.pp, layout.cp, layout.ep) > 1:
+        kind = job.model.config["model_type"]
+        raise CannotEstimate(f"The time of a {kind!r} network divided otherwise than by its data is not known.")
+    timings = [
+        timing(
+            one.shape,
+            replace(work, seq_len=one.seq_len, micro_batch=work.micro_batch * one.sequences, packing=1),
+            cluster,
+            code,
+        )
+        for one in found
+    ]
+    last = found[-1]
+    tokens = last.seq_len * last.sequences * work.micro_batch * work.grad_accum
+    names = ", ".join(one.name for one in found)
+    return together(timings, tokens, f"time: of {names}, one after the other; tokens are those of {last.name}")
 
 
 def as_time(known: Timing) -> dict[str, Any]:

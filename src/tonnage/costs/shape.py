@@ -97,6 +97,8 @@ class Shape:
     """Of latent attention's key: the part that is rotated, shared by all heads."""
     keeps_scores: bool = False
     """Whether scores are capped or get sinks, for which transformers' code has no attention that keeps none."""
+    biased_scores: bool = False
+    """Whether scores get a bias, which of the attentions that keep none only the efficient one adds."""
     window: int | None = None
     """Tokens that a windowed layer sees; None: all."""
     window_fraction: float = 0.0
@@ -112,7 +114,7 @@ class Shape:
         kind = config.get("model_type")
         reader = {
             **dict.fromkeys(_LLAMA_LIKE, _llama),
-            **{"gpt2": _gpt2, "gpt_neox": _neox, "opt": _opt, "phi": _phi, "bert": _bert},
+            **{"gpt2": _gpt2, "gpt_neox": _neox, "opt": _opt, "phi": _phi, "bert": _bert, "modernbert": _modernbert},
         }.get(str(kind))
         if reader is None:
             raise CannotEstimate(
@@ -326,6 +328,30 @@ def _bert(config: Mapping[str, Any]) -> Shape:
         positions=config.get("max_position_embeddings", 512) + config.get("type_vocab_size", 2),
         biases="all",
         extra_parameters=head,  # the norm after the embedding stands for the final one that BERT has not
+    )
+
+
+def _modernbert(config: Mapping[str, Any]) -> Shape:
+    """ModernBERT, whose configurations may leave out what is usual; two of three layers see a window."""
+    h, heads = config.get("hidden_size", 768), config.get("num_attention_heads", 12)
+    vocab, every = config.get("vocab_size", 50368), config.get("global_attn_every_n_layers", 3)
+    return Shape(
+        layers=config.get("num_hidden_layers", 22),
+        hidden=h,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=h // heads,
+        value_dim=h // heads,
+        intermediate=config.get("intermediate_size", 1152),
+        gated=True,
+        vocab=vocab,
+        tied=bool(config.get("tie_word_embeddings", True)),
+        causal=False,
+        rms_norm=False,
+        biased_scores=True,  # the window is a mask
+        window=config.get("local_attention", 128),
+        window_fraction=1 - 1 / every,
+        extra_parameters=h * h + vocab,  # the head's own layer, and the bias of the words
     )
 
 
