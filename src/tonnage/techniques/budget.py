@@ -1,8 +1,9 @@
 """Checkpointing under a budget: `budget=SIZE` bytes of activations on each rank, at any moment.
 
 Layers are measured where they run: in the first micro-batch, whose layers are all checkpointed, the first layer of
-each kind runs once more with nothing recorded but the sizes of what it would have kept.  After it the most is kept
-that the budget allows (`choose`), and all further micro-batches run so.
+each kind runs once more with nothing recorded but its operations and what autograd would have kept (`replay`).  Of
+these follows what each further byte saves in that layer (`frontier`); after the micro-batch each layer gets the way
+that takes the fewest seconds in all within the budget (`layerwise`), and all further micro-batches run so.
 
 What is counted is what the report calls activations: kept for backward by layers (with the casts of their weights
 that autocast makes), by what comes before and after them, and by layers while they run again.  Casts of checkpointed
@@ -19,84 +20,83 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.errors import CannotEstimate
-from tonnage.techniques.checkpointing import layer_lists_of, saved_ops, selective_contexts
-from tonnage.techniques.technique import Technique
+from tonnage.techniques.checkpointing import layer_lists_of
+from tonnage.techniques.frontier import frontier, held_again, run_again
+from tonnage.techniques.layerwise import Network, Way, choose
+from tonnage.techniques.technique import Refusal, Technique
 from tonnage.units import parse_bytes, size
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plans import Plan
     from tonnage.step import Step
+    from tonnage.techniques.replay import Layer
 
-BLOCK_BYTES: Final = 512
-"""The caching allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)."""
-
-WAYS: Final = ("full", "selective", "none")
-"""How a layer may be checkpointed, from the fewest bytes kept to the most."""
+FINE: Final = 1 / 100
+"""Ways of a layer that differ by less than this part of its seconds are not told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerBytes:
-    """What one layer keeps for backward, by the way in which it is checkpointed, and what it needs to run again."""
+class Measured:
+    """One layer: what it runs, and the bytes around that."""
 
-    full: int
-    """Checkpointed: its input."""
-    selective: int
-    """Checkpointed, with the results of matrix products and attention kept."""
-    none: int
-    """Not checkpointed."""
+    layer: Layer
+    """Its operations and the memory that they make."""
+    given: int
+    """Bytes of its input."""
+    saved: int
+    """Bytes that autograd keeps where the layer is not checkpointed."""
     again: int
-    """Most held while the checkpointed layer runs again."""
-    idle: int
-    """Results that `selective` keeps though nothing in the backward needs them."""
-
-    def kept(self, way: str) -> int:
-        """Bytes from forward to backward under one of WAYS."""
-        return int(getattr(self, way))
+    """Most held for backward while the layer runs again: its input and all that autograd saves."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetworkBytes:
-    """What a forward pass keeps for backward: layer by layer, and around them."""
+@dataclass(frozen=True)
+class Checkpointed:
+    """A layer that runs again, but for some of its pieces."""
 
-    layers: tuple[LayerBytes, ...]
-    """In the order in which they run forward."""
-    before: int
-    """Kept until the backward is through the layers: embeddings' inputs, masks, positions."""
-    after: int
-    """Kept by what runs after the layers (head and loss), gone when backward comes to them."""
+    measured: Measured
+    """The layer."""
+    kept: frozenset[int]
+    """The pieces that are kept besides the input."""
+    again: frozenset[int]
+    """The pieces that run."""
 
-    def peak(self, ways: Sequence[str]) -> int:
-        """Most bytes held at any moment: at the end of the forward, or while a layer runs again."""
-        held, peak = self.before, 0
-        for layer, way in zip(self.layers, ways, strict=True):
-            if way != "none":
-                peak = max(peak, held + layer.again + (layer.idle if way == "selective" else 0))
-            held += layer.kept(way)
-        return max(peak, held + self.after)
+    @property
+    def flops(self) -> float:
+        """Floating-point operations that run again."""
+        return sum(self.measured.layer.flops[index] for index in self.again)
 
 
-def choose(network: NetworkBytes, budget_bytes: int) -> tuple[str, ...] | None:
-    """The way for each layer that keeps the most within the budget; None if even the fewest bytes are too many.
+def ways(measured: Measured) -> tuple[Way, ...]:
+    """How a layer may be treated, from the fewest bytes kept to everything, whose `what` is None.
 
-    First matrix products and attention are kept (they take most of a layer's time) in as many layers as possible,
-    then everything else.  The last layers come first: when they run again in backward, nothing behind them is held
-    any more, so that checkpointing the last one would never lower the peak.
+    Without anything kept all runs again, up to where everything is there that backward needs.
     """
-    count = len(network.layers)
-    ways = ["full"] * count
-    if network.peak(ways) > budget_bytes:
-        return None
-    for way in WAYS[1:]:
-        for index in reversed(range(count)):
-            layer, before = network.layers[index], ways[index]
-            if way == "selective" and layer.selective >= layer.none:
-                continue
-            ways[index] = way
-            if network.peak(ways) > budget_bytes:
-                ways[index] = before
-                break
-    return tuple(ways)
+    pieces, given = measured.layer.pieces, measured.given
+    end = max((index + 1 for index, piece in enumerate(pieces) if piece.saved), default=0)
+    seconds = sum(piece.seconds for piece in pieces[:end])
+    found = [Way(given, measured.again, seconds, Checkpointed(measured, frozenset(), frozenset(range(end))))]
+    saved = held_again(pieces, frozenset())
+    for point in frontier(pieces):
+        if given + point.bytes < measured.saved and point.seconds <= found[-1].seconds - FINE * seconds:
+            idle = held_again(pieces, point.kept) - saved
+            kept = Checkpointed(measured, point.kept, run_again(pieces, point.kept))
+            found.append(Way(given + point.bytes, measured.again + idle, point.seconds, kept))
+    return (*found, Way(measured.saved, None, 0.0))
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Ranks choose each for itself, which must be the same wherever they exchange something inside a layer."""
+    if plan.ep > 1:
+        return Refusal(
+            technique=f"checkpointing={plan.checkpointing}",
+            reason="with experts divided each rank gets other tokens, and would choose another way than its peers",
+            instead="choose checkpointing selective",
+        )
+    return None
 
 
 def apply(step: Step) -> Step:
@@ -110,19 +110,20 @@ class _Budget:
 
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
-        self.ways: tuple[str, ...] | None = None
+        self.chosen: tuple[Way, ...] | None = None
         """Of each layer; None while the first micro-batch measures."""
-        self.kinds: dict[Any, LayerBytes] = {}
+        self.kinds: dict[Any, tuple[Way, ...]] = {}
         """What was measured, by what makes layers alike."""
-        self.layers: dict[int, LayerBytes] = {}
+        self.layers: dict[int, tuple[Way, ...]] = {}
         """By index, in the order in which they ran."""
         self.inputs, self.before, self.after = _Storages(), _Storages(), _Storages()
         self.last = 0
+        self.module: nn.Module | None = None
 
     def install(self, module: nn.Module) -> nn.Module:
         """Have every layer ask this budget how it is to run."""
         layers = [layer for found in layer_lists_of(module) for layer in found]
-        self.last = len(layers) - 1
+        self.last, self.module = len(layers) - 1, module
         for index, layer in enumerate(layers):
             layer.forward = partial(self.run, index, layer, layer.forward)  # type: ignore[method-assign]
         return module
@@ -132,7 +133,7 @@ class _Budget:
         """Around forward and backward of each micro-batch: in the first, note what is kept outside the layers."""
         from torch.autograd.graph import saved_tensors_hooks
 
-        if self.ways is not None:
+        if self.chosen is not None:
             yield
             return
         with saved_tensors_hooks(self._note_outside, lambda tensor: tensor):
@@ -146,22 +147,22 @@ class _Budget:
 
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        if self.ways is None:
+        if self.chosen is None:
             self.layers[index] = self._measured(layer, forward, args, kwargs)
-        way = "full" if self.ways is None else self.ways[index]
-        if way == "none":
+        what = self.layers[index][0].what if self.chosen is None else self.chosen[index].what
+        if what is None:
             return forward(*args, **kwargs)
-        options = {"context_fn": selective_contexts()} if way == "selective" else {}
+        options = {"context_fn": partial(_contexts, what)} if what.kept else {}
         return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **options)
 
-    def _measured(self, layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> LayerBytes:
+    def _measured(self, layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Way, ...]:
         given = _tensors((args, kwargs))
         self.inputs.add(given[0])
         for tensor in given[1:]:  # masks and positions: the same for many layers
             self.before.add(tensor)
         kind = (type(layer), *(_looks(tensor) for tensor in [*layer.parameters(), *given]))
         if kind not in self.kinds:
-            self.kinds[kind] = _measure(layer, forward, args, kwargs)
+            self.kinds[kind] = ways(measure(layer, forward, args, kwargs))
         return self.kinds[kind]
 
     def _note_outside(self, tensor: Tensor) -> Tensor:
@@ -170,68 +171,89 @@ class _Budget:
 
     def _decide(self) -> None:
         """After a backward, when whatever is still alive was not kept for it."""
-        order = sorted(self.layers)
-        network = NetworkBytes(
+        network = Network(
             layers=tuple(self.layers.values()),
             before=self.before.gone_bytes(self.inputs),
             after=self.after.gone_bytes(self.inputs),
         )
         chosen = choose(network, self.budget_bytes)
         if chosen is None:
-            least = network.peak(["full"] * len(order))
             raise CannotEstimate(
-                f"Activations need at least {size(least)} with every layer checkpointed, and the budget is "
+                f"Activations need at least {size(network.least)} with every layer checkpointed, and the budget is "
                 f"{size(self.budget_bytes)}; choose a larger budget, shorter sequences or a smaller micro-batch."
             )
         by_index = dict(zip(self.layers, chosen, strict=True))
-        self.ways = tuple(by_index[index] for index in order)
+        self.chosen = tuple(by_index[index] for index in sorted(by_index))
+        assert self.module is not None
+        self.module.run_again = summary(network, chosen)  # read by whoever writes the Trace
 
 
-def _measure(layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> LayerBytes:
+def summary(network: Network, chosen: Sequence[Way]) -> dict[str, Any]:
+    """What a choice comes to, for one micro-batch."""
+    again = [way.what for way in chosen if way.what is not None]
+    all_seconds = sum(found[0].seconds for found in network.layers)
+    return {
+        "peak_bytes": network.peak(chosen),
+        "seconds_fraction": sum(way.seconds for way in chosen) / all_seconds if all_seconds else 0.0,
+        "flops": sum(what.flops for what in again),
+        "full_flops": sum(found[0].what.flops for found in network.layers),
+        "layers": len(chosen),
+        "layers_again": len(again),
+        "layers_in_part": sum(1 for what in again if what.kept),
+    }
+
+
+def _contexts(what: Checkpointed) -> Any:
+    from tonnage.techniques import replay
+
+    return replay.contexts(what.measured.layer, replay.decisions(what.measured.layer, what.kept))
+
+
+def measure(layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Measured:
     """Run a layer once and let go of everything: what dies with its graph is what it would have kept."""
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
+    from tonnage.techniques import prices, replay
+
     given = _tensors((args, kwargs))
-    owned = [*layer.parameters(), *layer.buffers()]
-    saved, results = _Storages(), _Storages()
-    devices = [given[0].device] if given[0].device.type != "cpu" else []
+    device = given[0].device
+    saved = _Storages()
+    writing = replay.Writing([*layer.parameters(), *layer.buffers(), *given], device, prices.on(device))
+
+    def keep(tensor: Tensor) -> None:
+        saved.add(tensor)
+        writing.save(tensor)
+
+    devices = [device] if device.type != "cpu" else []
     with (
-        torch.random.fork_rng(devices=devices, device_type=given[0].device.type if devices else "cuda"),
-        saved_tensors_hooks(saved.add, lambda nothing: nothing),
-        _results_noted(results),
+        torch.random.fork_rng(devices=devices, device_type=device.type if devices else "cuda"),
+        saved_tensors_hooks(keep, lambda nothing: nothing),
+        _every_cast_seen(),
+        writing.mode(),
     ):
         forward(*args, **kwargs)
-    owned_or_given = _Storages(*owned, *given)
-    casts = sum(saved.sizes.values()) - saved.gone_bytes() - saved.shared_bytes(owned_or_given)
     of_input = _Storages(given[0])
     inputs = sum(of_input.sizes.values())
-    return LayerBytes(
-        full=inputs,
-        selective=inputs + results.gone_bytes(),
-        none=saved.gone_bytes() + casts + saved.shared_bytes(of_input),
-        again=inputs + saved.gone_bytes() + casts,
-        idle=results.gone_bytes(saved),
+    return Measured(
+        layer=writing.layer(),
+        given=inputs,
+        saved=saved.gone_bytes() + saved.shared_bytes(of_input),
+        again=inputs + saved.gone_bytes(),
     )
 
 
 @contextmanager
-def _results_noted(results: _Storages) -> Iterator[None]:
-    """Note what `selective` would keep."""
-    from torch.utils._python_dispatch import TorchDispatchMode
+def _every_cast_seen() -> Iterator[None]:
+    """Autocast casts weights anew, as it does when a layer runs for the first time or again."""
+    import torch
 
-    ops = set(saved_ops())
-
-    class Noting(TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            output = op(*args, **(kwargs or {}))
-            if op in ops:
-                for tensor in _tensors(output):
-                    results.add(tensor)
-            return output
-
-    with Noting():
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
         yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 class _Storages:
@@ -247,10 +269,12 @@ class _Storages:
         """Note a tensor."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
+        from tonnage.techniques import replay
+
         storage = tensor.untyped_storage()
         key = storage._cdata  # the reference keeps the number from being given to another storage
         self.references[key] = StorageWeakRef(storage)
-        self.sizes[key] = -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
+        self.sizes[key] = replay.blocks(storage.nbytes())
 
     def gone_bytes(self, but_for: _Storages | None = None) -> int:
         """Bytes of those that are not alive any more, without those that are in `but_for`."""
@@ -277,4 +301,4 @@ def _looks(tensor: Tensor) -> tuple[Any, ...]:
     return (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
 
-BUDGET: Final = Technique(option="checkpointing", values=("budget=SIZE",), apply=apply)
+BUDGET: Final = Technique(option="checkpointing", values=("budget=SIZE",), accepts=accepts, apply=apply)

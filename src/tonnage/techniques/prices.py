@@ -1,0 +1,83 @@
+"""What an operation costs, as torch runs it: seconds of the card by the rates of the time model, and its FLOPs.
+
+Only the ratios matter to what is worth keeping, and the same function prices operations on a ghost and on the card.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from tonnage.costs import rates
+from tonnage.costs.operations import Operation
+from tonnage.device import find_device
+from tonnage.errors import CannotEstimate, UnknownDevice
+from tonnage.techniques.replay import Price
+
+_BYTES_PER_SECOND: Final = 1e12
+_FLOPS_PER_SECOND: Final = 1e14
+"""Of a device that is not known: a hundred operations in the time of a byte, as cards since 2018 have it (T4 200,
+A100 150, H100 300)."""
+
+_DTYPES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp32"}
+_BACKENDS: Final = ("flash", "cudnn", "efficient")
+
+
+def on(device: torch.device) -> Price:
+    """The prices of this device: the catalog's card of that name, or FLOPs and bytes alone."""
+    try:
+        known = find_device(torch.cuda.get_device_name(device))
+        reached = rates.card(known)
+        rates.bandwidth(known), rates.peak_flops(known, "fp16")
+    except (AssertionError, RuntimeError, UnknownDevice, CannotEstimate):
+        return _of_any
+
+    def price(operation: Any, args: Any, kwargs: Any, output: Any) -> tuple[float, float]:
+        if _is_free(operation):
+            return 0.0, 0.0
+        one, backend, seq_len = _described(operation, args, kwargs, output)
+        try:
+            return rates.seconds([one], known, reached, backend=backend, seq_len=seq_len).total, one.flops
+        except CannotEstimate:  # a dtype that this card has no figure for
+            return _plain_seconds(one), one.flops
+
+    return price
+
+
+def _of_any(operation: Any, args: Any, kwargs: Any, output: Any) -> tuple[float, float]:
+    if _is_free(operation):
+        return 0.0, 0.0
+    one, _, _ = _described(operation, args, kwargs, output)
+    return _plain_seconds(one), one.flops
+
+
+def _plain_seconds(one: Operation) -> float:
+    return one.bytes / _BYTES_PER_SECOND + one.flops / _FLOPS_PER_SECOND
+
+
+def _is_free(operation: Any) -> bool:
+    """Views and empty memory: nothing is read or written."""
+    schema = getattr(operation, "_schema", None)
+    name = str(getattr(operation, "overloadpacket", operation))
+    return getattr(operation, "is_view", False) or "empty" in name or (schema is not None and not schema.returns)
+
+
+def _described(operation: Any, args: Any, kwargs: Any, output: Any) -> tuple[Operation, str, int]:
+    """The operation in the time model's words, with the attention's backend and the tokens that it sees."""
+    name = str(getattr(operation, "overloadpacket", operation)).rpartition(".")[2]
+    count = flop_registry.get(getattr(operation, "overloadpacket", None))
+    flops = float(count(*args, **kwargs, out_val=output)) if count is not None else 0.0
+    tensors = [leaf for leaf in tree_leaves((args, kwargs, output)) if isinstance(leaf, torch.Tensor)]
+    moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    dtype = _DTYPES.get(tensors[0].dtype, "fp16") if tensors else "fp32"
+    if "attention" not in name:
+        return Operation(name, "matmul" if flops else "pointwise", dtype, flops, moved), "flash", 1
+    if any(value is True for value in (*args, kwargs.get("is_causal"))):
+        flops /= 2  # kernels skip what the mask hides
+    backend = next((one for one in _BACKENDS if one in name), "efficient")
+    keys = args[1] if len(args) > 1 else kwargs.get("key")
+    seq_len = int(keys.shape[-2]) if isinstance(keys, torch.Tensor) else 1
+    return Operation(name, "attention", dtype, flops, moved), backend, seq_len
