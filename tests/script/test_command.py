@@ -34,6 +34,7 @@ def changed(command, name, value):
         ("python x.py", "batch", 8, "python x.py --batch 8"),
         ("python x.py --bf16 --fast", "bf16", False, "python x.py --bf16 False --fast"),
         ("python x.py --bf16 True", "bf16", None, "python x.py"),
+        ("python x.py --bf16 False --fast", "bf16", True, "python x.py --fast --bf16"),
         ("python x.py --batch 1 --batch 2", "batch", 3, "python x.py --batch 3"),
         ("python x.py --fast", "fast", False, "python x.py"),
         ("python x.py", "fast", True, "python x.py --fast"),

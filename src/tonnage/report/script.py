@@ -58,7 +58,7 @@ def _verdict(advice: Advice) -> str:
     if not advice.changes:
         return "as it is: nothing to change" if advice.status == "found" else _left(advice)
     if advice.status != "found":
-        return "with none of the settings that were tried"
+        return "whatever was tried"
     return f"with {len(advice.changes)} change{'s' if len(advice.changes) > 1 else ''}" + (
         "" if advice.before.fits else "; as it is, it does not"
     )
@@ -102,7 +102,7 @@ def _fits(run: Estimate) -> Text:
 def _changes(advice: Advice) -> Iterator[Part]:
     if not advice.changes:
         return
-    yield title("What to change")
+    yield title("What to change" if advice.status != "too_large" else "What would change, had it fitted")
     rows = Table.grid(padding=(0, 2))
     for heading in ("setting", "saves", "costs", "why"):
         justify: Any = "right" if heading in ("saves", "costs") else "left"

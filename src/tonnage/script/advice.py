@@ -20,7 +20,7 @@ from tonnage.errors import TonnageError, TrialFailed
 from tonnage.estimates import Estimate
 from tonnage.options import spelled
 from tonnage.plans import Plan
-from tonnage.script.changes import Change, Setting, changes, seconds
+from tonnage.script.changes import Change, Setting, changes, holds, seconds
 from tonnage.script.command import flag, with_value
 from tonnage.script.facts import Facts, NotUnderstood, Understood, seen, understood
 from tonnage.search.memory import Ghosts
@@ -305,19 +305,12 @@ def _not_taken(settings: Sequence[Setting], after: Facts) -> list[str]:
         if setting.where == "environment":
             if str(setting.after) not in after.allocator_settings:
                 wrong.append(f"{setting} did not reach the process, which says {after.allocator_settings!r}.")
-        elif not _holds(after.settings.get(setting.name), setting.after):
+        elif not holds(after.settings.get(setting.name), setting.after):
             wrong.append(
                 f"{setting.name} was given as {setting.after}, and the script made it "
                 f"{after.settings.get(setting.name)}."
             )
     return wrong
-
-
-def _holds(found: Any, wanted: Any) -> bool:
-    """Whether a setting is as it was meant; of one with parts, those that were given."""
-    if isinstance(wanted, Mapping):
-        return isinstance(found, Mapping) and all(_holds(found.get(name), inner) for name, inner in wanted.items())
-    return bool(found == wanted) or not (found or wanted)
 
 
 def _unexpressed(best: Candidate, cluster: Cluster) -> tuple[Refused, ...]:

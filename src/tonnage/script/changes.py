@@ -52,11 +52,15 @@ class Setting:
     """`flag`: on the command line; `argument`: where the script makes its arguments; `environment`."""
     flag: str | None = None
     """As the command line calls it."""
+    parts: Mapping[str, Any] | None = None
+    """Of a setting with parts those that this change is about."""
 
     def __str__(self) -> str:
         name = self.flag if self.where == "flag" else self.name
         if self.where == "environment":
             return f"{name}={self.after}"
+        if self.parts is not None:
+            return f"{name}: {', '.join(f'{part} {_shown(value)}' for part, value in self.parts.items())}"
         return f"{name}: {_shown(self.before)} -> {_shown(self.after)}"
 
 
@@ -141,9 +145,23 @@ def _settings(
     before, after = said(without, facts), said(best, facts)
     for name in dict.fromkeys([*before, *after]):
         value = after.get(name)
-        nothing = not value and (name.endswith("_kwargs") or facts.settings.get(name) is None)
+        nothing = (not value and name.endswith("_kwargs")) or holds(facts.settings.get(name), value)
         if before.get(name) != value and not nothing:
-            yield _setting(name, value, facts, command)
+            yield replace(_setting(name, value, facts, command), parts=_parts(before.get(name), value))
+
+
+def _parts(before: Any, after: Any) -> Mapping[str, Any] | None:
+    """What differs between two values with parts."""
+    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+        return None
+    return {name: value for name, value in after.items() if before.get(name) != value}
+
+
+def holds(found: Any, wanted: Any) -> bool:
+    """Whether a setting is as it was meant; of one with parts, those that were given."""
+    if isinstance(wanted, Mapping):
+        return isinstance(found, Mapping) and all(holds(found.get(name), inner) for name, inner in wanted.items())
+    return bool(found == wanted) or not (found or wanted)
 
 
 def said(candidate: Candidate, facts: Facts) -> dict[str, Any]:

@@ -38,6 +38,8 @@ def with_value(command: Sequence[str], name: str, value: Any, options: Mapping[s
     kind = options[found]["action"]
     if kind in ("storetrue", "storefalse"):
         return [*words, found] if (kind == "storetrue") == value else words
+    if value is True and options[found]["nargs"] == "?":  # what is left out then means more than any text
+        return [*words, found]
     place = _place(found, command)
     said = [found, spelled(value)]
     return [*words, *said] if place is None else [*words[:place], *said, *words[place:]]
