@@ -50,7 +50,7 @@ class Measured:
     saved: int
     """Bytes that autograd keeps where the layer is not checkpointed."""
     again: int
-    """Most held for backward while the layer runs again: its input and all that autograd saves."""
+    """Most held while the layer runs again: its input, all that autograd saves, and what its code still refers to."""
 
 
 @dataclass(frozen=True)
@@ -235,11 +235,13 @@ def measure(layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: An
         forward(*args, **kwargs)
     of_input = _Storages(given[0])
     inputs = sum(of_input.sizes.values())
+    seen = writing.layer()
+    lingering = sum(piece.bytes for piece in seen.pieces if piece.lingers and not piece.saved)
     return Measured(
-        layer=writing.layer(),
+        layer=seen,
         given=inputs,
         saved=saved.gone_bytes() + saved.shared_bytes(of_input),
-        again=inputs + saved.gone_bytes(),
+        again=inputs + saved.gone_bytes() + lingering,
     )
 
 

@@ -33,6 +33,8 @@ class Piece:
     """Whether it has to be there when the layer runs again, whoever reads it."""
     fixed: bool = False
     """Whether it runs again in any case: it draws random numbers, or was changed in place."""
+    lingers: bool = False
+    """Whether the program still refers to it when the last piece that backward needs is there again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,8 @@ def run_again(pieces: Sequence[Piece], kept: frozenset[int]) -> frozenset[int]:
 
 
 def held_again(pieces: Sequence[Piece], kept: frozenset[int]) -> int:
-    """Most bytes held for backward while the layer runs again: all that is saved, and what was kept besides."""
-    return sum(piece.bytes for index, piece in enumerate(pieces) if piece.saved or index in kept)
+    """Most bytes held while the layer runs again: what is saved or lingers, and what was kept besides."""
+    return sum(piece.bytes for index, piece in enumerate(pieces) if piece.saved or piece.lingers or index in kept)
 
 
 def _decided(

@@ -92,8 +92,10 @@ class Writing:
         """Whether tensors were seen that hide what they are made of."""
         self.owners: dict[int, int] = {}
         """The piece of each memory."""
-        self.references: list[Any] = []
+        self.references: dict[int, Any] = {}
         """They keep a memory's number from being given to another one."""
+        self.alive: set[int] = set()
+        """Memory that was there when autograd kept a tensor for the last time."""
         self._own(given, _GIVEN)
 
     def mode(self) -> AbstractContextManager[Any]:
@@ -104,6 +106,7 @@ class Writing:
         """Autograd keeps this tensor."""
         for index in self._pieces_of([tensor]):
             self.made[index].saved = True
+        self.alive = {key for key, reference in self.references.items() if not reference.expired()}
 
     def layer(self) -> Layer:
         """What was seen.
@@ -114,6 +117,7 @@ class Writing:
         read = {index for made in self.made for index in made.reads}
         unknown = any(made.unfilled and (made.saved or index in read) for index, made in enumerate(self.made))
         wanted = range(len(self.made)) if unknown or self.hidden else self.wanted
+        alive = {self.owners[key] for key in self.alive}
         pieces = tuple(
             Piece(
                 made.bytes,
@@ -122,6 +126,7 @@ class Writing:
                 saved=made.saved,
                 wanted=index in wanted,
                 fixed=made.fixed,
+                lingers=index in alive,
             )
             for index, made in enumerate(self.made)
         )
@@ -163,7 +168,7 @@ class Writing:
             storage = tensor.untyped_storage()
             if storage._cdata not in self.owners:
                 self.owners[storage._cdata] = index
-                self.references.append(StorageWeakRef(storage))
+                self.references[storage._cdata] = StorageWeakRef(storage)
                 total += 0 if self._elsewhere([tensor]) else blocks(storage.nbytes())
         return total
 
