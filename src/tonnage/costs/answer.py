@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from tonnage.costs.blend import blended
 from tonnage.costs.software import software_of
 from tonnage.costs.stacks import stacks
 from tonnage.costs.timing import Timing, timing, together
@@ -23,12 +24,23 @@ def with_time(run: Run, job: Job, plan: Plan, cluster: Cluster) -> Run:
 def timed(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Estimate:
     """The estimate with its time; `job` has its accumulation steps decided."""
     try:
-        known = price(job, plan, cluster)
+        known = _price_of_run(estimate, job, plan, cluster)
     except CannotEstimate as error:
         return _saying(estimate, f"time: unknown. {error}")
     code = software_of(plan.engine)
     said = f"time: costs of {code.name} code, calibrated on {code.rows}"
     return _saying(replace(estimate, time=as_time(known)), said, *known.assumed)
+
+
+def _price_of_run(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Timing:
+    """What a budget makes run again is known from the run alone."""
+    run_again = estimate.model.get("run_again")
+    if run_again is None:
+        return price(job, plan, cluster)
+    none, full, selective = (
+        price(job, replace(plan, checkpointing=way), cluster) for way in ("none", "full", "selective")
+    )
+    return blended(none, full, selective, run_again)
 
 
 def _saying(estimate: Estimate, *sentences: str) -> Estimate:

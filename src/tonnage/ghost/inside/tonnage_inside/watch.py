@@ -362,6 +362,9 @@ class Watch:
         if self.ooms:
             self._find_parameters()
         self._claim_gradients()
+        for module in (part for root in list(self._roots) for part in root.modules()):
+            if hasattr(module, "run_again"):  # what a budget of activations came to
+                self.model["run_again"] = module.run_again
 
     def _find_parameters(self) -> None:
         """A program that ran out of memory may not have come to a forward: its parameters are still there."""
