@@ -230,3 +230,14 @@ def test_a_rank_that_does_not_exist(torch_build: Any) -> None:
         dryrun.run(
             [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2"], parse_cluster("2xt4"), rank=0
         )
+
+
+def test_what_is_offloaded_takes_no_memory_of_the_host(dry_run: Any) -> None:
+    (said,) = dry_run("host_memory.py").said
+    assert said["grown_bytes"] < 64 << 20, "of 1.25 GiB of zeros"
+    assert (said["norm"], said["cleared"]) == (0.0, 0.0)
+    assert said["pinned"]
+    assert said["kept"]
+    assert said["same"]
+    assert said["real_norm"] == 3 * 256
+    assert said["strided"] == sum(range(1, 1 << 17, 2))

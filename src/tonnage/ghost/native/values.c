@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -144,30 +145,110 @@ static void move_values(uint64_t target, uint64_t source, uint64_t bytes)
     pthread_mutex_unlock(&lock);
 }
 
-/* Makes host memory read as zero without taking memory for pages that were never touched: those read as
- * zero already.  A process may read which of its own pages are present. */
-static void zero_host(unsigned char *target, uint64_t bytes)
+/* Calls `act` for runs of pages of host memory that are all touched, or all untouched.  Untouched anonymous memory
+ * reads as zero and takes no memory.  A process may read which of its own pages are present. */
+static void for_runs(unsigned char *memory, uint64_t bytes,
+                     void (*act)(unsigned char *run, uint64_t bytes, bool untouched, void *other), void *other)
 {
     static int pagemap = -2;
     if (pagemap == -2)
         pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     uint64_t entries[512];
     while (bytes) {
-        uint64_t page = (uint64_t)target / PAGE, offset = (uint64_t)target % PAGE;
+        uint64_t page = (uint64_t)memory / PAGE, offset = (uint64_t)memory % PAGE;
         uint64_t pages = (offset + bytes + PAGE - 1) / PAGE;
         if (pages > 512)
             pages = 512;
         ssize_t got = pagemap < 0 ? -1 : pread(pagemap, entries, pages * 8, (off_t)(page * 8));
-        for (uint64_t i = 0; i < pages; i++) {
-            uint64_t size = PAGE - offset < bytes ? PAGE - offset : bytes;
-            bool untouched = got == (ssize_t)(pages * 8) && (entries[i] >> 62) == 0;
-            if (!untouched)
-                memset(target, 0, size);
-            target += size;
+        if (got != (ssize_t)(pages * 8))
+            memset(entries, 0xff, sizeof entries);
+        for (uint64_t first = 0, next; first < pages; first = next) {
+            bool untouched = entries[first] >> 62 == 0;
+            for (next = first + 1; next < pages && (entries[next] >> 62 == 0) == untouched;)
+                next++;
+            uint64_t size = (next - first) * PAGE - offset < bytes ? (next - first) * PAGE - offset : bytes;
+            act(memory, size, untouched, other);
+            memory += size;
             bytes -= size;
             offset = 0;
         }
     }
+}
+
+static void zero_run(unsigned char *run, uint64_t bytes, bool untouched, void *unused)
+{
+    (void)unused;
+    if (!untouched)
+        memset(run, 0, bytes);
+}
+
+static void zero_host(void *target, uint64_t bytes)
+{
+    for_runs(target, bytes, zero_run, NULL);
+}
+
+/* Pages of a file are not present either before they are read. */
+static bool is_anonymous(const void *address)
+{
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    bool found = false;
+    while (maps && !found && fgets(line, sizeof line, maps)) {
+        unsigned long start, end, inode = 1;
+        if (sscanf(line, "%lx-%lx %*s %*s %*s %lu", &start, &end, &inode) == 3)
+            found = start <= (unsigned long)address && (unsigned long)address < end && inode == 0;
+    }
+    if (maps)
+        fclose(maps);
+    return found;
+}
+
+struct copied {
+    unsigned char *source, *target;
+};
+
+static void copy_run(unsigned char *run, uint64_t bytes, bool untouched, void *other)
+{
+    struct copied *places = other;
+    unsigned char *target = places->target + (run - places->source);
+    if (untouched)
+        zero_host(target, bytes);
+    else
+        memcpy(target, run, bytes);
+}
+
+/* A copy within the host that leaves untouched what was never touched. */
+API void ghost_copy_host(void *target, void *source, uint64_t bytes)
+{
+    struct copied places = {source, target};
+    if (is_anonymous(source))
+        for_runs(source, bytes, copy_run, &places);
+    else
+        memcpy(target, source, bytes);
+}
+
+static void note_nonzero(unsigned char *run, uint64_t bytes, bool untouched, void *found)
+{
+    bool *nonzero = found;
+    if (!untouched && !*nonzero)
+        *nonzero = run[0] != 0 || memcmp(run, run + 1, bytes - 1) != 0;
+}
+
+/* Whether all of this host memory reads as zero; what was never touched is not touched for it. */
+API int ghost_reads_zero(void *memory, uint64_t bytes)
+{
+    bool nonzero = false;
+    for_runs(memory, bytes < PAGE ? bytes : PAGE, note_nonzero, &nonzero); /* mostly decides */
+    if (!nonzero && is_anonymous(memory))
+        for_runs(memory, bytes, note_nonzero, &nonzero);
+    else
+        nonzero = true;
+    return !nonzero;
+}
+
+API void ghost_zero_host(void *target, uint64_t bytes)
+{
+    zero_host(target, bytes);
 }
 
 /* A copy between any two places, by the rule at the top of this file. */

@@ -26,6 +26,11 @@ class Native:
         library.ghost_unknown_calls.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
         library.ghost_unknown_calls.restype = ctypes.c_size_t
         library.ghost_set.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+        library.ghost_zero_host.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        library.ghost_zero_host.restype = None
+        library.ghost_copy_host.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+        library.ghost_copy_host.restype = None
+        library.ghost_reads_zero.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
         library.ghost_known.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
         self.mark: Callable[[int], None] = library.ghost_mark
         self.forget: Callable[[int], None] = library.ghost_forget
@@ -38,6 +43,18 @@ class Native:
     def known(self, address: int, count_bytes: int) -> bool:
         """Whether these bytes were copied to the card, rather than left to a kernel to compute."""
         return bool(self._library.ghost_known(address, count_bytes))
+
+    def zero_host(self, address: int, count_bytes: int) -> None:
+        """Make host memory read as zero; pages that were never touched read so already, and stay untouched."""
+        self._library.ghost_zero_host(address, count_bytes)
+
+    def copy_host(self, target: int, source: int, count_bytes: int) -> None:
+        """Copy within the host; pages of the source that were never touched touch none of the target."""
+        self._library.ghost_copy_host(target, source, count_bytes)
+
+    def reads_zero(self, address: int, count_bytes: int) -> bool:
+        """Whether all of this host memory is zero; pages that were never touched stay so."""
+        return bool(self._library.ghost_reads_zero(address, count_bytes))
 
     def log(self, enabled: bool) -> None:
         """Record kernels, copies and collectives from now on, or stop."""

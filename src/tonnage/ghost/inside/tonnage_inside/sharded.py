@@ -36,7 +36,7 @@ def _packed_away(module: Any) -> int:
     packed, weight = getattr(module, "quant_state", None), module._parameters.get("weight")
     if packed is None or weight is None or getattr(weight, "quant_state", None) is not None:
         return 0
-    return math.prod(packed.shape) - int(weight.numel())
+    return int(math.prod(packed.shape)) - int(weight.numel())
 
 
 def unreduced(root: Any) -> Iterator[Any]:

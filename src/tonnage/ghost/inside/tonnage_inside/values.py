@@ -51,7 +51,7 @@ class Policy:
         self.torch = torch
         self.native = native
         self._used: dict[str, None] = {}
-        self._library: Any = None
+        self._library = torch.library.Library("aten", "IMPL")
         self._turns: dict[int, tuple[Any, Callable[[Any], Any]]] = {}
         self._quiet = False
         self._long_enough = False
@@ -81,6 +81,7 @@ class Policy:
         self._patch_equal()
         self._patch_first_gradients()
         self._patch_initialisation()
+        self._patch_host_memory()
         self._patch_comparisons()
         self._patch_checks()
         self._patch_routing()
@@ -342,10 +343,64 @@ class Policy:
                 values = torch.ones(mask.shape, dtype=torch.bool)
             return torch.nonzero(values).to(mask.device)
 
-        self._library = torch.library.Library("aten", "IMPL")
+        self._implement("nonzero", nonzero, "CUDA")
+
+    def _implement(self, operation: str, kernel: Callable[..., Any], device: str) -> None:
+        """In place of torch's own kernel."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self._library.impl("nonzero", nonzero, "CUDA")
+            self._library.impl(operation, kernel, device)
+
+    def _patch_host_memory(self) -> None:
+        """Offloaded states and shards hold nothing but what the card computed: zeros, which take no host memory.
+
+        Nor does arithmetic that leaves them zero: an accumulated or clipped gradient.
+        """
+        torch, native = self.torch, self.native
+        if native is None:
+            return
+        aten, pin = torch.ops.aten, torch.Tensor.pin_memory
+
+        def big(tensor: Any) -> bool:
+            return bool(tensor.numel() >= BIG_ELEMENTS and tensor.device.type == "cpu" and tensor.is_contiguous())
+
+        def zero(tensor: Any) -> bool:
+            return big(tensor) and native.reads_zero(tensor.data_ptr(), tensor.nbytes)
+
+        def zero_(tensor: Any) -> Any:
+            if not big(tensor):
+                return aten.fill_.Scalar(tensor, 0)
+            native.zero_host(tensor.data_ptr(), tensor.nbytes)
+            return tensor
+
+        def mul_(tensor: Any, other: Any) -> Any:
+            return tensor if zero(tensor) else aten.mul.out(tensor, other, out=tensor)
+
+        def add_(tensor: Any, other: Any, *, alpha: Any = 1) -> Any:
+            if zero(tensor) and zero(other):
+                return tensor
+            return aten.add.out(tensor, other, alpha=alpha, out=tensor)
+
+        def norm(tensor: Any, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+            if zero(tensor) and not dim:
+                return torch.zeros((1,) * tensor.dim() if keepdim else (), dtype=dtype or tensor.dtype.to_real())
+            made = torch.empty(0, dtype=dtype or tensor.dtype.to_real())
+            return aten.linalg_vector_norm.out(tensor, order, dim, keepdim, dtype=dtype, out=made)
+
+        @functools.wraps(pin)
+        def pin_memory(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not big(tensor) or tensor.is_pinned():
+                return pin(tensor, *args, **kwargs)
+            pinned = torch.empty_like(tensor, pin_memory=True, requires_grad=False)
+            native.copy_host(pinned.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+            return pinned
+
+        for operation, kernel in (
+            *(("zero_", zero_), ("mul_.Tensor", mul_), ("add_.Tensor", add_)),
+            ("linalg_vector_norm", norm),
+        ):
+            self._implement(operation, kernel, "CPU")
+        torch.Tensor.pin_memory = pin_memory
 
     def _patch_initialisation(self) -> None:
         """Random numbers for billions of host elements take minutes and touch memory; their values do not matter."""

@@ -1,0 +1,39 @@
+"""Offloads to the host by hand: what only ever held zeros, and what did not."""
+
+import json
+import resource
+
+import torch
+
+ELEMENTS = 64 << 20
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+card = torch.zeros(ELEMENTS, device="cuda")
+torch.cuda.synchronize()
+before = peak_bytes()
+gradient, moment = card.to("cpu", non_blocking=True), torch.zeros(ELEMENTS)
+torch.cuda.synchronize()
+gradient += card.cpu()
+gradient.mul_(torch.tensor(0.5))
+shard = card.cpu().pin_memory()
+norm = torch.nn.utils.get_total_norm([gradient, moment])
+grown = peak_bytes() - before
+
+real = torch.arange(1 << 17, dtype=torch.float32)
+pinned = real.pin_memory()
+twice = (real * 1).mul_(2).add_(real, alpha=-1)
+said = {
+    "grown_bytes": grown,
+    "norm": norm.item(),
+    "pinned": pinned.is_pinned() and shard.is_pinned(),
+    "kept": torch.equal(pinned, real),
+    "same": torch.equal(twice, real),
+    "real_norm": torch.linalg.vector_norm(torch.full((1 << 16,), 3.0)).item(),
+    "cleared": twice.zero_().abs().max().item(),
+    "strided": real.view(-1, 2)[:, 0].zero_().sum().item() + real.sum().item(),
+}
+print(json.dumps(said), flush=True)
