@@ -59,6 +59,7 @@ HEAD = 'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n'
         (HEAD + "[plan]\ntp = '4'", UsageError, "tp must be a whole number"),
         (HEAD + "[plan]\ntp = true", UsageError, "tp must be a whole number"),
         (HEAD + "[plan]\noptimizer_in_backward = 1", UsageError, "true or false"),
+        (HEAD + "[job]\nlora_dropout = '0.1'", UsageError, "lora_dropout must be a number"),
         (HEAD + "[job]\nlora_targets = 'q_proj'", UsageError, "list of texts"),
         (HEAD + "plan = 3", UsageError, "must be a table"),
         (HEAD + "gpu_memory_bytes = -1", UsageError, "above zero"),

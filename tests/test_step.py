@@ -254,7 +254,10 @@ class TestLora:
         assert all(torch.equal(p, frozen[name]) for name, p in made.model.named_parameters() if name in frozen)
 
     def test_targets_by_name(self) -> None:
-        made = ready(tiny_job(method="lora", lora_targets=("q_proj", "v_proj")), Plan(precision="fp32"))
+        job = tiny_job(method="lora", lora_targets=("q_proj", "v_proj"), lora_dropout=0.1)
+        made = ready(job, Plan(precision="fp32"))
+        dropouts = [module.p for module in made.model.modules() if isinstance(module, torch.nn.Dropout)]
+        assert dropouts == [0.1] * 6
         trained = {
             name.split(".lora_")[0].split(".")[-1] for name, p in made.model.named_parameters() if p.requires_grad
         }

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tonnage.errors import UsageError
-from tonnage.options import check, names, number, word
+from tonnage.options import check, fraction, names, number, word
 
 METHODS: Final = ("full", "lora", "qlora")
 
@@ -39,6 +39,7 @@ class Job:
     method: str = word("full", "Which parameters are trained.", METHODS)
     lora_rank: int = number(16, "Rank of LoRA's adapters.")
     lora_targets: tuple[str, ...] = names(("all-linear",), "Modules that get adapters; or all-linear.")
+    lora_dropout: float = fraction(0.0, "Part of the adapters' inputs that is dropped in training.")
     seq_len: int = number(2048, "Tokens of one sequence (image models: ignored).")
     images: int = number(1, "Images of one sequence (image-text models); 0: text alone.", least=0)
     image_size: str | None = word(

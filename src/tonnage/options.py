@@ -1,7 +1,7 @@
 """Options of a Job and a Plan: fields that carry their help, so that Python and the command line say the same.
 
-A field made by `word`, `number`, `names` or `switch` is an option of every command that takes a request; what it
-accepts is checked in one place, `check`, with one wording.
+A field made by `word`, `number`, `fraction`, `names` or `switch` is an option of every command that takes a
+request; what it accepts is checked in one place, `check`, with one wording.
 """
 
 import re
@@ -22,7 +22,7 @@ class Option:
     """What is known about one field beside its name and default."""
 
     kind: str
-    """`word`, `number`, `names` (a tuple of words) or `switch`."""
+    """`word`, `number`, `fraction` (0 <= x < 1), `names` (a tuple of words) or `switch`."""
     help: str
     """One sentence for the command line."""
     possible: tuple[str, ...] = ()
@@ -40,6 +40,11 @@ def word(default: str | None, help: str, possible: tuple[str, ...]) -> Any:
 def number(default: int | None, help: str, least: int = 1) -> Any:
     """A whole number; None where nothing is asked for."""
     return field(default=default, metadata={_KEY: Option(kind="number", help=help, least=least)})
+
+
+def fraction(default: float, help: str) -> Any:
+    """A part of something: 0 or more, less than 1."""
+    return field(default=default, metadata={_KEY: Option(kind="fraction", help=help)})
 
 
 def names(default: tuple[str, ...], help: str) -> Any:
@@ -75,6 +80,8 @@ def check(value: object) -> None:
             raise UsageError(f"Unknown {spelled(item.name)} {found!r}; possible: {', '.join(option.possible)}.")
         if option.kind == "number" and (not isinstance(found, int) or found < option.least):
             raise UsageError(f"{spelled(item.name)} is {found}; it must be at least {option.least}.")
+        if option.kind == "fraction" and not (isinstance(found, int | float) and 0 <= found < 1):
+            raise UsageError(f"{spelled(item.name)} is {found}; it must be at least 0 and less than 1.")
 
 
 def listed(value: str, possible: tuple[str, ...]) -> bool:

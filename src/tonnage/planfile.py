@@ -122,6 +122,7 @@ def _memory(document: Mapping[str, Any], path: Path) -> int | None:
 _KINDS: Final[Mapping[str, tuple[type, str]]] = {
     "word": (str, "a text"),
     "number": (int, "a whole number"),
+    "fraction": (float, "a number"),
     "switch": (bool, "true or false"),
     "names": (list, "a list of texts"),
 }
@@ -130,6 +131,8 @@ _KINDS: Final[Mapping[str, tuple[type, str]]] = {
 def _checked(value: Any, option: Option, where: str) -> Any:
     """The value as a field wants it; what words are possible, the field checks itself."""
     kind, called = _KINDS[option.kind]
+    if kind is float and type(value) is int:
+        value = float(value)
     wrong = not isinstance(value, kind) or (kind is int and isinstance(value, bool))
     if wrong or (kind is list and not all(isinstance(item, str) for item in value)):
         raise UsageError(f"{where} must be {called}, and is {value!r}.")

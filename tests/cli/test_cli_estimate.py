@@ -27,14 +27,15 @@ def test_defaults_are_those_of_job_and_plan(tonnage, calls):
 
 def test_every_option_arrives(tonnage, calls):
     text = (
-        "estimate gpt2 --gpu 4x8xH100-80GB --method lora --lora-rank 8 --lora-targets q_proj,v_proj --seq-len 8192 "
-        "--micro-batch 2 --grad-accum 4 --precision bf16-true --base-dtype fp32 --optimizer adamw-fused "
+        "estimate gpt2 --gpu 4x8xH100-80GB --method lora --lora-rank 8 --lora-targets q_proj,v_proj "
+        "--lora-dropout 0.1 --seq-len 8192 --micro-batch 2 --grad-accum 4 --precision bf16-true "
+        "--base-dtype fp32 --optimizer adamw-fused "
         "--checkpointing every-2 --shard zero3 --param-offload cpu --attention flash --loss chunked "
         "--allocator expandable --rank 5 --steps 2 --torch 2.12.0 --offline"
     )
     assert tonnage(*text.split()).code == 0
     job, plan = calls.job, calls.plan
-    assert (job.method, job.lora_rank, job.lora_targets) == ("lora", 8, ("q_proj", "v_proj"))
+    assert (job.method, job.lora_rank, job.lora_targets, job.lora_dropout) == ("lora", 8, ("q_proj", "v_proj"), 0.1)
     assert (job.seq_len, job.micro_batch, job.grad_accum) == (8192, 2, 4)
     assert plan == Plan(
         precision="bf16-true",

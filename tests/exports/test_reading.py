@@ -40,10 +40,15 @@ ROUND: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     (
         "axolotl",
         {"attention": "eager", "quant": "nf4"},
-        {"method": "qlora", "lora_targets": ("q_proj",)},
+        {"method": "qlora", "lora_targets": ("q_proj",), "lora_dropout": 0.1},
         "a100-80gb",
     ),
-    ("axolotl", {"loss": "liger", "checkpointing": "full"}, {"method": "lora", "lora_rank": 4}, "a100-80gb"),
+    (
+        "axolotl",
+        {"loss": "liger", "checkpointing": "full"},
+        {"method": "lora", "lora_rank": 4, "lora_dropout": 0.05},
+        "a100-80gb",
+    ),
     ("llama-factory", {"checkpointing": "full", "loss": "liger", "precision": "bf16-true"}, {}, "a100-80gb"),
     ("llama-factory", {"quant": "int8", "unquantized_dtype": "compute"}, {"method": "qlora"}, "a100-80gb"),
 ]

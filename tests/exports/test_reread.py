@@ -24,7 +24,11 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
         ({**FULL, "checkpointing": "every-2"}, {}, "a100-80gb"),
         ({**FULL, "checkpointing": "full", "shard": "zero3", "param_offload": "cpu"}, {}, "8xa100-80gb"),
         ({"shard": "hsdp", "precision": "bf16-true"}, {"micro_batch": 2}, "2x8xa100-80gb"),
-        ({"optimizer": "sgd", "attention": "flash"}, {"method": "lora", "lora_targets": ("q_proj", "v_proj")}, "t4"),
+        (
+            {"optimizer": "sgd", "attention": "flash"},
+            {"method": "lora", "lora_targets": ("q_proj", "v_proj"), "lora_dropout": 0.05},
+            "t4",
+        ),
     ],
     "trl": [
         ({**FULL, "loss": "chunked", "checkpointing": "full", "shard": "zero3"}, {}, "8xa100-80gb"),

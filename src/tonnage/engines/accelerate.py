@@ -114,6 +114,7 @@ ACCELERATE: Final = Engine(
         **SHAPES,
         "method": ("full", "lora"),
         "lora_rank": ANY,
+        "lora_dropout": ANY,
         "lora_targets": ANY,
         "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
         "base_dtype": ANY,

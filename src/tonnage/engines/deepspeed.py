@@ -158,6 +158,7 @@ DEEPSPEED: Final = Engine(
         **SHAPES,
         "method": ("full", "lora"),
         "lora_rank": ANY,
+        "lora_dropout": ANY,
         "lora_targets": ANY,
         "precision": ("bf16-mixed", "fp16-mixed", "fp32"),
         "optimizer": tuple(OPTIMIZERS),

@@ -64,6 +64,7 @@ def adapters(job: Job) -> Any:
     return LoraConfig(
         r=job.lora_rank,
         lora_alpha=2 * job.lora_rank,
+        lora_dropout=job.lora_dropout,
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
     )
 

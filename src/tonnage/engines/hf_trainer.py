@@ -52,6 +52,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "quant": ANY,
     "unquantized_dtype": ANY,
     "lora_rank": ANY,
+    "lora_dropout": ANY,
     "lora_targets": ANY,
     "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
     "base_dtype": ANY,

@@ -144,6 +144,7 @@ def lora(job: Job) -> dict[str, Any] | None:
     return {
         "r": job.lora_rank,
         "lora_alpha": 2 * job.lora_rank,
+        "lora_dropout": job.lora_dropout,
         "target_modules": targets[0] if targets == ("all-linear",) else list(targets),
         "task_type": "CAUSAL_LM",
     }

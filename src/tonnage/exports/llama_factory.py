@@ -114,6 +114,7 @@ def _adapters(job: Job, plan: Plan) -> dict[str, Any]:
     return {
         "lora_rank": job.lora_rank,
         "lora_alpha": 2 * job.lora_rank,
+        "lora_dropout": job.lora_dropout,
         "lora_target": "all" if job.lora_targets == ("all-linear",) else ",".join(job.lora_targets),
         **(bits if job.method == "qlora" else {}),
     }
@@ -143,6 +144,7 @@ LLAMA_FACTORY: Final = Target(
         **SHAPES,
         "method": ("full", "lora", "qlora"),
         "lora_rank": ANY,
+        "lora_dropout": ANY,
         "lora_targets": ANY,
         "quant": ANY,
         "unquantized_dtype": ("compute",),

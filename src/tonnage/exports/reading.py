@@ -167,6 +167,7 @@ def _possible(
         right = {
             "word": isinstance(value, str) and listed(value, option.possible),
             "number": number,
+            "fraction": isinstance(value, float) and 0 <= value < 1,
             "names": isinstance(value, tuple) and all(isinstance(word, str) for word in value),
             "switch": isinstance(value, bool),
         }[option.kind]
@@ -193,7 +194,7 @@ def _shown(key: str, value: Any) -> str:
 _QUIET: Final = re.compile(
     "learning_rate|lr|weight_decay|warmup|scheduler|seed|output_dir|logging|save|eval|dataset|data_|datasets|"
     "num_train_epochs|num_epochs|max_steps|wandb|report_to|template|steps_per_print|wall_clock_breakdown|"
-    "special_tokens|lora_dropout|lora_alpha|machine_rank|main_process|main_training|rdzv|same_network|debug|"
+    "special_tokens|lora_alpha|machine_rank|main_process|main_training|rdzv|same_network|debug|"
     "use_cpu|compute_environment|do_train|overwrite|plot_loss|hub_|push_to_hub|run_name|disable_tqdm|val_set|"
     "betas|eps|adam_|preprocessing|dataloader_|tpu_|downcast_bf16|dynamo|logger|plugins"
 )
@@ -215,6 +216,17 @@ def _number(option: str) -> Reader:
         if isinstance(value, bool) or not isinstance(value, int):
             raise _Unclear
         return {option: value}
+
+    return reader
+
+
+def _fraction(option: str) -> Reader:
+    def reader(value: Any) -> Mapping[str, Any]:
+        if value is None:
+            return {}
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise _Unclear
+        return {option: float(value)}
 
     return reader
 
@@ -435,6 +447,7 @@ _AXOLOTL: Final[Mapping[str, Reader]] = {
     "optimizer": _word("optimizer", _OPTIM),
     "adapter": _word("method", {"lora": "lora", "qlora": "qlora", None: None, "": None}),
     "lora_r": _number("lora_rank"),
+    "lora_dropout": _fraction("lora_dropout"),
     "lora_target_linear": _word("lora_targets", {True: ("all-linear",), False: None}),
     "lora_target_modules": _targets,
     "attn_implementation": _word("attention", {its: name for name, its in AXOLOTLS_ATTENTION.items()}),
@@ -455,6 +468,7 @@ _LLAMA_FACTORY: Final[Mapping[str, Reader]] = {
     "optim_args": _word("optimizer", {"momentum=0.9": None}),
     "finetuning_type": _word("method", {"full": "full", "lora": "lora"}),
     "lora_rank": _number("lora_rank"),
+    "lora_dropout": _fraction("lora_dropout"),
     "lora_target": _targets,
     "flash_attn": _word("attention", {"auto": "auto", "disabled": "eager", "sdpa": "auto"}),
     **dict.fromkeys(

@@ -15,6 +15,7 @@ LOOPS: Final[Mapping[str, tuple[str, ...]]] = {
     **SHAPES,
     "method": ("full", "lora", "qlora"),
     "lora_rank": ANY,
+    "lora_dropout": ANY,
     "lora_targets": ANY,
     "quant": ANY,
     "unquantized_dtype": ANY,

@@ -17,7 +17,8 @@ ANY: Final = ("*",)
 
 IMITATED: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(
-        ("lora_rank", "lora_targets", "seq_len", "images", "image_size", "micro_batch", "grad_accum"), ANY
+        ("lora_rank", "lora_targets", "lora_dropout", "seq_len", "images", "image_size", "micro_batch", "grad_accum"),
+        ANY,
     ),
     **dict.fromkeys(("packing", "lengths", "eval_batch", "eval_logits", "global_batch_tokens"), ANY),
     **dict.fromkeys(("base_dtype", "clip_grad_norm", "checkpointing", "optimizer_in_backward", "allocator"), ANY),

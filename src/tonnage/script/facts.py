@@ -248,6 +248,7 @@ def _of_adapters(facts: Facts) -> dict[str, Any]:
     return {
         "method": "qlora" if quantized else "lora",
         "lora_rank": int(adapters["r"]),
+        "lora_dropout": float(adapters.get("lora_dropout") or 0),
         "lora_targets": tuple(names),
     }
 

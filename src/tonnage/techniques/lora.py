@@ -59,6 +59,7 @@ def with_adapters(module: nn.Module, step: Step, *, fp32: bool) -> nn.Module:
     config = LoraConfig(
         r=step.job.lora_rank,
         lora_alpha=2 * step.job.lora_rank,
+        lora_dropout=step.job.lora_dropout,
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
     )
     with nullcontext() if step.initialise else without_initialisation(), quiet():

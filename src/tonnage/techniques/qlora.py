@@ -13,7 +13,7 @@ to fp32 (`unquantized_dtype=fp32`, the default); TRL does not and makes the adap
 turn it on.
 
 Under FSDP2 no rank ever has the whole: a layer is quantized, divided, and the next one follows.  The packed weights
-are stored in the compute dtype (`bnb_4bit_quant_storage`), so that FSDP2 neither casts them nor tells them from others.
+are stored in the compute dtype (`bnb_4bit_quant_storage`), so that FSDP2 does not cast them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def apply(step: Step) -> Step:
 
 def _converted(step: Step) -> nn.Module:
     """The network with bitsandbytes' layers, not on the card yet: they quantize when they get there."""
-    from bitsandbytes.nn import Linear4bit
+    from bitsandbytes.nn.modules import Linear4bit
     from transformers.quantizers import AutoHfQuantizer
 
     from tonnage import model as models
