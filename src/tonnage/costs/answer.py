@@ -24,7 +24,7 @@ def with_time(run: Run, job: Job, plan: Plan, cluster: Cluster) -> Run:
 def timed(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Estimate:
     """The estimate with its time; `job` has its accumulation steps decided."""
     try:
-        known = _price_of_run(estimate, job, plan, cluster)
+        known = price_of_run(estimate, job, plan, cluster)
     except CannotEstimate as error:
         return _saying(estimate, f"time: unknown. {error}")
     code = software_of(plan.engine)
@@ -32,8 +32,11 @@ def timed(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Estimat
     return _saying(replace(estimate, time=as_time(known)), said, *known.assumed)
 
 
-def _price_of_run(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Timing:
-    """What a budget makes run again is known from the run alone."""
+def price_of_run(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Timing:
+    """The Timing of what was run: how much runs again under a budget is known from the run alone.
+
+    Raises CannotEstimate as `price` does.
+    """
     run_again = estimate.model.get("run_again")
     if run_again is None:
         return price(job, plan, cluster)

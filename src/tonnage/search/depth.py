@@ -100,6 +100,8 @@ def depths(job: Job, plan: Plan) -> tuple[int, int] | None:
     layers = config.get("num_hidden_layers")
     if not isinstance(layers, int) or config.get("is_encoder_decoder") or config.get("mlp_only_layers"):
         return None
+    if plan.checkpointing.startswith("budget"):
+        return None  # a number of bytes for all layers together
     period = _period(config)
     if period is None:
         return None

@@ -66,8 +66,9 @@ class _Without:
     """Job and plan."""
 
 
-def reasons(chosen: Candidate, question: Question, ghosts: Ghosts) -> tuple[Reason, ...]:
+def reasons(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Reason, ...]:
     """One for each technique of a plan that the user did not ask for."""
+    chosen = choice.candidate
     taken_back = [one for name in _techniques(chosen.plan, question) if (one := _without(name, chosen, question))]
     answers = ghosts.need([chosen, *(one.candidate for one in taken_back)], question.cluster)
     whole = answers[0]
@@ -76,7 +77,7 @@ def reasons(chosen: Candidate, question: Question, ghosts: Ghosts) -> tuple[Reas
         saved = None
         if isinstance(whole, Need) and isinstance(answer, Need):
             saved = answer.process_bytes - whole.process_bytes
-        found.append(_reason(one, chosen, question, saved, answer))
+        found.append(_reason(one, choice, question, saved, answer))
     return tuple(found)
 
 
@@ -98,6 +99,8 @@ def _without(name: str, chosen: Candidate, question: Question) -> _Without | Non
 def _cheaper(name: str, value: Any, question: Question) -> list[Any]:
     if name in ORDER:
         values = ORDER[name]
+        if str(value).startswith("budget"):
+            return ["none"]
         return list(reversed(values[: values.index(value)])) if value in values else []
     if name in AXES:
         return [size for size in (value // 2, 1) if size >= 1 and size != value]
@@ -125,23 +128,37 @@ def _of_same_batch(chosen: Candidate, plan: Plan, question: Question) -> Candida
 
 
 def _reason(
-    one: _Without, chosen: Candidate, question: Question, saved: int | None, answer: Need | Failure
+    one: _Without, choice: Choice, question: Question, saved: int | None, answer: Need | Failure
 ) -> Reason:
-    costs = _seconds(chosen, question) - _seconds(one.candidate, question)
+    costs = _seconds_more(choice, one.candidate, question)
     other = spelled(one.name) if isinstance(one.value, bool) else f"{spelled(one.name)} {one.cheaper}"
     why = DOES[one.name]
     if isinstance(answer, Need):
         need = answer.process_bytes
         without = f"without it {gib(need)}" if isinstance(one.value, bool) else f"with {other} {gib(need)}"
         why += f"; {without}, {'too much' if need > question.budget_bytes else 'which fits as well'}"
-        if need <= question.budget_bytes:
+        if need <= question.budget_bytes and costs is not None:
             why += ", but slower" if costs < 0 else " at no less time" if costs == 0 else ""
     value = "on" if one.value is True else one.value
     return Reason(technique=f"{spelled(one.name)}={value}", why=f"{why}.", saves_bytes=saved, costs_seconds=costs)
 
 
-def _seconds(candidate: Candidate, question: Question) -> float:
-    return priced(candidate, question.cluster).timing.step_seconds
+def _seconds_more(choice: Choice, other: Candidate, question: Question) -> float | None:
+    """That a plan takes than another; what a budget makes run again is known of the plan alone, which was run."""
+    chosen = choice.candidate
+    mine, theirs = _seconds(chosen, question), _seconds(other, question)
+    if chosen.plan.checkpointing.startswith("budget"):
+        if other.plan.checkpointing == chosen.plan.checkpointing:
+            full = (replace(one, plan=replace(one.plan, checkpointing="full")) for one in (chosen, other))
+            mine, theirs = (_seconds(one, question) for one in full)
+        else:
+            mine = choice.estimate.time["step_seconds"]
+    return None if mine is None or theirs is None else mine - theirs
+
+
+def _seconds(candidate: Candidate, question: Question) -> float | None:
+    timing = priced(candidate, question.cluster).timing
+    return None if timing is None else timing.step_seconds
 
 
 def path(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Stage, ...]:

@@ -8,12 +8,14 @@ from typing import Any
 
 from tonnage.errors import CannotEstimate
 from tonnage.search.best import Search
+from tonnage.search.filling import fill
 from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import nearest
 from tonnage.search.pricing import fastest_first
 from tonnage.search.reasons import path, reasons
 from tonnage.search.space import Question, candidates
 from tonnage.search.trade import frontier
+from tonnage.search.unpriced import unknown_because
 from tonnage.solution import Point, Refused, Solution, Stage
 
 Progress = Callable[[str], None]
@@ -52,6 +54,7 @@ def search(
     found = Search(question, ghosts, progress)
     try:
         found.run(top)
+        fill(found, top)
     except CannotEstimate as error:
         return Solution(status="unknown", question=asked, refused=(Refused(what="time", why=str(error)),))
     counts = {**found.counts, "run": ghosts.runs}
@@ -74,8 +77,7 @@ def search(
     stages: tuple[Stage, ...] = ()
     if explain:
         progress("taking each technique back, to see what it is for")
-        best = choices[0].candidate
-        choices[0] = replace(choices[0], reasons=reasons(best, question, ghosts))
+        choices[0] = replace(choices[0], reasons=reasons(choices[0], question, ghosts))
         stages = path(choices[0], question, ghosts)
     points: tuple[Point, ...] = ()
     if pareto:
@@ -84,6 +86,7 @@ def search(
     return Solution(
         status="found",
         question=asked,
+        unpriced=unknown_because(choices[0].candidate, question.cluster),
         plans=tuple(choices),
         path=stages,
         refused=refused,
@@ -106,6 +109,7 @@ def _asked(question: Question) -> dict[str, Any]:
         "budget_bytes": question.budget_bytes,
         "headroom": question.headroom,
         "sequences": question.sequences,
+        "words": model["config"].get("vocab_size") is not None or "text_config" in model["config"],
         "methods": list(question.methods or (question.job.method,)),
         "only": list(question.only),
         "without": list(question.without),

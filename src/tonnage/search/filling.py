@@ -1,0 +1,160 @@
+"""Plans whose layers run again no more than they must: a budget of activations that fills what the card leaves free.
+
+How many bytes a budget may have is known when the plan has been run: what else is held at the peak does not depend on
+it, so a run that leaves bytes free says how many more may be kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+from tonnage.costs.answer import price_of_run
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.estimates import Estimate
+from tonnage.predict import check
+from tonnage.search.best import Search, fits
+from tonnage.search.pricing import Priced, priced
+from tonnage.solution import Candidate
+from tonnage.units import MIB
+
+MOST: Final = 2
+"""Plans that are filled up."""
+
+RUNS: Final = 3
+"""Of each, at most."""
+
+NEAR: Final = 0.02
+"""Part of what may be used that is not worth another run."""
+
+_FASTER: Final = 0.995
+"""A plan that is shown for its speed takes at most this part of the time."""
+
+
+def fill(search: Search, top: int) -> None:
+    """Add to what a search found, at most `top` plans, those that checkpointing under a budget makes faster."""
+    question = search.question
+    if not search.found or not question.is_open("checkpointing") or not question.may_be("checkpointing", "budget"):
+        return
+    full = _worth(search)
+    answers = search.ghosts.fit([one.candidate for one in full], question.cluster)
+    tried = [
+        _Filling(search, one, answer)
+        for one, answer in zip(full, answers, strict=True)
+        if isinstance(answer, Estimate) and fits(answer, question)
+    ]
+    for _ in range(RUNS):
+        going = [one for one in tried if one.next_bytes is not None]
+        asked = [one.candidate for one in going]
+        for one, answer in zip(going, search.ghosts.fit(asked, question.cluster), strict=True):
+            one.learn(answer if isinstance(answer, Estimate) else None)
+    best = search.found[0][0].seconds_per_token
+    search.found += [
+        one.best for one in tried if one.best is not None and one.best[0].seconds_per_token < best * _FASTER
+    ]
+    search.found.sort(key=lambda pair: pair[0].seconds_per_token)
+    del search.found[top:]
+
+
+def _worth(search: Search) -> list[Priced]:
+    """Candidates with all layers checkpointed that may become the fastest plan, the most promising first.
+
+    Promised is what a part of the layers checkpointed would give, which is less than a budget does.
+    """
+    best = search.found[0][0].seconds_per_token
+    promised = []
+    for none, full in _pairs(search):
+        least, most = search.expected.bytes(full), search.expected.bytes(none)
+        room = search.question.budget_bytes - least
+        part = min(room / (most - least), 1.0) if most > least else 1.0
+        seconds = full.seconds_per_token + part * (none.seconds_per_token - full.seconds_per_token)
+        if room > 0 and seconds < best * _FASTER:
+            promised.append((seconds, full))
+    promised.sort(key=lambda pair: pair[0])
+    first = (full for seconds, full in promised[:1])
+    return [*first, *(full for (before, _), (seconds, full) in pairwise(promised) if seconds > before)][:MOST]
+
+
+def _pairs(search: Search) -> Iterator[tuple[Priced, Priced]]:
+    """Candidates without checkpointing and with all of it, of which one was run and the first does not fit."""
+    known: list[Candidate] = []
+    run = [*(one.candidate for one, _ in search.found), *(one.candidate for one in search.too_large)]
+    for candidate in run:
+        none, full = (_with(candidate, way) for way in ("none", "full"))
+        if full in known or none in (one.candidate for one, _ in search.found):
+            continue
+        known.append(full)
+        try:
+            check(full.job, replace(full.plan, checkpointing=_value(MIB)), search.question.cluster)
+        except UsageError:
+            continue
+        yield priced(none, search.question.cluster), priced(full, search.question.cluster)
+
+
+def _with(candidate: Candidate, checkpointing: str) -> Candidate:
+    return replace(candidate, plan=replace(candidate.plan, checkpointing=checkpointing))
+
+
+def _value(budget_bytes: int) -> str:
+    return f"budget={budget_bytes // MIB}MiB"
+
+
+@dataclass
+class _Filling:
+    """One plan on the way to the budget that fills the card."""
+
+    search: Search
+    full: Priced
+    """With all layers checkpointed."""
+    run: Estimate
+    """Of that."""
+    next_bytes: int | None = None
+    """The budget that is to be tried; None: none is worth it any more."""
+    held_bytes: int = 0
+    """The largest that fits."""
+    best: tuple[Priced, Estimate] | None = None
+    """The plan with it."""
+
+    def __post_init__(self) -> None:
+        peak = self.run.peak
+        phases = {phase.name: phase.allocated_bytes for phase in self.run.phases}
+        between = max((phases.get(name, 0) for name in ("forward", "backward")), default=0)
+        room = self.capacity_bytes - peak.process_bytes + peak.allocated_bytes - between
+        self.next_bytes = room + (peak.by_category["activation"] if peak.allocated_bytes == between else 0)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What a process may use."""
+        return self.search.question.budget_bytes
+
+    @property
+    def candidate(self) -> Candidate:
+        """With the budget to be tried."""
+        assert self.next_bytes is not None
+        return _with(self.full.candidate, _value(self.next_bytes))
+
+    def learn(self, answer: Estimate | None) -> None:
+        """Go on from a run: by what it left free, or by what it was too large."""
+        assert self.next_bytes is not None
+        tried, self.next_bytes = self.next_bytes, None
+        if answer is None:
+            return
+        left = self.capacity_bytes - answer.peak.process_bytes
+        if fits(answer, self.search.question):
+            self._keep(tried, answer)
+            if left > NEAR * self.capacity_bytes:
+                self.next_bytes = tried + left
+        elif answer.fits:
+            self.next_bytes = tried + left - MIB
+        else:
+            self.next_bytes = (tried + self.held_bytes) // 2
+
+    def _keep(self, budget_bytes: int, answer: Estimate) -> None:
+        candidate, cluster = _with(self.full.candidate, _value(budget_bytes)), self.search.question.cluster
+        try:
+            timing = price_of_run(answer, candidate.job, candidate.plan, cluster)
+        except CannotEstimate:
+            return
+        self.held_bytes, self.best = budget_bytes, (replace(self.full, candidate=candidate, timing=timing), answer)
