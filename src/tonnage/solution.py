@@ -145,6 +145,8 @@ class Solution:
     """Where it was asked for."""
     nearest: Nearest | None = None
     """Where nothing fits."""
+    unpriced: str | None = None
+    """Why the plans are ranked without seconds, where they are."""
     looked_at: dict[str, int] | None = None
     """How many candidates there were, how many were priced, refused by bounds, and run."""
 
@@ -159,6 +161,7 @@ class Solution:
             "refused": [asdict(refused) for refused in self.refused],
             "frontier": [_with_plan(point) for point in self.frontier],
             "nearest": None if self.nearest is None else _with_plan(self.nearest),
+            "unpriced": self.unpriced,
             "looked_at": self.looked_at,
         }
 

@@ -10,6 +10,7 @@ from rich.text import Text
 from tonnage.report.canvas import BAD, GOOD, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
 from tonnage.search.memory import micro_batches_run
+from tonnage.search.unpriced import RANKED
 from tonnage.search.words import describe
 from tonnage.solution import Choice, Nearest, Point, Remedy, Solution, Stage
 from tonnage.units import gib
@@ -49,15 +50,14 @@ def _headline(solution: Solution) -> Table:
     rows.add_column()
     question = solution.question
     asked = f"{question['model']} on {question['cluster']}"
-    tokens = question["sequences"] * question["job"]["seq_len"]
-    batch = f"{tokens:,} tokens a step: {question['sequences']:,} x {question['job']['seq_len']:,}"
+    batch = _batch(question)
     if solution.plans:
         best = solution.plans[0]
         if "found" in question:
             rows.add_row(Text("FOUND", style=GOOD), text(f"{question['find']}: {question['found']}", "bold"))
         rows.add_row(Text("FITS", style=GOOD), text(describe(best.candidate, whole=True), "bold"))
         rows.add_row("", text(f"{asked}; {batch}"))
-        rows.add_row("", text(_speed(best)))
+        rows.add_row("", text(_speed(best) if solution.unpriced is None else order(solution)))
     elif solution.nearest is not None:
         missing = gib(solution.nearest.missing_bytes)
         rows.add_row(Text(_HEADLINES["too_large"], style=BAD), text(f"{missing} missing, at least", "bold"))
@@ -67,6 +67,19 @@ def _headline(solution: Solution) -> Table:
         rows.add_row(Text(_HEADLINES.get(solution.status, solution.status), style=BAD), text(why, "bold"))
         rows.add_row("", text(f"{asked}; {batch}"))
     return rows
+
+
+def _batch(question: dict[str, Any]) -> str:
+    """What one step trains on; of images, whose tokens the network makes, only how many."""
+    sequences, tokens = question["sequences"], question["job"]["seq_len"]
+    if not question.get("words", True):
+        return f"{sequences:,} images a step"
+    return f"{sequences * tokens:,} tokens a step: {sequences:,} x {tokens:,}"
+
+
+def order(solution: Solution) -> str:
+    """What stands in place of seconds."""
+    return f"ranked without seconds: {RANKED}. {solution.unpriced}"
 
 
 def _speed(choice: Choice) -> str:
@@ -103,15 +116,25 @@ def _plans(solution: Solution, canvas: Canvas) -> Iterator[Part]:
         cells = (
             str(number),
             text(describe(choice.candidate), "bold" if number == 1 else ""),
-            seconds(time["step_seconds"]),
-            f"{time['tokens_per_second_per_gpu']:,.0f}",
-            f"{time['mfu']:.0%}",
+            *rates(time)[:3],
             gib(peak),
             gib(max(solution.question["capacity_bytes"] - peak, 0)),
-            str(time["bound_by"]),
+            rates(time)[3],
         )
         rows.add_row(*(cells[place] for place in shown))
     yield Padding(rows, (0, 0, 0, 2))
+
+
+def rates(time: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Of an estimate's time: a step, tokens a second, MFU, what bounds it; dashes where no seconds are known."""
+    if time["step_seconds"] is None:
+        return ("-",) * 4
+    return (
+        seconds(time["step_seconds"]),
+        f"{time['tokens_per_second_per_gpu']:,.0f}",
+        f"{time['mfu']:.0%}",
+        str(time["bound_by"]),
+    )
 
 
 def _reasons(choice: Choice) -> Iterator[Part]:
@@ -274,7 +297,6 @@ def _facts(solution: Solution) -> Padding:
                 f"{run} of a step's {best.job.grad_accum} micro-batches were run: the others are like the last"
             )
     headroom = solution.question["headroom"]
-    words.append(
-        f"{headroom:.0%} of the card stays free (--headroom); seconds are the time model's, memory is the ghost's"
-    )
+    said = "memory is the ghost's" if solution.unpriced else "seconds are the time model's, memory is the ghost's"
+    words.append(f"{headroom:.0%} of the card stays free (--headroom); {said}")
     return Padding(text("; ".join(words) + ".", "dim"), (1, 0, 0, 0))

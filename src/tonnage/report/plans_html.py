@@ -6,7 +6,7 @@ from typing import Final
 from tonnage.report import markup
 from tonnage.report.markup import key, table, text
 from tonnage.report.palette import LOOKS
-from tonnage.report.plans import cost, saving, seconds
+from tonnage.report.plans import cost, order, rates, saving, seconds
 from tonnage.search.words import describe
 from tonnage.solution import Choice, Solution, Stage
 from tonnage.units import gib
@@ -63,13 +63,11 @@ def _parts(solution: Solution, title: str) -> Iterator[str]:
 def _answer(solution: Solution) -> Iterator[str]:
     if solution.plans:
         best = solution.plans[0]
-        time = best.estimate.time
         yield f'<p class="answer fits">{text(describe(best.candidate, whole=True))}</p>'
-        yield (
-            f"<p>{seconds(time['step_seconds'])} a step, {time['tokens_per_second_per_gpu']:,.0f} tokens/s a GPU, "
-            f"MFU {time['mfu']:.0%}, bound by {text(str(time['bound_by']))}; "
-            f"{gib(best.estimate.peak.process_bytes)} at the peak</p>"
-        )
+        step, tokens, mfu, bound = rates(best.estimate.time)
+        speed = f"{step} a step, {tokens} tokens/s a GPU, MFU {mfu}, bound by {bound}"
+        yield f"<p>{text(order(solution) if solution.unpriced else speed)}</p>"
+        yield f"<p>{gib(best.estimate.peak.process_bytes)} at the peak</p>"
     elif solution.nearest is not None:
         yield f'<p class="answer full">does not fit: {gib(solution.nearest.missing_bytes)} missing, at least</p>'
         yield f"<p>least: {text(describe(solution.nearest.candidate))}</p>"
@@ -80,17 +78,9 @@ def _answer(solution: Solution) -> Iterator[str]:
 def _plans(plans: tuple[Choice, ...]) -> str:
     rows = []
     for choice in plans:
-        time = choice.estimate.time
-        rows.append(
-            (
-                text(describe(choice.candidate)),
-                seconds(time["step_seconds"]),
-                f"{time['tokens_per_second_per_gpu']:,.0f}",
-                f"{time['mfu']:.0%}",
-                gib(choice.estimate.peak.process_bytes),
-                text(str(time["bound_by"])),
-            )
-        )
+        *speed, bound = rates(choice.estimate.time)
+        peak = gib(choice.estimate.peak.process_bytes)
+        rows.append((text(describe(choice.candidate)), *speed, peak, text(bound)))
     return table(("plan", "step", "tokens/s a GPU", "MFU", "peak", "bound by"), rows, numbers=(1, 2, 3, 4))
 
 

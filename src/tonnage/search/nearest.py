@@ -89,8 +89,8 @@ def _tried(words: str, question: Question, ghosts: Ghosts) -> Remedy | None:
     return Remedy(
         what=words,
         process_bytes=estimate.peak.process_bytes,
-        step_seconds=one.timing.step_seconds,
-        tokens_per_second_per_gpu=one.timing.tokens_per_second_per_gpu,
+        step_seconds=None if one.timing is None else one.timing.step_seconds,
+        tokens_per_second_per_gpu=None if one.timing is None else one.timing.tokens_per_second_per_gpu,
     )
 
 

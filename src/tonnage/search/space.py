@@ -14,7 +14,7 @@ from typing import Any, Final
 from tonnage.axes import SHARDING, axes, divisors
 from tonnage.costs.shape import Shape
 from tonnage.device import Cluster
-from tonnage.errors import UsageError
+from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
 from tonnage.options import spelled
 from tonnage.plans import Plan
@@ -214,7 +214,10 @@ def _is_sensible(cluster: Cluster, chosen: Mapping[str, Any]) -> bool:
 def _of_layout(question: Question, job: Job) -> dict[str, tuple[int, ...]]:
     """Sizes of the parallel dimensions that divide what they divide."""
     cluster = question.cluster
-    shape = Shape.of(job.model.config)
+    try:
+        shape = Shape.of(job.model.config)
+    except CannotEstimate:  # what divides its heads and layers is not known
+        return {}
     heads = [size for size in divisors(cluster.gpus_per_node) if not (shape.heads % size or shape.kv_heads % size)]
     possible = {
         "tp": heads,

@@ -23,13 +23,16 @@ def frontier(order: Sequence[Priced], question: Question, ghosts: Ghosts) -> tup
     Candidates are thinned by the least memory that they need, which orders them nearly as their peaks do; the peaks
     decide.
     """
-    chosen = [one for one in _falling(order) if _is_possible(one, question)]
+    timed = [one for one in order if one.timing is not None]  # without seconds there is no frontier
+    chosen = [one for one in _falling(timed) if _is_possible(one, question)]
     step = max(1, -(-len(chosen) // MOST_POINTS))
     chosen = chosen[::step]
     answers = ghosts.need([one.candidate for one in chosen], question.cluster)
     points: list[Point] = []
     for one, answer in zip(chosen, answers, strict=True):
-        if isinstance(answer, Need) and (not points or answer.process_bytes < points[-1].process_bytes):
+        if not isinstance(answer, Need) or one.timing is None:
+            continue
+        if not points or answer.process_bytes < points[-1].process_bytes:
             points.append(
                 Point(
                     candidate=one.candidate,
