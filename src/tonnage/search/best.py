@@ -1,7 +1,8 @@
 """The search: candidates in the order of their predicted time, until enough of them fit on the ghost.
 
-A candidate is run only if nothing speaks against it: the least memory that it needs is within the card, its
-techniques take the job, and no candidate that needs less has failed already.  What is shown has been run.
+A candidate is looked at only if nothing speaks against it: the least memory that it needs is within the card, runs
+so far let it hope, its techniques take the job, and no candidate that needs less has failed already.  What seems to
+fit is run whole, as many as are wanted side by side; only what was run whole is shown.
 """
 
 from __future__ import annotations
@@ -9,19 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
-from tonnage.axes import SHARDING
 from tonnage.costs.answer import as_time
 from tonnage.errors import UsageError
 from tonnage.estimates import Estimate
 from tonnage.predict import check
 from tonnage.search import space
-from tonnage.search.depth import Need
+from tonnage.search.depth import Need, depths
 from tonnage.search.expectation import Expectation
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import Priced, fastest_first
-from tonnage.search.space import AXES, OFFLOADS, ORDER, Question
+from tonnage.search.space import OFFLOADS, ORDER, Question
 from tonnage.search.words import describe
 from tonnage.solution import Candidate, Choice, Refused
 from tonnage.units import gib
@@ -33,13 +33,32 @@ WORTH: Final = 3.0
 """An alternative may take so many times as long as the best plan."""
 
 LIKELY: Final = 1.02
-"""Candidates that are expected to need up to so many times the card are run in the order of their time."""
+"""Candidates that are expected to need up to so many times the card are looked at in the order of their time."""
 
-DOUBTFUL: Final = 1.25
-"""Those up to here are run at the end, if they would beat what was found."""
+EDGE: Final = 0.97
+"""What seems to need more than this part of the card is run whole only if it would be the fastest: what the allocator
+keeps in reserve may be more than the rest."""
 
 MOST_DOUBTFUL: Final = 8
-"""How many of those."""
+"""How many that are not likely to fit, but may, are looked at in the end if they would beat what was found."""
+
+DIFFERENT: Final = 1.0
+"""How far alternatives are apart at least, see `difference`."""
+
+ROOM: Final = 0.15
+"""Part of what may be used that one of the plans leaves free, where there are at least `WITH_ROOM` of them."""
+
+WITH_ROOM: Final = 3
+"""Plans asked for, from which on one of them leaves room."""
+
+_MOST_ROOMY: Final = 2
+"""Candidates that are tried to find that one."""
+
+_WEIGHTS: Final = {"tp": 1.0, "pp": 1.0, "ep": 1.0, "cp": 0.5}
+"""Of using a parallel dimension or not."""
+
+_PARTS: Final = {"zero1": 1, "zero2": 2, "zero3": 3, "hsdp": 3}
+"""What is divided among the ranks: states, gradients, weights."""
 
 _SAID: Final = 8
 """Refused plans that are named."""
@@ -61,6 +80,14 @@ class Search:
     """Those that were run and do not."""
     refused: dict[str, Refused] = field(default_factory=dict)
     """Techniques that do not take the job, and faster plans that do not fit."""
+    seem: list[Priced] = field(default_factory=list)
+    """Those that were looked at, seem to fit and are to be run whole."""
+    seen: set[int] = field(default_factory=set)
+    """The identities of all that were looked at or run."""
+    put_off: set[int] = field(default_factory=set)
+    """The identities of those that were looked at and would not be the fastest for all their need."""
+    impossible: set[int] = field(default_factory=set)
+    """The identities of those that need no run to be refused."""
     expected: Expectation = field(default_factory=Expectation)
     """What runs so far say of those to come."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("priced", "below_bound", "ruled_out"), 0))
@@ -72,68 +99,118 @@ class Search:
             order = fastest_first(space.candidates(self.question, offload=offload), self.question.cluster)
             self.counts["priced"] += len(order)
             self.say(f"{len(order):,} combinations{' with offload' if offload else ''} priced; running the fastest")
-            self._verify(order, top)
+            first = max(top - 1, 1) if top >= WITH_ROOM else top
+            self._verify(order, first)
             self._verify_doubtful(order)
             if self.found:
-                del self.found[top:]
+                del self.found[first:]
+                if first < top and not self._leaves_room(order):
+                    self._verify(order, top)
                 return
 
     def _verify(self, order: list[Priced], top: int) -> None:
         """Run those that are likely to fit, fastest first, until `top` kinds of them do."""
-        likely = (one for one in self._hopeful(order) if self._expected_part(one) <= LIKELY)
-        runs = 0
-        while len(self.found) < top and runs < MOST_RUNS:
-            batch = list(islice(likely, self.ghosts.count))
-            if not batch:
+        while len(self.found) < top and self._tried < MOST_RUNS:
+            likely = (one for one in self._hopeful(order) if self._expected_part(one) <= LIKELY)
+            while len(self.found) + len(self.seem) < top and self._tried < MOST_RUNS:
+                batch = self._batch(likely)
+                if not batch:
+                    break
+                self._look(batch)
+            if not self.seem:
                 return
-            runs += len(batch)
-            self._run(batch)
+            self._run()
 
     def _verify_doubtful(self, order: list[Priced]) -> None:
         """Run some that are not likely to fit, but would beat what was found: those nearest to the card first."""
-        done: set[int] = set()
-        for _ in range(0, MOST_DOUBTFUL, self.ghosts.count):
+        for _ in range(MOST_DOUBTFUL):
             best = self.found[0][0].seconds_per_token if self.found else float("inf")
-            faster = [one for one in order if one.seconds_per_token < best and id(one) not in done]
-            doubtful = [one for one in faster if LIKELY < self._expected_part(one) <= DOUBTFUL]
-            batch = list(islice(self._hopeful(sorted(doubtful, key=self._expected_part)), self.ghosts.count))
+            faster = [one for one in order if one.seconds_per_token < best and id(one) not in self.seen]
+            doubtful = [one for one in faster if LIKELY < self._expected_part(one) <= 1 + self.expected.error(one)]
+            batch = self._batch(self._hopeful(sorted(doubtful, key=self._expected_part)))
             if not batch:
                 return
-            done |= {id(one) for one in batch}
-            self._run(batch)
+            self._look(batch)
+            self._run()
+
+    def _leaves_room(self, order: list[Priced]) -> bool:
+        """Where all plans nearly fill the card, add the fastest that does not; False if none was added."""
+        room = (1 - ROOM) * self._capacity
+        if any(estimate.peak.process_bytes <= room for _, estimate in self.found):
+            return False
+        roomier = (one for one in order if id(one) not in self.seen and self._expected_part(one) <= 1 - ROOM)
+        for one in islice(filter(self._is_possible, roomier), _MOST_ROOMY):
+            self._look([one])
+            for roomy, estimate in self._fitting():
+                if estimate.peak.process_bytes <= room:
+                    self.found.append((roomy, estimate))
+                    self.found.sort(key=lambda pair: pair[0].seconds_per_token)
+                    return True
+        return False
+
+    def _batch(self, some: Iterator[Priced]) -> list[Priced]:
+        """The next candidates to be looked at: as many as there are workers for the runs that this takes."""
+        first = next(some, None)
+        if first is None:
+            return []
+        more = 0 if depths(first.candidate.job, first.candidate.plan) else self.ghosts.count - 1
+        return [first, *islice(some, more)]
 
     def _expected_part(self, one: Priced) -> float:
         """Of what the card lets a process use."""
         return self.expected.bytes(one) / self._capacity
 
-    def _run(self, batch: list[Priced]) -> None:
-        """Look what they need, and run those whole that seem to fit."""
-        seem = []
-        for one, need in zip(
-            batch, self.ghosts.need([o.candidate for o in batch], self.question.cluster), strict=True
-        ):
+    def _look(self, batch: list[Priced]) -> None:
+        """See what they need, and note those that seem to fit."""
+        self.seen |= {id(one) for one in batch}
+        certain = [one for one in batch if self._expected_part(one) * (1 + self.expected.error(one)) <= 1]
+        rest = [one for one in batch if one not in certain]
+        needs = self.ghosts.need([one.candidate for one in rest], self.question.cluster)
+        self.seem += certain
+        for one, need in zip(rest, needs, strict=True):
             if not isinstance(need, Need):
                 self._refuse(describe(one.candidate), str(need))
                 continue
             self.expected.learn(one, need.least_bytes)
             if need.least_bytes > self._capacity:
                 self._does_not_fit(one, gib(need.process_bytes))
+            elif need.least_bytes <= EDGE * self._capacity or self._would_lead(one):
+                self.seem.append(one)
             else:
-                seem.append(one)
-        for one, answer in zip(
-            seem, self.ghosts.fit([o.candidate for o in seem], self.question.cluster), strict=True
-        ):
+                self.put_off.add(id(one))
+
+    def _would_lead(self, one: Priced) -> bool:
+        return all(_faster(one, other) for other in (*(other for other, _ in self.found), *self.seem))
+
+    def _run(self) -> None:
+        """Run whole what seems to fit, and keep the fastest of those that are alike."""
+        self.found += self._fitting()
+        self.found.sort(key=lambda pair: pair[0].seconds_per_token)
+        self.found = [
+            pair
+            for place, pair in enumerate(self.found)
+            if not any(alike(pair[0], faster) for faster, _ in self.found[:place])
+        ]
+
+    def _fitting(self) -> list[tuple[Priced, Estimate]]:
+        """Those that seem to fit and do."""
+        seem, self.seem = self.seem, []
+        self.seen -= self.put_off  # without those before them they may lead
+        self.put_off = set()
+        answers = self.ghosts.fit([one.candidate for one in seem], self.question.cluster)
+        found = []
+        for one, answer in zip(seem, answers, strict=True):
             if not isinstance(answer, Estimate):
                 self._refuse(describe(one.candidate), str(answer))
-            elif fits(answer, self.question):
-                self.found.append((one, answer))
+                continue
+            peak = answer.peak.process_bytes
+            self.expected.learn(one, peak if answer.fits else max(peak, self._capacity))
+            if fits(answer, self.question):
+                found.append((one, answer))
                 self.say(f"fits: {describe(one.candidate)}")
             else:
-                peak = answer.peak.process_bytes
                 self._does_not_fit(one, gib(peak) if answer.fits else f"more than {gib(self._capacity)}")
-        self.found.sort(key=lambda pair: pair[0].seconds_per_token)
-        fastest_of_kind = {kind(pair[0]): pair for pair in reversed(self.found)}
-        self.found = [pair for pair in self.found if pair is fastest_of_kind[kind(pair[0])]]
+        return found
 
     def _does_not_fit(self, one: Priced, need: str) -> None:
         self.too_large.append(one)
@@ -144,20 +221,32 @@ class Search:
         for one in order:
             if self.found and one.seconds_per_token > WORTH * self.found[0][0].seconds_per_token:
                 return
-            if any(kind(one) == kind(other) and not _faster(one, other) for other, _ in self.found):
+            others = [other for other, _ in self.found] + self.seem
+            if id(one) in self.seen or any(alike(one, other) and not _faster(one, other) for other in others):
                 continue
-            if one.least_bytes > self._capacity:
-                self.counts["below_bound"] += 1
-                continue
-            if any(_needs_no_less(one.candidate, other.candidate) for other in self.too_large):
-                self.counts["ruled_out"] += 1
-                continue
+            if self._is_possible(one):
+                yield one
+
+    def _is_possible(self, one: Priced) -> bool:
+        """Whether nothing but a run could say that a candidate does not fit, or cannot be run."""
+        if id(one) in self.impossible:
+            return False
+        if one.least_bytes > self._capacity:
+            self.counts["below_bound"] += 1
+        elif any(_needs_no_less(one.candidate, other.candidate) for other in self.too_large):
+            self.counts["ruled_out"] += 1
+        else:
             try:
                 check(one.candidate.job, one.candidate.plan, self.question.cluster)
+                return True
             except UsageError as error:
                 self._refuse(str(error).partition(":")[0], str(error).partition(": ")[2])
-                continue
-            yield one
+        self.impossible.add(id(one))
+        return False
+
+    @property
+    def _tried(self) -> int:
+        return len(self.seen)
 
     @property
     def _capacity(self) -> int:
@@ -173,7 +262,7 @@ class Search:
             Choice(
                 name="best" if not place else describe(one.candidate),
                 candidate=one.candidate,
-                estimate=replace(estimate, time=as_time(one.timing)),  # of all its micro-batches
+                estimate=estimate if one.timing is None else replace(estimate, time=as_time(one.timing)),
             )
             for place, (one, estimate) in enumerate(self.found)
         )
@@ -184,18 +273,25 @@ def fits(estimate: Estimate, question: Question) -> bool:
     return estimate.fits and estimate.peak.process_bytes <= question.budget_bytes
 
 
-def kind(one: Priced) -> tuple[Any, ...]:
-    """What makes two plans alternatives to each other, not variations: everything but micro-batch and fine print."""
-    job, plan = one.candidate.job, one.candidate.plan
-    return (
-        job.method,
-        *(getattr(plan, name) > 1 for name in AXES),
-        plan.shard in SHARDING,
-        plan.checkpointing,
-        plan.precision,
-        plan.optimizer,
-        *(getattr(plan, name) for name in OFFLOADS),
+def difference(one: Priced, other: Priced) -> float:
+    """How far two plans are apart as alternatives: by what a user would call another way to train.
+
+    A parallel dimension more, another kind of sharding, of checkpointing, of arithmetic, of offload; its degree, the
+    micro-batch and fine print do not count.
+    """
+    plan, others = one.candidate.plan, other.candidate.plan
+    apart = sum(
+        weight for name, weight in _WEIGHTS.items() if (getattr(plan, name) > 1) != (getattr(others, name) > 1)
     )
+    apart += abs(_PARTS.get(plan.shard, 0) - _PARTS.get(others.shard, 0)) / 2
+    apart += float(one.candidate.job.method != other.candidate.job.method)
+    names = ("checkpointing", "precision", "optimizer", *OFFLOADS)
+    return apart + float(sum(getattr(plan, name) != getattr(others, name) for name in names))
+
+
+def alike(one: Priced, other: Priced) -> bool:
+    """Whether showing both would be showing one plan twice."""
+    return difference(one, other) < DIFFERENT
 
 
 def _faster(one: Priced, other: Priced) -> bool:

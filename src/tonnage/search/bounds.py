@@ -1,10 +1,14 @@
-"""The least memory that a candidate can do with: what no run of it can avoid holding at once.
+"""The least memory that a candidate can do with, and what runs usually hold beyond it.
 
-Used to refuse candidates without running them, so every term is a lower bound: tensors that must be alive together,
-without temporaries, workspaces, casts, fragmentation, or anything outside torch's allocator.
+The least is used to refuse candidates without running them, so every term is a lower bound: tensors that must be
+alive together, without temporaries, workspaces, casts, fragmentation, or anything outside torch's allocator.  What is
+usual only says in what order to run.
 """
 
-from tonnage.costs.memory import STATE_BYTES
+from dataclasses import replace
+from typing import Final
+
+from tonnage.costs.memory import STATE_BYTES, kept_bytes, logit_bytes
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 
@@ -20,6 +24,69 @@ def least_bytes(shape: Shape, work: Work, *, gradients_go: bool = False) -> int:
     between = gradients if work.grad_accum > 1 else 0.0  # kept from one micro-batch to the next
     in_backward = weights + states + between + _gathered(shape, work) + _activations(shape, work)
     return int(max(weights + gradients + states, in_backward))
+
+
+_SLICE_TOKENS: Final = 1024
+"""Tokens whose logits exist at once where the loss is made in slices (`techniques.chunked_loss`)."""
+
+_OF_LOGIT: Final = 12
+"""Bytes for each logit of such a slice: in 16 bits, in fp32, as softmax, and their gradient in 16 bits."""
+
+_REDUCED: Final = 8
+"""Bytes for each weight of a layer whose gradient is on its way: to be reduced in fp32, for it and the one before."""
+
+
+def usually_beyond(shape: Shape, work: Work) -> float:
+    """Bytes inside torch's allocator that a run is likely to hold beyond the least.
+
+    What layers keep besides; a layer that runs again, or whose backward runs; slices of logits; and of weights and
+    gradients what is not divided then.
+    """
+    one_layer = kept_bytes(shape, replace(work, checkpointing="none"))
+    slice_tokens = min(work.tokens, _SLICE_TOKENS) if work.loss == "chunked" else 0
+    logits = logit_bytes(shape, work) + slice_tokens * shape.vocab / work.axes.tp * _OF_LOGIT
+    in_flight = min(work.axes.pp, work.grad_accum)
+    kept = _likely_kept(shape, work) * shape.layers / work.axes.pp * in_flight
+    more = max(kept - _activations(shape, work), 0.0)
+    return one_layer + logits + more + _copies(shape, work, in_flight) + _whole(shape, work)
+
+
+def _likely_kept(shape: Shape, work: Work) -> float:
+    """Bytes that a layer keeps for its backward, of one micro-batch.
+
+    Torch's tensor parallelism keeps the inputs of the products as it gathered them, whole sequences on each rank.
+    """
+    if work.checkpointing == "full" or work.activation_offload:
+        return 0.0
+    t = work.axes.tp
+    gathered = 4.0 * shape.hidden * work.tokens * (1 - 1 / t) if work.sequence_parallel else 0.0
+    if work.checkpointing != "selective":
+        return kept_bytes(shape, work) + gathered
+    products = shape.query_width + 2 * shape.key_width + (2 if shape.gated else 1) * _inner_width(shape)
+    return 2.0 * work.tokens * (products + 3 * shape.hidden) / t + gathered
+
+
+def _copies(shape: Shape, work: Work, in_flight: int) -> float:
+    """Of weights in 16 bits, which autocast makes for each micro-batch and products keep for backward."""
+    if not work.autocast or work.checkpointing == "full" or work.lora_rank:
+        return 0.0
+    return 2.0 * shape.parameters / (work.axes.pp * work.axes.tp * work.axes.ep) * in_flight
+
+
+def _whole(shape: Shape, work: Work) -> float:
+    """Of weights and gradients that are divided at rest: two layers' weights, a layer's gradients with what is being
+    reduced, the ends of the network and the gradient of its head; under a pipeline all of its stage's.
+    """
+    if not work.sharded:
+        return 0.0
+    each = min(work.weight_bytes, 2)
+    if work.axes.pp > 1:
+        return (each + work.gradient_bytes) * shape.parameters / (work.axes.pp * work.axes.tp)
+    routed = shape.experts * shape.expert_parameters
+    layer = shape.expert_layer_parameters - routed + routed / work.axes.ep if routed else shape.dense_layer_parameters
+    ends = shape.embedding_parameters * (1 if shape.tied else 2)
+    gathered = 2 * each * layer + each * ends if work.gathers_again else 0.0
+    return (gathered + (each + _REDUCED) * layer + each * shape.embedding_parameters) / work.axes.tp
 
 
 def _gathered(shape: Shape, work: Work) -> float:

@@ -1,18 +1,30 @@
 """What runs say of candidates that were not run: interpolation between traces.
 
-The least memory of a candidate is known, and how much more than theirs runs like it needed.
+The least memory of a candidate is known, and what runs usually need beyond it.  How much of that runs like it really
+needed corrects the latter.
 """
 
 from __future__ import annotations
 
 from math import log
-from typing import Any
+from typing import Any, Final
 
 from tonnage.search.pricing import Priced
-from tonnage.search.space import AXES, OFFLOADS
+from tonnage.search.space import OFFLOADS
 
-_OTHER_AXIS = 0.3
-"""How far apart two runs are for each parallel dimension in which they differ, in the scale of log(tokens)."""
+_OTHER_AXIS: Final = {"tp": 0.3, "pp": 0.3, "ep": 0.3, "cp": 0.05}
+"""How far apart two runs are for a parallel dimension in which they differ, in the scale of log(tokens).
+
+With its part of longer sequences a rank of `cp` does what it would do with shorter ones."""
+
+_ERROR_OF_LIKE: Final = 0.02
+"""Of what is expected, how far a run may be off that is like one that was made."""
+
+_ERROR_APART: Final = 0.25
+"""The same for each unit that it is apart from that one."""
+
+_ERROR_UNKNOWN: Final = 0.4
+"""The same where there was no run like it."""
 
 
 class Expectation:
@@ -26,15 +38,22 @@ class Expectation:
         self._runs.setdefault(_like(one), []).append((one, float(need_bytes)))
 
     def bytes(self, one: Priced) -> float:
-        """What a candidate is expected to need: its least, and what the nearest run like it needed beyond its own.
+        """What a candidate is expected to need."""
+        found = self._nearest(one)
+        if found is None:
+            return one.least_bytes + one.beyond_bytes
+        nearest, need = found
+        return one.least_bytes + one.beyond_bytes * (need - nearest.least_bytes) / nearest.beyond_bytes
 
-        That part is taken to grow as the tokens do that a rank computes at once.
-        """
-        runs = self._runs.get(_like(one))
-        if not runs:
-            return float(one.least_bytes)
-        nearest, need = min(runs, key=lambda run: _apart(one, run[0]))
-        return one.least_bytes + (need - nearest.least_bytes) * one.tokens_at_once / nearest.tokens_at_once
+    def error(self, one: Priced) -> float:
+        """By which part of it the need may be off."""
+        found = self._nearest(one)
+        return _ERROR_UNKNOWN if found is None else _ERROR_OF_LIKE + _ERROR_APART * _apart(one, found[0])
+
+    def _nearest(self, one: Priced) -> tuple[Priced, float] | None:
+        """The run that is most like a candidate, the latest of equally near ones, and its need."""
+        runs = self._runs.get(_like(one), ())
+        return min(reversed(runs), key=lambda run: _apart(one, run[0]), default=None)
 
 
 def _like(one: Priced) -> tuple[Any, ...]:
@@ -53,5 +72,6 @@ def _like(one: Priced) -> tuple[Any, ...]:
 
 
 def _apart(one: Priced, other: Priced) -> float:
-    axes: int = sum(getattr(one.candidate.plan, name) != getattr(other.candidate.plan, name) for name in AXES)
-    return abs(log(one.tokens_at_once / other.tokens_at_once)) + _OTHER_AXIS * axes
+    plan, others = one.candidate.plan, other.candidate.plan
+    axes = sum(apart for name, apart in _OTHER_AXIS.items() if getattr(plan, name) != getattr(others, name))
+    return abs(log(one.tokens_at_once / other.tokens_at_once)) + axes

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
+from tonnage.axes import Axes
+from tonnage.catalog import overheads
 from tonnage.costs.answer import price
 from tonnage.costs.shape import Shape
 from tonnage.costs.timing import Timing
 from tonnage.costs.work import Work
 from tonnage.device import Cluster
-from tonnage.search.bounds import least_bytes
+from tonnage.errors import CannotEstimate
+from tonnage.search.bounds import least_bytes, usually_beyond
+from tonnage.search.unpriced import ranked
 from tonnage.solution import Candidate
 
 
@@ -20,10 +25,16 @@ class Priced:
 
     candidate: Candidate
     """Job and plan."""
-    timing: Timing
-    """By the time model."""
+    timing: Timing | None
+    """By the time model; None where it knows nothing of the network or the card."""
     least_bytes: int
     """No run of it can do with less inside torch's allocator."""
+    beyond_bytes: float
+    """What the process of a run usually needs beyond that."""
+
+    place: float = 0.0
+    """Without a timing: its place in an order by what is known for certain (`unpriced`), from 1 to below 2, so
+    that none is several times another."""
 
     @property
     def tokens_at_once(self) -> float:
@@ -33,29 +44,66 @@ class Priced:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of one GPU: what candidates of equal batches are ordered by."""
-        return 1.0 / self.timing.tokens_per_second_per_gpu
+        """Of one GPU: what candidates of equal batches are ordered by; their places where no seconds are known."""
+        return self.place if self.timing is None else 1.0 / self.timing.tokens_per_second_per_gpu
 
 
 def least(candidate: Candidate, cluster: Cluster) -> int:
-    """Bytes that no run of a candidate can do without.  Raises CannotEstimate for a network of an unknown kind."""
+    """Bytes that no run of a candidate can do without; 0 for a network of an unknown kind."""
     work = Work.of(candidate.job, candidate.plan, cluster)
-    shape = Shape.of(candidate.job.model.config)
-    return least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
+    shape = shape_of(candidate)
+    return 0 if shape is None else least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
 
 
 def priced(candidate: Candidate, cluster: Cluster) -> Priced:
-    """The candidate's price.  Raises CannotEstimate where the time model knows nothing of the network or the card."""
+    """The candidate's price, as far as it is known."""
+    work = Work.of(candidate.job, candidate.plan, cluster)
+    shape = shape_of(candidate)
+    timing = _timing(candidate, cluster)
+    if shape is None:
+        beyond = float(candidate.job.tokens_per_micro_batch)  # what runs like it need is taken to grow as this does
+        return Priced(candidate=candidate, timing=timing, least_bytes=0, beyond_bytes=beyond)
     return Priced(
         candidate=candidate,
-        timing=price(candidate.job, candidate.plan, cluster),
-        least_bytes=least(candidate, cluster),
+        timing=timing,
+        least_bytes=least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward),
+        beyond_bytes=usually_beyond(shape, work) + _outside(work.axes, cluster),
     )
 
 
+def shape_of(candidate: Candidate) -> Shape | None:
+    """The dimensions of a network that is one stack of equal layers, as far as they are known."""
+    try:
+        return Shape.of(candidate.job.model.config)
+    except CannotEstimate:
+        return None
+
+
+def _timing(candidate: Candidate, cluster: Cluster) -> Timing | None:
+    try:
+        return price(candidate.job, candidate.plan, cluster)
+    except CannotEstimate:
+        return None
+
+
+@lru_cache(maxsize=1024)
+def _outside(layout: Axes, cluster: Cluster) -> int:
+    """Bytes outside torch's allocator: the context, and a communicator for each axis of several ranks."""
+    sizes = (layout.pp, layout.dp_replicate, layout.shards, layout.cp, layout.tp)
+    ranks = [size for size in sizes if size > 1]
+    return overheads(cluster.device, ranks, gpus_per_node=cluster.gpus_per_node).bytes
+
+
 def fastest_first(candidates: Iterable[Candidate], cluster: Cluster) -> list[Priced]:
-    """All of them with their prices; of equally fast ones the simpler plan, then the smaller need, comes first."""
-    found = [priced(candidate, cluster) for candidate in candidates]
+    """All of them with their prices; of equally fast ones the simpler plan, then the smaller need, comes first.
+
+    Where some have seconds the others are left out; where none has, they are ranked without.
+    """
+    every = [priced(candidate, cluster) for candidate in candidates]
+    found = [one for one in every if one.timing is not None]
+    if not found:
+        order = ranked(every)
+        return [replace(one, place=1 + number / len(order)) for number, one in enumerate(order)]
     return sorted(found, key=lambda one: (one.seconds_per_token, _changes(one.candidate), one.least_bytes))
 
 
