@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Final
 
 from tonnage.costs.answer import price_of_run
@@ -28,6 +27,9 @@ RUNS: Final = 3
 
 NEAR: Final = 0.02
 """Part of what may be used that is not worth another run."""
+
+_BACK: Final = 0.85
+"""What is tried of a budget's growth when the card was full: by how much it was too large is not known."""
 
 _FASTER: Final = 0.995
 """A plan that is shown for its speed takes at most this part of the time."""
@@ -64,17 +66,15 @@ def _worth(search: Search) -> list[Priced]:
     Promised is what a part of the layers checkpointed would give, which is less than a budget does.
     """
     best = search.found[0][0].seconds_per_token
-    promised = []
+    promised: dict[tuple[float, float], tuple[float, Priced]] = {}
     for none, full in _pairs(search):
         least, most = search.expected.bytes(full), search.expected.bytes(none)
         room = search.question.budget_bytes - least
         part = min(room / (most - least), 1.0) if most > least else 1.0
         seconds = full.seconds_per_token + part * (none.seconds_per_token - full.seconds_per_token)
-        if room > 0 and seconds < best * _FASTER:
-            promised.append((seconds, full))
-    promised.sort(key=lambda pair: pair[0])
-    first = (full for seconds, full in promised[:1])
-    return [*first, *(full for (before, _), (seconds, full) in pairwise(promised) if seconds > before)][:MOST]
+        if room > 0 and seconds < best * _FASTER:  # of variants that take the same time, the simplest
+            promised.setdefault((none.seconds_per_token, full.seconds_per_token), (seconds, full))
+    return [full for _, full in sorted(promised.values(), key=lambda pair: pair[0])[:MOST]]
 
 
 def _pairs(search: Search) -> Iterator[tuple[Priced, Priced]]:
@@ -114,6 +114,8 @@ class _Filling:
     """The budget that is to be tried; None: none is worth it any more."""
     held_bytes: int = 0
     """The largest that fits."""
+    grown: float = 1.0
+    """Bytes of the process for each further byte of the budget."""
     best: tuple[Priced, Estimate] | None = None
     """The plan with it."""
 
@@ -122,7 +124,8 @@ class _Filling:
         phases = {phase.name: phase.allocated_bytes for phase in self.run.phases}
         between = max((phases.get(name, 0) for name in ("forward", "backward")), default=0)
         room = self.capacity_bytes - peak.process_bytes + peak.allocated_bytes - between
-        self.next_bytes = room + (peak.by_category["activation"] if peak.allocated_bytes == between else 0)
+        self.held_bytes = peak.by_category["activation"] if peak.allocated_bytes == between else 0
+        self.next_bytes = self.held_bytes + room
 
     @property
     def capacity_bytes(self) -> int:
@@ -142,14 +145,17 @@ class _Filling:
         if answer is None:
             return
         left = self.capacity_bytes - answer.peak.process_bytes
-        if fits(answer, self.search.question):
+        if not answer.fits:
+            self.next_bytes = self.held_bytes + int(_BACK * (tried - self.held_bytes))
+            return
+        more = tried - self.held_bytes
+        if more > 0:
+            self.grown = max((answer.peak.process_bytes - self.run.peak.process_bytes) / more, 1.0)
+        if left < 0 or left > NEAR * self.capacity_bytes:
+            self.next_bytes = tried + int(left / self.grown) - (MIB if left < 0 else 0)
+        if left >= 0:
+            self.run = answer
             self._keep(tried, answer)
-            if left > NEAR * self.capacity_bytes:
-                self.next_bytes = tried + left
-        elif answer.fits:
-            self.next_bytes = tried + left - MIB
-        else:
-            self.next_bytes = (tried + self.held_bytes) // 2
 
     def _keep(self, budget_bytes: int, answer: Estimate) -> None:
         candidate, cluster = _with(self.full.candidate, _value(budget_bytes)), self.search.question.cluster

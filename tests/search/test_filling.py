@@ -1,0 +1,95 @@
+"""A budget that fills what is left: found in few runs, never above the card, only where it is faster."""
+
+from dataclasses import replace
+
+import pytest
+
+import estimates
+from solutions import question
+from tonnage.search.best import Search
+from tonnage.search.depth import of_run
+from tonnage.search.filling import fill
+from tonnage.search.pricing import priced
+from tonnage.units import GIB, parse_bytes
+
+LEAST, MOST, ELSE = 9 * GIB, 94 * GIB, 17 * GIB
+"""Activations with all layers checkpointed and with none, and everything else."""
+
+
+class Ghosts:
+    """Every candidate needs its activations and the same besides; a budget is kept to."""
+
+    count = 2
+
+    def __init__(self, slope=1.0):
+        self.slope, self.tried = slope, []
+
+    def need(self, candidates, cluster):
+        return [of_run(self._answer(one, cluster)) for one in candidates]
+
+    def fit(self, candidates, cluster):
+        self.tried += [one.plan.checkpointing for one in candidates]
+        return [self._answer(one, cluster) for one in candidates]
+
+    def _answer(self, candidate, cluster):
+        way = candidate.plan.checkpointing
+        held = {"none": MOST, "selective": MOST, "full": LEAST}.get(way)
+        made = estimates.fitting()
+        model = made.model
+        if held is None:
+            held = min(parse_bytes(way.partition("=")[2]), MOST)
+            part = (MOST - held) / (MOST - LEAST)
+            model = {
+                **model,
+                "run_again": {"seconds_fraction": part, "layers": 32, "layers_again": 31, "layers_in_part": 31},
+            }
+        process = ELSE + int(LEAST + (held - LEAST) * self.slope)
+        categories = dict.fromkeys(made.peak.by_category, 0) | {"activation": held, "workspace": process - held}
+        peak = replace(made.peak, process_bytes=process, allocated_bytes=process, by_category=categories)
+        phases = tuple(replace(phase, allocated_bytes=process) for phase in made.phases)
+        return replace(made, fits=process <= cluster.device.capacity_bytes, peak=peak, model=model, phases=phases)
+
+
+def searched(ghosts, **options):
+    asked = question(**{"gpu": "h100-80gb", "method": "lora", "seq_len": 16384, **options})
+    search = Search(asked, ghosts, lambda text: None)
+    search.run(4)
+    return search
+
+
+@pytest.mark.parametrize("slope", [0.9, 1.0, 1.1])
+def test_the_card_is_filled_up(slope):
+    search = searched(Ghosts(slope))
+    before = search.found[0][0]
+    assert before.candidate.plan.checkpointing == "full"
+    fill(search, 4)
+    best, estimate = search.found[0]
+    assert best.candidate.plan.checkpointing.startswith("budget=")
+    assert best.seconds_per_token < 0.95 * before.seconds_per_token
+    capacity = search.question.budget_bytes
+    assert 0.9 * capacity < estimate.peak.process_bytes <= capacity
+    assert sum(way.startswith("budget") for way in search.ghosts.tried) <= 3
+    times = [one.seconds_per_token for one, _ in search.found]
+    assert times == sorted(times)
+
+
+def test_nothing_is_filled_where_all_fits_or_nothing_may_be_chosen():
+    for options in (
+        {"seq_len": 1024, "gpu": "b200"},
+        {"without": ("checkpointing=budget",)},
+        {"checkpointing": "full"},
+    ):
+        search = searched(Ghosts(), **options)
+        found = list(search.found)
+        fill(search, 4)
+        assert search.found == found, options
+
+
+def test_seconds_lie_between_those_of_both_ends():
+    search = searched(Ghosts())
+    full = search.found[0][0]
+    none = priced(
+        replace(full.candidate, plan=replace(full.candidate.plan, checkpointing="none")), search.question.cluster
+    )
+    fill(search, 4)
+    assert none.seconds_per_token < search.found[0][0].seconds_per_token < full.seconds_per_token
