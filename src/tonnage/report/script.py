@@ -36,7 +36,7 @@ def _parts(advice: Advice) -> Iterator[Part]:
     yield from _changes(advice)
     yield from _line(advice)
     yield from _listed("Tried, and not advised", advice.failed)
-    yield from _listed("Techniques that its trainer has no setting for", advice.unexpressed)
+    yield from _listed("Techniques that it has no setting for", advice.unexpressed)
     yield from _notes(advice)
 
 

@@ -18,6 +18,7 @@ from tonnage.device import Cluster
 from tonnage.engines import engine_of
 from tonnage.errors import TonnageError, TrialFailed
 from tonnage.estimates import Estimate
+from tonnage.job import Job
 from tonnage.options import spelled
 from tonnage.plans import Plan
 from tonnage.script.changes import Change, Setting, changes, holds, seconds
@@ -45,7 +46,7 @@ BATCH: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 LOOPS_NOT: Final = (
     *("shard", "tp", "pp", "cp", "ep", "accum-sync", "optimizer-in-backward", "loss", "checkpointing=selective"),
-    *("activation-offload", "optimizer-offload", "param-offload"),
+    *("checkpointing=budget", "activation-offload", "optimizer-offload", "param-offload"),
 )
 """What a loop with an Accelerator would have to be rewritten for, or its launcher decides."""
 
@@ -213,7 +214,7 @@ def _planned(
             solution=solution,
             changes=found,
             failed=tuple(failed),
-            unexpressed=_unexpressed(best, asked.cluster),
+            unexpressed=_unexpressed(best, facts, asked.cluster),
             step_seconds=(seconds(here, question), seconds(best, question)),
         )
         if not found:
@@ -313,20 +314,28 @@ def _not_taken(settings: Sequence[Setting], after: Facts) -> list[str]:
     return wrong
 
 
-def _unexpressed(best: Candidate, cluster: Cluster) -> tuple[Refused, ...]:
-    """Techniques that a plan could have beside its own, and its trainer has no words for."""
-    found: dict[str, Refused] = {}
+def _unexpressed(best: Candidate, facts: Facts, cluster: Cluster) -> tuple[Refused, ...]:
+    """Techniques that a plan could have beside its own, and the script has no setting for."""
     values = {**{name: (value,) for name, value in FREE.items()}, **{name: more[1:] for name, more in ORDER.items()}}
+    values["checkpointing"] = (*values["checkpointing"], "budget=1GiB")
+    found = {}
     for name, others in values.items():
+        if cluster.gpus == 1 and name in ("shard", "accum_sync"):
+            continue
         for value in others:
             plan = replace(best.plan, **{name: value})
-            if cluster.gpus == 1 and name in ("shard", "accum_sync"):
-                continue
-            for refusal in engine_of(plan).refusals(best.job, plan, cluster):
-                what, _, _ = refusal.technique.partition("=")
-                if what == spelled(name) and "no setting" in refusal.reason:
-                    found[refusal.technique] = Refused(what=refusal.technique, why=DOES[name])
+            if _has_no_words(name, value, best.job, plan, facts, cluster):
+                what = spelled(name) if value is True else f"{spelled(name)}={str(value).partition('=')[0]}"
+                found[what] = Refused(what=what, why=DOES[name])
     return tuple(found.values())
+
+
+def _has_no_words(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cluster: Cluster) -> bool:
+    if facts.is_loop:
+        word = f"{spelled(name)}={str(value).partition('=')[0]}"
+        return spelled(name) in LOOPS_NOT or word in LOOPS_NOT
+    refusals = engine_of(plan).refusals(job, plan, cluster)
+    return any(one.technique.partition("=")[0] == spelled(name) and "no setting" in one.reason for one in refusals)
 
 
 def _without_plan(asked: Asked, facts: Facts, why: str, common: dict[str, Any], progress: Progress) -> Advice:
