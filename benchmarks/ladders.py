@@ -55,6 +55,7 @@ ANSWER_AI = {
     "model": "llama-2-7b",
     "gpu": "2xrtx-3090",
     "lora_rank": 64,
+    "lora_dropout": 0.1,
     "lora_targets": ("k_proj", "q_proj", "v_proj", "up_proj", "down_proj", "gate_proj"),
     "unquantized_dtype": "compute",
     "precision": "bf16-true",

@@ -116,6 +116,15 @@ def test_states_go_to_the_host(found: Any) -> None:
     assert none.run.estimate.peak.allocated_bytes < plain.run.estimate.peak.allocated_bytes - 0.9 * states
 
 
+def test_what_rests_in_files_is_not_the_hosts(found: Any) -> None:
+    job = dataclasses.replace(JOB, model=dataclasses.replace(MODEL, config={**MODEL.config, "vocab_size": 65536}))
+    memory, files = (found(job, optimizer_offload=place) for place in ("cpu", "nvme"))
+    assert files.run.estimate.peak.allocated_bytes == memory.run.estimate.peak.allocated_bytes
+    assert files.run.estimate.host.pinned_bytes < MIB
+    saved = memory.run.estimate.host.peak_bytes - files.run.estimate.host.peak_bytes
+    assert saved > 3.5 * parameters(memory) * BF16, "parameters, gradients and two moments of the larger tensors"
+
+
 def test_gradients_do_not_pile_up_in_backward(found: Any) -> None:
     """The largest is that of head or embedding; two may be there at once."""
     largest = VOCABULARY * WIDTH * BF16

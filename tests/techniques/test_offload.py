@@ -1,6 +1,7 @@
 """Activations and optimizer states on the host, optimizers in backward: the same training as without."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
 from tonnage import step as steps
+from tonnage.errors import UsageError
 from tonnage.plans import Plan
-from tonnage.techniques import activation_offload
-from tonnage.techniques.activation_offload import _Packed, _Streamed
+from tonnage.techniques import activation_offload, disk
+from tonnage.techniques.activation_offload import _in_memory, _Packed, _Streamed
 from tonnage.techniques.optimizer_offload import offloaded
 
 Trained = dict[str, torch.Tensor]
@@ -41,7 +43,7 @@ class TestActivations:
         monkeypatch.setattr(activation_offload, "SMALL_BYTES", 1)
 
     @pytest.mark.parametrize("name", ["llama", "mixtral", "t5"])
-    @pytest.mark.parametrize("kind", ["cpu", "cpu-streamed"])
+    @pytest.mark.parametrize("kind", ["cpu", "cpu-streamed", "nvme"])
     @pytest.mark.parametrize("checkpointing", ["none", "full"])
     def test_training_is_the_same(self, name: str, kind: str, checkpointing: str) -> None:
         plain = trained(name, checkpointing=checkpointing)
@@ -64,7 +66,7 @@ class TestActivations:
         assert len(sent) < 3 + 8  # and what embedding and last norm save, but nothing from inside a layer
 
     def test_views_of_one_piece_are_sent_once(self) -> None:
-        streamed = _Streamed(torch.device("cpu"))
+        streamed = _Streamed(torch.device("cpu"), _in_memory)
         whole = torch.arange(12.0).reshape(3, 4)
         one, other = streamed.pack(whole[0]), streamed.pack(whole.t())
         assert isinstance(one, _Packed)
@@ -75,7 +77,7 @@ class TestActivations:
 
     def test_what_is_written_to_after_it_was_saved_is_another_piece(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(activation_offload, "LEAVING", 0)
-        streamed = _Streamed(torch.device("cpu"))
+        streamed = _Streamed(torch.device("cpu"), _in_memory)
         tensor = torch.zeros(4)
         before = streamed.pack(tensor)
         tensor.add_(1)
@@ -84,7 +86,7 @@ class TestActivations:
         assert torch.equal(streamed.unpack(after), torch.ones(4))
 
     def test_only_a_few_pieces_stay_on_the_card(self) -> None:
-        streamed = _Streamed(torch.device("cpu"))
+        streamed = _Streamed(torch.device("cpu"), _in_memory)
         pieces = [torch.full((4,), float(number)) for number in range(6)]
         packed = [streamed.pack(piece) for piece in pieces]
         del pieces
@@ -94,7 +96,7 @@ class TestActivations:
         assert torch.equal(streamed.unpack(packed[3]), torch.full((4,), 3.0))
 
     def test_weights_stay(self) -> None:
-        streamed = _Streamed(torch.device("cpu"))
+        streamed = _Streamed(torch.device("cpu"), _in_memory)
         weight = torch.nn.Parameter(torch.ones(4, 4))
         assert streamed.pack(weight) is weight
         view = weight.t()
@@ -141,8 +143,23 @@ def test_optimizer_in_backward_trains_the_same(optimizer: str) -> None:
     assert_equal(ours, trained(optimizer=optimizer), exactly=False)
 
 
-def test_optimizer_offload_trains_the_same() -> None:
-    assert_equal(trained(optimizer_offload="cpu=0.5"), trained(), exactly=False)
+@pytest.mark.parametrize("place", ["cpu=0.5", "nvme"])
+def test_optimizer_offload_trains_the_same(place: str) -> None:
+    assert_equal(trained(optimizer_offload=place), trained(), exactly=False)
+
+
+def test_states_rest_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(disk, "SMALL_BYTES", 1)
+    monkeypatch.setenv("TONNAGE_OFFLOAD_DIR", str(tmp_path))
+    made = steps.build(tiny_job(), Plan(precision="fp32", optimizer_offload="nvme"), device="cpu", initialise=True)
+    made.run(1)
+    maps = Path("/proc/self/maps").read_text()
+    mapped = sum(f"{tmp_path}/{disk.PREFIX}" in line for line in maps.splitlines())
+    assert mapped == 4 * len(list(made.model.parameters()))  # a copy, its gradient, two moments
+    assert list(tmp_path.iterdir()) == [], "files without names: nothing is left behind"
+    monkeypatch.setenv("TONNAGE_OFFLOAD_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match="which is no folder"):
+        disk.empty((1,), torch.float32)
 
 
 def test_in_backward_no_gradient_is_left() -> None:

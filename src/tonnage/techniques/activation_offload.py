@@ -3,8 +3,9 @@
 `cpu`: torch's own `save_on_cpu(pin_memory=True)`.  Every saved tensor is copied when it is saved and copied back when
 it is needed, on the stream that computes, weights included.  `cpu-streamed`: copies on a stream of their own, beside
 the computation; weights and tensors below SMALL_BYTES stay; each piece of memory is copied once however many tensors
-look at it.  Both act inside the module that holds the layers, so that head and loss keep what they need on the card,
-and outside of checkpointing, whose layers then give away their inputs alone.
+look at it.  `nvme`: the same, into files (see `disk`).  All act inside the module that holds the layers, so that
+head and loss keep what they need on the card, and outside of checkpointing, whose layers then give away their inputs
+alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.techniques import disk
 from tonnage.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -37,8 +39,25 @@ AHEAD: Final = 2
 def apply(step: Step) -> Step:
     """Offload inside every module that holds layers."""
     device = step.world.device
-    new = _saved_by_torch if step.plan.activation_offload == "cpu" else _Streamed
-    return replace(step, changes=(*step.changes, partial(_offloading, new=partial(new, device))))
+    chosen: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "cpu": partial(_saved_by_torch, device),
+        "cpu-streamed": partial(_Streamed, device, _in_memory),
+        "nvme": partial(_Streamed, device, _in_a_file),
+    }
+    new = chosen[step.plan.activation_offload]
+    return replace(step, changes=(*step.changes, partial(_offloading, new=new)))
+
+
+def _in_memory(count_bytes: int, device: torch.device) -> Tensor:
+    import torch
+
+    return torch.empty(count_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+
+def _in_a_file(count_bytes: int, device: torch.device) -> Tensor:
+    import torch
+
+    return disk.empty((count_bytes,), torch.uint8)
 
 
 def _offloading(module: nn.Module, new: Callable[[], AbstractContextManager[Any]]) -> nn.Module:
@@ -109,10 +128,11 @@ class _Streamed:
     queued, and the computing stream waits for a copy before it uses, or lets go of, what was copied.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, room: Callable[[int, torch.device], Tensor]) -> None:
         import torch
 
         self.device = device
+        self.room = room
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.stays: list[weakref.ref[_Stay]] = []
         self.leaving: dict[tuple[int, int], _Stay] = {}
@@ -153,7 +173,7 @@ class _Streamed:
 
         storage = tensor.untyped_storage()
         piece = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage, 0, (storage.nbytes(),), (1,))
-        host = torch.empty(piece.shape, dtype=torch.uint8, pin_memory=self.stream is not None)
+        host = self.room(piece.numel(), self.device)
         stay = _Stay(number=len(self.stays), host=host, card=piece, done=self._copy(host, piece))
         self.stays.append(weakref.ref(stay))
         self.leaving[key] = stay
@@ -208,4 +228,6 @@ class _Streamed:
             torch.cuda.current_stream(self.device).wait_event(stay.done)
 
 
-ACTIVATION_OFFLOAD: Final = Technique(option="activation_offload", values=("cpu", "cpu-streamed"), apply=apply)
+ACTIVATION_OFFLOAD: Final = Technique(
+    option="activation_offload", values=("cpu", "cpu-streamed", "nvme"), apply=apply
+)

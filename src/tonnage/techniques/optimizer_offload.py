@@ -1,22 +1,24 @@
 """Optimizer offload: states rest in host memory, where the optimizer runs on copies of the parameters.
 
-`cpu`: all parameters; `cpu=0.5`: about half of their elements, the first ones of each optimizer.  The card keeps
-parameters and gradients.  At a step gradients go to the host, parameters come back.  Own code rather than torchao's
-`CPUOffloadOptimizer`, which takes no part of the parameters, no accumulation where it offloads gradients, and needs a
-CUDA device to be made at all.  Copies of parameters and gradients are pinned, states are ordinary memory as the
-optimizer makes them.
+`cpu`: all parameters; `cpu=0.5`: about half of their elements, the first ones of each optimizer.  `nvme`, `nvme=0.5`:
+states and copies rest in files (see `disk`).  The card keeps parameters and gradients.  At a step gradients go to the
+host, parameters come back.  Own code rather than torchao's `CPUOffloadOptimizer`, which takes no part of the
+parameters, no accumulation where it offloads gradients, and needs a CUDA device to be made at all.  Copies of
+parameters and gradients are pinned where they are in memory, states are ordinary memory as the optimizer makes them.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.techniques import disk
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from tonnage.device import Cluster
@@ -41,22 +43,25 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
 
 def apply(step: Step) -> Step:
     """Have a part of each optimizer's parameters updated on the host."""
-    _, _, text = step.plan.optimizer_offload.partition("=")
-    return replace(step, new_optimizer=partial(offloaded, fraction=float(text or 1)))
+    place, _, text = step.plan.optimizer_offload.partition("=")
+    return replace(step, new_optimizer=partial(offloaded, fraction=float(text or 1), in_files=place == "nvme"))
 
 
-def offloaded(parameters: list[nn.Parameter], new: NewOptimizer, *, fraction: float) -> Optimizer:
-    """An optimizer of which `fraction` of the elements is on the host."""
+def offloaded(
+    parameters: list[nn.Parameter], new: NewOptimizer, *, fraction: float, in_files: bool = False
+) -> Optimizer:
+    """An optimizer of which `fraction` of the elements is on the host, in its memory or in files."""
     import torch
 
     count = _enough(parameters, fraction)
+    copy = _filed if in_files else _pinned
 
     class OnHost(torch.optim.Optimizer):  # type: ignore[misc]
         """An optimizer on the host, and one on the card for the rest."""
 
         def __init__(self) -> None:
             super().__init__(parameters, {})
-            self.pairs = [(parameter, _pinned(parameter), _pinned(parameter)) for parameter in parameters[:count]]
+            self.pairs = [(parameter, copy(parameter), copy(parameter)) for parameter in parameters[:count]]
             self.parts = [new([host for _, host, _ in self.pairs])]
             if count < len(parameters):
                 self.parts.append(new(parameters[count:]))
@@ -70,7 +75,8 @@ def offloaded(parameters: list[nn.Parameter], new: NewOptimizer, *, fraction: fl
             for part in self.parts[1:]:
                 part.step()
             _finish(parameters[0].device)
-            self.parts[0].step()
+            with disk.zeros_on_disk() if in_files else nullcontext():
+                self.parts[0].step()
             with torch.no_grad():
                 for parameter, host, _ in self.pairs:
                     parameter.copy_(host, non_blocking=True)
@@ -98,12 +104,18 @@ def _enough(parameters: list[nn.Parameter], fraction: float) -> int:
     return len(parameters)
 
 
-def _pinned(parameter: nn.Parameter) -> Any:
+def _pinned(parameter: nn.Parameter) -> Tensor:
     """A copy on the host."""
     import torch
 
-    copy = torch.empty_like(parameter, device="cpu", pin_memory=parameter.device.type == "cuda", requires_grad=False)
+    pinned = parameter.device.type == "cuda"
+    copy: Tensor = torch.empty_like(parameter, device="cpu", pin_memory=pinned, requires_grad=False)
     return copy.copy_(parameter.detach())
+
+
+def _filed(parameter: nn.Parameter) -> Tensor:
+    """A copy in a file."""
+    return disk.empty(tuple(parameter.shape), parameter.dtype).copy_(parameter.detach())
 
 
 def _finish(device: Any) -> None:
@@ -114,5 +126,8 @@ def _finish(device: Any) -> None:
 
 
 OPTIMIZER_OFFLOAD: Final = Technique(
-    option="optimizer_offload", values=("cpu", "cpu=FRACTION"), accepts=accepts, apply=apply
+    option="optimizer_offload",
+    values=("cpu", "cpu=FRACTION", "nvme", "nvme=FRACTION"),
+    accepts=accepts,
+    apply=apply,
 )

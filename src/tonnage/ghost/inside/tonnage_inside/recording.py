@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import outcome, written
+from . import host, outcome, written
 from .untouched import peaks
 from .watch import Watch
 
@@ -50,7 +50,7 @@ class Recording:
             "rank": written.place(torch)[0],
             "steps": self.watch.steps + self.watch._stepped,  # the latest counts when the next one begins
             "peaks": peaks(torch, written.fullest(torch)),
-            "host_bytes": written.host_peak_bytes(),
+            "host_bytes": host.resident_peak_bytes(),
         }
         path = os.path.join(self.folder, f"{self._process}.progress")
         with contextlib.suppress(OSError):  # tonnage has given up and removed the folder

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from .host import ZEROS
 from .imports import after_import
 from .native import Native
 
@@ -371,6 +372,7 @@ class Policy:
             if not big(tensor):
                 return aten.fill_.Scalar(tensor, 0)
             native.zero_host(tensor.data_ptr(), tensor.nbytes)
+            ZEROS.add(tensor)
             return tensor
 
         def mul_(tensor: Any, other: Any) -> Any:

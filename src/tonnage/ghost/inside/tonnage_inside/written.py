@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from . import ranks
+from . import host, ranks
 from .untouched import peaks
 
 FORMAT_VERSION = 1
@@ -48,6 +48,7 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
     columns = event_columns(torch, watch, device)
     claims = list(watch.claims)  # before the marks that they point at: the program may still be running
     native = watch.native
+    pinned_bytes = native.pinned_peak_bytes() if native is not None else 0
     rank, world_size = place(torch)
     document = {
         "format_version": FORMAT_VERSION,
@@ -61,8 +62,8 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
         "outcome": outcome or {"kind": "completed"},
         "peaks": peaks(torch, device),
         "host": {
-            "peak_bytes": host_peak_bytes(),
-            "pinned_bytes": native.pinned_peak_bytes() if native is not None else 0,
+            "peak_bytes": host.peak_bytes(pinned_bytes),
+            "pinned_bytes": pinned_bytes,
             "managed_bytes": native.managed_peak_bytes() if native is not None else 0,
         },
         "model": watch.model,
@@ -81,13 +82,6 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
             archive.writestr(f"events.{name}", column.tobytes())
         archive.writestr("log", native.log_bytes() if native is not None else b"")
     os.replace(partial, path)
-
-
-def host_peak_bytes() -> int:
-    """Most bytes of this process that were resident at once."""
-    import resource  # not on Windows, where this module tells versions alone
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def fullest(torch: Any) -> int:
