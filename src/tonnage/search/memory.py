@@ -77,7 +77,7 @@ class Ghosts:
         """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
         wide = roomy(cluster)
         runs = [_looks(one) for one in candidates]
-        answers = iter(self._answers([(run, wide, LOOKS, True) for group in runs for run in group]))
+        answers = iter(self._answers([(run, wide, _look_steps(run), True) for group in runs for run in group]))
         return [_needed(one, [next(answers) for _ in group]) for one, group in zip(candidates, runs, strict=True)]
 
     def _answers(self, wanted: Sequence[tuple[Candidate, Cluster, int, bool]]) -> list[Answer]:
@@ -136,6 +136,11 @@ def micro_batches_run(candidate: Candidate) -> int:
 
 def _steps(candidate: Candidate) -> int:
     return STEPS_EXPANDABLE if candidate.plan.allocator == "expandable" else STEPS
+
+
+def _look_steps(candidate: Candidate) -> int:
+    """A budget acts from the second micro-batch on."""
+    return LOOKS + 1 if candidate.plan.checkpointing.startswith("budget") else LOOKS
 
 
 def _said_of(found: Estimate, asked: Job, run: Job) -> Estimate:
