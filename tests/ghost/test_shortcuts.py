@@ -5,7 +5,13 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
+from networks import tiny_job
+from tonnage.device import parse_cluster
+from tonnage.ghost import pool
 from tonnage.ghost.process import INSIDE
+from tonnage.plans import Plan
 
 PROGRAM = """
 import json, sys
@@ -87,3 +93,29 @@ def test_one_of_each_kind_is_asked_for_and_the_results_are_torchs() -> None:
     assert asked["aten::_fused_adamw_"] == [3]
     assert plain["asked"]["aten::_fused_adamw_"] == [6]
     assert asked["aten::_foreach_add.List"] == [3, 6]  # tensors that must be moved: torch decides about all
+
+
+WITHOUT = """
+from tonnage_inside import shortcuts
+shortcuts.install = lambda: None
+from tonnage.ghost import worker
+worker.serve()
+"""
+
+
+@pytest.mark.ghost
+def test_every_event_is_the_same_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, cluster = tiny_job("llama", micro_batch=2, grad_accum=2), parse_cluster("4xa100-40gb")
+    plan = Plan(shard="zero3", tp=2, checkpointing="full", optimizer="adamw-fused", loss="chunked")
+    traces = []
+    for program in (("-m", "tonnage.ghost.worker"), ("-c", WITHOUT)):
+        monkeypatch.setattr(pool, "_PROGRAM", program)
+        with pool.Worker() as worker:
+            traces.append(worker.run(job, plan, cluster, steps=2))
+    short, plain = traces
+    assert short.event_count > 1000
+    for column in ("action", "size", "mark"):
+        assert short.event_columns[column] == plain.event_columns[column]
+    assert short.peaks == plain.peaks
+    launched = [[(one.kind, one.name, one.grid, one.bytes) for one in trace.activities()] for trace in traces]
+    assert launched[0] == launched[1]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from tonnage import trace
 from tonnage.device import Cluster
@@ -21,6 +21,9 @@ from tonnage.ghost.wheel import Progress, find
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.trace import Trace
+
+_PROGRAM: Final = ("-m", "tonnage.ghost.worker")
+"""What the ghost process runs."""
 
 _BY_EXIT_CODE: Mapping[int, type[TonnageError]] = {2: UsageError, 3: CannotEstimate, 5: TrialFailed}
 
@@ -55,7 +58,7 @@ class Worker:
         self._folder = tempfile.TemporaryDirectory(prefix="tonnage-")
         self._errors = (Path(self._folder.name) / "stderr").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tonnage.ghost.worker"],
+            [sys.executable, *_PROGRAM],
             env=self._environment(torch),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

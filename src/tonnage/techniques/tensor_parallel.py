@@ -139,7 +139,8 @@ def divided(
     of_experts = {name: style for name, style in plan.items() if _is_of_experts(name, plan)}
     styles = dict(_styles(network, {name: plan[name] for name in plan.keys() - of_experts.keys()}, sequence))
     ties = _ties(network)
-    parallelize_module(network, mesh, styles, src_data_rank=None)
+    for name, style in styles.items():  # all at once, each name would be looked for among all layers
+        parallelize_module(network.get_submodule(name), mesh, style, src_data_rank=None)
     _tie(ties)
     if experts and of_experts:
         _divide_experts(network, mesh, of_experts)

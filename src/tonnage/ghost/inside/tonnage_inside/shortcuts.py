@@ -15,6 +15,7 @@ from .imports import after_import
 def install() -> None:
     """Take the shortcuts in torch's parts when they are imported."""
     after_import("torch.distributed.tensor._sharding_prop", _sharding)
+    after_import("torch.distributed.tensor._api", _no_constructor)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_param", _own_chunks)
 
 
@@ -69,6 +70,20 @@ def _picked(argument: Any, chosen: list[int], count: int) -> Any:
     if isinstance(argument, list | tuple) and len(argument) == count:
         return type(argument)(argument[index] for index in chosen)
     return argument
+
+
+def _no_constructor(module: ModuleType) -> None:
+    """DTensor's constructor asks whether anything is compiled or exported around it, and then does nothing.
+
+    Three layers of functions, for each result of each operation; what makes the tensor is `__new__`.
+    """
+    tensor: Any = getattr(module, "DTensor", None)
+    if tensor is not None and "__init__" in vars(tensor):
+
+        def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+            """As torch's own, outside of any compiler."""
+
+        tensor.__init__ = construct
 
 
 def _own_chunks(module: ModuleType) -> None:
