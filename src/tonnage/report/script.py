@@ -36,7 +36,7 @@ def _parts(advice: Advice) -> Iterator[Part]:
     yield from _changes(advice)
     yield from _line(advice)
     yield from _listed("Tried, and not advised", advice.failed)
-    yield from _listed("Techniques that it has no setting for", advice.unexpressed)
+    yield from _unexpressed(advice)
     yield from _notes(advice)
 
 
@@ -103,16 +103,27 @@ def _changes(advice: Advice) -> Iterator[Part]:
     if not advice.changes:
         return
     yield title("What to change" if advice.status != "too_large" else "What would change, had it fitted")
+    yield _table("setting", [(_settings(change), change) for change in advice.changes])
+
+
+def _unexpressed(advice: Advice) -> Iterator[Part]:
+    if not advice.unexpressed:
+        return
+    yield title("Techniques that it has no setting for (their figures: the same plan in a loop of tonnage's own)")
+    yield _table("technique", [(text(change.technique), change) for change in advice.unexpressed])
+
+
+def _table(first: str, found: list[tuple[Text, Change]]) -> Padding:
     rows = Table.grid(padding=(0, 2))
-    for heading in ("setting", "saves", "costs", "why"):
+    for heading in (first, "saves", "costs", "why"):
         justify: Any = "right" if heading in ("saves", "costs") else "left"
         rows.add_column(
             header=Text(heading, style="dim"), justify=justify, no_wrap=heading in ("saves", "costs"), overflow="fold"
         )
     rows.show_header = True
-    for change in advice.changes:
-        rows.add_row(_settings(change), saving(change.saves_bytes), cost(change.costs_seconds), text(change.why))
-    yield Padding(rows, (0, 0, 0, 2))
+    for words, change in found:
+        rows.add_row(words, saving(change.saves_bytes), cost(change.costs_seconds), text(change.why))
+    return Padding(rows, (0, 0, 0, 2))
 
 
 def _settings(change: Change) -> Text:
@@ -137,7 +148,7 @@ def _listed(heading: str, found: tuple[Refused, ...]) -> Iterator[Part]:
         return
     yield title(heading)
     rows = Table.grid(padding=(0, 2))
-    rows.add_column(no_wrap=heading.startswith("Techniques"))
+    rows.add_column()
     rows.add_column()
     for refused in found:
         rows.add_row(text(refused.what), text(refused.why, "dim"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -21,10 +21,11 @@ from tonnage.estimates import Estimate
 from tonnage.job import Job
 from tonnage.options import spelled
 from tonnage.plans import Plan
-from tonnage.script.changes import Change, Setting, changes, holds, seconds
+from tonnage.script.changes import Change, Setting, changes, difference, holds, saved, seconds
 from tonnage.script.command import flag, with_value
 from tonnage.script.facts import Facts, NotUnderstood, Understood, seen, understood
-from tonnage.search.memory import Ghosts
+from tonnage.search.depth import Need
+from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.reasons import DOES
 from tonnage.search.solve import search
 from tonnage.search.space import FREE, ORDER, Question
@@ -123,8 +124,8 @@ class Advice:
     """With the changes; None where there are none, or none that fits."""
     failed: tuple[Refused, ...] = ()
     """Plans that were tried on the script and did not fit, or did not run."""
-    unexpressed: tuple[Refused, ...] = ()
-    """Techniques that the script's trainer has no setting for."""
+    unexpressed: tuple[Change, ...] = ()
+    """Techniques that the script has no setting for, as they are in a loop of tonnage's own."""
     solution: Solution | None = None
     """Of the search."""
     step_seconds: tuple[float | None, float | None] = (None, None)
@@ -214,7 +215,7 @@ def _planned(
             solution=solution,
             changes=found,
             failed=tuple(failed),
-            unexpressed=_unexpressed(best, facts, asked.cluster),
+            unexpressed=_unexpressed(best, facts, question, ghosts),
             step_seconds=(seconds(here, question), seconds(best, question)),
         )
         if not found:
@@ -314,26 +315,47 @@ def _not_taken(settings: Sequence[Setting], after: Facts) -> list[str]:
     return wrong
 
 
-def _unexpressed(best: Candidate, facts: Facts, cluster: Cluster) -> tuple[Refused, ...]:
-    """Techniques that a plan could have beside its own, and the script has no setting for."""
-    values = {**{name: (value,) for name, value in FREE.items()}, **{name: more[1:] for name, more in ORDER.items()}}
-    values["checkpointing"] = (*values["checkpointing"], "budget=1GiB")
-    found = {}
-    for name, others in values.items():
+def _unexpressed(best: Candidate, facts: Facts, question: Question, ghosts: Ghosts) -> tuple[Change, ...]:
+    """Techniques that the script has no setting for, with what they would save and cost in tonnage's own loop.
+
+    What cannot be run there either, beside what the plan has, is none.
+    """
+    own = Candidate(job=best.job, plan=replace(best.plan, engine="tonnage"))
+    others = {
+        what: replace(own, plan=replace(own.plan, **{name: value}))
+        for what, name, value in _further(best.plan, question.cluster)
+        if _has_no_words(name, value, best.job, replace(best.plan, **{name: value}), facts, question.cluster)
+    }
+    needs = ghosts.need([own, *others.values()], question.cluster)
+    return tuple(
+        Change(
+            technique=what,
+            settings=(),
+            why=DOES[what.partition("=")[0].replace("-", "_")],
+            saves_bytes=saved(needs[0], need),
+            costs_seconds=difference(other, own, question),
+        )
+        for (what, other), need in zip(others.items(), needs[1:], strict=True)
+        if isinstance(need, Need) or isinstance(needs[0], Failure)
+    )
+
+
+def _further(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str, Any]]:
+    """Values that keep less than the plan's own: in words, the option, the value."""
+    for name, value in FREE.items():
+        if getattr(plan, name) != value:
+            yield f"{spelled(name)}={value}", name, value
+    for name, values in ORDER.items():
         if cluster.gpus == 1 and name in ("shard", "accum_sync"):
             continue
-        for value in others:
-            plan = replace(best.plan, **{name: value})
-            if _has_no_words(name, value, best.job, plan, facts, cluster):
-                what = spelled(name) if value is True else f"{spelled(name)}={str(value).partition('=')[0]}"
-                found[what] = Refused(what=what, why=DOES[name])
-    return tuple(found.values())
+        now = getattr(plan, name)
+        for value in values[values.index(now) + 1 :] if now in values else ():
+            yield spelled(name) if value is True else f"{spelled(name)}={value}", name, value
 
 
 def _has_no_words(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cluster: Cluster) -> bool:
     if facts.is_loop:
-        word = f"{spelled(name)}={str(value).partition('=')[0]}"
-        return spelled(name) in LOOPS_NOT or word in LOOPS_NOT
+        return spelled(name) in LOOPS_NOT or f"{spelled(name)}={value}" in LOOPS_NOT
     refusals = engine_of(plan).refusals(job, plan, cluster)
     return any(one.technique.partition("=")[0] == spelled(name) and "no setting" in one.reason for one in refusals)
 

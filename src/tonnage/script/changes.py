@@ -16,7 +16,7 @@ from tonnage.search.reasons import DOES
 from tonnage.solution import Candidate
 
 if TYPE_CHECKING:
-    from tonnage.search.memory import Ghosts
+    from tonnage.search.memory import Failure, Ghosts
     from tonnage.search.space import Question
 
 Where = Literal["flag", "argument", "environment"]
@@ -90,17 +90,14 @@ def changes(
     found = []
     for name, candidate, need in zip(groups, without, needs[1:], strict=True):
         settings = tuple(_settings(name, candidate, best, facts, command))
-        saved = None
-        if isinstance(need, Need) and isinstance(needs[0], Need):
-            saved = need.process_bytes - needs[0].process_bytes
         if settings:
             found.append(
                 Change(
                     technique=name,
                     settings=settings,
                     why=WHY[name],
-                    saves_bytes=saved,
-                    costs_seconds=_difference(best, candidate, question),
+                    saves_bytes=saved(need, needs[0]),
+                    costs_seconds=difference(best, candidate, question),
                 )
             )
     return tuple(found)
@@ -126,7 +123,15 @@ def seconds(candidate: Candidate, question: Question) -> float | None:
     return None if timing is None else timing.step_seconds
 
 
-def _difference(best: Candidate, without: Candidate, question: Question) -> float | None:
+def saved(without: Need | Failure, with_it: Need | Failure) -> int | None:
+    """Bytes less at the peak; None where one of them could not be run."""
+    if isinstance(without, Need) and isinstance(with_it, Need):
+        return without.process_bytes - with_it.process_bytes
+    return None
+
+
+def difference(best: Candidate, without: Candidate, question: Question) -> float | None:
+    """Seconds of a step more than without; None where they are not known."""
     after, before = seconds(best, question), seconds(without, question)
     return None if after is None or before is None else after - before
 
