@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -27,6 +28,8 @@ class Calibration:
     """Which rows of its own it is calibrated on."""
     weight: Callable[[Row], float] = lambda row: 1.0
     """How much a row counts."""
+    of_experts: tuple[str, ...] = ()
+    """The fields that are calibrated afterwards on networks with experts, each of which counts as much."""
     rows: str
     """In words."""
 
@@ -47,9 +50,12 @@ def _utilisation(row: Row) -> float:
 CALIBRATIONS = {
     "eager": Calibration(
         start=Software(
-            name="eager", kernel_seconds=2.5e-5, near_part=0.83, far_part=0.46, gather_overlap=0.3, data_overlap=0.7
+            name="eager", kernel_seconds=2.5e-5, near_part=0.83, far_part=0.46, gather_overlap=0.3, data_overlap=0.7,
+            memory_factor=1.7, again_seconds=1.5e-3,
         ),
-        names=("kernel_seconds", "matmul_factor", "memory_factor"),
+        names=("kernel_seconds", "matmul_factor", "memory_factor", "again_seconds"),
+        takes=lambda row: not row.shape.experts,
+        of_experts=("expert_factor",),
         rows="steps of our own H200 (measurements/h200-2026-11-20.jsonl); exchanges as the other codes'",
     ),
     "megatron-deepspeed": Calibration(
@@ -82,14 +88,16 @@ CALIBRATIONS = {
     ),
     "megatron": Calibration(
         start=Software(
-            name="megatron", fused=True, kernel_seconds=5e-6, tensor_exposed=0.6, data_overlap=0.9, sends_exposed=0.3
+            name="megatron", fused=True, kernel_seconds=2.5e-5, tensor_exposed=0.6, data_overlap=0.9,
+            sends_exposed=0.3, expert_factor=1.6, expert_exposed=0.6,
         ),
         names=("matmul_factor", "memory_factor", "tensor_exposed", "near_part", "far_part", "sends_exposed"),
         takes=lambda row: not row.shape.experts and row.cluster_name == "H100",
-        rows="NeMo's, Megatron-Bridge's and dgxc-benchmarking's dense networks on 8 to 2,048 H100",
+        of_experts=("expert_factor", "expert_exposed", "kernel_seconds"),
+        rows="NeMo's, Megatron-Bridge's and dgxc-benchmarking's networks on 8 to 2,048 H100; experts also Blackwell",
     ),
     "internevo": Calibration(
-        start=Software(name="internevo", fused=True, kernel_seconds=1e-5),
+        start=Software(name="internevo", fused=True, kernel_seconds=1e-5, matmul_factor=1.15, memory_factor=1.3),
         names=("matmul_factor", "memory_factor", "far_part", "data_overlap"),
         rows="InternEvo's InternLM 7B on 8 to 1,024 A100",
     ),
@@ -99,13 +107,19 @@ CALIBRATIONS = {
 def calibrated(name: str, rows: Iterable[Row]) -> Software:
     """The Software calibrated on those of the rows that are its own and ran."""
     how = CALIBRATIONS[name]
-    own = [row for row in rows if row.software == name and row.ran and how.takes(row)]
+    ran = [row for row in rows if row.software == name and row.ran]
+    own = [row for row in ran if how.takes(row)]
     if not own:
         return how.start
     every = -(-len(own) // MOST_ROWS)
     taken = own[::every]
     weights = {id(row): how.weight(row) for row in taken}
-    return fit(taken, how.start, how.names, lambda row: weights[id(row)])
+    found = fit(taken, how.start, how.names, lambda row: weights[id(row)])
+    experts = [row for row in ran if row.shape.experts]
+    if not (how.of_experts and experts):
+        return found
+    count = Counter(row.model for row in experts)
+    return fit(experts, found, how.of_experts, lambda row: 1 / count[row.model])
 
 
 def with_interval(software: Software, left_out: Sequence[float]) -> Software:

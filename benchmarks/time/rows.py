@@ -234,7 +234,7 @@ def _megatron(raw: Raw) -> Row:
         axes=Axes(pp=pp, dp_replicate=data, cp=cp, tp=tp, ep=raw.get("ep") or 1),
         schedule="interleaved" if raw.get("vp") else "1f1b", virtual_stages=raw.get("vp") or 1,
         sequence_parallel=True, dtype=dtype, weight_bytes=2, gradient_bytes=4, autocast=False, accumulated_bytes=4,
-        attention="cudnn", loss="fused", optimizer="adamw-fused", clipped=True, shard="zero1",
+        attention="auto", loss="fused", optimizer="adamw-fused", clipped=True, shard="zero1",
     )  # fmt: skip
     speed = raw.get("tokens_per_sec_per_gpu")
     if not speed:
@@ -242,7 +242,8 @@ def _megatron(raw: Raw) -> Row:
     sources = {"NVIDIA/dgxc-benchmarking": "dgxc-benchmarking", "NVIDIA-NeMo/Megatron-Bridge": "Megatron-Bridge"}
     return Row(
         source=f"{sources.get(raw['source_repo'], 'NeMo')}, {'experts' if shape.experts else 'dense'}",
-        software="megatron", model=raw["model"].lower().split(" finetuning")[0], cluster_name=raw["gpu_norm"],
+        software="megatron", model=f"{shape.hidden} x {shape.intermediate} x {shape.experts}",
+        cluster_name=raw["gpu_norm"],
         shape=shape, work=work, cluster=_cluster(card, raw["n_gpus"], 64 if raw["gpu_norm"] == "GB200" else 8),
         seconds=work.step_tokens / (speed * raw["n_gpus"]), raw=raw,
     )  # fmt: skip

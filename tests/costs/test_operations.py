@@ -7,6 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tonnage.catalog import find_model
 from tonnage.costs import operations
 from tonnage.costs.operations import Slice
 from tonnage.costs.shape import Shape
@@ -81,3 +82,26 @@ def test_products_and_attention_are_those_of_torchs_counter(kind):
     counted = counter.get_total_flops()
     rotations = 2 * 3 * 16 * shape.head_dim * shape.rotary  # frequencies x positions: a product in eager code
     assert layers + operations.head(shape, part).flops == pytest.approx(counted, abs=rotations + 1)
+
+
+MIXTRAL = Shape.of(find_model("mixtral-8x7b").config())
+
+
+def of_experts(**fields):
+    layer = operations.layer(MIXTRAL, Slice(tokens=512, seq_len=512, experts=True, **fields))
+    return [op for op in (*layer.forward, *layer.backward) if op.name.startswith("expert")]
+
+
+def test_experts_are_multiplied_together_but_one_by_one_under_autocast():
+    together, one_by_one = of_experts(), of_experts(casts=True)
+    assert all(op.grouped for op in together)
+    assert sum(op.kernels for op in together) == 2 + 4  # gate and up are one matrix; two products each in backward
+    assert sum(op.kernels for op in one_by_one) == 8 * sum(op.kernels for op in together)
+    assert sum(op.flops for op in one_by_one) == sum(op.flops for op in together)
+    assert sum(op.kernels for op in of_experts(fused=True, dtype="fp8", ep=4)) == 2 * (2 + 4) * 3
+
+
+def test_adapters_of_experts_make_whole_matrices():
+    adapters = [op for op in of_experts(lora_rank=16, trained=False) if "adapter" in op.name]
+    weights = 3 * 8 * 4096 * 14336
+    assert sum(op.bytes for op in adapters) == (4 + 3) * 2 * weights

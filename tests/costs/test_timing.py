@@ -150,9 +150,35 @@ def test_stalls_are_counted_by_hand_overs_and_only_where_there_are_enough_ranks(
 
 
 def test_latencies_between_machines_add_to_the_work_and_not_to_the_waiting_host():
-    near = replace(software("megatron"), far_hop_seconds=0.0)
+    near = replace(software("megatron"), far_hop_seconds=0.0, kernel_seconds=0.0)
     far = replace(near, far_hop_seconds=1e-4)
     work = replace(PLAIN, axes=Axes(tp=16, dp_replicate=4), sequence_parallel=True, shard="ddp")
     slow, fast = (timing(LLAMA, work, MANY, code).step_seconds for code in (far, near))
     rings = 10 * LLAMA.layers + 2 + 3 + 6  # of the layers, the embedding, the head, the loss
     assert slow - fast == pytest.approx(rings * 15 * 1e-4)
+
+
+MIXTRAL = Shape.of(find_model("mixtral-8x7b").config())
+
+
+def test_a_token_goes_to_another_machine_once_however_many_of_its_experts_are_there():
+    work = replace(PLAIN, axes=Axes(dp_replicate=64, ep=64), shard="zero1")
+    code = replace(software("megatron"), expert_exposed=1.0, far_part=1.0, tensor_exposed=0.0)
+    hidden = replace(code, expert_exposed=0.0)
+    two, one = (
+        timing(shape, work, MANY, code).step_seconds - timing(shape, work, MANY, hidden).step_seconds
+        for shape in (MIXTRAL, replace(MIXTRAL, experts_per_token=1))
+    )
+    tokens, n = 4096 * 4096 * 2, 8  # bytes, machines
+    assert one == pytest.approx(4 * 32 * tokens * (n - 1) / n / 50e9)
+    assert two == pytest.approx(4 * 32 * tokens * (n - 1) * (1 - (1 - 1 / n) ** 2) / 50e9)
+    assert two < 2 * one
+
+
+def test_running_a_layer_again_costs_the_host_more_than_its_kernels():
+    small = Shape.of(find_model("smollm2-135m").config())
+    work = replace(PLAIN, seq_len=256, checkpointing="full")
+    with_it, without = (
+        timing(small, work, ONE, replace(EAGER, again_seconds=seconds)).step_seconds for seconds in (1e-3, 0.0)
+    )
+    assert with_it - without == pytest.approx(1e-3 * small.layers)

@@ -8,7 +8,7 @@ bytes of one of the residual stream (4 under autocast, where it stays fp32).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -46,6 +46,8 @@ class Operation:
     """Of matmul: whether rows begin at multiples of 16 bytes, without which tensor cores are fed far more slowly."""
     products: int = 1
     """Of matmul and attention: products one after the other, each of which fills and drains the card."""
+    grouped: bool = False
+    """Of matmul: whether it is several products side by side, those of experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +116,17 @@ class Product:
         moved = e * (self.m * self.k + self.m * self.n + self.matrices * self.k * self.n)
         flops = 2.0 * self.m * self.k * self.n
         aligned = self.n * e % 16 == 0 and self.k * e % 16 == 0
-        return Operation(self.name + suffix, "matmul", dtype, count * flops, count * moved, count, aligned, count)
+        return Operation(
+            self.name + suffix,
+            "matmul",
+            dtype,
+            count * flops,
+            count * moved,
+            count,
+            aligned,
+            count,
+            self.matrices > 1,
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -123,11 +135,14 @@ def layer(shape: Shape, part: Slice) -> Passes:
     forward: list[Operation] = []
     backward: list[Operation] = []
     for product in products(shape, part):
-        forward.append(product.operation(part.dtype))
-        backward.append(product.operation(part.dtype, " backward", 2 if part.trained else 1))
+        whole = product.matrices > 1 and not part.fused  # how adapters of experts are applied: to their weights
+        forward.append(_looped(product, part, product.operation(part.dtype)))
+        both = product.operation(part.dtype, " backward", 2 if part.trained or whole else 1)
+        backward.append(_looped(product, part, both))
         if part.lora_rank:
-            forward.append(_adapter(product, part))
-            backward.append(_adapter(product, part, backward=True))
+            adapter = _expert_adapter if whole else _adapter
+            forward.append(adapter(product, part))
+            backward.append(adapter(product, part, backward=True))
     for ahead, behind in (_attention(shape, part), _pointwise(shape, part), _weights(shape, part)):
         forward += ahead
         backward += behind
@@ -158,7 +173,7 @@ def products(shape: Shape, part: Slice) -> Iterator[Product]:
 
 
 def _feed_forward(shape: Shape, kind: str, m: float, width: float, matrices: float = 1) -> Iterator[Product]:
-    if shape.gated and shape.parts > 1:
+    if shape.gated and shape.parts > 1 and matrices == 1:
         yield Product(f"{kind}gate", m, shape.hidden, width, matrices)
         yield Product(f"{kind}up", m, shape.hidden, width, matrices)
     else:
@@ -178,8 +193,30 @@ def _latent(shape: Shape, part: Slice) -> Iterator[Product]:
     yield Product("latent up", T, shape.latent_rank, shape.heads * inner / t)
 
 
+def _looped(product: Product, part: Slice, operation: Operation) -> Operation:
+    """A product with the kernels that it takes where its matrices are those of experts.
+
+    Fused codes launch one for each expert, with 8 bits two more that cast its rows.  torch has one for all of
+    them, but none under autocast, where it multiplies expert by expert.
+    """
+    if product.matrices <= 1:
+        return operation
+    count = operation.products * round(product.matrices)
+    if part.fused:
+        return replace(operation, kernels=count * (3 if kept_dtype(part.dtype) != part.dtype else 1))
+    return replace(operation, kernels=count, products=count) if part.casts else operation
+
+
+def _expert_adapter(product: Product, part: Slice, *, backward: bool = False) -> Operation:
+    """LoRA on the experts of a layer as PEFT applies it: W + B A is made of whole matrices, twice in a forward pass
+    (each time W is read and the sum written), and backward reads the gradient of W for A and for B and writes it."""
+    moved = product.matrices * product.k * product.n * ELEMENT_BYTES[part.dtype] * (3 if backward else 4)
+    name = product.name + (" adapter backward" if backward else " adapter")
+    return Operation(name, "pointwise", part.dtype, 0, moved, 8)
+
+
 def _adapter(product: Product, part: Slice, *, backward: bool = False) -> Operation:
-    """LoRA beside a linear module: A, B, scaling and addition.
+    """LoRA beside a linear module: A, B, and their scaled sum (3 kernels, 4 backward); under autocast two casts more.
 
     Forward reads the input (k), and writes, scales (2) and adds (3) the output (n); backward reads the input's and
     the output's gradients twice, adds to the input's (3).
@@ -188,7 +225,8 @@ def _adapter(product: Product, part: Slice, *, backward: bool = False) -> Operat
     moved = product.m * e * (4 * product.k + 3 * product.n if backward else product.k + 6 * product.n)
     flops = 2.0 * product.m * r * (product.k + product.n) * (2 if backward else 1)
     name = product.name + (" adapter backward" if backward else " adapter")
-    return Operation(name, "pointwise", part.dtype, flops, moved, 2)
+    kernels = (4 if backward else 3) + (2 if part.residual_bytes == 4 else 0)
+    return Operation(name, "pointwise", part.dtype, flops, moved, kernels)
 
 
 def seen_tokens(shape: Shape, seq_len: int) -> float:
@@ -204,9 +242,10 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     """Scores, softmax and their product with the values; backward has five products where forward has two.
 
     Kernels that keep no scores skip what the mask hides; others compute it, and move b heads s^2 scores: fused code
-    12 bytes each forward and 14 backward.  Eager code scales, masks, casts and takes a softmax in fp32: 15 and 21;
-    under autocast, where the mask's fp32 makes scores fp32, 25 and 37: what an H200 took for gpt2-medium and
-    llama-3.2-1b more than with flash attention, at the rate of eager code's other passes.
+    8 bytes each forward (written, through the softmax, read) and 12 backward, 12 and 14 with dropout.  Eager code
+    scales, masks, casts and takes a softmax in fp32: 15 and 21; under autocast, where the mask's fp32 makes scores
+    fp32, 25 and 37: what an H200 took for gpt2-medium and llama-3.2-1b more than with flash attention, at the rate of
+    eager code's other passes.
     """
     heads = max(shape.heads / part.tp, 1)
     widths = heads * (shape.head_dim + shape.value_dim)
@@ -221,7 +260,9 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
         )
     scores = part.tokens * part.seq_len * heads
     flops = 2.0 * part.tokens * part.seq_len * widths
-    ahead, behind = (12, 14) if part.fused else (25, 37) if part.residual_bytes == 4 else (15, 21)
+    ahead, behind = (25, 37) if part.residual_bytes == 4 else (15, 21)
+    if part.fused:
+        ahead, behind = (12, 14) if shape.dropout else (8, 12)
     return (
         [
             Operation("attention", "matmul", dtype, flops, kept, 2, products=2),

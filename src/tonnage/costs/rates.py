@@ -63,28 +63,39 @@ class Seconds:
     """Of attention that keeps no scores."""
     memory: float = 0.0
     """Of what the memory's bandwidth bounds."""
+    experts: float = 0.0
+    """Of the products of experts."""
     kernels: float = 0.0
     """Kernels launched (a number)."""
 
     @property
     def total(self) -> float:
         """All seconds of the card."""
-        return self.compute + self.attention + self.memory
+        return self.compute + self.attention + self.memory + self.experts
 
     def __add__(self, other: "Seconds") -> "Seconds":
         return Seconds(
             self.compute + other.compute,
             self.attention + other.attention,
             self.memory + other.memory,
+            self.experts + other.experts,
             self.kernels + other.kernels,
         )
 
     def __mul__(self, times: float) -> "Seconds":
-        return Seconds(self.compute * times, self.attention * times, self.memory * times, self.kernels * times)
+        return self.scaled(times, times, times, times, times)
 
-    def scaled(self, compute: float, attention: float, memory: float) -> "Seconds":
-        """With the seconds of each kind times a factor."""
-        return Seconds(self.compute * compute, self.attention * attention, self.memory * memory, self.kernels)
+    def scaled(
+        self, compute: float, attention: float, memory: float, experts: float, kernels: float = 1.0
+    ) -> "Seconds":
+        """With what is of each kind times a factor."""
+        return Seconds(
+            self.compute * compute,
+            self.attention * attention,
+            self.memory * memory,
+            self.experts * experts,
+            self.kernels * kernels,
+        )
 
 
 def card(device: Device) -> Card:
@@ -122,7 +133,7 @@ def seconds(operations: Iterable[Operation], device: Device, reached: Card, *, b
     A product takes its operations at the reached part of the peak, or its bytes if those take longer, and the time in
     which the card fills and drains.  All else is bound by memory.
     """
-    compute = attention = memory = kernels = 0.0
+    compute = attention = memory = experts = kernels = 0.0
     rate = bandwidth(device) * reached.memory
     for op in operations:
         passing = op.bytes / rate
@@ -132,7 +143,9 @@ def seconds(operations: Iterable[Operation], device: Device, reached: Card, *, b
             if not op.aligned and op.dtype != "fp32":
                 part *= _UNALIGNED
             working = op.flops / (peak_flops(device, op.dtype) * part)
-            if working >= passing:
+            if op.grouped:
+                experts += max(working, passing) + op.products * reached.fill_seconds
+            elif working >= passing:
                 compute += working + op.products * reached.fill_seconds
             else:
                 memory += passing + op.products * reached.fill_seconds
@@ -140,7 +153,7 @@ def seconds(operations: Iterable[Operation], device: Device, reached: Card, *, b
             attention += _attention_seconds(op, device, reached, backend, seq_len) + op.kernels * reached.pass_seconds
         else:
             memory += passing + op.kernels * reached.pass_seconds
-    return Seconds(compute, attention, memory, kernels)
+    return Seconds(compute, attention, memory, experts, kernels)
 
 
 def _attention_seconds(op: Operation, device: Device, reached: Card, backend: str, seq_len: int) -> float:

@@ -29,6 +29,12 @@ class Software:
     """Times the card's time for attention that keeps no scores."""
     memory_factor: float = 1.0
     """Times the card's time for passes over memory."""
+    expert_factor: float = 1.0
+    """Times the card's time for the products of experts: each has few rows, and the fullest is waited for."""
+    expert_exposed: float = 1.0
+    """Part of the experts' traffic that computation does not hide."""
+    again_seconds: float = 0.0
+    """Of the host for each layer that runs again, besides its kernels."""
     call_seconds: float = 20e-6
     """Of each collective among tensor-parallel ranks, before the first byte."""
     hop_seconds: float = 2e-6

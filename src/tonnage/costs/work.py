@@ -97,6 +97,8 @@ class Work:
         true = precision in ("bf16-true", "fp16-true", "fp32")
         weight_bytes = int(ELEMENT_BYTES[compute]) if true or precision == "megatron-bf16" else 4
         frozen = job.method != "full"
+        if plan.weights_dtype:
+            weight_bytes = int(ELEMENT_BYTES[plan.weights_dtype])
         if frozen:  # which rest in the dtype of computation unless the plan says another
             weight_bytes = int(ELEMENT_BYTES[plan.base_dtype or compute])
         layout = axes(plan, cluster.gpus, cluster.gpus_per_node)
