@@ -9,6 +9,7 @@ from tonnage.plans import Plan
 from tonnage.script.facts import NotUnderstood, seen, understood
 
 LORA = {"peft_type": "LORA", "r": 8, "target_modules": ["model.layers.0.self_attn.q_proj", "v_proj"]}
+LOOP = {"distributed": "NO", "fsdp": None, "mixed_precision": "fp16", "gradient_accumulation_steps": 2}
 FSDP = {"version": 2, "reshard_after_forward": True, "offload": False, "activation_checkpointing": True}
 
 
@@ -48,6 +49,22 @@ def test_checkpointing_by_the_trainer_and_by_fsdp():
     assert plan(settings=several).checkpointing == "every-4"
     divided = plan(accelerator={"distributed": "FSDP", "fsdp": FSDP})
     assert (divided.shard, divided.checkpointing) == ("zero3", "full")
+
+
+def test_whose_sharding_it_is():
+    sharded = {"distributed": "FSDP", "fsdp": FSDP}
+    assert facts(accelerator=sharded).is_launchers
+    assert not facts(accelerator=sharded, settings={"fsdp": True}).is_launchers
+    assert not facts().is_launchers
+    assert facts(trainer=None, accelerator={**sharded, **LOOP}).is_launchers
+
+
+def test_a_loop_with_accelerate():
+    found = understood(
+        facts(trainer=None, accelerator=LOOP, optimizer={"class": "AdamW", "fused": False, "foreach": None})
+    )
+    assert (found.job.micro_batch, found.job.grad_accum) == (4, 2)
+    assert found.plan == Plan(engine="accelerate", optimizer="adamw-foreach", precision="fp16-mixed")
 
 
 def test_adapters_and_their_base():

@@ -16,6 +16,7 @@ from typing import Any, Final
 from tonnage import dryrun, launchers
 from tonnage.device import Cluster
 from tonnage.engines import engine_of
+from tonnage.engines.hf_trainer import SHARDED
 from tonnage.errors import TonnageError, TrialFailed
 from tonnage.estimates import Estimate
 from tonnage.job import Job
@@ -238,8 +239,10 @@ def _question(asked: Asked, now: Understood, facts: Facts) -> Question:
     keep = now.openly(asked.said)
     if now.plan.precision == "fp32" and "precision" in asked.without:
         keep = replace(keep, precision="fp32")
-    if facts.is_loop:  # sharding is its launcher's
+    if facts.is_launchers:
         keep = replace(keep, shard=now.plan.shard, param_offload=now.plan.param_offload)
+    if facts.is_launchers and not facts.is_loop and now.plan.shard in SHARDED:  # it checkpoints as well
+        keep = replace(keep, checkpointing=now.plan.checkpointing)
     divides = all(flag(name, facts.options) for name in BATCH)
     return Question(
         job=now.job,

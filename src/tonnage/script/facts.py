@@ -107,6 +107,11 @@ class Facts:
         return found
 
     @property
+    def is_launchers(self) -> bool:
+        """Whether sharding is said by accelerate's launcher, not by the script's own arguments."""
+        return self.is_loop or (self.fsdp is not None and not self.settings.get("fsdp"))
+
+    @property
     def is_expandable(self) -> bool:
         """Whether its allocator's segments grow."""
         return "expandable_segments:True" in self.allocator_settings
