@@ -20,6 +20,8 @@ class Plan:
     """One value of every technique family; the defaults are what a plain PyTorch loop does under autocast."""
 
     precision: str = word("bf16-mixed", "Dtypes of weights and computation.", choices("precision"))
+    weights_dtype: str | None = word(None, "Dtype of weights that are trained; default: the precision's.", DTYPES)
+    reduce_dtype: str | None = word(None, "Dtype in which gradients are averaged; default: the precision's.", DTYPES)
     base_dtype: str | None = word(None, "Dtype of LoRA's frozen weights; default: that of computation.", DTYPES)
     quant: str = word("nf4", "How qlora keeps frozen weights; -double: their scales in 8 bits too.", QUANTS)
     unquantized_dtype: str = word(

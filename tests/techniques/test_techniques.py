@@ -29,7 +29,8 @@ def asking_for(technique: Technique, value: str) -> tuple[Job, Plan]:
     if value == "N":
         return tiny_job("mixtral", grad_accum=2), Plan(shard="zero3", **{technique.option: 2})  # type: ignore[arg-type]
     plan = Plan(**{technique.option: True if value == "on" else value})
-    return tiny_job("gpt2"), replace(plan, shard="zero3") if technique.option == "param_offload" else plan
+    divided = technique.option in ("param_offload", "reduce_dtype")
+    return tiny_job("gpt2"), replace(plan, shard="zero3") if divided else plan
 
 
 @pytest.mark.parametrize(("technique", "value"), [(t, value) for t in TECHNIQUES for value in t.values])
@@ -48,6 +49,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         "loss": "plain",
         "allocator": "default",
         "optimizer_in_backward": False,
+        **dict.fromkeys(("weights_dtype", "reduce_dtype")),
     }
     for option in {t.option for t in TECHNIQUES if t.values != ("N",)} - {"method"}:
         values = [value for t in TECHNIQUES if t.option == option for value in t.values]

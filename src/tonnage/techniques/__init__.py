@@ -27,6 +27,7 @@ from tonnage.techniques import (
     muon,
     optimizer_in_backward,
     optimizer_offload,
+    parts,
     pipeline,
     precision,
     qlora,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 TECHNIQUES: Final[tuple[Technique, ...]] = (
     allocator.EXPANDABLE,
     precision.PRECISION,
+    parts.WEIGHTS,
     attention.ATTENTION,
     attention.FLEX,
     lora.LORA,
@@ -70,6 +72,7 @@ TECHNIQUES: Final[tuple[Technique, ...]] = (
     ddp.DDP,
     zero1.ZERO1,
     fsdp.FSDP,
+    parts.REDUCTION,
     tensor_parallel.TENSOR_PARALLEL,
     pipeline.PIPELINE,
     context_parallel.CONTEXT_PARALLEL,

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import axes
+from tonnage.techniques.precision import dtype
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -113,9 +114,9 @@ def _precision(step: Step) -> Any:
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    if step.autocast_dtype is None:
-        return MixedPrecisionPolicy()
-    return MixedPrecisionPolicy(param_dtype=step.autocast_dtype, reduce_dtype=torch.float32)
+    wanted = step.plan.reduce_dtype
+    reduce_dtype = dtype(wanted) if wanted else torch.float32 if step.autocast_dtype else None
+    return MixedPrecisionPolicy(param_dtype=step.autocast_dtype, reduce_dtype=reduce_dtype)
 
 
 @contextmanager

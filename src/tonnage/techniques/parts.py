@@ -1,0 +1,81 @@
+"""Parts of a precision that are said on their own: the dtype of the weights, and that of the gradients' average.
+
+`weights_dtype`: `bf16` under bf16-mixed is a network loaded in bf16 and trained under autocast, as many scripts do
+without meaning to.  `reduce_dtype`: FSDP2's `MixedPrecisionPolicy(reduce_dtype=)`, or DDP's hook that compresses
+gradients (`bf16_compress_hook`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from tonnage.techniques.precision import dtype
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plans import Plan
+    from tonnage.step import Step
+
+REPLICATING: Final = ("ddp", "zero1")
+"""Values of `shard` under which DDP averages gradients."""
+
+
+def accepts_weights(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Weights that are trained, in a dtype that autocast can compute with."""
+    if job.method != "full":
+        reason, instead = f"the method is {job.method}, whose base is frozen", "choose base-dtype"
+    elif not plan.precision.endswith("-mixed") and plan.weights_dtype != plan.compute_dtype:
+        reason = f"without autocast weights compute in their own dtype, and the precision is {plan.precision}"
+        instead = "choose a -mixed precision"
+    elif plan.precision == "fp16-mixed" and plan.weights_dtype == "fp16":
+        reason, instead = "torch's GradScaler does not unscale fp16 gradients", "choose weights-dtype fp32"
+    else:
+        return None
+    return Refusal(technique=f"weights_dtype={plan.weights_dtype}", reason=reason, instead=instead)
+
+
+def with_weights(step: Step) -> Step:
+    """Make the network's own weights in the dtype."""
+    assert step.plan.weights_dtype is not None
+    return replace(step, weights_dtype=dtype(step.plan.weights_dtype))
+
+
+def accepts_reduction(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Ranks that average gradients; DDP can only make them smaller for it."""
+    if plan.shard == "none" or plan.precision == "megatron-bf16":
+        reason, instead = f"shard is {plan.shard} and precision {plan.precision}", "choose shard ddp or zero3"
+    elif plan.shard in REPLICATING and plan.reduce_dtype == "fp32":
+        reason, instead = "DDP averages gradients in their own dtype or a smaller one", "choose shard zero2"
+    else:
+        return None
+    return Refusal(technique=f"reduce_dtype={plan.reduce_dtype}", reason=reason, instead=instead)
+
+
+def with_reduction(step: Step) -> Step:
+    """Have DDP compress what it averages; FSDP2's policy reads the option itself."""
+    if step.plan.shard not in REPLICATING or step.shard is None:
+        return step
+    return replace(step, shard=partial(_compressing, wrap=step.shard, name=str(step.plan.reduce_dtype)))
+
+
+def _compressing(module: nn.Module, wrap: Any, name: str) -> Any:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    replicated = wrap(module)
+    hook = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}[name]
+    replicated.register_comm_hook(state=replicated.process_group, hook=hook)
+    return replicated
+
+
+WEIGHTS: Final = Technique(
+    option="weights_dtype", values=("fp32", "bf16", "fp16"), accepts=accepts_weights, apply=with_weights
+)
+REDUCTION: Final = Technique(
+    option="reduce_dtype", values=("fp32", "bf16", "fp16"), accepts=accepts_reduction, apply=with_reduction
+)
