@@ -8,12 +8,15 @@ from tonnage import model as models
 from tonnage import step as steps
 from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
-from tonnage.techniques import budget
+from tonnage.techniques import budget, hostward, prices
+from tonnage.techniques.frontier import Piece
+from tonnage.techniques.layerwise import Network, Way
+from tonnage.techniques.replay import Layer
 
 
-def run(budget_text, batches=2, name="llama", **job):
+def run(budget_text, batches=2, name="llama", offload="none", **job):
     """The ways chosen for the layers, and the gradients of all micro-batches."""
-    plan = Plan(precision="fp32", optimizer="sgd", checkpointing=budget_text)
+    plan = Plan(precision="fp32", optimizer="sgd", checkpointing=budget_text, activation_offload=offload)
     torch.manual_seed(0)
     made = steps.build(tiny_job(name, **job), plan, device="cpu", initialise=True)
     torch.manual_seed(1)
@@ -54,6 +57,40 @@ def test_experts_two_stacks_and_random_numbers(name):
     _, plain = run("none", name=name, **job)
     for parameter, tensor in plain.items():
         torch.testing.assert_close(ours[parameter], tensor, rtol=1e-4, atol=1e-6, msg=parameter)
+
+
+def test_a_part_waits_on_the_host(monkeypatch):
+    """Gradients stay the same; with the link's help more is kept within the same budget."""
+    monkeypatch.setattr(hostward, "SMALL_BYTES", 512)
+    monkeypatch.setattr(prices, "link_bytes_per_second", lambda device: 1e11)
+    chosen, ours = run("budget=180KiB", batches=3, offload="cpu-streamed")
+    assert any(way.what and way.what.sent for way in chosen)
+    alone, _ = run("budget=180KiB")
+    assert sum(way.seconds for way in chosen) < sum(way.seconds for way in alone)
+    _, plain = run("none", batches=3)
+    for name, tensor in plain.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_what_is_on_its_way_has_room():
+    layer = Layer(operations=(), makers=(), pieces=(Piece(7, 1.0, saved=True),), flops=(0.0,))
+    facts = budget.Measured(layer=layer, given=1, saved=8, again=8)
+    what = budget.Checkpointed(facts, frozenset({0}), frozenset(), frozenset({0}))
+    ways = (
+        Way(1, 8, 1.0, budget.Checkpointed(facts, frozenset(), frozenset({0}))),
+        Way(1, 8, 0.0, what),
+        Way(8, None, 0.0),
+    )
+    network = budget.in_transit(Network((ways, ways), before=0, after=2))
+    assert network.after == 2 + 2 * 7
+    assert [way.again for way in network.layers[0]] == [15, 15, None]
+    assert network.layers[0] is network.layers[1]
+
+
+@pytest.mark.parametrize(("room", "sent"), [(0, []), (4, [1]), (6, [2]), (9, [1, 2]), (11, [0, 2]), (99, [0, 1, 2])])
+def test_as_much_is_sent_as_the_link_copies(room, sent):
+    sizes = [5 << 20, 3 << 20, 6 << 20, 1000]
+    assert sorted(hostward.fitting(sizes, room << 20)) == sent
 
 
 def measured(forward, *more):

@@ -40,8 +40,12 @@ def price_of_run(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> 
     run_again = estimate.model.get("run_again")
     if run_again is None:
         return price(job, plan, cluster)
+    offload = (
+        "none" if plan.activation_offload == "cpu-streamed" else plan.activation_offload
+    )  # it sends what it can hide
     none, full, selective = (
-        price(job, replace(plan, checkpointing=way), cluster) for way in ("none", "full", "selective")
+        price(job, replace(plan, checkpointing=way, activation_offload=offload), cluster)
+        for way in ("none", "full", "selective")
     )
     return blended(none, full, selective, run_again)
 

@@ -38,6 +38,8 @@ AHEAD: Final = 2
 
 def apply(step: Step) -> Step:
     """Offload inside every module that holds layers."""
+    if step.plan.checkpointing.startswith("budget") and step.plan.activation_offload == "cpu-streamed":
+        return step  # the budget chooses what goes, and sends it
     device = step.world.device
     chosen: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "cpu": partial(_saved_by_torch, device),

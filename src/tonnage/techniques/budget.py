@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.errors import CannotEstimate
 from tonnage.techniques.checkpointing import layer_lists_of
-from tonnage.techniques.frontier import frontier, held_again, run_again
+from tonnage.techniques.frontier import Piece, frontier, held_again, run_again
 from tonnage.techniques.layerwise import Network, Way, choose
 from tonnage.techniques.technique import Refusal, Technique
 from tonnage.units import parse_bytes, size
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
     from tonnage.device import Cluster
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 FINE: Final = 1 / 100
 """Ways of a layer that differ by less than this part of its seconds are not told apart."""
+
+
+SENDS: Final = "cpu-streamed"
+"""The activation offload under which a part of what is kept waits on the host."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,29 +68,52 @@ class Checkpointed:
     """The pieces that are kept besides the input."""
     again: frozenset[int]
     """The pieces that run."""
+    sent: frozenset[int] = frozenset()
+    """Of the pieces that are kept, those that wait on the host."""
 
     @property
     def flops(self) -> float:
         """Floating-point operations that run again."""
         return sum(self.measured.layer.flops[index] for index in self.again)
 
+    @property
+    def sent_bytes(self) -> int:
+        """That wait on the host."""
+        return sum(self.measured.layer.pieces[index].bytes for index in self.sent)
 
-def ways(measured: Measured) -> tuple[Way, ...]:
-    """How a layer may be treated, from the fewest bytes kept to everything, whose `what` is None.
 
-    Without anything kept all runs again, up to where everything is there that backward needs.
+def ways(measured: Measured, link_bytes_per_second: float = 0.0) -> tuple[Way, ...]:
+    """How a layer may be treated, from all running again to everything kept, whose `what` is None.
+
+    Without anything kept all runs again, up to where everything is there that backward needs.  Of what is kept as
+    much waits on the host as the link copies while such a layer computes.
     """
     pieces, given = measured.layer.pieces, measured.given
     end = max((index + 1 for index, piece in enumerate(pieces) if piece.saved), default=0)
     seconds = sum(piece.seconds for piece in pieces[:end])
     found = [Way(given, measured.again, seconds, Checkpointed(measured, frozenset(), frozenset(range(end))))]
     saved = held_again(pieces, frozenset())
+    room_bytes = int(link_bytes_per_second * seconds)
     for point in frontier(pieces):
-        if given + point.bytes < measured.saved and point.seconds <= found[-1].seconds - FINE * seconds:
+        if point.seconds > found[-1].seconds - FINE * seconds:
+            continue
+        sent = _fitting(pieces, point.kept, room_bytes)
+        what = Checkpointed(measured, point.kept, run_again(pieces, point.kept), sent)
+        kept_bytes = given + point.bytes - what.sent_bytes
+        if kept_bytes < measured.saved:
             idle = held_again(pieces, point.kept) - saved
-            kept = Checkpointed(measured, point.kept, run_again(pieces, point.kept))
-            found.append(Way(given + point.bytes, measured.again + idle, point.seconds, kept))
+            found.append(Way(kept_bytes, measured.again + idle, point.seconds, what))
     return (*found, Way(measured.saved, None, 0.0))
+
+
+def _fitting(pieces: Sequence[Piece], kept: frozenset[int], room_bytes: int) -> frozenset[int]:
+    """Of the pieces that are kept, those that are sent to the host."""
+    if room_bytes == 0:
+        return frozenset()
+    from tonnage.techniques import hostward
+
+    order = sorted(kept)
+    return frozenset(order[place] for place in hostward.fitting([pieces[index].bytes for index in order], room_bytes))
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -101,15 +129,18 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
 
 def apply(step: Step) -> Step:
     """Watch the first micro-batch, then checkpoint as `choose` says."""
-    budget = _Budget(parse_bytes(step.plan.checkpointing.partition("=")[2]))
+    plan = step.plan
+    budget = _Budget(parse_bytes(plan.checkpointing.partition("=")[2]), sends=plan.activation_offload == SENDS)
     return replace(step, changes=(*step.changes, budget.install), contexts=(*step.contexts, budget.micro_batch))
 
 
 class _Budget:
     """The measurements of one network, and what follows from them."""
 
-    def __init__(self, budget_bytes: int) -> None:
-        self.budget_bytes = budget_bytes
+    def __init__(self, budget_bytes: int, *, sends: bool) -> None:
+        self.budget_bytes, self.sends = budget_bytes, sends
+        self.host: Any = None
+        """Where results are sent; None: they are not."""
         self.chosen: tuple[Way, ...] | None = None
         """Of each layer; None while the first micro-batch measures."""
         self.kinds: dict[Any, tuple[Way, ...]] = {}
@@ -152,7 +183,7 @@ class _Budget:
         what = self.layers[index][0].what if self.chosen is None else self.chosen[index].what
         if what is None:
             return forward(*args, **kwargs)
-        options = {"context_fn": partial(_contexts, what)} if what.kept else {}
+        options = {"context_fn": partial(_contexts, what, self.host)} if what.kept else {}
         return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **options)
 
     def _measured(self, layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Way, ...]:
@@ -162,8 +193,17 @@ class _Budget:
             self.before.add(tensor)
         kind = (type(layer), *(_looks(tensor) for tensor in [*layer.parameters(), *given]))
         if kind not in self.kinds:
-            self.kinds[kind] = ways(measure(layer, forward, args, kwargs))
+            self.kinds[kind] = ways(measure(layer, forward, args, kwargs), self._link(given[0].device))
         return self.kinds[kind]
+
+    def _link(self, device: torch.device) -> float:
+        """Bytes per second of the way to the host; zero if nothing is to go."""
+        if not self.sends:
+            return 0.0
+        from tonnage.techniques import hostward, prices
+
+        self.host = self.host or hostward.Host(device)
+        return prices.link_bytes_per_second(device)
 
     def _note_outside(self, tensor: Tensor) -> Tensor:
         (self.after if self.last in self.layers else self.before).add(tensor)
@@ -171,10 +211,12 @@ class _Budget:
 
     def _decide(self) -> None:
         """After a backward, when whatever is still alive was not kept for it."""
-        network = Network(
-            layers=tuple(self.layers.values()),
-            before=self.before.gone_bytes(self.inputs),
-            after=self.after.gone_bytes(self.inputs),
+        network = in_transit(
+            Network(
+                layers=tuple(self.layers.values()),
+                before=self.before.gone_bytes(self.inputs),
+                after=self.after.gone_bytes(self.inputs),
+            )
         )
         chosen = choose(network, self.budget_bytes)
         if chosen is None:
@@ -188,6 +230,25 @@ class _Budget:
         self.module.run_again = summary(network, chosen)  # read by whoever writes the Trace
 
 
+def in_transit(network: Network) -> Network:
+    """The network with room for what is on its way to the host and back, where layers send something.
+
+    At the end of the forward that of the last two layers is still there; while one runs again, that of the one before
+    it comes back.
+    """
+    on_way = max(
+        (way.what.sent_bytes for found in network.layers for way in found if way.what is not None), default=0
+    )
+    if on_way == 0:
+        return network
+    adjusted = {
+        id(found): tuple(replace(way, again=None if way.again is None else way.again + on_way) for way in found)
+        for found in network.layers
+    }
+    layers = tuple(adjusted[id(found)] for found in network.layers)
+    return replace(network, layers=layers, after=network.after + 2 * on_way)
+
+
 def summary(network: Network, chosen: Sequence[Way]) -> dict[str, Any]:
     """What a choice comes to, for one micro-batch."""
     again = [way.what for way in chosen if way.what is not None]
@@ -197,16 +258,18 @@ def summary(network: Network, chosen: Sequence[Way]) -> dict[str, Any]:
         "seconds_fraction": sum(way.seconds for way in chosen) / all_seconds if all_seconds else 0.0,
         "flops": sum(what.flops for what in again),
         "full_flops": sum(found[0].what.flops for found in network.layers),
+        "sent_bytes": sum(what.sent_bytes for what in again),
         "layers": len(chosen),
         "layers_again": len(again),
         "layers_in_part": sum(1 for what in again if what.kept),
     }
 
 
-def _contexts(what: Checkpointed) -> Any:
+def _contexts(what: Checkpointed, host: Any) -> Any:
     from tonnage.techniques import replay
 
-    return replay.contexts(what.measured.layer, replay.decisions(what.measured.layer, what.kept))
+    layer = what.measured.layer
+    return replay.contexts(layer, replay.decisions(layer, what.kept, what.sent), host)
 
 
 def measure(layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Measured:

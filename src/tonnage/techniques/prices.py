@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from tonnage.costs import rates
 from tonnage.costs.operations import Operation
-from tonnage.device import find_device
+from tonnage.device import Device, find_device
 from tonnage.errors import CannotEstimate, UnknownDevice
 from tonnage.techniques.replay import Price
 
@@ -22,18 +22,39 @@ _FLOPS_PER_SECOND: Final = 1e14
 """Of a device that is not known: a hundred operations in the time of a byte, as cards since 2018 have it (T4 200,
 A100 150, H100 300)."""
 
+_LINK_BYTES_PER_SECOND: Final = 1e10
+"""Of such a device to its host: a hundredth of its memory's, as PCIe 3.0 and 4.0 have it beside GDDR6 and HBM2."""
+
+_REACHED: Final = 0.85
+"""Part of a link that copies reach, as in the time model."""
+
 _DTYPES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp32"}
 _BACKENDS: Final = ("flash", "cudnn", "efficient")
 
 
-def on(device: torch.device) -> Price:
-    """The prices of this device: the catalog's card of that name, or FLOPs and bytes alone."""
+def link_bytes_per_second(device: torch.device) -> float:
+    """What copies between this device and the host reach in one direction."""
+    known = _known(device)
+    link = None if known is None else known.host_link_bytes_per_second or known.pcie_bytes_per_second
+    return _REACHED * (link or _LINK_BYTES_PER_SECOND)
+
+
+def _known(device: torch.device) -> Device | None:
+    """The catalog's card of that name, if its speeds are known."""
     try:
         known = find_device(torch.cuda.get_device_name(device))
-        reached = rates.card(known)
         rates.bandwidth(known), rates.peak_flops(known, "fp16")
     except (AssertionError, RuntimeError, UnknownDevice, CannotEstimate):
+        return None
+    return known
+
+
+def on(device: torch.device) -> Price:
+    """The prices of this device: the catalog's card of that name, or FLOPs and bytes alone."""
+    known = _known(device)
+    if known is None:
         return _of_any
+    reached = rates.card(known)
 
     def price(operation: Any, args: Any, kwargs: Any, output: Any) -> tuple[float, float]:
         if _is_free(operation):

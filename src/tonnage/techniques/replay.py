@@ -25,6 +25,7 @@ from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from tonnage.errors import CannotEstimate
 from tonnage.techniques.frontier import Piece, run_again
+from tonnage.techniques.hostward import Host, Luggage, Sent, detached
 
 BLOCK_BYTES: Final = 512
 """The caching allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)."""
@@ -57,6 +58,8 @@ class Does(Enum):
     RUNS = 0
     KEPT = 1
     SPARED = 2
+    SENT = 3
+    """Kept on the host."""
 
 
 # ---- written down -----------------------------------------------------------------------------------------------
@@ -251,21 +254,26 @@ def _exchanges(operation: Any) -> bool:
 # ---- run again --------------------------------------------------------------------------------------------------
 
 
-def decisions(layer: Layer, kept: frozenset[int]) -> tuple[Does, ...]:
-    """What happens with each operation if these pieces are kept."""
+def decisions(layer: Layer, kept: frozenset[int], sent: frozenset[int] = frozenset()) -> tuple[Does, ...]:
+    """What happens with each operation if these pieces are kept, some of them on the host."""
     again = run_again(layer.pieces, kept)
 
     def does(maker: int | None) -> Does:
         if maker is None or maker in again:
             return Does.RUNS
+        if maker in sent:
+            return Does.SENT
         return Does.KEPT if maker in kept else Does.SPARED
 
     return tuple(does(maker) for maker in layer.makers)
 
 
-def contexts(layer: Layer, does: tuple[Does, ...]) -> tuple[_Keeping, _Repeating]:
-    """Around a forward, and around its repetition: the `context_fn` of torch's checkpoint."""
-    tape = _Tape()
+def contexts(layer: Layer, does: tuple[Does, ...], host: Host | None = None) -> tuple[_Keeping, _Repeating]:
+    """Around a forward, and around its repetition: the `context_fn` of torch's checkpoint.
+
+    `host`: where results are sent, if some are.
+    """
+    tape = _Tape(None if host is None or Does.SENT not in does else host.luggage())
     return _Keeping(layer, does, tape), _Repeating(tape)
 
 
@@ -295,9 +303,7 @@ class _Kept:
 
     @staticmethod
     def of(tensor: torch.Tensor) -> _Kept:
-        with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-            plain = tensor.detach()  # its version goes on with that of the result; no cycle through the graph
-        return _Kept(plain, tensor._version)
+        return _Kept(detached(tensor), tensor._version)
 
     def made(self) -> torch.Tensor:
         if self.tensor._version != self.version:
@@ -318,7 +324,9 @@ class _Entry:
 class _Tape:
     """What one forward ran, and what it kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, luggage: Luggage | None) -> None:
+        self.luggage = luggage
+        """What is sent to the host."""
         self.entries: list[_Entry | None] = []
         self.astray = False
         """Whether the layer did something else than was written down, so that nothing may be spared."""
@@ -341,12 +349,21 @@ class _Keeping(TorchDispatchMode):  # type: ignore[misc]
         self.tape.astray |= place >= len(known) or known[place] is not operation
         does, what = Does.RUNS if self.tape.astray else self.does[place], None
         if does is not Does.RUNS:
-            what = tree_map_only(torch.Tensor, (_Kept if does is Does.KEPT else _Shape).of, output)
+            what = tree_map_only(torch.Tensor, self._make(does), output)
         self.tape.entries.append(_Entry(operation, does, what))
+
+    def _make(self, does: Does) -> Callable[[torch.Tensor], Any]:
+        if does is Does.SENT:
+            assert self.tape.luggage is not None
+            return self.tape.luggage.send
+        return _Kept.of if does is Does.KEPT else _Shape.of
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         self.tape.astray |= len(self.tape.entries) < len(self.layer.operations)
+        earlier = self.tape.luggage.previous() if self.tape.luggage is not None else None
+        if earlier is not None:
+            earlier.let_go()
 
 
 class _Repeating(TorchDispatchMode):  # type: ignore[misc]
@@ -360,7 +377,24 @@ class _Repeating(TorchDispatchMode):  # type: ignore[misc]
         entry = self._next(operation)
         if entry.does is Does.RUNS or (entry.does is Does.SPARED and self.tape.astray):
             return operation(*args, **(kwargs or {}))
-        return tree_map_only((_Kept, _Shape), lambda held: held.made(), entry.what)
+        return tree_map_only((_Kept, _Shape, Sent), self._made, entry.what)
+
+    def __enter__(self) -> Any:
+        luggage = self.tape.luggage
+        if luggage is not None:
+            with torch.no_grad():
+                luggage.bring()
+                earlier = luggage.previous()
+                if earlier is not None:
+                    earlier.bring()
+        return super().__enter__()
+
+    def _made(self, held: Any) -> torch.Tensor:
+        if isinstance(held, Sent):
+            assert self.tape.luggage is not None
+            return self.tape.luggage.take(held)
+        made: torch.Tensor = held.made()
+        return made
 
     def _next(self, operation: Any) -> _Entry:
         """What forward noted of the operation that comes now; the tape lets go of it."""
