@@ -21,7 +21,7 @@ from tonnage.plans import Plan
 FULL = {"precision": "bf16-mixed", "optimizer": "adamw-fused", "clip_grad_norm": 2}
 PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
     "hf-trainer": [
-        ({**FULL, "checkpointing": "every-2"}, {}, "a100-80gb"),
+        ({**FULL, "checkpointing": "every-2", "weights_dtype": "bf16"}, {}, "a100-80gb"),
         ({**FULL, "checkpointing": "full", "shard": "zero3", "param_offload": "cpu"}, {}, "8xa100-80gb"),
         ({"shard": "hsdp", "precision": "bf16-true"}, {"micro_batch": 2}, "2x8xa100-80gb"),
         (
@@ -36,6 +36,7 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
     ],
     "accelerate": [
         ({**FULL, "shard": "hsdp", "param_offload": "cpu", "checkpointing": "full"}, {}, "2x8xa100-80gb"),
+        ({**FULL, "weights_dtype": "bf16"}, {}, "a100-80gb"),
         ({"precision": "fp16-mixed", "shard": "ddp"}, {"method": "lora"}, "8xt4"),
     ],
     "deepspeed": [

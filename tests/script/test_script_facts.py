@@ -31,11 +31,16 @@ def test_a_trainer():
         ({}, "bf16-mixed"),
         ({"settings": {"bf16": False, "fp16": True}}, "fp16-mixed"),
         ({"settings": {"bf16": False}}, "fp32"),
-        ({"network": {"trainable": {"bfloat16": 9, "float32": 1}}}, "bf16-true"),
+        ({"network": {"trainable": {"bfloat16": 9, "float32": 1}}, "settings": {"bf16": False}}, "bf16-true"),
     ],
 )
 def test_precision_is_that_of_the_weights(changed, precision):
     assert plan(**changed).precision == precision
+
+
+def test_weights_in_bf16_under_autocast_stay_so():
+    found = plan(network={"trainable": {"bfloat16": 9, "float32": 1}})
+    assert (found.precision, found.weights_dtype) == ("bf16-mixed", "bf16")
 
 
 def test_the_optimizer_is_the_one_that_was_built():

@@ -117,6 +117,7 @@ ACCELERATE: Final = Engine(
         "lora_dropout": ANY,
         "lora_targets": ANY,
         "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
+        "weights_dtype": ANY,
         "base_dtype": ANY,
         "optimizer": tuple(name for name in choices("optimizer") if name != "muon"),  # which is two optimizers
         "clip_grad_norm": ANY,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.plans import Plan
 
-NETWORKS_OWN: Final = ("precision", "attention")
+NETWORKS_OWN: Final = ("precision", "weights_dtype", "attention")
 """Options that say how a network is made and called, whoever trains it."""
 
 HOST_GROUP: Final = {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}

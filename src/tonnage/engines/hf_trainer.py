@@ -55,6 +55,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "lora_dropout": ANY,
     "lora_targets": ANY,
     "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
+    "weights_dtype": ANY,
     "base_dtype": ANY,
     "optimizer": tuple(OPTIMIZERS),
     "clip_grad_norm": ANY,

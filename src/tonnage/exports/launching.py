@@ -132,6 +132,8 @@ def weights_dtype(job: Job, plan: Plan) -> str:
 
     if job.method == "lora":
         return DTYPE_NAMES[plan.base_dtype or plan.compute_dtype]
+    if plan.weights_dtype is not None:
+        return DTYPE_NAMES[plan.weights_dtype]
     mixed = plan.precision.endswith("-mixed") and job.method == "full"
     return "float32" if mixed else DTYPE_NAMES[plan.compute_dtype]
 

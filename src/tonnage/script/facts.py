@@ -143,7 +143,10 @@ class Understood:
         now = self.plan
         kept = {
             name: getattr(now, name)
-            for name in ("engine", "base_dtype", "quant", "unquantized_dtype", "clip_grad_norm", "attention", "loss")
+            for name in (
+                *("engine", "weights_dtype", "base_dtype", "quant", "unquantized_dtype"),
+                *("clip_grad_norm", "attention", "loss"),
+            )
         }
         if now.optimizer not in ADAMW:
             kept["optimizer"] = now.optimizer
@@ -302,6 +305,8 @@ def _precision(facts: Facts) -> dict[str, Any]:
         alone = compute if compute == "fp32" else f"{compute}-true"
         return {**base, "precision": f"{mixed}-mixed" if mixed else alone}
     weights = _most(network["trainable"])
+    if weights == mixed == "bf16":
+        return {"precision": "bf16-mixed", "weights_dtype": weights}
     if weights == "fp32":
         return {"precision": f"{mixed}-mixed" if mixed else "fp32"}
     return {"precision": f"{weights}-true"}
@@ -374,8 +379,6 @@ def _notes(facts: Facts, batch: Mapping[str, Any]) -> Iterator[str]:
         yield "It ran out of memory before its first batch: the length of sequences is max_length."
     else:
         yield "The batches of the steps that were run are all that is known of its data; longer ones may come later."
-    if settings.get("bf16") and network["adapters"] is None and _most(network["trainable"]) == "bf16":
-        yield "Its weights are bf16 and autocast is on: planned as pure bf16."
     if network["adapters"] is None and network["frozen"]:
         yield f"{count(sum(network['frozen'].values()))} frozen parameters are planned as if they were trained."
     for name in _UNCOUNTED:
