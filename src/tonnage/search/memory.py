@@ -11,10 +11,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tonnage import predict
+from tonnage.axes import axes
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates import Estimate
 from tonnage.job import Job
+from tonnage.search import waiting
 from tonnage.search.depth import Look, Need, depths, extrapolated, of_run, seen, with_layers
 from tonnage.solution import Candidate
 
@@ -35,8 +37,10 @@ LOOKS: Final = 1
 """Steps of a run that only compares: `depth.seen` tells what the later ones need."""
 
 MICRO_BATCHES: Final = 2
-"""Of a step: gradients are made in the first and added to in the second, as in all others.  A pipeline gets one more
-than it has stages, so that its first stage holds as many at once as it ever does."""
+"""Of a step: gradients are made in the first and added to in the second, as in all others.
+
+A pipeline gets one more than it has stages, so that its first stage holds as many at once as it ever does, an
+interleaved one two rounds of its ranks; what it holds for all of a step from the beginning is added (`waiting`)."""
 
 Failure: TypeAlias = UsageError | CannotEstimate
 """Why a candidate could not be run."""
@@ -93,11 +97,9 @@ class Ghosts:
             if worker is None:
                 worker = self._start()
             self.runs += 1
-            asked = candidate.job
-            job = replace(asked, grad_accum=micro_batches_run(candidate))
-            rank = 0 if looks else None  # of a pipeline the stage that holds most micro-batches, or the worst
-            found = predict.estimate(job, candidate.plan, cluster, steps=steps, rank=rank, worker=worker)
-            return seen(found) if looks else _said_of(found.estimate, asked, job)
+            laid = axes(candidate.plan, cluster.gpus, cluster.gpus_per_node)
+            ranks = (0,) if looks else laid.different  # of a pipeline the stage with most micro-batches, or the worst
+            return _worst([_one(candidate, cluster, steps, looks, rank, worker) for rank in ranks])
         except (UsageError, CannotEstimate) as error:
             return error
         finally:
@@ -121,6 +123,28 @@ class Ghosts:
             worker.close()
 
 
+def _one(
+    candidate: Candidate, cluster: Cluster, steps: int, looks: bool, rank: int, worker: Worker
+) -> Estimate | Look:
+    """One rank of a candidate, with what it holds for the micro-batches that are not run."""
+    asked = candidate.job
+    job = replace(asked, grad_accum=micro_batches_run(candidate))
+    found = predict.estimate(job, candidate.plan, cluster, steps=steps, rank=rank, worker=worker)
+    more = (asked.grad_accum - job.grad_accum) * waiting.waiting_bytes(candidate, cluster, rank)
+    if looks:
+        return waiting.looked(seen(found), more)
+    return _said_of(waiting.estimated(found.estimate, more, asked, cluster), asked, job)
+
+
+def _worst(ranks: Sequence[Estimate | Look]) -> Estimate | Look:
+    """The rank that needs most, with the others listed."""
+    estimates = [one for one in ranks if isinstance(one, Estimate)]
+    if not estimates:
+        return ranks[0]
+    worst = max(estimates, key=lambda one: (not one.fits, one.peak.process_bytes))
+    return replace(worst, ranks=tuple(listed for one in estimates for listed in one.ranks))
+
+
 def roomy(cluster: Cluster) -> Cluster:
     """The same machines with cards on which everything fits."""
     return replace(cluster, device=cluster.device.with_capacity(ENOUGH_BYTES))
@@ -129,8 +153,8 @@ def roomy(cluster: Cluster) -> Cluster:
 def micro_batches_run(candidate: Candidate) -> int:
     """Micro-batches of a step after which nothing new happens."""
     job, plan = candidate.job, candidate.plan
-    if plan.pp_schedule == "interleaved":  # in whole rounds of its ranks
-        return min(job.grad_accum, 2 * plan.pp * plan.pp_stages)
+    if plan.pp > 1 and plan.pp_schedule == "interleaved":
+        return min(job.grad_accum, 2 * plan.pp)
     return min(job.grad_accum, MICRO_BATCHES if plan.pp == 1 else plan.pp + 1)
 
 

@@ -16,6 +16,7 @@ from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate
 from tonnage.search.bounds import least_bytes, usually_beyond
 from tonnage.search.unpriced import ranked
+from tonnage.search.waiting import waiting_bytes
 from tonnage.solution import Candidate
 
 
@@ -52,7 +53,10 @@ def least(candidate: Candidate, cluster: Cluster) -> int:
     """Bytes that no run of a candidate can do without; 0 for a network of an unknown kind."""
     work = Work.of(candidate.job, candidate.plan, cluster)
     shape = shape_of(candidate)
-    return 0 if shape is None else least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
+    if shape is None:
+        return 0
+    of_step = least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
+    return of_step + candidate.job.grad_accum * waiting_bytes(candidate, cluster)
 
 
 def priced(candidate: Candidate, cluster: Cluster) -> Priced:
@@ -63,10 +67,11 @@ def priced(candidate: Candidate, cluster: Cluster) -> Priced:
     if shape is None:
         beyond = float(candidate.job.tokens_per_micro_batch)  # what runs like it need is taken to grow as this does
         return Priced(candidate=candidate, timing=timing, least_bytes=0, beyond_bytes=beyond)
+    least = least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
     return Priced(
         candidate=candidate,
         timing=timing,
-        least_bytes=least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward),
+        least_bytes=least + candidate.job.grad_accum * waiting_bytes(candidate, cluster),
         beyond_bytes=usually_beyond(shape, work) + _outside(work.axes, cluster),
     )
 

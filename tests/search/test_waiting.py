@@ -1,0 +1,62 @@
+"""What a pipeline holds for micro-batches that were not run: beside runs of all of them on the ghost."""
+
+from dataclasses import replace
+
+import pytest
+
+from networks import tiny_job
+from tonnage.axes import axes
+from tonnage.device import parse_cluster
+from tonnage.ghost.pool import Worker
+from tonnage.plans import Plan
+from tonnage.predict import estimate
+from tonnage.search.depth import seen, with_layers
+from tonnage.search.memory import micro_batches_run
+from tonnage.search.waiting import estimated, looked, waiting_bytes
+from tonnage.solution import Candidate
+
+STEP = 24
+"""Micro-batches of it."""
+
+PLANS = {
+    "1f1b": Plan(pp=4),
+    "interleaved": Plan(pp=4, pp_schedule="interleaved"),
+    "divided sequences": Plan(pp=2, tp=2),
+    "zero2": Plan(pp=2, shard="zero2"),
+    "pure bf16": Plan(pp=4, precision="bf16-true"),
+}
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker() as made:
+        yield made
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize("name", PLANS)
+def test_few_micro_batches_say_what_a_step_of_many_needs(worker, name):
+    plan, cluster = replace(PLANS[name], allocator="expandable"), parse_cluster("4xa100-40gb")
+    job = with_layers(tiny_job("llama", seq_len=256, grad_accum=STEP), 8)
+    one = Candidate(job=job, plan=plan)
+    at_once = job.seq_len * job.micro_batch * job.model.config["hidden_size"] * 4  # of one hand-over, more or less
+    few = replace(one.job, grad_accum=micro_batches_run(one))
+    assert few.grad_accum < STEP
+    for rank in axes(plan, cluster.gpus, cluster.gpus_per_node).different:
+        more = (STEP - few.grad_accum) * waiting_bytes(one, cluster, rank)
+        run = estimate(few, plan, cluster, worker=worker, rank=rank, steps=2)
+        whole = estimate(one.job, plan, cluster, worker=worker, rank=rank, steps=2).estimate.peak
+        said = estimated(run.estimate, more, one.job, cluster)
+        assert said.peak.allocated_bytes == pytest.approx(whole.allocated_bytes, abs=at_once)
+        assert more > 8 * at_once // 4
+        assert sum(said.peak.by_category.values()) == said.peak.process_bytes
+        assert f"{STEP - few.grad_accum} more micro-batches" in said.coverage.modelled[-1]
+    first = estimate(few, plan, cluster, worker=worker, rank=0, steps=1)
+    look = looked(seen(first), (STEP - few.grad_accum) * waiting_bytes(one, cluster))
+    whole = estimate(one.job, plan, cluster, worker=worker, rank=0, steps=2).estimate.peak
+    assert max(look.allocated_bytes.values()) == pytest.approx(whole.allocated_bytes, abs=at_once)
+
+
+def test_no_pipeline_holds_nothing():
+    one = Candidate(job=tiny_job("llama", grad_accum=STEP), plan=Plan())
+    assert waiting_bytes(one, parse_cluster("a100-40gb")) == 0
