@@ -1,17 +1,21 @@
-"""What people say fits where, beside what does: the largest network of a family that each card can train.
+"""What people say fits where and what to do about it, beside what does: the tables of docs/guide.md.
 
-    python benchmarks/guide.py [--seq-len 2048] [--card '24 GB' ...]
+    python benchmarks/guide.py largest [--card '24 GB' ...]     some minutes a card
+    python benchmarks/guide.py said | advice | batch
 
-For each card and method the networks below in the order of their size; one fits if any plan does, with the global
-batch of one sequence a GPU: first without the host's memory, then with it (optimizer and activations offloaded).
-Every entry was run on the ghost.  Then the arithmetic of a global batch in tokens.
+`largest`: for each card and kind of training the largest of the networks below of which any plan fits, with one
+sequence a GPU; "with the host" is with its memory.  `said`: what the network of the saying needs at least.  `advice`:
+the usual five steps, one after the other, then what they leave out.  `batch`: the arithmetic of a global batch.  All
+bytes are the ghost's.
 """
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tonnage.catalog import find_model
-from tonnage.device import parse_cluster
+from tonnage.costs.answer import price
+from tonnage.device import Cluster, find_device, parse_cluster
 from tonnage.errors import TonnageError
 from tonnage.estimates import Estimate
 from tonnage.job import Job
@@ -19,10 +23,11 @@ from tonnage.modelref import resolve
 from tonnage.plans import Plan
 from tonnage.search.best import fits
 from tonnage.search.depth import Need
-from tonnage.search.memory import Ghosts
+from tonnage.search.memory import Ghosts, roomy
 from tonnage.search.nearest import smallest
 from tonnage.search.space import OFFLOADS, Question
-from tonnage.units import count, parse_bytes
+from tonnage.solution import Candidate
+from tonnage.units import GIB, count, gib, parse_bytes
 
 NETWORKS = (
     "qwen2.5-0.5b",
@@ -31,6 +36,7 @@ NETWORKS = (
     "llama-3.2-3b",
     "qwen2.5-7b",
     "llama-3.1-8b",
+    "llama-2-13b",
     "qwen2.5-14b",
     "qwen2.5-32b",
     "llama-3.1-70b",
@@ -38,44 +44,68 @@ NETWORKS = (
 """Dense decoders, smallest first."""
 
 SAID = {
-    "8 GB": ("8GiB", "about 1B"),
-    "16 GB": ("t4", "about 3B"),
-    "24 GB": ("rtx-4090", "about 7B with LoRA"),
-    "40 GB": ("a100-40gb", "about 13B"),
-    "80 GB": ("a100-80gb", "about 7B full"),
-    "8 x 80 GB": ("8xa100-80gb", "about 70B"),
+    "8 GB": ("8GiB", "about 1B", "llama-3.2-1b"),
+    "16 GB": ("t4", "about 3B", "llama-3.2-3b"),
+    "24 GB": ("rtx-4090", "about 7B with LoRA", "qwen2.5-7b"),
+    "40 GB": ("a100-40gb", "about 13B", "llama-2-13b"),
+    "80 GB": ("a100-80gb", "about 7B full", "qwen2.5-7b"),
+    "8 x 80 GB": ("8xa100-80gb", "about 70B", "llama-3.1-70b"),
 }
-"""Cards as people say, the one that was run, and what is said of them."""
+"""Cards as people say; the one that was run, what is said of it, and a network of that size."""
 
-METHODS = ("full", "lora", "qlora")
+KINDS = {
+    "full": ("full", Plan(), OFFLOADS),
+    "full, with the host": ("full", Plan(), ()),
+    "full, pure bf16": ("full", Plan(precision="bf16-true"), OFFLOADS),
+    "LoRA": ("lora", Plan(), OFFLOADS),
+    "QLoRA": ("qlora", Plan(), OFFLOADS),
+}
+"""Kinds of training: a method, what is said of the plan, and what is left out."""
+
+LADDER = ("qwen2.5-0.5b", "rtx-4090", 8)
+"""The network of the advice, its card, and the sequences of a step."""
 
 
-def question(name: str, gpu: str, method: str, seq_len: int, *, host: bool) -> Question:
-    """Whether a network can be trained so; `host`: with its memory."""
+def question(name: str, gpu: str, kind: str, seq_len: int) -> Question:
+    """Whether a network can be trained so."""
     named_by_memory = gpu.endswith("GiB")
     cluster = parse_cluster(None, gpu_memory_bytes=parse_bytes(gpu)) if named_by_memory else parse_cluster(gpu)
+    method, plan, without = KINDS[kind]
     job = Job(model=resolve(name, offline=True), method=method, seq_len=seq_len)
-    without = () if host else OFFLOADS
-    return Question(job=job, plan=Plan(), cluster=cluster, without=without)
+    return Question(job=job, plan=plan, cluster=cluster, without=without)
 
 
-def possible(asked: Question, ghosts: Ghosts) -> bool:
-    """Whether one of the plans that need least fits."""
+def needs(asked: Question, ghosts: Ghosts) -> list[tuple[Candidate, Need]]:
+    """The plans that need least, with what they need, least first; none where no plan can be run."""
     try:
         small = smallest(asked)
     except TonnageError:
-        return False
-    needs = zip(small, ghosts.need(small, asked.cluster), strict=True)
-    hopeful = [one for one, need in needs if isinstance(need, Need) and need.least_bytes <= asked.budget_bytes]
+        return []
+    answers = zip(small, ghosts.need(small, asked.cluster), strict=True)
+    known = [(one, need) for one, need in answers if isinstance(need, Need)]
+    return sorted(known, key=lambda pair: pair[1].process_bytes)
+
+
+def whole(candidates: list[Candidate], cluster: Cluster, ghosts: Ghosts) -> list[int | None]:
+    """The peak of each, run whole on a card where everything fits; None where it cannot be run."""
+    runs = ghosts.fit(candidates, roomy(cluster))
+    return [run.peak.process_bytes if isinstance(run, Estimate) else None for run in runs]
+
+
+def possible(asked: Question, ghosts: Ghosts) -> bool:
+    """Whether one of the plans that need least fits, run whole."""
+    hopeful = [one for one, need in needs(asked, ghosts) if need.least_bytes <= asked.budget_bytes]
     return any(isinstance(run, Estimate) and fits(run, asked) for run in ghosts.fit(hopeful, asked.cluster))
 
 
-def largest(gpu: str, method: str, seq_len: int, ghosts: Ghosts, *, host: bool) -> str:
+def largest(gpu: str, kind: str, seq_len: int, ghosts: Ghosts) -> str:
     """The largest network that fits, by halving, as what fits is smaller than what does not."""
+    if not _has(gpu, kind):
+        return "-"
     low, high = -1, len(NETWORKS)
     while high - low > 1:
         middle = (low + high) // 2
-        if possible(question(NETWORKS[middle], gpu, method, seq_len, host=host), ghosts):
+        if possible(question(NETWORKS[middle], gpu, kind, seq_len), ghosts):
             low = middle
         else:
             high = middle
@@ -85,37 +115,102 @@ def largest(gpu: str, method: str, seq_len: int, ghosts: Ghosts, *, host: bool) 
     return f"{NETWORKS[low]} ({count(known.parameters)})" if known else NETWORKS[low]
 
 
-def batch_rows() -> list[str]:
+def _has(gpu: str, kind: str) -> bool:
+    """Whether the card computes in that dtype."""
+    return gpu.endswith("GiB") or "bf16" not in kind or parse_cluster(gpu).device.capability >= (8, 0)
+
+
+def largest_rows(cards: list[str], seq_len: int, ghosts: Ghosts) -> Iterator[str]:
+    yield "| card | said | " + " | ".join(KINDS) + " |"
+    yield "|---|---|" + "---|" * len(KINDS)
+    for words in cards:
+        gpu, said, _ = SAID[words]
+        cells = [largest(gpu, kind, seq_len, ghosts) for kind in KINDS]
+        yield f"| {words} ({gpu}) | {said} | " + " | ".join(cells) + " |"
+
+
+def said_rows(cards: list[str], seq_len: int, ghosts: Ghosts) -> Iterator[str]:
+    """What the networks of the sayings need at least, by plans that keep as little as they can."""
+    yield "| card | may use | network of the saying | " + " | ".join(KINDS) + " |"
+    yield "|---|---:|---|" + "---:|" * len(KINDS)
+    for words in cards:
+        gpu, _, name = SAID[words]
+        cells = []
+        for kind in KINDS:
+            asked = question(name, gpu, kind, seq_len)
+            found = needs(asked, ghosts) if _has(gpu, kind) else []
+            [peak] = whole([found[0][0]], asked.cluster, ghosts) if found else [None]
+            cells.append("-" if peak is None else gib(peak))
+        budget = question(name, gpu, "full", seq_len).budget_bytes
+        yield f"| {words} ({gpu}) | {gib(budget)} | {name} | " + " | ".join(cells) + " |"
+
+
+def advice_rows(seq_len: int, ghosts: Ghosts) -> Iterator[str]:
+    """The usual steps, then the others, each with all those before it."""
+    name, gpu, sequences = LADDER
+    cluster = parse_cluster(gpu)
+    job = Job(model=resolve(name, offline=True), seq_len=seq_len, micro_batch=sequences)
+    one = replace(job, micro_batch=1, grad_accum=sequences)
+    bf16 = Plan(checkpointing="full")
+    usual = [
+        ("a plain loop in fp32", job, Plan(precision="fp32")),
+        ("reduce the batch, accumulate", one, Plan(precision="fp32")),
+        ("mixed precision", one, Plan()),
+        ("checkpoint", one, bf16),
+        ("offload the optimizer", one, replace(bf16, optimizer_offload="cpu")),
+    ]
+    free = Plan(loss="chunked", allocator="expandable", optimizer="adamw-fused")
+    others = [
+        ("a plain loop in fp32", job, Plan(precision="fp32")),
+        ("mixed precision", job, Plan()),
+        ("the loss in slices", job, Plan(loss="chunked")),
+        ("expandable segments, fused AdamW", job, free),
+        ("half the batch, accumulate", replace(job, micro_batch=sequences // 2, grad_accum=2), free),
+        ("checkpoint op by op, whole batch", job, replace(free, checkpointing="selective")),
+    ]
+    for title, rungs in (("the usual advice", usual), ("what costs nothing first", others)):
+        yield f"| {title} | peak | less by | a step |"
+        yield "|---|---:|---:|---:|"
+        before = None
+        peaks = whole([Candidate(job=at, plan=plan) for _, at, plan in rungs], cluster, ghosts)
+        for (words, at, plan), peak in zip(rungs, peaks, strict=True):
+            less = "" if before is None or peak is None else f"{(before - peak) / GIB:.2f} GiB"
+            seconds = f"{price(at, plan, cluster).step_seconds:.2f} s"
+            yield f"| {words} | {'-' if peak is None else gib(peak)} | {less} | {seconds} |"
+            before = peak
+        yield ""
+    yield f"{name} on {gpu} ({gib(find_device(gpu).capacity_bytes)}), {sequences} x {seq_len:,} tokens a step."
+
+
+def batch_rows() -> Iterator[str]:
     """4M tokens, at 4,096 tokens of one micro-batch on each of 8 GPUs."""
+    yield "| global batch | on 8 GPUs, one sequence of 4,096 tokens each |"
+    yield "|---|---|"
     job = Job(model=resolve("llama-3.1-8b", offline=True), seq_len=4096)
-    rows = []
     for tokens in (4_000_000, 4_096_000, 4 * 2**20):
         try:
             steps = f"{replace(job, global_batch_tokens=tokens).on_ranks(8).grad_accum} accumulation steps"
         except TonnageError as error:
             steps = str(error)
-        rows.append(f"| {tokens:,} tokens | {steps} |")
-    return rows
+        yield f"| {tokens:,} tokens | {steps} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=("largest", "said", "advice", "batch"))
     parser.add_argument("--seq-len", type=int, default=2048)
-    parser.add_argument("--card", action="append", choices=list(SAID), help="only this row; some minutes each")
+    parser.add_argument("--card", action="append", choices=list(SAID), help="only this row")
     options = parser.parse_args()
-    print("| card | said | " + " | ".join(f"{name} | {name}, with the host" for name in METHODS) + " |")
-    print("|---|---|" + "---|" * (2 * len(METHODS)), flush=True)
+    cards = options.card or list(SAID)
     with Ghosts(lambda text: None) as ghosts:
-        for words in options.card or SAID:
-            gpu, said = SAID[words]
-            cells = [
-                largest(gpu, method, options.seq_len, ghosts, host=host)
-                for method in METHODS
-                for host in (False, True)
-            ]
-            print(f"| {words} ({gpu}) | {said} | " + " | ".join(cells) + " |", flush=True)
-    print("\n| global batch, 8 GPUs, 4,096 tokens each | |\n|---|---|")
-    print("\n".join(batch_rows()))
+        rows = {
+            "largest": lambda: largest_rows(cards, options.seq_len, ghosts),
+            "said": lambda: said_rows(cards, options.seq_len, ghosts),
+            "advice": lambda: advice_rows(options.seq_len, ghosts),
+            "batch": batch_rows,
+        }[options.table]
+        for line in rows():
+            print(line, flush=True)
 
 
 if __name__ == "__main__":
