@@ -25,7 +25,7 @@ def test_ascii_and_narrow():
 
 
 def test_nothing_fits():
-    solution = search(question(gpu="t4", model="llama-3.1-70b"), Formula(), top=1)
+    solution = search(question(gpu="t4", model="llama-3.1-8b"), Formula(), top=1)
     text = plans.render(solution)
     assert text.startswith("DOES NOT FIT")
     assert "What would make it fit" in text

@@ -30,6 +30,7 @@ DOES: Final[Mapping[str, str]] = {
     "shard": "weights, gradients and optimizer states are divided among the ranks",
     "tp": "each matrix is divided among the GPUs of a machine",
     "pp": "each GPU has a part of the layers",
+    "pp_schedule": "a GPU's stages take turns, so each waits less for the others",
     "cp": "each GPU has a part of the sequence",
     "ep": "each GPU has a part of the experts",
     "checkpointing": "layers keep less for backward and run again",
@@ -44,7 +45,7 @@ PATH: Final = (
     tuple(FREE),
     ("precision",),
     ("shard",),
-    AXES,
+    (*AXES, "pp_schedule"),
     ("optimizer_in_backward",),
     ("checkpointing",),
     OFFLOADS,
@@ -82,7 +83,7 @@ def reasons(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Reason,
 
 
 def _techniques(plan: Plan, question: Question) -> list[str]:
-    names = (*FREE, "shard", *AXES, "accum_sync", "optimizer_in_backward", "checkpointing", *OFFLOADS)
+    names = (*FREE, "shard", *AXES, "pp_schedule", "accum_sync", "optimizer_in_backward", "checkpointing", *OFFLOADS)
     return [name for name in names if getattr(plan, name) != getattr(question.plan, name)]
 
 

@@ -45,7 +45,7 @@ CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Values that change the mathematics of training; `allow` names the option."""
 
-FAMILIES: Final = (*FREE, *ORDER, *AXES, "precision", "micro_batch")
+FAMILIES: Final = (*FREE, *ORDER, *AXES, "pp_schedule", "precision", "micro_batch")
 """Options that `only` and `without` may name."""
 
 MOST_SEQUENCES: Final = 64
@@ -147,7 +147,22 @@ def candidates(question: Question, *, offload: bool = False) -> Iterator[Candida
                     continue
                 if plan.accum_sync and (accumulation == 1 or ranks * plan.cp == 1):
                     continue
-                yield Candidate(job=replace(base, micro_batch=micro_batch, grad_accum=accumulation), plan=plan)
+                job = replace(base, micro_batch=micro_batch, grad_accum=accumulation)
+                yield Candidate(job=job, plan=plan)
+                if _can_interleave(question, job, plan):
+                    yield Candidate(job=job, plan=replace(plan, pp_schedule="interleaved"))
+
+
+def _can_interleave(question: Question, job: Job, plan: Plan) -> bool:
+    """Whether the stages of a pipeline may take turns on each rank, in whole rounds."""
+    layers = int(job.model.config.get("num_hidden_layers") or 0)
+    return (
+        plan.pp > 1
+        and question.is_open("pp_schedule")
+        and question.may_be("pp_schedule", "interleaved")
+        and layers % (plan.pp * plan.pp_stages) == 0
+        and job.grad_accum % plan.pp == 0
+    )
 
 
 def free_wins(question: Question) -> Plan:

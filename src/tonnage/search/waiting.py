@@ -2,9 +2,9 @@
 
 Of a step with hundreds of micro-batches only a few are run, and what each of the others takes is added.  Torch's
 stages (2.13) make what they receive for every micro-batch at the beginning and keep it
-(`PipelineStage._prepare_forward_infra`); the interleaved schedule waits for what it sent when the step ends, and until
-then that is kept too (`send_ops` of `_PipelineScheduleRuntime`); token ids and labels of all are on the card, and the
-losses on the last stage.
+(`PipelineStage._prepare_forward_infra`); the interleaved schedule waits for what it sent when the step ends, and
+until then that is kept too (`send_ops` of `_PipelineScheduleRuntime`); token ids and labels of all are on the card,
+and the losses on the last stage.
 """
 
 from __future__ import annotations

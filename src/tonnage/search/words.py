@@ -19,6 +19,7 @@ def describe(candidate: Candidate, *, whole: bool = False) -> str:
     words += [getattr(plan, name) for name, usual in _USUAL.items() if whole or getattr(plan, name) not in usual]
     words += [plan.shard] if plan.shard != _PLAIN.shard else []
     words += [f"{name} {getattr(plan, name)}" for name in AXES if getattr(plan, name) > 1]
+    words += ["interleaved"] if plan.pp > 1 and plan.pp_schedule == "interleaved" else []
     words += [f"checkpointing {plan.checkpointing}"] if plan.checkpointing != "none" else ["no checkpointing"]
     words += ["gradients averaged each time"] if plan.accum_sync else []
     words += ["optimizer in backward"] if plan.optimizer_in_backward else []
