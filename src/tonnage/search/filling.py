@@ -66,8 +66,8 @@ def fill(search: Search, top: int) -> None:
 def _worth(search: Search) -> list[Priced]:
     """Candidates with all layers checkpointed that may become the fastest plan, the most promising first.
 
-    With a part x of the bytes that layers can keep, about (1 - x)^2 of their seconds run again (docs/checkpointing.md:
-    of eight budgets of 25 and 50 %, between 0.43 and 0.54, and between 0.17 and 0.33).
+    With a part x of the bytes that layers can keep, about (1 - x)^2 of their seconds run again: of four networks 0.43
+    to 0.54 with a quarter, 0.17 to 0.33 with half (docs/checkpointing.md).
     """
     best = search.found[0][0].seconds_per_token
     promised: dict[tuple[float, float], tuple[float, Priced]] = {}
