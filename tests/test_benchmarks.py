@@ -1,6 +1,7 @@
 """The benchmarks that write pages ask for things that exist."""
 
 import importlib
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,3 +38,14 @@ def test_every_rung_is_said_in_options_or_left_out_with_a_reason(ladders: Any) -
 def test_the_published_ladder_is_whole(ladders: Any) -> None:
     published = [rung.published_gib for rung in ladders.TORCHTUNE_RUNGS]
     assert published[:8] == [25.5, 60.0, 51.0, 42.9, 24.9, 23.1, 21.8, 17.6]
+
+
+def test_budgets_are_asked_of_models_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    budget = importlib.import_module("budget")
+    for model, options in budget.MODELS:
+        request(model, offline=True, **options)
+    named = set(re.findall(r"(?<!{){(\w+)}", budget.TEXT.read_text(encoding="utf-8")))
+    assert named == {"ours", "sent", "torchs", "whole", "monotonic"}
+    for name in ("budget", "budget_network", "asking"):
+        sys.modules.pop(name, None)

@@ -103,7 +103,20 @@ def test_a_budget_is_kept_and_used(found: Any, precision: str) -> None:
     for share in (0.3, 0.6, 0.9):
         budget = int(least + share * (most - least))
         held = found(precision=precision, checkpointing=f"budget={budget}").most("activation", step=1)
-        assert budget - (most - least) / LAYERS * 1.5 < held <= budget
+        assert 0.985 * budget < held <= budget
+
+
+def test_a_budget_sends_a_part_to_the_host(found: Any) -> None:
+    """As much as the link hides: the same budget lets less run again."""
+    job = dataclasses.replace(JOB, micro_batch=32)  # a layer's tensors are above 1 MiB
+    most, least = (found(job, checkpointing=way).most("activation") for way in ("none", "full"))
+    budget = int(least + 0.5 * (most - least))
+    plain = found(job, checkpointing=f"budget={budget}")
+    sending = found(job, checkpointing=f"budget={budget}", activation_offload="cpu-streamed")
+    again, less = (one.run.estimate.model["run_again"] for one in (plain, sending))
+    assert sending.most("activation", step=1) <= budget
+    assert less["seconds_fraction"] < again["seconds_fraction"] < 1
+    assert sending.run.estimate.host.pinned_bytes >= less["sent_bytes"] > again["sent_bytes"] == 0
 
 
 def test_states_go_to_the_host(found: Any) -> None:
