@@ -105,3 +105,11 @@ def test_adapters_of_experts_make_whole_matrices():
     adapters = [op for op in of_experts(lora_rank=16, trained=False) if "adapter" in op.name]
     weights = 3 * 8 * 4096 * 14336
     assert sum(op.bytes for op in adapters) == (4 + 3) * 2 * weights
+
+
+def test_torchs_formula_multiplies_scores_in_fp32():
+    layer = operations.layer(LLAMA, Slice(tokens=512, seq_len=512, backend="math"))
+    scores = [op for op in (*layer.forward, *layer.backward) if op.name.startswith("attention")]
+    assert {op.dtype for op in scores} == {"fp32"}
+    eager = operations.layer(LLAMA, Slice(tokens=512, seq_len=512, backend="eager"))
+    assert layer.flops == eager.flops

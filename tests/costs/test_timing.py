@@ -182,3 +182,16 @@ def test_running_a_layer_again_costs_the_host_more_than_its_kernels():
         timing(small, work, ONE, replace(EAGER, again_seconds=seconds)).step_seconds for seconds in (1e-3, 0.0)
     )
     assert with_it - without == pytest.approx(1e-3 * small.layers)
+
+
+def test_shared_keys_are_too_much_for_the_efficient_attention():
+    own = replace(LLAMA, kv_heads=LLAMA.heads)
+    work = replace(PLAIN, dtype="fp32", weight_bytes=4, gradient_bytes=4)
+    explicit = {
+        way: timing(LLAMA, replace(work, attention=way), ONE, EAGER).step_seconds for way in ("math", "efficient")
+    }
+    assert timing(LLAMA, work, ONE, EAGER).step_seconds == explicit["math"] > explicit["efficient"]
+    assert (
+        timing(own, work, ONE, EAGER).step_seconds
+        < timing(own, replace(work, attention="math"), ONE, EAGER).step_seconds
+    )

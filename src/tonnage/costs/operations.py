@@ -245,7 +245,7 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     8 bytes each forward (written, through the softmax, read) and 12 backward, 12 and 14 with dropout.  Eager code
     scales, masks, casts and takes a softmax in fp32: 15 and 21; under autocast, where the mask's fp32 makes scores
     fp32, 25 and 37: what an H200 took for gpt2-medium and llama-3.2-1b more than with flash attention, at the rate of
-    eager code's other passes.
+    eager code's other passes.  torch's formula ("math") multiplies in fp32 too.
     """
     heads = max(shape.heads / part.tp, 1)
     widths = heads * (shape.head_dim + shape.value_dim)
@@ -260,16 +260,18 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
         )
     scores = part.tokens * part.seq_len * heads
     flops = 2.0 * part.tokens * part.seq_len * widths
-    ahead, behind = (25, 37) if part.residual_bytes == 4 else (15, 21)
+    wide = part.backend == "math" and dtype != "tf32"  # torch's own formula is computed in fp32
+    ahead, behind = (25, 37) if wide or part.residual_bytes == 4 else (15, 21)
     if part.fused:
         ahead, behind = (12, 14) if shape.dropout else (8, 12)
+    products = "fp32" if wide else dtype
     return (
         [
-            Operation("attention", "matmul", dtype, flops, kept, 2, products=2),
+            Operation("attention", "matmul", products, flops, kept, 2, products=2),
             Operation("softmax", "pointwise", dtype, 0, scores * ahead, 2 if part.fused else 7),
         ],
         [
-            Operation("attention backward", "matmul", dtype, 2 * flops, 2 * kept, 4, products=4),
+            Operation("attention backward", "matmul", products, 2 * flops, 2 * kept, 4, products=4),
             Operation("softmax backward", "pointwise", dtype, 0, scores * behind, 2 if part.fused else 7),
         ],
     )

@@ -244,8 +244,11 @@ def _network(
     """An average layer, the embedding and the head."""
     backend = work.attention
     if backend == "auto":
-        known = "efficient" if shape.biased_scores else rates.auto_backend(cluster.device, kept_dtype(work.dtype))
-        backend = "eager" if shape.keeps_scores and not software.fused else known
+        backend = "efficient" if shape.biased_scores else rates.auto_backend(cluster.device, kept_dtype(work.dtype))
+        if backend == "efficient" and shape.kv_heads < shape.heads and not software.fused:
+            backend = "math"  # the efficient one has no keys that several queries share
+        if shape.keeps_scores and not software.fused:
+            backend = "eager"
     part = Slice(
         tokens=work.tokens,
         seq_len=work.seq_len // work.packing,
