@@ -71,6 +71,7 @@ CASES: dict[int, dict[str, Case]] = {
         "tp whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off"}),
         "tp tied": Case(plan={"tp": 2}, network="qwen3"),
         "tp chunked": Case(plan={"tp": 2, "loss": "chunked", "checkpointing": "full"}),
+        "tp budget": Case(plan={"tp": 2, "checkpointing": "budget=100KiB"}),
         "pp": Case(plan={"pp": 2}, changes={"num_hidden_layers": 3}),
         "pp interleaved": Case(plan={"pp": 2, "pp_schedule": "interleaved"}, changes={"num_hidden_layers": 4}),
         "pp tied": Case(plan={"pp": 2}, network="qwen3"),

@@ -336,10 +336,11 @@ class _Storages:
 
         from tonnage.techniques import replay
 
-        storage = tensor.untyped_storage()
-        key = storage._cdata  # the reference keeps the number from being given to another storage
-        self.references[key] = StorageWeakRef(storage)
-        self.sizes[key] = replay.blocks(storage.nbytes())
+        for part in replay.plain(tensor):
+            storage = part.untyped_storage()
+            key = storage._cdata  # the reference keeps the number from being given to another storage
+            self.references[key] = StorageWeakRef(storage)
+            self.sizes[key] = replay.blocks(storage.nbytes())
 
     def gone_bytes(self, but_for: _Storages | None = None) -> int:
         """Bytes of those that are not alive any more, without those that are in `but_for`."""

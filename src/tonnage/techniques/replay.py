@@ -181,11 +181,8 @@ class Writing:
     def _plain(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Tensors that have memory of their own, in place of those that are made of others."""
         for tensor in tensors:
-            if is_traceable_wrapper_subclass(tensor):
-                self.hidden = True
-                yield from self._plain(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-            else:
-                yield tensor
+            self.hidden |= is_traceable_wrapper_subclass(tensor)
+            yield from plain(tensor)
 
 
 class _Seeing(TorchDispatchMode):  # type: ignore[misc]
@@ -198,6 +195,14 @@ class _Seeing(TorchDispatchMode):  # type: ignore[misc]
         if operation not in SAC_IGNORED_OPS:
             self.writing.see(operation, args, kwargs or {}, output)
         return output
+
+
+def plain(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Those with memory of their own that a tensor is made of: mostly itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    return [part for one in inner if isinstance(one, torch.Tensor) for part in plain(one)]
 
 
 def blocks(size_bytes: int) -> int:
