@@ -23,6 +23,7 @@ def rows():
     ("source", "most_median", "most_p90"),
     [
         ("own H200", 0.06, 0.22),
+        ("fms-acceleration (HF Trainer)", 0.09, 0.19),
         ("vTrain, one machine", 0.06, 0.20),
         ("vTrain, several machines", 0.10, 0.25),
         ("llm-foundry", 0.05, 0.12),

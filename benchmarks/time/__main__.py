@@ -105,6 +105,8 @@ def _group(row: Row) -> str:
         return f"{row.source}, {row.cluster_name}"
     if row.cluster_name == "GB200":
         return f"{row.source}, GB200 (calibrated only its card's products)"
+    if row.software == "eager" and row.cluster_name == "a100":
+        return f"{row.source}, A100 (not calibrated)"
     if row.software == "nanotron":
         return f"{row.source}, {'MFU above 15 %' if row.raw.get('mfu', 0) > 15 else 'slower layouts'}"
     return row.source

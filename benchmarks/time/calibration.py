@@ -54,7 +54,7 @@ CALIBRATIONS = {
             memory_factor=1.7, again_seconds=1.5e-3,
         ),
         names=("kernel_seconds", "matmul_factor", "memory_factor", "again_seconds"),
-        takes=lambda row: not row.shape.experts,
+        takes=lambda row: row.source == "own H200" and not row.shape.experts,
         of_experts=("expert_factor",),
         rows="steps of our own H200 (measurements/h200-2026-11-20.jsonl); exchanges as the other codes'",
     ),

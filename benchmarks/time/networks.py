@@ -15,7 +15,8 @@ _CATALOG: Final = {
     "llama3.1_405b": "llama-3.1-405b", "llama 3.1 405b": "llama-3.1-405b", "llama3.1 405b": "llama-3.1-405b",
     "llama-3.1-405b": "llama-3.1-405b", "llama2-7b": "llama-2-7b", "llama2-13b": "llama-2-13b",
     "llama2-70b": "llama-2-70b", "llama-2-7b": "llama-2-7b", "llama-2-13b": "llama-2-13b",
-    "llama-2-70b": "llama-2-70b", "mixtral-8x7b": "mixtral-8x7b", "qwen3_30b_a3b": "qwen3-30b-a3b",
+    "llama-2-70b": "llama-2-70b", "mixtral-8x7b": "mixtral-8x7b",
+    "mistral-7b-v0.1": "mistral-7b-v0.1", "qwen3_30b_a3b": "qwen3-30b-a3b",
     "qwen3-30b-a3b": "qwen3-30b-a3b", "qwen3_235b_a22b": "qwen3-235b-a22b", "deepseekv3": "deepseek-v3",
     "gpt oss 120b": "gpt-oss-120b",
 }  # fmt: skip
@@ -37,6 +38,7 @@ _GIVEN: Final[dict[str, dict[str, Any]]] = {
         **{"sizes": (64, 6144, 48, 8, 32768, 131072), "gated": True, "tied": True},
         **{"experts": 8, "experts_per_token": 2, "expert_intermediate": 32768},
     },
+    "powerlm-3b": {"sizes": (40, 2304, 36, 36, 9216, 49152), "gated": True, "tied": True, "parts": 3},
     "internlm-7b": {"sizes": (32, 4096, 32, 32, 11008, 103168), "gated": True, "tied": False},
     "internlm-20b": {"sizes": (60, 5120, 40, 40, 13824, 103168), "gated": True, "tied": False},
 }

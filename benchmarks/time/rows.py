@@ -249,6 +249,27 @@ def _megatron(raw: Raw) -> Row:
     )  # fmt: skip
 
 
+def _fms(raw: Raw) -> Row:
+    """The HF Trainer: weights in 16 bits, every layer recomputed, FSDP on two cards; LoRA of the attention (taken for
+    that of all linear modules), also beside weights of 4 bits by bitsandbytes.
+    """
+    shape = shape_of(raw["model"])
+    if shape is None:
+        raise Left("network not in the catalog or our list")
+    gpus, lora = raw["n_gpus"], raw["phase"].endswith("lora")
+    work = Work(
+        seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], grad_accum=raw["grad_accum"],
+        axes=Axes(dp_shard=gpus), dtype="bf16", weight_bytes=2, gradient_bytes=2, autocast=False,
+        lora_rank=16 if lora else 0, quantized="bnb" in raw["notes"], checkpointing="full", optimizer="adamw",
+        clipped=True, shard="zero3" if gpus > 1 else "none",
+    )  # fmt: skip
+    return Row(
+        source="fms-acceleration (HF Trainer)", software="eager", model=raw["model"], cluster_name="a100",
+        shape=shape, work=work, cluster=_cluster("a100-80gb", gpus),
+        seconds=work.step_tokens / (raw["tokens_per_sec_per_gpu"] * gpus), raw=raw,
+    )  # fmt: skip
+
+
 def _internevo(raw: Raw) -> Row:
     """InternEvo: bf16, flash attention, ZeRO-1 over all data-parallel ranks or groups of them."""
     shape = shape_of(raw["model"])
@@ -324,6 +345,7 @@ ADAPTERS: dict[str, Callable[[Raw], Row]] = {
         _megatron,
     ),
     "InternLM/InternEvo": _internevo,
+    "foundation-model-stack/fms-acceleration": _fms,
     "Dazz993/Mist": _mist,
 }
 
