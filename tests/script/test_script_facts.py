@@ -44,8 +44,12 @@ def test_weights_in_bf16_under_autocast_stay_so():
 
 
 def test_the_optimizer_is_the_one_that_was_built():
-    assert plan(optimizer={"class": "AdamW", "fused": True, "foreach": None}).optimizer == "adamw-fused"
-    assert plan(settings={"optim": "paged_adamw_8bit"}).optimizer == "paged-adamw-8bit"
+    assert (
+        plan(optimizer={"class": "torch.optim.adamw.AdamW", "fused": True, "foreach": None}).optimizer
+        == "adamw-fused"
+    )
+    made = {"class": "bitsandbytes.optim.adamw.AdamW", "fused": False, "foreach": None}
+    assert plan(settings={"optim": "paged_adamw_8bit"}, optimizer=made).optimizer == "paged-adamw-8bit"
 
 
 def test_checkpointing_by_the_trainer_and_by_fsdp():
@@ -66,7 +70,11 @@ def test_whose_sharding_it_is():
 
 def test_a_loop_with_accelerate():
     found = understood(
-        facts(trainer=None, accelerator=LOOP, optimizer={"class": "AdamW", "fused": False, "foreach": None})
+        facts(
+            trainer=None,
+            accelerator=LOOP,
+            optimizer={"class": "torch.optim.adamw.AdamW", "fused": False, "foreach": None},
+        )
     )
     assert (found.job.micro_batch, found.job.grad_accum) == (4, 2)
     assert found.plan == Plan(engine="accelerate", optimizer="adamw-foreach", precision="fp16-mixed")

@@ -286,9 +286,9 @@ def _plan(facts: Facts, engine: str) -> Plan:
 def _optimizer(facts: Facts) -> str:
     """By what was built; before that, by what the settings say."""
     made = facts.said.get("optimizer")
-    if made is not None and made["class"] in ("AdamW", "Adam"):
+    if made is not None and made["class"] in ("torch.optim.adamw.AdamW", "torch.optim.adam.Adam"):
         return "adamw-fused" if made["fused"] else "adamw-loop" if made["foreach"] is False else "adamw-foreach"
-    said = str(facts.settings.get("optim") or (made or {}).get("class"))
+    said = str(facts.settings.get("optim") or str((made or {}).get("class")).rpartition(".")[2])
     if said not in _OPTIMS:
         raise NotUnderstood(f"the optimizer {said} is not planned here")
     return _OPTIMS[said]

@@ -156,12 +156,14 @@ def network(model: Any) -> dict[str, Any] | None:
     config: Any = getattr(base, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(base, "named_parameters"):
         return None
+    from .watch import elements  # which imports this module
+
     trainable: dict[str, int] = {}
     frozen: dict[str, int] = {}
     for parameter in model.parameters():
         counts = trainable if parameter.requires_grad else frozen
         name = str(parameter.dtype).removeprefix("torch.")
-        counts[name] = counts.get(name, 0) + parameter.numel()
+        counts[name] = counts.get(name, 0) + elements(parameter)
     return {
         "class": type(base).__name__,
         "config": _plain(config.to_dict()),
@@ -187,8 +189,9 @@ def _elements(found: dict[str, Any]) -> int:
 
 def _optimizer(optimizer: Any) -> dict[str, Any]:
     defaults = optimizer.defaults
+    kind = type(optimizer)
     return {
-        "class": type(optimizer).__name__,
+        "class": f"{kind.__module__}.{kind.__name__}",
         "fused": bool(defaults.get("fused")),
         "foreach": defaults.get("foreach"),
     }
