@@ -124,6 +124,15 @@ def test_ways_go_from_the_input_alone_to_everything():
     assert found[0].seconds > found[1].seconds > found[2].seconds == 0.0
 
 
+def test_where_the_host_is_slower_a_part_costs_more_than_everything():
+    """3 products and activations: launched 3 times, a fourth time to run again, and looked at twice."""
+    found = measured(lambda given, weight: torch.nn.functional.gelu(given @ weight) @ weight)
+    full, part, none = budget.ways(found, kernel_seconds=1.0)
+    assert full.seconds == pytest.approx(3.0)
+    assert part.seconds == pytest.approx(3.0 + 2 * budget.CHOOSING * 3.0)
+    assert none.seconds == 0.0
+
+
 def test_what_was_written_to_is_not_kept():
     found = measured(lambda given, weight: (given @ weight).relu_() @ weight)
     assert [piece.fixed for piece in found.layer.pieces] == [True, False]

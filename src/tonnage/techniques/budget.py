@@ -40,6 +40,9 @@ FINE: Final = 1 / 100
 """Ways of a layer that differ by less than this part of its seconds are not told apart."""
 
 
+CHOOSING: Final = 0.8
+"""What looking at an operation in Python costs the host relative to launching it: the time model's assumption."""
+
 SENDS: Final = "cpu-streamed"
 """The activation offload under which a part of what is kept waits on the host."""
 
@@ -77,33 +80,51 @@ class Checkpointed:
         return sum(self.measured.layer.flops[index] for index in self.again)
 
     @property
+    def seconds(self) -> float:
+        """Of the card, for what runs again."""
+        return sum(self.measured.layer.pieces[index].seconds for index in sorted(self.again, reverse=True))
+
+    @property
     def sent_bytes(self) -> int:
         """That wait on the host."""
         return sum(self.measured.layer.pieces[index].bytes for index in self.sent)
 
 
-def ways(measured: Measured, link_bytes_per_second: float = 0.0) -> tuple[Way, ...]:
+def ways(measured: Measured, link_bytes_per_second: float = 0.0, kernel_seconds: float = 0.0) -> tuple[Way, ...]:
     """How a layer may be treated, from all running again to everything kept, whose `what` is None.
 
     Without anything kept all runs again, up to where everything is there that backward needs.  Of what is kept as
-    much waits on the host as the link copies while such a layer computes.
+    much waits on the host as the link copies while such a layer computes.  `kernel_seconds`: of the host, for each.
     """
     pieces, given = measured.layer.pieces, measured.given
     end = max((index + 1 for index, piece in enumerate(pieces) if piece.saved), default=0)
-    seconds = sum(piece.seconds for piece in pieces[:end])
-    found = [Way(given, measured.again, seconds, Checkpointed(measured, frozenset(), frozenset(range(end))))]
-    saved = held_again(pieces, frozenset())
-    room_bytes = int(link_bytes_per_second * seconds)
+    full = Checkpointed(measured, frozenset(), frozenset(range(end)))
+    launching = kernel_seconds * sum(1 for maker in measured.layer.makers if maker is not None)
+    found = [Way(given, measured.again, _longer(full, launching), full)]
+    saved, before = held_again(pieces, frozenset()), full.seconds
     for point in frontier(pieces):
-        if point.seconds > found[-1].seconds - FINE * seconds:
+        if point.seconds > before - FINE * full.seconds:
             continue
-        sent = _fitting(pieces, point.kept, room_bytes)
+        sent = _fitting(pieces, point.kept, int(link_bytes_per_second * full.seconds))
         what = Checkpointed(measured, point.kept, run_again(pieces, point.kept), sent)
         kept_bytes = given + point.bytes - what.sent_bytes
         if kept_bytes < measured.saved:
-            idle = held_again(pieces, point.kept) - saved
-            found.append(Way(kept_bytes, measured.again + idle, point.seconds, what))
+            before = point.seconds
+            again = measured.again + held_again(pieces, point.kept) - saved
+            found.append(Way(kept_bytes, again, _longer(what, launching), what))
     return (*found, Way(measured.saved, None, 0.0))
+
+
+def _longer(what: Checkpointed, launching: float) -> float:
+    """Seconds that a layer takes longer than without checkpointing: of the card, or of the host where it is slower.
+
+    A backward is taken for twice a forward.  `launching`: seconds of the host for a forward; where a part is kept it
+    looks at each operation in Python, forward and again.
+    """
+    card = 3 * sum(piece.seconds for piece in what.measured.layer.pieces)
+    host = 3 * launching
+    looking = 2 * CHOOSING * launching if what.kept else 0.0
+    return max(card + what.seconds, host + launching + looking) - max(card, host)
 
 
 def _fitting(pieces: Sequence[Piece], kept: frozenset[int], room_bytes: int) -> frozenset[int]:
@@ -187,13 +208,17 @@ class _Budget:
         return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **options)
 
     def _measured(self, layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Way, ...]:
+        from tonnage.techniques import prices
+
         given = _tensors((args, kwargs))
         self.inputs.add(given[0])
         for tensor in given[1:]:  # masks and positions: the same for many layers
             self.before.add(tensor)
         kind = (type(layer), *(_looks(tensor) for tensor in [*layer.parameters(), *given]))
         if kind not in self.kinds:
-            self.kinds[kind] = ways(measure(layer, forward, args, kwargs), self._link(given[0].device))
+            device = given[0].device
+            measured = measure(layer, forward, args, kwargs)
+            self.kinds[kind] = ways(measured, self._link(device), prices.kernel_seconds(device))
         return self.kinds[kind]
 
     def _link(self, device: torch.device) -> float:
@@ -252,10 +277,10 @@ def in_transit(network: Network) -> Network:
 def summary(network: Network, chosen: Sequence[Way]) -> dict[str, Any]:
     """What a choice comes to, for one micro-batch."""
     again = [way.what for way in chosen if way.what is not None]
-    all_seconds = sum(found[0].seconds for found in network.layers)
+    all_seconds = sum(found[0].what.seconds for found in network.layers)
     return {
         "peak_bytes": network.peak(chosen),
-        "seconds_fraction": sum(way.seconds for way in chosen) / all_seconds if all_seconds else 0.0,
+        "seconds_fraction": sum(what.seconds for what in again) / all_seconds if all_seconds else 0.0,
         "flops": sum(what.flops for what in again),
         "full_flops": sum(found[0].what.flops for found in network.layers),
         "sent_bytes": sum(what.sent_bytes for what in again),

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from tonnage.costs import rates
 from tonnage.costs.operations import Operation
+from tonnage.costs.software import software_of
 from tonnage.device import Device, find_device
 from tonnage.errors import CannotEstimate, UnknownDevice
 from tonnage.techniques.replay import Price
@@ -37,6 +38,11 @@ def link_bytes_per_second(device: torch.device) -> float:
     known = _known(device)
     link = None if known is None else known.host_link_bytes_per_second or known.pcie_bytes_per_second
     return _REACHED * (link or _LINK_BYTES_PER_SECOND)
+
+
+def kernel_seconds(device: torch.device) -> float:
+    """Of the host for each kernel that plain PyTorch launches; zero where nothing is known of the card's."""
+    return 0.0 if _known(device) is None else software_of("tonnage").kernel_seconds
 
 
 def _known(device: torch.device) -> Device | None:
