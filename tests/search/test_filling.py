@@ -93,3 +93,13 @@ def test_seconds_lie_between_those_of_both_ends():
     )
     fill(search, 4)
     assert none.seconds_per_token < search.found[0][0].seconds_per_token < full.seconds_per_token
+
+
+def test_a_budget_that_is_asked_for_has_the_seconds_of_its_run():
+    search = searched(Ghosts(), checkpointing="budget=20GiB")
+    before = search.found[0][0]
+    fill(search, 4)
+    [(one, estimate)] = search.found
+    assert one.candidate == before.candidate
+    assert one.seconds_per_token < before.seconds_per_token
+    assert "run_again" in estimate.model

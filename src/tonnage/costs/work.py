@@ -134,8 +134,8 @@ class Work:
 
 
 def _recomputed(plan: Plan) -> str:
-    """What runs again; what a budget chooses is taken for all but the products."""
-    if plan.checkpoint_interval:
+    """What runs again; what a budget chooses is known when it has run, until then it may be everything."""
+    if plan.checkpoint_interval or plan.checkpointing.startswith("budget"):
         return "full"
     known = {"none": "none", "full": "full", "sqrt": "full", "attention": "attention"}
     return known.get(plan.checkpointing, "selective")

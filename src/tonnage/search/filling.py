@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from tonnage.costs.answer import price_of_run
@@ -41,7 +42,11 @@ _FASTER: Final = 0.995
 def fill(search: Search, top: int) -> None:
     """Add to what a search found, at most `top` plans, those that checkpointing under a budget makes faster."""
     question = search.question
-    if not search.found or not question.is_open("checkpointing") or not question.may_be("checkpointing", "budget"):
+    if not search.found or search.found[0][0].timing is None:
+        return
+    if question.plan.checkpointing.startswith("budget"):
+        search.found = sorted(map(partial(_as_run, search), search.found), key=lambda pair: pair[0].seconds_per_token)
+    if not (question.is_open("checkpointing") and question.may_be("checkpointing", "budget")):
         return
     full = _worth(search)
     answers = search.ghosts.fit([one.candidate for one in full], question.cluster)
@@ -61,6 +66,13 @@ def fill(search: Search, top: int) -> None:
     ]
     search.found.sort(key=lambda pair: pair[0].seconds_per_token)
     del search.found[top:]
+
+
+def _as_run(search: Search, pair: tuple[Priced, Estimate]) -> tuple[Priced, Estimate]:
+    """A plan under a budget that the user has given, with the seconds of what was run."""
+    one, estimate = pair
+    job, plan = one.candidate.job, one.candidate.plan
+    return replace(one, timing=price_of_run(estimate, job, plan, search.question.cluster)), estimate
 
 
 def _worth(search: Search) -> list[Priced]:
