@@ -11,7 +11,7 @@ from tonnage.ghost.pool import Worker
 from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.search.depth import seen, with_layers
-from tonnage.search.memory import micro_batches_run
+from tonnage.search.memory import Ghosts, micro_batches_run
 from tonnage.search.waiting import estimated, looked, waiting_bytes
 from tonnage.solution import Candidate
 
@@ -60,3 +60,16 @@ def test_few_micro_batches_say_what_a_step_of_many_needs(worker, name):
 def test_no_pipeline_holds_nothing():
     one = Candidate(job=tiny_job("llama", grad_accum=STEP), plan=Plan())
     assert waiting_bytes(one, parse_cluster("a100-40gb")) == 0
+
+
+@pytest.mark.ghost
+def test_the_fullest_rank_is_shown_with_the_others():
+    one = Candidate(job=with_layers(tiny_job("llama", grad_accum=STEP), 8), plan=PLANS["1f1b"])
+    cluster = parse_cluster("4xa100-40gb")
+    with Ghosts(lambda text: None, count=1) as ghosts:
+        [found] = ghosts.fit([one], cluster)
+        [need] = ghosts.need([one], cluster)
+    assert [each["rank"] for each in found.ranks] == [0, 1, 3]
+    assert found.peak.process_bytes == max(each["process_bytes"] for each in found.ranks)
+    assert found.job["grad_accum"] == STEP
+    assert need.process_bytes == pytest.approx(found.peak.process_bytes, rel=1e-3)  # of the second rank

@@ -118,6 +118,11 @@ def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
     return weights, gradients, states
 
 
+def under_way(shape: Shape, work: Work) -> float:
+    """Bytes kept for the backward of one micro-batch by the layers of one rank."""
+    return _activations(shape, work) / min(work.axes.pp, work.grad_accum)
+
+
 def _activations(shape: Shape, work: Work) -> float:
     """Kept for backward by the layers of one rank, in two bytes an element.
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tonnage import predict
 from tonnage.axes import axes
+from tonnage.costs.work import Work
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates import Estimate
 from tonnage.job import Job
 from tonnage.search import waiting
+from tonnage.search.bounds import under_way
 from tonnage.search.depth import Look, Need, depths, extrapolated, of_run, seen, with_layers
+from tonnage.search.pricing import shape_of
 from tonnage.solution import Candidate
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ class Ghosts:
         self._threads = ThreadPoolExecutor(self._count)
         self._known: dict[tuple[Any, ...], Answer] = {}
         self.runs = 0
-        """Candidates that were run or taken from the shelf."""
+        """Ranks of candidates that were run or taken from the shelf."""
         for _ in range(self._count):
             self._idle.put(None)
 
@@ -73,33 +76,38 @@ class Ghosts:
         return self._count
 
     def fit(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | Failure]:
-        """Each on a card of the cluster, whole; not fitting is an answer."""
-        answers = self._answers([(one, cluster, _steps(one), False) for one in candidates])
-        return [answer for answer in answers if not isinstance(answer, Look)]
+        """Each on a card of the cluster, whole, the ranks that differ side by side; not fitting is an answer."""
+        groups = [
+            [_Run(one, cluster, _steps(one), rank, looks=False) for rank in _ranks(one, cluster)]
+            for one in candidates
+        ]
+        answers = iter(self._answers([run for group in groups for run in group]))
+        return [_worst([next(answers) for _ in group]) for group in groups]
 
     def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
         """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
         wide = roomy(cluster)
-        runs = [_looks(one) for one in candidates]
-        answers = iter(self._answers([(run, wide, _look_steps(run), True) for group in runs for run in group]))
-        return [_needed(one, [next(answers) for _ in group]) for one, group in zip(candidates, runs, strict=True)]
+        groups = [
+            [_Run(run, wide, _look_steps(run), _likely_fullest(one, cluster), looks=True) for run in _looks(one)]
+            for one in candidates
+        ]
+        answers = iter(self._answers([run for group in groups for run in group]))
+        return [_needed(one, [next(answers) for _ in group]) for one, group in zip(candidates, groups, strict=True)]
 
-    def _answers(self, wanted: Sequence[tuple[Candidate, Cluster, int, bool]]) -> list[Answer]:
-        keys = [_key(*one) for one in wanted]
+    def _answers(self, wanted: Sequence[_Run]) -> list[Answer]:
+        keys = [one.key for one in wanted]
         missing = {key: one for key, one in zip(keys, wanted, strict=True) if key not in self._known}
-        found = self._threads.map(lambda one: self._run(*one), missing.values())
+        found = self._threads.map(self._run, missing.values())
         self._known |= dict(zip(missing, found, strict=True))
         return [self._known[key] for key in keys]
 
-    def _run(self, candidate: Candidate, cluster: Cluster, steps: int, looks: bool) -> Answer:
+    def _run(self, wanted: _Run) -> Answer:
         worker = self._idle.get()
         try:
             if worker is None:
                 worker = self._start()
             self.runs += 1
-            laid = axes(candidate.plan, cluster.gpus, cluster.gpus_per_node)
-            ranks = (0,) if looks else laid.different  # of a pipeline the stage with most micro-batches, or the worst
-            return _worst([_one(candidate, cluster, steps, looks, rank, worker) for rank in ranks])
+            return wanted.on(worker)
         except (UsageError, CannotEstimate) as error:
             return error
         finally:
@@ -123,24 +131,62 @@ class Ghosts:
             worker.close()
 
 
-def _one(
-    candidate: Candidate, cluster: Cluster, steps: int, looks: bool, rank: int, worker: Worker
-) -> Estimate | Look:
-    """One rank of a candidate, with what it holds for the micro-batches that are not run."""
-    asked = candidate.job
-    job = replace(asked, grad_accum=micro_batches_run(candidate))
-    found = predict.estimate(job, candidate.plan, cluster, steps=steps, rank=rank, worker=worker)
-    more = (asked.grad_accum - job.grad_accum) * waiting.waiting_bytes(candidate, cluster, rank)
-    if looks:
-        return waiting.looked(seen(found), more)
-    return _said_of(waiting.estimated(found.estimate, more, asked, cluster), asked, job)
+@dataclass(frozen=True)
+class _Run:
+    """One rank of a candidate, to be run."""
+
+    candidate: Candidate
+    cluster: Cluster
+    steps: int
+    rank: int
+    looks: bool
+    """Whether only what it needs is asked for."""
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What decides the answer; a model's configuration, which cannot be hashed, as it is written."""
+        job = self.candidate.job
+        shape = tuple(getattr(job, item.name) for item in fields(job) if item.name != "model")
+        rest = (self.candidate.plan, self.cluster, self.steps, self.rank, self.looks)
+        return (job.model.name, repr(job.model.config), *shape, *rest)
+
+    def on(self, worker: Worker) -> Estimate | Look:
+        """The answer, with what the rank holds for the micro-batches that are not run."""
+        asked, plan = self.candidate.job, self.candidate.plan
+        job = replace(asked, grad_accum=micro_batches_run(self.candidate))
+        found = predict.estimate(job, plan, self.cluster, steps=self.steps, rank=self.rank, worker=worker)
+        each = waiting.waiting_bytes(self.candidate, self.cluster, self.rank)
+        more = (asked.grad_accum - job.grad_accum) * each
+        if self.looks:
+            return waiting.looked(seen(found), more)
+        return _said_of(waiting.estimated(found.estimate, more, asked, self.cluster), asked, job)
 
 
-def _worst(ranks: Sequence[Estimate | Look]) -> Estimate | Look:
-    """The rank that needs most, with the others listed."""
+def _ranks(candidate: Candidate, cluster: Cluster) -> tuple[int, ...]:
+    """Those that may need most; of a plan that cannot be laid out the first, which will say so."""
+    try:
+        return axes(candidate.plan, cluster.gpus, cluster.gpus_per_node).different
+    except UsageError:
+        return (0,)
+
+
+def _likely_fullest(candidate: Candidate, cluster: Cluster) -> int:
+    """Of a pipeline the first rank, which has most micro-batches under way, or the second, which gets more of all."""
+    first, *others = _ranks(candidate, cluster)
+    shape = shape_of(candidate)
+    if not others or shape is None:
+        return first
+    more = waiting.waiting_bytes(candidate, cluster, others[0]) - waiting.waiting_bytes(candidate, cluster, first)
+    work = Work.of(candidate.job, candidate.plan, cluster)
+    return others[0] if candidate.job.grad_accum * more > under_way(shape, work) else first
+
+
+def _worst(ranks: Sequence[Answer]) -> Estimate | Failure:
+    """The rank that needs most, with the others listed; or why one could not be run."""
     estimates = [one for one in ranks if isinstance(one, Estimate)]
-    if not estimates:
-        return ranks[0]
+    for one in ranks:
+        if isinstance(one, UsageError | CannotEstimate):
+            return one
     worst = max(estimates, key=lambda one: (not one.fits, one.peak.process_bytes))
     return replace(worst, ranks=tuple(listed for one in estimates for listed in one.ranks))
 
@@ -195,19 +241,3 @@ def _needed(candidate: Candidate, answers: Sequence[Answer]) -> Need | Failure:
     found = depths(candidate.job, candidate.plan)
     assert found is not None
     return extrapolated(runs[0], runs[1], found, layers)
-
-
-def _key(candidate: Candidate, cluster: Cluster, steps: int, looks: bool) -> tuple[Any, ...]:
-    """What decides the answer; a model's configuration, which cannot be hashed, as it is written."""
-    job = replace(candidate.job, grad_accum=micro_batches_run(candidate))
-    shape = tuple(getattr(job, item.name) for item in fields(job) if item.name != "model")
-    return (
-        job.model.name,
-        repr(job.model.config),
-        *shape,
-        candidate.job.grad_accum,
-        candidate.plan,
-        cluster,
-        steps,
-        looks,
-    )

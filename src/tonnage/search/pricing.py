@@ -14,7 +14,7 @@ from tonnage.costs.timing import Timing
 from tonnage.costs.work import Work
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate
-from tonnage.search.bounds import least_bytes, usually_beyond
+from tonnage.search.bounds import least_bytes, under_way, usually_beyond
 from tonnage.search.unpriced import ranked
 from tonnage.search.waiting import waiting_bytes
 from tonnage.solution import Candidate
@@ -55,8 +55,17 @@ def least(candidate: Candidate, cluster: Cluster) -> int:
     shape = shape_of(candidate)
     if shape is None:
         return 0
-    of_step = least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
-    return of_step + candidate.job.grad_accum * waiting_bytes(candidate, cluster)
+    return _least(candidate, cluster, shape, work)
+
+
+def _least(candidate: Candidate, cluster: Cluster, shape: Shape, work: Work) -> int:
+    """Of the fullest rank: a pipeline's first has one micro-batch more under way than its second, which gets more."""
+    layout, steps = work.axes, candidate.job.grad_accum
+    more = steps * waiting_bytes(candidate, cluster)
+    if layout.pp > 1:
+        _, second, *_ = layout.different
+        more = max(more, int(steps * waiting_bytes(candidate, cluster, second) - under_way(shape, work)))
+    return more + least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
 
 
 def priced(candidate: Candidate, cluster: Cluster) -> Priced:
@@ -67,11 +76,10 @@ def priced(candidate: Candidate, cluster: Cluster) -> Priced:
     if shape is None:
         beyond = float(candidate.job.tokens_per_micro_batch)  # what runs like it need is taken to grow as this does
         return Priced(candidate=candidate, timing=timing, least_bytes=0, beyond_bytes=beyond)
-    least = least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
     return Priced(
         candidate=candidate,
         timing=timing,
-        least_bytes=least + candidate.job.grad_accum * waiting_bytes(candidate, cluster),
+        least_bytes=_least(candidate, cluster, shape, work),
         beyond_bytes=usually_beyond(shape, work) + _outside(work.axes, cluster),
     )
 

@@ -1,0 +1,117 @@
+"""How long `tonnage plan` takes to answer, and how much it runs for that.
+
+    python benchmarks/search.py [QUESTION ...] [--kept]
+
+Each question is asked of workers that have started and have run one small job of the same family (the first trace),
+with an empty shelf of traces; `--kept` leaves the shelf as it is.  "start" is that beginning; "answer" what a user
+waits after it, "own" the processor time of all of tonnage's processes in it, which hardly depends on what else the
+machine does; "looks" are candidates seen by one step of a few layers (two runs each), "whole" those that were run as
+they are shown.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tonnage import shelf
+from tonnage.api import request
+from tonnage.device import Cluster, parse_cluster
+from tonnage.estimates import Estimate
+from tonnage.search.depth import Need, with_layers
+from tonnage.search.memory import Failure, Ghosts
+from tonnage.search.solve import search
+from tonnage.search.space import Question
+from tonnage.search.words import describe
+from tonnage.solution import Candidate
+
+QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "8B on 1": ("llama-3.1-8b", "h100-80gb", {"seq_len": 4096, "method": "lora"}),
+    "8B on 8": ("llama-3.1-8b", "8xh100-80gb", {"seq_len": 8192}),
+    "Mixtral on 16": ("mixtral-8x7b", "2x8xh100-80gb", {"seq_len": 4096, "global_batch_tokens": 2**20}),
+    "70B on 32": ("llama-3.1-70b", "4x8xh100-80gb", {"seq_len": 8192, "global_batch_tokens": 2**22}),
+    "70B on 64": ("llama-3.1-70b", "8x8xh100-80gb", {"seq_len": 8192, "global_batch_tokens": 2**22}),
+}
+"""Model, GPUs, and options of `tonnage plan`."""
+
+
+class Counted(Ghosts):
+    """Ghosts that count what they are asked."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda text: None)
+        self.looks = self.whole = 0
+
+    def fit(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | Failure]:
+        self.whole += len(candidates)
+        return super().fit(candidates, cluster)
+
+    def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
+        self.looks += len(candidates)
+        return super().need(candidates, cluster)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of: {', '.join(QUESTIONS)}")
+    parser.add_argument("--kept", action="store_true", help="leave the shelf of traces as it is")
+    arguments = parser.parse_args()
+    print("| question | start s | answer s | own s | priced | looks | whole | best plan |")
+    print("|---|---:|---:|---:|---:|---:|---:|---|")
+    for name in arguments.questions or QUESTIONS:
+        print(row(name, kept=arguments.kept), flush=True)
+
+
+def row(name: str, *, kept: bool) -> str:
+    """A line of the table."""
+    model, gpu, options = QUESTIONS[name]
+    job, plan = request(model, offline=True, **options)
+    question = Question(job=job, plan=plan, cluster=parse_cluster(gpu))
+    with ExitStack() as stack:
+        if not kept:
+            stack.enter_context(empty_shelf())
+        ghosts = stack.enter_context(Counted())
+        began = time.perf_counter()
+        small = Candidate(job=replace(with_layers(job, 2), global_batch_tokens=None), plan=replace(plan, shard="ddp"))
+        several = [replace(small, job=replace(small.job, seq_len=128 * (1 + place))) for place in range(ghosts.count)]
+        ghosts.need(several, parse_cluster("2xh100-80gb"))
+        start = time.perf_counter() - began
+        ghosts.looks = 0
+        began, own = time.perf_counter(), own_seconds()
+        solution = search(question, ghosts)
+        answer, own = time.perf_counter() - began, own_seconds() - own
+    assert solution.looked_at is not None
+    best = describe(solution.plans[0].candidate) if solution.plans else solution.status
+    return (
+        f"| {name} | {start:.1f} | {answer:.1f} | {own:.1f} | {solution.looked_at['priced']:,} | {ghosts.looks} | "
+        f"{ghosts.whole} | {best} |"
+    )
+
+
+@contextmanager
+def empty_shelf() -> Iterator[None]:
+    """Traces are kept in a folder of their own, which is gone afterwards."""
+    place = shelf.folder
+    with tempfile.TemporaryDirectory() as folder:
+        shelf.folder = lambda: Path(folder)  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            shelf.folder = place
+
+
+def own_seconds() -> float:
+    """Processor time of this process and of all that it started, so far."""
+    me = psutil.Process()
+    times = [one.cpu_times() for one in (me, *me.children(recursive=True))]
+    return sum(each.user + each.system + each.children_user + each.children_system for each in times)
+
+
+if __name__ == "__main__":
+    main()
