@@ -139,6 +139,33 @@ def test_a_loop_of_its_own_gets_what_needs_no_flags(run):
     assert "neither a Trainer nor an Accelerator" in text
 
 
+CLASSIFIER = {"class": "LlamaForSequenceClassification"}
+
+
+def test_a_trainer_that_cannot_be_planned_is_tried_until_it_fits(run):
+    found, scripts = run(facts(options=OPTIONS, network=CLASSIFIER), 90 * GIB, 90 * GIB, 80 * GIB, 60 * GIB)
+    assert (found.status, found.by_trial) == ("found", True)
+    words = [dict(zip(command[2::2], command[3::2], strict=True)) for command, _ in scripts.asked[1:]]
+    assert words[0] == {"--per_device_train_batch_size": "4", "--optim": "adamw_torch_fused"}
+    assert words[1] == {**words[0], "--activation_checkpointing": "True"}
+    batch = {"--per_device_train_batch_size": "2", "--gradient_accumulation_steps": "4"}
+    assert words[2] == {**words[1], **batch}
+    assert "by trying, without a plan: what a LlamaForSequenceClassification needs" in " ".join(render(found).split())
+    assert found.to_json()["script"]["by_trial"]
+
+
+def test_one_that_fits_gets_what_costs_nothing(run):
+    found, scripts = run(facts(network=CLASSIFIER, options=OPTIONS), 60 * GIB, 50 * GIB)
+    assert (found.status, len(scripts.asked)) == ("found", 2)
+    assert [change.technique for change in found.changes] == ["allocator", "optimizer"]
+
+
+def test_one_that_never_fits(run):
+    found, scripts = run(facts(network=CLASSIFIER, options=OPTIONS), *[90 * GIB] * 5)
+    assert (found.status, len(scripts.asked)) == ("too_large", 5)
+    assert "DOES NOT FIT  whatever was tried" in render(found)
+
+
 def test_the_report_shows_both_runs(run):
     found, _ = run(facts(options=OPTIONS), 90 * GIB, 30 * GIB)
     text = render(found)

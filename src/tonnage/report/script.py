@@ -49,11 +49,13 @@ def _headline(advice: Advice) -> Table:
     rows.add_row("", text(advice.seen))
     if advice.now is not None:
         rows.add_row("", text(advice.now.words))
+    if advice.by_trial:
+        rows.add_row("", text(f"by trying, without a plan: {advice.why_not}"))
     return rows
 
 
 def _verdict(advice: Advice) -> str:
-    if advice.why_not is not None:
+    if advice.why_not is not None and not advice.by_trial:
         return advice.why_not
     if not advice.changes:
         return "as it is: nothing to change" if advice.status == "found" else _left(advice)

@@ -6,6 +6,7 @@ flags where its command line has them, else put into its arguments as they are m
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -17,7 +18,7 @@ from tonnage import dryrun, launchers
 from tonnage.device import Cluster
 from tonnage.engines import engine_of
 from tonnage.engines.hf_trainer import SHARDED
-from tonnage.errors import TonnageError, TrialFailed
+from tonnage.errors import TrialFailed
 from tonnage.estimates import Estimate
 from tonnage.job import Job
 from tonnage.options import spelled
@@ -25,6 +26,7 @@ from tonnage.plans import Plan
 from tonnage.script.changes import Change, Setting, changes, difference, holds, saved, seconds
 from tonnage.script.command import flag, with_value
 from tonnage.script.facts import Facts, NotUnderstood, Understood, seen, understood
+from tonnage.script.ladder import rungs
 from tonnage.search.depth import Need
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.reasons import DOES
@@ -38,6 +40,9 @@ Progress = Callable[[str], None]
 
 MOST_TRIES: Final = 3
 """Plans that are tried on the script before there is none to show."""
+
+MOST_RUNGS: Final = 5
+"""Runs of a script that no plan can be made for."""
 
 LEAST_FURTHER: Final = 0.02
 """Of the card: how much more stays free, at least, in the plan after one that did not fit."""
@@ -117,6 +122,8 @@ class Advice:
     """As it is."""
     why_not: str | None = None
     """Why nothing was planned, where nothing was."""
+    by_trial: bool = False
+    """Whether its changes were found by trying them, without a plan."""
     now: Understood | None = None
     """In the program's own words; None where nothing was planned."""
     changes: tuple[Change, ...] = ()
@@ -135,17 +142,18 @@ class Advice:
     @property
     def status(self) -> str:
         """As in `plan --json`."""
-        if self.now is None:
+        if self.now is None and not self.by_trial:
             return "unknown"
-        if self._fits(self.before) and not self.changes:
+        if self.fits(self.before) and not self.changes:
             return "found"
-        if self.after is not None and self._fits(self.after.estimate):
+        if self.after is not None and self.fits(self.after.estimate):
             return "found"
         if self.solution is not None and self.solution.status not in ("found", "too_large"):
             return self.solution.status
         return "too_large"
 
-    def _fits(self, estimate: Estimate) -> bool:
+    def fits(self, estimate: Estimate) -> bool:
+        """Whether a run leaves as much of the card free as it should."""
         return estimate.fits and estimate.peak.process_bytes <= self.budget_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -158,6 +166,7 @@ class Advice:
                 "command": list(self.command),
                 "seen": self.seen,
                 "why_not": self.why_not,
+                "by_trial": self.by_trial,
                 "understood": None if self.now is None else self.now.words,
                 "notes": [] if self.now is None else list(self.now.notes),
                 "before": self.before.to_json(),
@@ -364,30 +373,28 @@ def _has_no_words(name: str, value: Any, job: Job, plan: Plan, facts: Facts, clu
 
 
 def _without_plan(asked: Asked, facts: Facts, why: str, common: dict[str, Any], progress: Progress) -> Advice:
-    """What needs no flags: the allocator's variable, tried as well."""
-    advice = Advice(**common, why_not=why)
-    if facts.is_expandable:
-        return advice
-    setting = Setting(
-        name="PYTORCH_ALLOC_CONF",
-        before=facts.allocator_settings or None,
-        after=",".join(filter(None, [facts.allocator_settings, "expandable_segments:True"])),
-        where="environment",
-    )
-    try:
-        after = _tried(asked, facts, [_alone(setting)], progress)
-    except TonnageError:
-        return advice
-    peaks = [estimate.peak.process_bytes for estimate in (advice.before, after.estimate)]
-    known = advice.before.fits and after.estimate.fits
-    change = replace(_alone(setting), saves_bytes=peaks[0] - peaks[1] if known else None)
-    return replace(advice, changes=(change,), after=after)
+    """Settings that need no plan, tried until the script fits: a loop of its own has the allocator's alone."""
+    advice = Advice(**common, why_not=why, by_trial=facts.trainer is not None)
+    fits = advice.fits(advice.before)
+    failed: list[Refused] = []
+    for found in itertools.islice(rungs(facts, asked.command, fits=fits), MOST_RUNGS):
+        words = "; ".join(str(setting) for change in found for setting in change.settings)
+        try:
+            after = _tried(asked, facts, found, progress)
+        except TrialFailed as error:
+            failed.append(Refused(what=words, why=str(error)))
+            continue
+        advice = replace(advice, changes=_with_difference(found, advice.before, after.estimate), after=after)
+        if advice.fits(after.estimate):
+            break
+    return replace(advice, failed=tuple(failed))
 
 
-def _alone(setting: Setting) -> Change:
-    return Change(
-        technique="allocator", settings=(setting,), why=DOES["allocator"], saves_bytes=None, costs_seconds=None
-    )
+def _with_difference(found: tuple[Change, ...], before: Estimate, after: Estimate) -> tuple[Change, ...]:
+    """What a change saves, where it is the only one and both runs came to their end."""
+    if len(found) > 1 or not before.fits or not after.fits:
+        return found
+    return (replace(found[0], saves_bytes=before.peak.process_bytes - after.peak.process_bytes),)
 
 
 def _run(

@@ -140,19 +140,14 @@ def _settings(
     group: str, without: Candidate, best: Candidate, facts: Facts, command: Sequence[str]
 ) -> Iterator[Setting]:
     if group == "allocator":
-        yield Setting(
-            name="PYTORCH_ALLOC_CONF",
-            before=facts.allocator_settings or None,
-            after=",".join(filter(None, [facts.allocator_settings, "expandable_segments:True"])),
-            where="environment",
-        )
+        yield expandable(facts)
         return
     before, after = said(without, facts), said(best, facts)
     for name in dict.fromkeys([*before, *after]):
         value = after.get(name)
         nothing = (not value and name.endswith("_kwargs")) or holds(facts.settings.get(name), value)
         if before.get(name) != value and not nothing:
-            yield replace(_setting(name, value, facts, command), parts=_parts(before.get(name), value))
+            yield replace(setting(name, value, facts, command), parts=_parts(before.get(name), value))
 
 
 def _parts(before: Any, after: Any) -> Mapping[str, Any] | None:
@@ -183,7 +178,18 @@ def said(candidate: Candidate, facts: Facts) -> dict[str, Any]:
     }
 
 
-def _setting(name: str, value: Any, facts: Facts, command: Sequence[str]) -> Setting:
+def expandable(facts: Facts) -> Setting:
+    """The allocator's variable, with what it said before."""
+    return Setting(
+        name="PYTORCH_ALLOC_CONF",
+        before=facts.allocator_settings or None,
+        after=",".join(filter(None, [facts.allocator_settings, "expandable_segments:True"])),
+        where="environment",
+    )
+
+
+def setting(name: str, value: Any, facts: Facts, command: Sequence[str]) -> Setting:
+    """A setting of TrainingArguments, in the script's own flag where it has one."""
     known = [word for word in _aliases(name) if flag(word, facts.options, command) is not None]
     called = next((word for word in known if flag(word, facts.options, command) in command), next(iter(known), name))
     where: Where = "flag" if can_say(called, value, facts.options, command) else "argument"
