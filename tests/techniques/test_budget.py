@@ -87,12 +87,6 @@ def test_what_is_on_its_way_has_room():
     assert network.layers[0] is network.layers[1]
 
 
-@pytest.mark.parametrize(("room", "sent"), [(0, []), (4, [1]), (6, [2]), (9, [1, 2]), (11, [0, 2]), (99, [0, 1, 2])])
-def test_as_much_is_sent_as_the_link_copies(room, sent):
-    sizes = [5 << 20, 3 << 20, 6 << 20, 1000]
-    assert sorted(hostward.fitting(sizes, room << 20)) == sent
-
-
 def measured(forward, *more):
     """A layer with a weight of 128 x 128 on an input of 8 x 128, all in fp32."""
     layer = torch.nn.Module()

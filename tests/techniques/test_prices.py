@@ -1,0 +1,53 @@
+"""What an operation costs on a card that is known, and on one that is not."""
+
+import pytest
+import torch
+
+from tonnage.device import find_device
+from tonnage.techniques import prices
+
+CARD = torch.device("cuda")
+MM, ADD, VIEW = torch.ops.aten.mm.default, torch.ops.aten.add.Tensor, torch.ops.aten.t.default
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """Has this machine's card be called so."""
+    return lambda name: monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+
+
+def matrices(*shapes):
+    return [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+
+
+def test_a_product_takes_its_flops_at_part_of_the_peak(named):
+    named("NVIDIA H100 80GB HBM3")
+    a, b, c = matrices((8192, 4096), (4096, 4096), (8192, 4096))
+    seconds, flops = prices.on(CARD)(MM, (a, b), {}, c)
+    assert flops == 2 * 8192 * 4096 * 4096
+    assert 0.5 < flops / find_device("h100-80gb").peak_flops.bf16 / seconds < 1
+
+
+def test_the_rest_takes_its_bytes(named):
+    named("NVIDIA H100 80GB HBM3")
+    a, b, c = matrices(*[(8192, 4096)] * 3)
+    seconds, flops = prices.on(CARD)(ADD, (a, b), {}, c)
+    assert flops == 0
+    assert 0.5 < 3 * 8192 * 4096 * 2 / find_device("h100-80gb").bandwidth_bytes_per_second / seconds < 1
+    assert prices.on(CARD)(VIEW, (a,), {}, a.t()) == (0.0, 0.0)
+
+
+def test_an_unknown_card_has_bytes_and_flops(named):
+    named("A card of tomorrow")
+    a, b, c = matrices((64, 64), (64, 64), (64, 64))
+    product, flops = prices.on(CARD)(MM, (a, b), {}, c)
+    sum_, _ = prices.on(CARD)(ADD, (a, b), {}, c)
+    assert product - sum_ == pytest.approx(flops / 1e14)
+    assert sum_ == pytest.approx(3 * 64 * 64 * 2 / 1e12)
+    assert prices.kernel_seconds(CARD) == 0.0
+
+
+def test_the_link_of_a_card(named):
+    named("Tesla T4")
+    assert prices.link_bytes_per_second(CARD) == pytest.approx(0.85 * find_device("t4").pcie_bytes_per_second)
+    assert prices.kernel_seconds(CARD) > 0
