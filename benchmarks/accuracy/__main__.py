@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write each row with its prediction, a JSON line a row")
     parser.add_argument("--resume", action="store_true", help="take the predictions that the file of --json has")
     parser.add_argument("--at-once", type=int, help="jobs at a time; default: one a core; 0: none, only --resume")
+    parser.add_argument("--torch", help="run the rows on this version of torch, not on the installed one: 2.12.0")
     options = parser.parse_args()
     rows = load()
     chosen = [row for row in rows if (options.source or "").lower() in row.source.lower()]
@@ -35,7 +36,7 @@ def main() -> int:
     known = _predictions(options.json) if options.resume and options.json and options.json.exists() else {}
     rest = [row for row in chosen if (row.source, row.name) not in known]
     if options.at_once != 0 and rest:
-        made = predict(rest, lambda text: print(text, file=sys.stderr, flush=True), options.at_once)
+        made = predict(rest, lambda text: print(text, file=sys.stderr, flush=True), options.at_once, options.torch)
         known |= {(row.source, row.name): predicted for row, predicted in made}
     answers = [(row, known[row.source, row.name]) for row in chosen if (row.source, row.name) in known]
     print(markdown(answers))

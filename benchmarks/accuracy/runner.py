@@ -23,13 +23,16 @@ Predicted = dict[str, Any]
 
 
 def predict(
-    rows: Sequence[Row], progress: Progress = lambda text: None, at_once: int | None = None
+    rows: Sequence[Row],
+    progress: Progress = lambda text: None,
+    at_once: int | None = None,
+    torch_version: str | None = None,
 ) -> list[tuple[Row, Predicted]]:
     """Each row with what the ghost says of it; `at_once` jobs at a time (default: one a core)."""
     jobs = {row.job: row for row in rows}
     chosen = list(jobs.values())
     answers: dict[str, Predicted] = {}
-    process = _start(at_once or len(os.sched_getaffinity(0)))
+    process = _start(at_once or len(os.sched_getaffinity(0)), torch_version)
     assert process.stdin is not None
     assert process.stdout is not None
     sender = threading.Thread(target=_send, args=(process.stdin, chosen), daemon=True)
@@ -44,8 +47,8 @@ def predict(
     return [(row, answers.get(row.job, ended)) for row in rows]
 
 
-def _start(at_once: int) -> subprocess.Popen[str]:
-    variables = environment(torch=find(sys.executable))
+def _start(at_once: int, torch_version: str | None) -> subprocess.Popen[str]:
+    variables = environment(torch=find(sys.executable, torch_version))
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         variables.pop(name, None)
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(ROOT / "src"), str(ROOT)])
