@@ -37,6 +37,8 @@ def test_an_estimate_says_how_long_a_step_takes():
         ("llama-3.1-8b", "t4", Plan(), "Tesla T4 is with bf16"),
         ("llama-3.1-8b", "2x8xrtx-4090", Plan(shard="ddp"), "network between the machines"),
         ("llama-3.1-8b", "cpu", Plan(), "is not known"),
+        ("llama-3.1-8b", "h200", Plan(optimizer_offload="nvme=0.5"), "files are is not known"),
+        ("llama-3.1-8b", "h200", Plan(activation_offload="nvme"), "files are is not known"),
     ],
 )
 def test_what_is_not_known_stays_null_with_a_sentence(name, cluster, plan, why):
