@@ -8,10 +8,11 @@ from tonnage import model as models
 from tonnage import step as steps
 from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
-from tonnage.techniques import budget, hostward, prices
-from tonnage.techniques.frontier import Piece
-from tonnage.techniques.layerwise import Network, Way
-from tonnage.techniques.replay import Layer
+from tonnage.techniques import budget
+from tonnage.techniques.budgeting import hostward, prices
+from tonnage.techniques.budgeting.frontier import Piece
+from tonnage.techniques.budgeting.layerwise import Network, Way
+from tonnage.techniques.budgeting.replay import Layer
 
 
 def run(budget_text, batches=2, name="llama", offload="none", **job):

@@ -20,9 +20,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.errors import CannotEstimate
+from tonnage.techniques.budgeting.frontier import Piece, frontier, held_again, run_again
+from tonnage.techniques.budgeting.layerwise import Network, Way, choose
 from tonnage.techniques.checkpointing import layer_lists_of
-from tonnage.techniques.frontier import Piece, frontier, held_again, run_again
-from tonnage.techniques.layerwise import Network, Way, choose
 from tonnage.techniques.technique import Refusal, Technique
 from tonnage.units import parse_bytes, size
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step import Step
-    from tonnage.techniques.replay import Layer
+    from tonnage.techniques.budgeting.replay import Layer
 
 FINE: Final = 1 / 100
 """Ways of a layer that differ by less than this part of its seconds are not told apart."""
@@ -131,7 +131,7 @@ def _fitting(pieces: Sequence[Piece], kept: frozenset[int], room_bytes: int) -> 
     """Of the pieces that are kept, those that are sent to the host."""
     if room_bytes == 0:
         return frozenset()
-    from tonnage.techniques import hostward
+    from tonnage.techniques.budgeting import hostward
 
     order = sorted(kept)
     return frozenset(order[place] for place in hostward.fitting([pieces[index].bytes for index in order], room_bytes))
@@ -208,7 +208,7 @@ class _Budget:
         return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **options)
 
     def _measured(self, layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Way, ...]:
-        from tonnage.techniques import prices
+        from tonnage.techniques.budgeting import prices
 
         given = _tensors((args, kwargs))
         self.inputs.add(given[0])
@@ -225,7 +225,7 @@ class _Budget:
         """Bytes per second of the way to the host; zero if nothing is to go."""
         if not self.sends:
             return 0.0
-        from tonnage.techniques import hostward, prices
+        from tonnage.techniques.budgeting import hostward, prices
 
         self.host = self.host or hostward.Host(device)
         return prices.link_bytes_per_second(device)
@@ -291,7 +291,7 @@ def summary(network: Network, chosen: Sequence[Way]) -> dict[str, Any]:
 
 
 def _contexts(what: Checkpointed, host: Any) -> Any:
-    from tonnage.techniques import replay
+    from tonnage.techniques.budgeting import replay
 
     layer = what.measured.layer
     return replay.contexts(layer, replay.decisions(layer, what.kept, what.sent), host)
@@ -302,7 +302,7 @@ def measure(layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: An
     import torch
     from torch.autograd.graph import saved_tensors_hooks
 
-    from tonnage.techniques import prices, replay
+    from tonnage.techniques.budgeting import prices, replay
 
     given = _tensors((args, kwargs))
     device = given[0].device
@@ -359,7 +359,7 @@ class _Storages:
         """Note a tensor."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
-        from tonnage.techniques import replay
+        from tonnage.techniques.budgeting import replay
 
         for part in replay.plain(tensor):
             storage = part.untyped_storage()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from tonnage.techniques.layerwise import Network, Way, choose, hull
+from tonnage.techniques.budgeting.layerwise import Network, Way, choose, hull
 
 FULL = Way(1, 11, 10.0, "full")
 SOME = Way(6, 12, 2.0, "some")

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from tonnage.techniques.frontier import Piece, Point, frontier, held_again, run_again
+from tonnage.techniques.budgeting.frontier import Piece, Point, frontier, held_again, run_again
 
 
 def by_trying_everything(pieces):

@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from tonnage.errors import CannotEstimate
-from tonnage.techniques.frontier import Piece, run_again
-from tonnage.techniques.hostward import Host, Luggage, Sent, detached
+from tonnage.techniques.budgeting.frontier import Piece, run_again
+from tonnage.techniques.budgeting.hostward import Host, Luggage, Sent, detached
 
 BLOCK_BYTES: Final = 512
 """The caching allocator hands out multiples of it (kMinBlockSize in CUDACachingAllocator)."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tonnage.techniques import hostward
+from tonnage.techniques.budgeting import hostward
 
 
 @pytest.mark.parametrize(("room", "sent"), [(0, []), (4, [1]), (6, [2]), (9, [1, 2]), (11, [0, 2]), (99, [0, 1, 2])])

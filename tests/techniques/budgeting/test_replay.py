@@ -5,8 +5,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tonnage.errors import CannotEstimate
-from tonnage.techniques import replay
-from tonnage.techniques.replay import Does
+from tonnage.techniques.budgeting import replay
+from tonnage.techniques.budgeting.replay import Does
 
 
 def free(operation, args, kwargs, output):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tonnage.device import find_device
-from tonnage.techniques import prices
+from tonnage.techniques.budgeting import prices
 
 CARD = torch.device("cuda")
 MM, ADD, VIEW = torch.ops.aten.mm.default, torch.ops.aten.add.Tensor, torch.ops.aten.t.default

@@ -16,7 +16,7 @@ from tonnage.costs.operations import Operation
 from tonnage.costs.software import software_of
 from tonnage.device import Device, find_device
 from tonnage.errors import CannotEstimate, UnknownDevice
-from tonnage.techniques.replay import Price
+from tonnage.techniques.budgeting.replay import Price
 
 _BYTES_PER_SECOND: Final = 1e12
 _FLOPS_PER_SECOND: Final = 1e14

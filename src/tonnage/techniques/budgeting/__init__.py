@@ -1,0 +1,1 @@
+"""What layers keep under a budget of bytes: one layer's frontier, the choice over layers, and how it is run."""
