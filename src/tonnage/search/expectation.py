@@ -6,7 +6,7 @@ needed corrects the latter.
 
 from __future__ import annotations
 
-from math import log
+from math import inf, log
 from typing import Any, Final
 
 from tonnage.search.pricing import Priced
@@ -46,9 +46,11 @@ class Expectation:
         return one.least_bytes + one.beyond_bytes * (need - nearest.least_bytes) / nearest.beyond_bytes
 
     def error(self, one: Priced) -> float:
-        """By which part of it the need may be off."""
+        """By which part of it the need may be off: by any, if nothing is known of the network either."""
         found = self._nearest(one)
-        return _ERROR_UNKNOWN if found is None else _ERROR_OF_LIKE + _ERROR_APART * _apart(one, found[0])
+        if found is None:
+            return _ERROR_UNKNOWN if one.least_bytes else inf
+        return _ERROR_OF_LIKE + _ERROR_APART * _apart(one, found[0])
 
     def _nearest(self, one: Priced) -> tuple[Priced, float] | None:
         """The run that is most like a candidate, the latest of equally near ones, and its need."""

@@ -128,9 +128,7 @@ def _of_same_batch(chosen: Candidate, plan: Plan, question: Question) -> Candida
     return Candidate(job=job, plan=plan)
 
 
-def _reason(
-    one: _Without, choice: Choice, question: Question, saved: int | None, answer: Need | Failure
-) -> Reason:
+def _reason(one: _Without, choice: Choice, question: Question, saved: int | None, answer: Need | Failure) -> Reason:
     costs = _seconds_more(choice, one.candidate, question)
     other = spelled(one.name) if isinstance(one.value, bool) else f"{spelled(one.name)} {one.cheaper}"
     why = DOES[one.name]
