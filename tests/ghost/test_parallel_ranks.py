@@ -137,6 +137,18 @@ def test_experts_are_dealt_out(ep: int, sharing: int, worker: Worker) -> None:
     assert any("balanced" in said for said in found.estimate.coverage.assumed)
 
 
+def test_ranks_that_share_one_expert_cut_its_rows(worker: Worker) -> None:
+    plan = Plan(precision="fp32", shard="zero3", ep=8)
+    peaks = [
+        held(
+            predict.estimate(expert_job(), plan, parse_cluster(gpu), rank=3, worker=worker, steps=2),
+            "optimizer_state",
+        )
+        for gpu in ("8xh100-80gb", "2x8xh100-80gb")
+    ]
+    assert peaks[1] == pytest.approx(peaks[0] / 2, rel=0.01)
+
+
 @pytest.mark.parametrize(
     "plan",
     [

@@ -87,6 +87,9 @@ CASES: dict[int, dict[str, Case]] = {
     },
     4: {
         "ep zero2": Case(plan={"ep": 2, "shard": "zero2"}, network="mixtral"),
+        "ep of one expert": Case(
+            plan={"ep": 2, "shard": "zero3"}, network="mixtral", changes={"num_local_experts": 2}
+        ),
         "ep tp": Case(plan={"ep": 4, "tp": 2, "shard": "zero3"}, network="qwen3_moe"),
         "ep pp": Case(plan={"ep": 2, "pp": 2, "shard": "zero3"}, network="mixtral"),
         "tp ddp": Case(plan={"tp": 2, "shard": "ddp"}),

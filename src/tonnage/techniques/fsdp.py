@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import axes
@@ -85,12 +86,21 @@ def _shard_experts(module: Any, step: Step, options: dict[str, Any]) -> None:
     axes, mesh = step.world.axes, step.world.expert_mesh
     assert mesh is not None
     part = mesh["dp_replicate", "efsdp"] if step.plan.shard == "hsdp" else mesh["efsdp"]
-    fully_shard(module, **{**options, "mesh": part})
+    placed = partial(_along_rows, ranks=mesh["efsdp"].size())
+    fully_shard(module, **{**options, "mesh": part, "shard_placement_fn": placed})
     module.set_gradient_divide_factor(float(axes.data_parallel * axes.cp))
     if (
         axes.sharing_experts > axes.ep
     ):  # NCCL's scaled sums are zero in bf16 (pytorch#190747), gloo has none: sum, then divide
         module.set_force_sum_reduction_for_comms(True)
+
+
+def _along_rows(parameter: nn.Parameter, ranks: int) -> Any:
+    """Where ranks are more than the experts they hold, a rank would get all of an expert or nothing: cut its rows."""
+    from torch.distributed.tensor import Shard
+
+    held = getattr(parameter, "_local_tensor", parameter).shape
+    return Shard(1) if len(held) > 1 and held[0] % ranks != 0 and held[1] % ranks == 0 else None
 
 
 def _offload(step: Step) -> Any:
