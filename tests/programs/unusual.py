@@ -88,6 +88,7 @@ def main() -> None:
         raise ValueError("the tokenizer has no pad token")
     if what == "hangs":
         train(4)
+        print("hangs", flush=True)
         time.sleep(3600)
     elif what == "is-killed":
         train(2)
