@@ -77,7 +77,7 @@ def apply(step: Step) -> Step:
 
 def _converted(step: Step) -> nn.Module:
     """The network with bitsandbytes' layers, not on the card yet: they quantize when they get there."""
-    from bitsandbytes.nn.modules import Linear4bit
+    from bitsandbytes.nn import Linear4bit
     from transformers.quantizers import AutoHfQuantizer
 
     from tonnage import model as models
@@ -100,7 +100,7 @@ def _converted(step: Step) -> nn.Module:
 
 def _unquantized(like: Any, weight: torch.Tensor) -> Any:
     """A weight that bitsandbytes has still to quantize, as `like` says."""
-    from bitsandbytes.nn.modules import Params4bit
+    from bitsandbytes.nn import Params4bit
 
     return Params4bit(weight.detach(), requires_grad=False, **vars(like))
 
@@ -108,7 +108,7 @@ def _unquantized(like: Any, weight: torch.Tensor) -> Any:
 def _with_memory(module: nn.Module, device: torch.device) -> None:
     """What `module` has no memory for yet gets it on the device; layers to be quantized are."""
     import torch
-    from bitsandbytes.nn.modules import Params4bit
+    from bitsandbytes.nn import Params4bit
 
     from tonnage import model as models
 
