@@ -48,9 +48,11 @@ class Counted(Ghosts):
         super().__init__(lambda text: None)
         self.looks = self.whole = 0
 
-    def fit(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | Failure]:
+    def fit(
+        self, candidates: Sequence[Candidate], cluster: Cluster, budget_bytes: int | None = None
+    ) -> list[Estimate | Failure]:
         self.whole += len(candidates)
-        return super().fit(candidates, cluster)
+        return super().fit(candidates, cluster, budget_bytes)
 
     def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
         self.looks += len(candidates)

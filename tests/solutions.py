@@ -51,7 +51,9 @@ class Formula:
     def runs(self) -> int:
         return len(self.asked) + len(self.looked)
 
-    def fit(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | UsageError]:
+    def fit(
+        self, candidates: Sequence[Candidate], cluster: Cluster, budget_bytes: int | None = None
+    ) -> list[Estimate | UsageError]:
         self.asked += candidates
         return [self._answer(one, cluster) for one in candidates]
 

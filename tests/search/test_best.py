@@ -77,7 +77,7 @@ def test_nobody_is_lost_between_batches():
     found = Search(asked, Formula(), lambda text: None)
     order = [priced(one, asked.cluster) for one in itertools.islice(candidates(asked), 5)]
     seen = []
-    found.ghosts.need = found.ghosts.fit = lambda batch, _: seen.extend(batch) or [UsageError("no") for _ in batch]
+    found.ghosts.need = found.ghosts.fit = lambda batch, *_: seen.extend(batch) or [UsageError("no") for _ in batch]
     found._verify(order, 4)
     assert sorted(map(repr, seen)) == sorted(repr(one.candidate) for one in order)
 

@@ -27,7 +27,7 @@ class Ghosts:
     def need(self, candidates, cluster):
         return [of_run(self._answer(one, cluster)) for one in candidates]
 
-    def fit(self, candidates, cluster):
+    def fit(self, candidates, cluster, budget_bytes=None):
         self.tried += [one.plan.checkpointing for one in candidates]
         return [self._answer(one, cluster) for one in candidates]
 

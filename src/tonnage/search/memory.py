@@ -75,14 +75,31 @@ class Ghosts:
         """How many run at once."""
         return self._count
 
-    def fit(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Estimate | Failure]:
-        """Each on a card of the cluster, whole, the ranks that differ side by side; not fitting is an answer."""
+    def fit(
+        self, candidates: Sequence[Candidate], cluster: Cluster, budget_bytes: int | None = None
+    ) -> list[Estimate | Failure]:
+        """Each on a card of the cluster, whole; not fitting is an answer.
+
+        Of ranks that differ the one that is likely to need most comes first; where it needs more than `budget_bytes`
+        (default: the card), the others are not asked.
+        """
+        firsts = [_likely_fullest(one, cluster) for one in candidates]
+        pairs = zip(candidates, firsts, strict=True)
+        answers = self._answers([_Run(one, cluster, _steps(one), first, looks=False) for one, first in pairs])
         groups = [
-            [_Run(one, cluster, _steps(one), rank, looks=False) for rank in _ranks(one, cluster)]
-            for one in candidates
+            [rank for rank in _ranks(one, cluster) if rank != first] if _is_within(answer, budget_bytes) else []
+            for one, first, answer in zip(candidates, firsts, answers, strict=True)
         ]
-        answers = iter(self._answers([run for group in groups for run in group]))
-        return [_worst([next(answers) for _ in group]) for group in groups]
+        rest = iter(
+            self._answers(
+                [
+                    _Run(one, cluster, _steps(one), rank, looks=False)
+                    for one, group in zip(candidates, groups, strict=True)
+                    for rank in group
+                ]
+            )
+        )
+        return [_worst([answer, *(next(rest) for _ in group)]) for answer, group in zip(answers, groups, strict=True)]
 
     def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
         """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
@@ -181,6 +198,12 @@ def _likely_fullest(candidate: Candidate, cluster: Cluster) -> int:
     return others[0] if candidate.job.grad_accum * more > under_way(shape, work) else first
 
 
+def _is_within(answer: Answer, budget_bytes: int | None) -> bool:
+    if not isinstance(answer, Estimate) or not answer.fits:
+        return False
+    return budget_bytes is None or answer.peak.process_bytes <= budget_bytes
+
+
 def _worst(ranks: Sequence[Answer]) -> Estimate | Failure:
     """The rank that needs most, with the others listed; or why one could not be run."""
     estimates = [one for one in ranks if isinstance(one, Estimate)]
@@ -188,7 +211,8 @@ def _worst(ranks: Sequence[Answer]) -> Estimate | Failure:
         if isinstance(one, UsageError | CannotEstimate):
             return one
     worst = max(estimates, key=lambda one: (not one.fits, one.peak.process_bytes))
-    return replace(worst, ranks=tuple(listed for one in estimates for listed in one.ranks))
+    listed = sorted((each for one in estimates for each in one.ranks), key=lambda each: each["rank"])
+    return replace(worst, ranks=tuple(listed))
 
 
 def roomy(cluster: Cluster) -> Cluster:
