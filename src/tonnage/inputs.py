@@ -18,14 +18,12 @@ import torch
 from torch import nn
 
 from tonnage.errors import CannotEstimate, UsageError
+from tonnage.job import USUAL_IMAGE
 
 if TYPE_CHECKING:
     from tonnage.job import Job
 
 Batch = dict[str, torch.Tensor]
-
-USUAL_SIZE: Final = (1024, 768)
-"""Width and height of an image where the family takes any and the job does not say."""
 
 USUAL_CLASSIFIED: Final = 224
 """Width and height of an image that is classified, where the configuration does not say."""
@@ -197,7 +195,7 @@ def _vision(config: Any) -> Any:
 
 def _size(job: Job, unit: int) -> tuple[int, int]:
     """Width and height of the job's images, each rounded to whole units as processors do."""
-    width, height = (int(part) for part in job.image_size.split("x")) if job.image_size else USUAL_SIZE
+    width, height = (int(part) for part in job.image_size.split("x")) if job.image_size else USUAL_IMAGE
     return max(1, round(width / unit)) * unit, max(1, round(height / unit)) * unit
 
 

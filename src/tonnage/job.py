@@ -10,6 +10,11 @@ from tonnage.options import check, fraction, names, number, word
 
 METHODS: Final = ("full", "lora", "qlora")
 
+USUAL_IMAGE: Final = (1024, 768)
+"""Width and height of an image where the family takes any and the job does not say."""
+
+_USUAL: Final = "x".join(map(str, USUAL_IMAGE))
+
 LONGEST_STEPS: Final = 2
 """Steps at the longest length before lengths are drawn: the first makes optimizer states, the second holds them."""
 
@@ -43,7 +48,7 @@ class Job:
     seq_len: int = number(2048, "Tokens of one sequence (image models: ignored).")
     images: int = number(1, "Images of one sequence (image-text models); 0: text alone.", least=0)
     image_size: str | None = word(
-        None, "Pixels of an image as the network gets it; default: the network's own, else 1024x768.", ("WxH",)
+        None, f"Pixels of an image as the network gets it; default: the network's own, else {_USUAL}.", ("WxH",)
     )
     micro_batch: int = number(1, "Sequences of one forward pass on one rank.")
     grad_accum: int = number(1, "Micro-batches of one optimizer step.")

@@ -38,6 +38,7 @@ def test_a_trainer_with_flags_and_settings_put_in(dry_run: Any, tmp_path_factory
     kept = Plan(engine="hf-trainer", optimizer="adamw-foreach", checkpointing="full", clip_grad_norm=1)
     assert found.plan == kept
     assert facts.options["--optim"]["dest"] == "optim"
+    assert "missed" not in facts.said, facts.said["missed"]
     assert facts.options["--rows"]["action"] == "store"
     assert (facts.settings["optim"], facts.settings["bf16"]) == ("adamw_torch", True)
     assert found.job.model.config["num_hidden_layers"] == 2

@@ -132,3 +132,8 @@ def test_what_a_plan_keeps_and_what_it_may_choose():
     assert now.openly(Plan(checkpointing="full")).checkpointing == "full"
     low = replace(now, plan=replace(now.plan, optimizer="adamw-8bit", precision="bf16-true"))
     assert (low.openly(Plan()).optimizer, low.openly(Plan()).precision) == ("adamw-8bit", "bf16-true")
+
+
+def test_what_could_not_be_seen_is_said():
+    found = understood(facts(missed=["built: AttributeError: no args"]))
+    assert "Not all of it could be seen (built: AttributeError: no args)." in found.notes

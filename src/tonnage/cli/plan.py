@@ -94,6 +94,10 @@ def plan(
             if path.exists() and not force:
                 raise UsageError(f"{path} exists; name another file, or add --force.")
     cluster = parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
+    limits: dict[str, Any] = {
+        **{"only": words(only), "without": words(without), "allow": words(allow)},
+        "headroom": headroom / 100,
+    }
     if _is_command(model_or_command):
         _refuse({"compare": compare, "find": find, "from": source, "save": save, "html": html, "pareto": pareto})
         from tonnage.script.advice import Asked
@@ -102,10 +106,7 @@ def plan(
             command=model_or_command,
             cluster=cluster,
             said=_plan_alone(options),
-            only=words(only),
-            without=words(without),
-            allow=words(allow),
-            headroom=headroom / 100,
+            **limits,
             timeout_seconds=float(timeout),
             torch_version=torch,
         )
@@ -123,10 +124,7 @@ def plan(
         plan=given,
         cluster=cluster,
         methods=_methods(compare),
-        only=words(only),
-        without=words(without),
-        allow=words(allow),
-        headroom=headroom / 100,
+        **limits,
     )
     with progress() as say:
         if find is not None:

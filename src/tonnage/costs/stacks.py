@@ -10,10 +10,7 @@ from typing import Any, Final
 
 from tonnage.costs.shape import Shape
 from tonnage.errors import CannotEstimate
-from tonnage.job import Job
-
-USUAL_IMAGE: Final = (1024, 768)
-"""Width and height of images where the network takes any and the job does not say, as in `tonnage.inputs`."""
+from tonnage.job import USUAL_IMAGE, Job
 
 
 @dataclass(frozen=True, kw_only=True)

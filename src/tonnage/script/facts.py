@@ -372,6 +372,8 @@ _UNCOUNTED: Final = ("use_dora", "modules_to_save", "use_qalora", "trainable_tok
 
 def _notes(facts: Facts, batch: Mapping[str, Any]) -> Iterator[str]:
     settings, network = facts.settings, facts.network
+    for missed in facts.said.get("missed", ()):
+        yield f"Not all of it could be seen ({missed})."
     if batch.get("least_tokens", batch["tokens"]) != batch["tokens"]:
         span = f"{batch['least_tokens']:,} to {batch['tokens']:,}"
         yield f"Sequences of {span} tokens were seen; the longest are planned."

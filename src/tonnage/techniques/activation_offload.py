@@ -131,11 +131,11 @@ class _Streamed:
     """
 
     def __init__(self, device: torch.device, room: Callable[[int, torch.device], Tensor]) -> None:
-        import torch
+        from tonnage.techniques.copies import Copies
 
         self.device = device
         self.room = room
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.copies = Copies(device)
         self.stays: list[weakref.ref[_Stay]] = []
         self.leaving: dict[tuple[int, int], _Stay] = {}
         """By memory and its version: a piece that was written to since is another one."""
@@ -176,12 +176,12 @@ class _Streamed:
         storage = tensor.untyped_storage()
         piece = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage, 0, (storage.nbytes(),), (1,))
         host = self.room(piece.numel(), self.device)
-        stay = _Stay(number=len(self.stays), host=host, card=piece, done=self._copy(host, piece))
+        stay = _Stay(number=len(self.stays), host=host, card=piece, done=self.copies.begin(host, piece))
         self.stays.append(weakref.ref(stay))
         self.leaving[key] = stay
         if len(self.leaving) > LEAVING:
             gone = self.leaving.pop(next(iter(self.leaving)))
-            self._wait(gone)
+            self.copies.wait(gone.done)
             gone.card = None
         return stay
 
@@ -196,7 +196,7 @@ class _Streamed:
             wanted = self.stays[number]()
             if wanted is not None and (wanted is stay or wanted.users > 0):
                 self._fetch(wanted)
-        self._wait(stay)
+        self.copies.wait(stay.done)
         tensor = torch.empty(0, dtype=packed.dtype, device=self.device)
         tensor.set_(stay.card.untyped_storage(), packed.offset, packed.shape, packed.stride)
         stay.users -= 1
@@ -209,25 +209,7 @@ class _Streamed:
 
         if stay.card is None:
             stay.card = torch.empty(stay.host.shape, dtype=torch.uint8, device=self.device)
-            stay.done = self._copy(stay.card, stay.host)
-
-    def _copy(self, to: Tensor, source: Tensor) -> Any:
-        """Begin a copy; the event of its end."""
-        import torch
-
-        if self.stream is None:
-            to.copy_(source)
-            return None
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            to.copy_(source, non_blocking=True)
-            return self.stream.record_event()
-
-    def _wait(self, stay: _Stay) -> None:
-        import torch
-
-        if stay.done is not None:
-            torch.cuda.current_stream(self.device).wait_event(stay.done)
+            stay.done = self.copies.begin(stay.card, stay.host)
 
 
 ACTIVATION_OFFLOAD: Final = Technique(

@@ -13,6 +13,8 @@ from weakref import ref
 
 import torch
 
+from tonnage.techniques.copies import Copies
+
 ON_CARD: Final = 2
 """Layers whose results are on the card at once."""
 
@@ -44,15 +46,15 @@ class Luggage:
         """Begin the copy of a result to the host."""
         tensor = detached(tensor)
         there = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=self.host.stream is not None
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=self.host.copies.stream is not None
         )
-        self.pieces.append(Sent(there, tensor, self.host.copy(there, tensor)))
+        self.pieces.append(Sent(there, tensor, self.host.copies.begin(there, tensor)))
         return self.pieces[-1]
 
     def let_go(self) -> None:
         """The card keeps nothing any more, once the copies are done."""
         for piece in self.pieces:
-            self.host.wait(piece)
+            self.host.copies.wait(piece.done)
             piece.card = None
 
     def bring(self) -> None:
@@ -62,11 +64,11 @@ class Luggage:
                 piece.card = torch.empty_strided(
                     piece.host.shape, piece.host.stride(), dtype=piece.host.dtype, device=self.host.device
                 )
-                piece.done = self.host.copy(piece.card, piece.host)
+                piece.done = self.host.copies.begin(piece.card, piece.host)
 
     def take(self, piece: Sent) -> torch.Tensor:
         """A result that is back."""
-        self.host.wait(piece)
+        self.host.copies.wait(piece.done)
         assert piece.card is not None, "the layer runs again, so its results were brought"
         tensor, piece.card = piece.card, None
         self.pieces.remove(piece)
@@ -78,7 +80,7 @@ class Host:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.copies = Copies(device)
         self._last: Callable[[], Luggage | None] = _nothing
 
     def luggage(self) -> Luggage:
@@ -86,21 +88,6 @@ class Host:
         found = Luggage(self, self._last)
         self._last = ref(found)
         return found
-
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> Any:
-        """Begin a copy after what is queued; the event of its end."""
-        if self.stream is None:
-            to.copy_(source)
-            return None
-        self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self.stream):
-            to.copy_(source, non_blocking=True)
-            return self.stream.record_event()
-
-    def wait(self, piece: Sent) -> None:
-        """What is queued from here on comes after the piece's copy."""
-        if piece.done is not None:
-            torch.cuda.current_stream(self.device).wait_event(piece.done)
 
 
 def _nothing() -> None:

@@ -6,7 +6,6 @@ an advice.
 """
 
 import argparse
-import contextlib
 import functools
 import inspect
 import json
@@ -41,7 +40,7 @@ class Script:
                 for name in action.option_strings:
                     known[name] = {"dest": action.dest, "action": _kind(action), "nargs": action.nargs}
 
-        _before(argparse.ArgumentParser, "parse_known_args", parsed)
+        _before(argparse.ArgumentParser, "parse_known_args", self._safely(parsed))
 
     def _hear_arguments(self, module: ModuleType) -> None:
         def made(arguments: Any) -> None:
@@ -49,7 +48,7 @@ class Script:
                 if hasattr(arguments, name):
                     setattr(arguments, name, value)
 
-        _before(module.TrainingArguments, "__post_init__", made)
+        _before(module.TrainingArguments, "__post_init__", self._safely(made))
 
     def _hear_trainer(self, module: ModuleType) -> None:
         kind = module.Trainer
@@ -68,9 +67,9 @@ class Script:
         def stepped(trainer: Any, model: Any, inputs: Any, *_: Any, **__: Any) -> None:
             self.note_batch(inputs)
 
-        _before(kind, "__init__", begun)
-        _after(kind, "__init__", built)
-        _before(kind, "training_step", stepped)
+        _before(kind, "__init__", self._safely(begun))
+        _after(kind, "__init__", self._safely(built))
+        _before(kind, "training_step", self._safely(stepped))
 
     def _hear_accelerator(self, module: ModuleType) -> None:
         def built(accelerator: Any, *_: Any, **__: Any) -> None:
@@ -81,14 +80,14 @@ class Script:
                 if hasattr(thing, "named_parameters") and hasattr(thing, "forward"):
                     self._checkpoint(thing)
                     self._note_network(thing)
-                    _with_words(thing, self.note_batch)
+                    _with_words(thing, self._safely(self.note_batch))
                 elif hasattr(thing, "param_groups"):
                     self._fuse(thing)
                     self.said["optimizer"] = _optimizer(thing)
 
         _given(module.Accelerator, ("mixed_precision", "gradient_accumulation_steps"), self._of_a_loop())
-        _after(module.Accelerator, "__init__", built)
-        _before(module.Accelerator, "prepare", prepared)
+        _after(module.Accelerator, "__init__", self._safely(built))
+        _before(module.Accelerator, "prepare", self._safely(prepared))
 
     def _of_a_loop(self) -> dict[str, Any]:
         """Settings for a loop with an Accelerator; a Trainer's have other names, or go into its arguments."""
@@ -141,10 +140,25 @@ class Script:
 
     def meet(self, root: Any) -> None:
         """A module is called from outside any other: where nobody else tells, the largest is the network."""
-        with contextlib.suppress(Exception):
-            found = None if "trainer" in self.said or "accelerator" in self.said else network(root)
-            if found is not None and _elements(found) >= _elements(self.said.get("network", _NOTHING)):
-                self.said["network"] = found
+        self._safely(self._meet)(root)
+
+    def _meet(self, root: Any) -> None:
+        found = None if "trainer" in self.said or "accelerator" in self.said else network(root)
+        if found is not None and _elements(found) >= _elements(self.said.get("network", _NOTHING)):
+            self.said["network"] = found
+
+    def _safely(self, hear: Callable[..., None]) -> Callable[..., None]:
+        """The script must run as it does alone, whatever it is made of: what could not be heard of it is noted."""
+
+        def heard(*args: Any, **kwargs: Any) -> None:
+            try:
+                hear(*args, **kwargs)
+            except Exception as error:
+                missed = f"{hear.__name__}: {type(error).__name__}: {error}".splitlines()[0]
+                if missed not in self.said.setdefault("missed", []):
+                    self.said["missed"].append(missed)
+
+        return heard
 
 
 def network(model: Any) -> dict[str, Any] | None:
@@ -220,8 +234,7 @@ def _before(kind: Any, name: str, hear: Callable[..., None]) -> None:
 
     @functools.wraps(original)
     def heard(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.suppress(Exception):  # the script must run as it does alone, whatever it is made of
-            hear(*args, **kwargs)
+        hear(*args, **kwargs)
         return original(*args, **kwargs)
 
     setattr(kind, name, heard)
@@ -233,8 +246,7 @@ def _after(kind: Any, name: str, hear: Callable[..., None]) -> None:
     @functools.wraps(original)
     def heard(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        with contextlib.suppress(Exception):
-            hear(*args, **kwargs)
+        hear(*args, **kwargs)
         return result
 
     setattr(kind, name, heard)
