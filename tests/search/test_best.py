@@ -80,6 +80,7 @@ def test_nobody_is_lost_between_batches():
     found.ghosts.need = found.ghosts.fit = lambda batch, *_: seen.extend(batch) or [UsageError("no") for _ in batch]
     found._verify(order, 4)
     assert sorted(map(repr, seen)) == sorted(repr(one.candidate) for one in order)
+    assert next(iter(found.refused.values())).why == "no", "what was tried comes before what was not"
 
 
 def test_too_large_says_how_far_and_what_would_help():

@@ -19,7 +19,7 @@ from tonnage.predict import check
 from tonnage.search import space
 from tonnage.search.depth import Need, depths
 from tonnage.search.expectation import Expectation
-from tonnage.search.memory import Ghosts
+from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.pricing import Priced, fastest_first
 from tonnage.search.space import OFFLOADS, ORDER, Question
 from tonnage.search.words import describe
@@ -173,7 +173,7 @@ class Search:
         self.seem += certain
         for one, need in zip(rest, needs, strict=True):
             if not isinstance(need, Need):
-                self._refuse(describe(one.candidate), str(need))
+                self._fails(one, need)
                 continue
             self.expected.learn(one, need.least_bytes)
             self.looked[id(one)] = need.least_bytes
@@ -212,7 +212,7 @@ class Search:
         found = []
         for one, answer in zip(seem, answers, strict=True):
             if not isinstance(answer, Estimate):
-                self._refuse(describe(one.candidate), str(answer))
+                self._fails(one, answer)
                 continue
             peak = answer.peak.process_bytes
             self._learn_beyond(one, peak)
@@ -223,6 +223,11 @@ class Search:
             else:
                 self._does_not_fit(one, gib(peak) if answer.fits else f"more than {gib(self._capacity)}")
         return found
+
+    def _fails(self, one: Priced, why: Failure) -> None:
+        """It was tried and cannot be run, which says more than what was never tried."""
+        self._refuse(describe(one.candidate), str(why))
+        self.refused = {describe(one.candidate): self.refused[describe(one.candidate)], **self.refused}
 
     def _does_not_fit(self, one: Priced, need: str) -> None:
         self.too_large.append(one)
