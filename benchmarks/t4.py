@@ -1,10 +1,11 @@
 """examples/lora.py and examples/qlora.py, dry-run unchanged on a ghost T4, beside what others measured on a real one.
 
-    python benchmarks/t4.py [--torch VERSION] [--method lora|qlora]
+    python benchmarks/t4.py [--torch VERSION] [--method lora|qlora] [--estimate]
 
 The measured runs are in measurements/published/fitcheck-t4.jsonl, each with its source.  The scripts are ours;
 they take the same steps (adapters of rank 32 or 16 on the attention projections, in fp32 beside a base in fp16 or in
-NF4 whose other weights are fp32, checkpointing, AdamW).
+NF4 whose other weights are fp32, checkpointing, AdamW).  With `--estimate` no script runs: `tonnage estimate` is told
+the same.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import tonnage
 from tonnage.device import parse_cluster
 from tonnage.dryrun import run
 from tonnage.units import GIB
@@ -44,8 +46,29 @@ def measured(methods: tuple[str, ...]) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, lines) if method(row) in methods]
 
 
-def predicted(row: dict[str, Any], parent: Path, torch_version: str | None) -> tuple[float, float]:
-    """GiB allocated and reserved, as the dry-run says."""
+def estimated(row: dict[str, Any], worker: tonnage.Worker) -> tuple[float, float]:
+    """GiB allocated and reserved, as an estimate by the model's name says."""
+    asked = row["arguments"]
+    peak = tonnage.estimate(
+        asked["model"],
+        gpu=row["gpu"],
+        method=method(row),
+        precision="fp16-true",
+        lora_rank=asked["lora_rank"],
+        lora_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+        quant="nf4-double" if asked.get("double_quant") else "nf4",
+        checkpointing="full",
+        attention="eager" if asked["attention"] == "eager" else "efficient",
+        outputs="step",
+        micro_batch=asked["micro_batch"],
+        seq_len=asked["seq_len"],
+        worker=worker,
+    ).peak
+    return peak.allocated_bytes / GIB, peak.reserved_bytes / GIB
+
+
+def dry_run(row: dict[str, Any], parent: Path, torch_version: str | None) -> tuple[float, float]:
+    """GiB allocated and reserved, as the dry-run of the script says."""
     script, asked = ROOT / "examples" / f"{method(row)}.py", row["arguments"]
     command = [sys.executable, str(script), str(model_folder(asked["model"], parent))]
     command += ["--attention", asked["attention"], "--rank", str(asked["lora_rank"])]
@@ -59,15 +82,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--torch", help="version of torch on the ghost; default: the installed one")
     parser.add_argument("--method", choices=METHODS, help="only these runs; default: both methods")
+    parser.add_argument("--estimate", action="store_true", help="by `tonnage estimate` in place of the scripts")
     options = parser.parse_args()
     rows = measured((options.method,) if options.method else METHODS)
     print("| method | model | attention | tokens ", end="")
     print("| allocated measured | predicted | % | reserved measured | predicted | % |")
     print("|---|---|---|---|---:|---:|---:|---:|---:|---:|")
     errors: dict[str, list[float]] = {"allocated": [], "reserved": [], "reserved, sdpa": []}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tonnage.Worker(options.torch) as worker:
         for row in rows:
-            allocated, reserved = predicted(row, Path(folder), options.torch)
+            if options.estimate:
+                allocated, reserved = estimated(row, worker)
+            else:
+                allocated, reserved = dry_run(row, Path(folder), options.torch)
             known, asked = row["measured"], row["arguments"]
             of_allocated = 100 * (allocated / known["allocated"] - 1)
             of_reserved = 100 * (reserved / known["reserved"] - 1)

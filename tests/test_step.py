@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -208,6 +209,7 @@ def test_attention_backends_agree(attention: str) -> None:
         ("bf16-mixed", torch.float32, torch.float32),
         ("bf16-true", torch.bfloat16, torch.bfloat16),
         ("fp16-mixed", torch.float32, torch.float32),
+        ("fp16-true", torch.float16, torch.float16),
         ("fp32", torch.float32, torch.float32),
     ],
 )
@@ -270,6 +272,9 @@ class TestLora:
             (Plan(precision="bf16-mixed", base_dtype="fp32"), torch.float32, torch.float32),
             (Plan(precision="fp16-mixed"), torch.float16, torch.float32),
             (Plan(precision="bf16-true"), torch.bfloat16, torch.bfloat16),
+            (Plan(precision="fp16-true"), torch.float16, torch.float32),
+            (Plan(precision="bf16-true", weights_dtype="fp32"), torch.bfloat16, torch.float32),
+            (Plan(precision="bf16-mixed", base_dtype="fp32", weights_dtype="bf16"), torch.float32, torch.bfloat16),
             (Plan(precision="fp32"), torch.float32, torch.float32),
         ],
     )
@@ -420,6 +425,19 @@ def test_a_fused_loss_runs_nothing_twice_and_scales_with_what_comes_after(monkey
     assert rows == [2, 2, 1]
     for ours, theirs in zip([hidden.grad, weight.grad], expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(("outputs", "in_backward", "after"), [("freed", 0, 0), ("step", 1, 0), ("loop", 1, 1)])
+def test_outputs_are_kept_as_long_as_a_loop_does(outputs: str, in_backward: int, after: int) -> None:
+    made = ready(tiny_job(grad_accum=2), Plan(precision="fp32", outputs=outputs))
+    alive: list[weakref.ref[torch.Tensor]] = []
+    seen: list[int] = []
+    made.model.register_forward_hook(lambda module, given, output: alive.append(weakref.ref(output.logits)))
+    weight = next(made.model.parameters())
+    weight.register_hook(lambda gradient: seen.append(sum(logits() is not None for logits in alive)))
+    made.run(2)
+    assert seen == [in_backward] * 4
+    assert sum(logits() is not None for logits in alive) == after
 
 
 def test_gradients_are_averaged_once_a_step_or_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,11 @@ class Plan:
     )
     attention: str = word("auto", "The attention backend; auto: torch chooses.", ("auto", *choices("attention")))
     loss: str = word("plain", "The loss on all logits, or in slices.", ("plain", *choices("loss")))
+    outputs: str = word(
+        "freed",
+        "How long the loop keeps what the network returned: not in backward, through the step, or the next forward.",
+        ("freed", *choices("outputs")),
+    )
     engine: str = word("tonnage", "Who runs the step; tonnage: its own plain loop.", engine_names())
     allocator: str = word("default", "The caching allocator's mode.", ("default", *choices("allocator")))
 

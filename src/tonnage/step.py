@@ -143,6 +143,8 @@ class Step:
     """Which parameters each optimizer takes, and how it is made."""
     new_optimizer: Callable[[list[nn.Parameter], NewOptimizer], torch.optim.Optimizer] = _plain_optimizer
     """Makes one optimizer of a part; ZeRO-1 divides it here."""
+    keeps_outputs: str | None = None
+    """`step` or `loop`: how long what the network returned is kept; None: not while backward runs."""
     clip: Callable[[list[nn.Parameter], float], None] = _clip
     """Scales the gradients of the parameters down to a norm; torch's function, which DTensor knows as well."""
 
@@ -183,6 +185,8 @@ class ReadyStep:
     """The loss scaler of fp16-mixed."""
     lengths: Iterator[tuple[int, ...]] | None = field(init=False)
     """What the job's sequences are long, micro-batch by micro-batch; None: all of them seq_len."""
+    kept: list[Any] = field(init=False, default_factory=list)
+    """What the network returned last, where it is kept."""
 
     def __post_init__(self) -> None:
         device = self.step.world.device.type
@@ -236,6 +240,8 @@ class ReadyStep:
             self.scaler.update()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+        if self.step.keeps_outputs == "step":
+            self.kept.clear()
 
     def _clip_gradients(self) -> None:
         """To the norm that the plan names, over all optimizers together; scaled gradients are unscaled first."""
@@ -288,8 +294,13 @@ class ReadyStep:
 
     def _forward(self, inputs: dict[str, Any]) -> torch.Tensor:
         with self.autocast():
-            loss = models.loss_of(self.model(**inputs))
+            loss = self._loss_of(self.model(**inputs))
         return loss / self.step.job.grad_accum if self.step.job.grad_accum > 1 else loss
+
+    def _loss_of(self, output: Any) -> torch.Tensor:
+        if self.step.keeps_outputs is not None:
+            self.kept[:] = [output]
+        return models.loss_of(output)
 
     def autocast(self) -> torch.autocast:
         """In the dtype of computation, where the precision is a mixed one."""

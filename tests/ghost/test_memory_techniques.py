@@ -88,6 +88,22 @@ def test_checkpointing_keeps_inputs(found: Any) -> None:
     assert found(checkpointing="attention-module").most("activation") < kept["none"]
 
 
+def test_kept_outputs_are_logits_beside_backward(found: Any) -> None:
+    """Of the loss itself: the logits in bf16, as fp32, and its gradient; the network is small beside them."""
+    words = 1 << 17
+    wide = dataclasses.replace(MODEL, name="wide", config={**MODEL.config, "vocab_size": words})
+    job = dataclasses.replace(JOB, model=wide, method="lora")
+    freed, kept = (found(job, outputs=word).run.estimate.peak.allocated_bytes for word in ("freed", "step"))
+    assert kept - freed == TOKENS * words * BF16
+
+
+def test_efficient_attention_takes_grouped_heads_repeated(found: Any) -> None:
+    """transformers repeats keys and values, and the kernel keeps no scores."""
+    scores = JOB.micro_batch * 8 * JOB.seq_len**2 * BF16
+    efficient, maths = (found(JOB, attention=name) for name in ("efficient", "math"))
+    assert maths.most("activation") - efficient.most("activation") > LAYERS * scores / 2
+
+
 def test_core_attention_pays_where_there_are_scores(found: Any) -> None:
     """Eager attention keeps softmax's fp32 and bf16 scores of 8 heads in each layer: all but one layer's are gone."""
     eager = found(attention="eager").most("activation")

@@ -71,7 +71,7 @@ def test_ddp_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("method", "plan", "reason"),
     [
-        ("lora", {"weights_dtype": "fp32"}, "whose base is frozen"),
+        ("lora", {"weights_dtype": "fp16", "precision": "bf16-true"}, "weights compute in their own dtype"),
         ("full", {"weights_dtype": "fp32", "precision": "bf16-true"}, "weights compute in their own dtype"),
         ("full", {"weights_dtype": "fp16", "precision": "fp16-mixed"}, "does not unscale fp16"),
         ("full", {"reduce_dtype": "bf16"}, "shard is none"),

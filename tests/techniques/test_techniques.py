@@ -48,6 +48,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         "attention": "auto",
         "loss": "plain",
         "allocator": "default",
+        "outputs": "freed",
         "optimizer_in_backward": False,
         **dict.fromkeys(("weights_dtype", "reduce_dtype")),
     }
@@ -65,7 +66,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({}, {"attention": "flash", "precision": "fp32"}, H100, "precision is fp32"),
         ({}, {"attention": "flash"}, T4, "needs compute capability 8.0, and t4 has 7.5"),
         ({}, {"attention": "cudnn"}, T4, "needs compute capability 8.0, and t4 has 7.5"),
-        ({"name": "llama"}, {"attention": "efficient"}, H100, "grouped key and value heads"),
+        ({"name": "llama", "grad_accum": 2}, {"pp": 2, "outputs": "loop"}, H100, "the pipeline's schedule decides"),
         ({"name": "t5"}, {"loss": "chunked"}, H100, "t5 is an encoder-decoder"),
         ({"name": "bert"}, {"loss": "chunked"}, H100, "BertForMaskedLM is not a causal language model"),
         ({}, {"optimizer": "adafactor", "shard": "zero3"}, H100, "Adafactor fails on FSDP2"),

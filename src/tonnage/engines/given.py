@@ -72,7 +72,7 @@ def adapters(job: Job) -> Any:
 def adapted(module: nn.Module, step: Step) -> nn.Module:
     """The network with PEFT's adapters as it makes them by default (fp32) if the job wants any."""
     if step.job.method == "lora":
-        return with_adapters(module, step, fp32=True)
+        return with_adapters(module, step, step.plan.weights_dtype or "fp32")
     for change in step.changes:  # qlora's: what PEFT prepares, and adapters
         module = change(module)
     return module

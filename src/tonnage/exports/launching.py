@@ -120,10 +120,18 @@ def job_settings(wish: Wish) -> dict[str, Any]:
             "attn_implementation": "sdpa" if backend else NETWORKS_OWN.get(plan.attention),
             "sdpa_backend": backend,
             "lora": lora(wish.job),
+            "adapters_dtype": adapters_dtype(wish.plan.weights_dtype) if wish.job.method != "full" else None,
             "quantization": quantization(wish.job, plan),
             "cast_unquantized": plan.unquantized_dtype == "fp32" if wish.job.method == "qlora" else None,
         }
     )
+
+
+def adapters_dtype(name: str | None) -> str | None:
+    """torch's name of the dtype that adapters are cast to; None: they stay in float32, as PEFT makes them."""
+    from tonnage.techniques.precision import DTYPE_NAMES
+
+    return None if name in (None, "fp32") else DTYPE_NAMES[name]
 
 
 def weights_dtype(job: Job, plan: Plan) -> str:

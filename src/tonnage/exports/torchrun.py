@@ -10,6 +10,7 @@ from tonnage.engines.engine import ANY, SHAPES
 from tonnage.exports import launching
 from tonnage.exports.export import Target, Wish, Written, flat
 from tonnage.exports.hf_trainer import DATA, reread_job
+from tonnage.techniques.lora import adapters_dtype
 
 LOOPS: Final[Mapping[str, tuple[str, ...]]] = {
     **SHAPES,
@@ -57,8 +58,10 @@ def write(wish: Wish) -> Written:
 def loop_settings(wish: Wish) -> dict[str, Any]:
     """What `scripts/loop.py` and the loop itself are told."""
     plan = wish.plan
+    kept = None if wish.job.method == "full" else adapters_dtype(wish.job, plan)
     return launching.without_defaults(
         {
+            "adapters_dtype": launching.adapters_dtype(kept),
             "micro_batch": wish.job.micro_batch,
             "grad_accum": wish.job.grad_accum,
             "optimizer": plan.optimizer,
@@ -92,6 +95,7 @@ TORCHRUN: Final = Target(
     packages=("torch", "transformers"),
     expresses={
         **LOOPS,
+        "precision": (*LOOPS["precision"], "fp16-true"),
         "shard": ("none", "ddp", "zero1", "zero2", "zero3", "hsdp"),
         "accum_sync": ANY,
         "param_offload": ("none", "cpu"),

@@ -2,17 +2,18 @@
 
 `eager` is the network's own code with the full matrix of scores; `math`, `efficient`, `flash` and `cudnn` are the
 backends of torch's scaled_dot_product_attention, each alone, so that a call which it cannot serve fails loudly;
+`efficient` takes no grouped keys and values, so transformers repeats them for each head, as it does beside a mask;
 `flex` is torch's flex_attention as transformers calls it: compiled by Triton, with a mask of blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -44,12 +45,6 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         )
     if plan.attention in ("flash", "cudnn"):
         return _refuse_half_precision_only(plan, cluster)
-    if plan.attention == "efficient" and _groups_heads(job.model.config):
-        return Refusal(
-            technique="attention=efficient",
-            reason="transformers hands grouped key and value heads to torch, which this backend does not take",
-            instead="choose attention flash, math or auto",
-        )
     return None
 
 
@@ -62,11 +57,6 @@ def _refuse_half_precision_only(plan: Plan, cluster: Cluster) -> Refusal | None:
     else:
         return None
     return Refusal(technique=f"attention={plan.attention}", reason=reason, instead=instead)
-
-
-def _groups_heads(config: dict[str, Any]) -> bool:
-    heads = config.get("num_attention_heads")
-    return config.get("num_key_value_heads", heads) != heads
 
 
 def apply(step: Step) -> Step:
@@ -87,7 +77,7 @@ def _only(name: str) -> Iterator[None]:
     from tonnage.errors import CannotEstimate
 
     try:
-        with sdpa_kernel(getattr(SDPBackend, BACKENDS[name])):
+        with sdpa_kernel(getattr(SDPBackend, BACKENDS[name])), _repeated() if name == "efficient" else nullcontext():
             yield
     except RuntimeError as error:
         if "No available kernel" not in str(error):
@@ -96,6 +86,19 @@ def _only(name: str) -> Iterator[None]:
             f"torch's {name} attention cannot serve this network (card, dtype, mask or head size); "
             "choose attention auto."
         ) from error
+
+
+@contextmanager
+def _repeated() -> Iterator[None]:
+    """transformers repeats grouped keys and values itself, rather than handing them to torch grouped."""
+    from transformers.integrations import sdpa_attention
+
+    groups = sdpa_attention.use_gqa_in_sdpa
+    sdpa_attention.use_gqa_in_sdpa = lambda *_given: False
+    try:
+        yield
+    finally:
+        sdpa_attention.use_gqa_in_sdpa = groups
 
 
 ATTENTION: Final = Technique(option="attention", values=("eager", *BACKENDS), accepts=accepts, apply=apply)

@@ -1,7 +1,8 @@
 """LoRA: low-rank adapters beside frozen linear layers, by PEFT.
 
-The frozen weights are made in `base_dtype` (default: the compute dtype).  Adapters are fp32 under autocast, as PEFT
-casts them by default, and in the compute dtype for the -true precisions.
+The frozen weights are made in `base_dtype` (default: the compute dtype), the adapters in `weights_dtype`.  Its
+default is fp32, to which PEFT casts adapters, but the compute dtype under bf16-true; of QLoRA's, where nothing else
+is fp32.
 """
 
 from __future__ import annotations
@@ -43,17 +44,25 @@ def apply(step: Step) -> Step:
     return replace(
         step,
         weights_dtype=dtype(base),
-        changes=(*step.changes, lambda module: with_adapters(module, step, fp32=step.autocast_dtype is not None)),
+        changes=(*step.changes, lambda module: with_adapters(module, step, adapters_dtype(step.job, step.plan))),
     )
 
 
-def with_adapters(module: nn.Module, step: Step, *, fp32: bool) -> nn.Module:
-    """The network inside PEFT's, everything frozen but the adapters; `fp32`: PEFT casts them to it, its default."""
+def adapters_dtype(job: Job, plan: Plan) -> str:
+    """`fp32`, or what else adapters are kept in; fp16 would lose their small steps."""
+    beside_fp32 = plan.unquantized_dtype == "fp32" if job.method == "qlora" else plan.compute_dtype == "fp16"
+    usual = "fp32" if beside_fp32 or plan.precision.endswith("-mixed") else plan.compute_dtype
+    return plan.weights_dtype or usual
+
+
+def with_adapters(module: nn.Module, step: Step, kept: str) -> nn.Module:
+    """The network inside PEFT's, everything frozen but the adapters, which are `kept` in a dtype (`fp32`)."""
     from contextlib import nullcontext
 
     from peft import LoraConfig, get_peft_model
 
     from tonnage.model import quiet, without_initialisation
+    from tonnage.step import trainable
 
     targets = step.job.lora_targets
     config = LoraConfig(
@@ -63,7 +72,9 @@ def with_adapters(module: nn.Module, step: Step, *, fp32: bool) -> nn.Module:
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
     )
     with nullcontext() if step.initialise else without_initialisation(), quiet():
-        adapted: nn.Module = get_peft_model(module, config, autocast_adapter_dtype=fp32)
+        adapted: nn.Module = get_peft_model(module, config, autocast_adapter_dtype=kept == "fp32")
+    for parameter in trainable(adapted):
+        parameter.data = parameter.data.to(dtype(kept))
     return adapted
 
 

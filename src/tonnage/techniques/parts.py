@@ -1,8 +1,8 @@
-"""Parts of a precision that are said on their own: the dtype of the weights, and that of the gradients' average.
+"""Parts of a precision that are said on their own: the dtype of what is trained, and that of the gradients' average.
 
 `weights_dtype`: `bf16` under bf16-mixed is a network loaded in bf16 and trained under autocast, as many scripts do
-without meaning to.  `reduce_dtype`: FSDP2's `MixedPrecisionPolicy(reduce_dtype=)`, or DDP's hook that compresses
-gradients (`bf16_compress_hook`).
+without meaning to; of LoRA and QLoRA it is the adapters'.  `reduce_dtype`: FSDP2's
+`MixedPrecisionPolicy(reduce_dtype=)`, or DDP's hook that compresses gradients (`bf16_compress_hook`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ REPLICATING: Final = ("ddp", "zero1")
 
 
 def accepts_weights(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """Weights that are trained, in a dtype that autocast can compute with."""
-    if job.method != "full":
-        reason, instead = f"the method is {job.method}, whose base is frozen", "choose base-dtype"
-    elif not plan.precision.endswith("-mixed") and plan.weights_dtype != plan.compute_dtype:
+    """Weights that are trained, in a dtype that autocast can compute with; adapters cast what they get themselves."""
+    casts = job.method != "full" and plan.weights_dtype == "fp32"
+    if not casts and not plan.precision.endswith("-mixed") and plan.weights_dtype != plan.compute_dtype:
         reason = f"without autocast weights compute in their own dtype, and the precision is {plan.precision}"
         instead = "choose a -mixed precision"
     elif plan.precision == "fp16-mixed" and plan.weights_dtype == "fp16":
@@ -41,8 +40,10 @@ def accepts_weights(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
 
 
 def with_weights(step: Step) -> Step:
-    """Make the network's own weights in the dtype."""
+    """Make the network's own weights in the dtype; adapters read the option themselves."""
     assert step.plan.weights_dtype is not None
+    if step.job.method != "full":
+        return step
     return replace(step, weights_dtype=dtype(step.plan.weights_dtype))
 
 

@@ -5,6 +5,7 @@
 | bf16-mixed | fp32 | torch.autocast to bf16 | no |
 | fp16-mixed | fp32 | torch.autocast to fp16 | GradScaler |
 | bf16-true | bf16 | bf16, no autocast | no |
+| fp16-true | fp16 | fp16, no autocast | no |
 | fp32 | fp32 | fp32; TF32 as torch has it by default | no |
 
 Under FSDP2 the mixed precisions become its MixedPrecisionPolicy instead of autocast (see `fsdp`).
@@ -56,5 +57,8 @@ def apply(step: Step) -> Step:
 
 
 PRECISION: Final = Technique(
-    option="precision", values=("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"), accepts=accepts, apply=apply
+    option="precision",
+    values=("bf16-mixed", "bf16-true", "fp16-mixed", "fp16-true", "fp32"),
+    accepts=accepts,
+    apply=apply,
 )

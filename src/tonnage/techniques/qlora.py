@@ -22,7 +22,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.techniques.lora import with_adapters
+from tonnage.techniques.lora import adapters_dtype, with_adapters
 from tonnage.techniques.precision import dtype
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -201,14 +201,7 @@ def _prepared(module: nn.Module, step: Step) -> nn.Module:
 
 
 def _adapted(module: nn.Module, step: Step) -> nn.Module:
-    """With adapters in fp32, as PEFT makes them; in the compute dtype where all else is."""
-    from tonnage.step import trainable
-
-    fp32 = step.autocast_dtype is not None or step.plan.unquantized_dtype == "fp32"
-    adapted = with_adapters(module, step, fp32=fp32)
-    for parameter in trainable(adapted):
-        parameter.data = parameter.data.to(dtype("fp32" if fp32 else step.plan.compute_dtype))
-    return adapted
+    return with_adapters(module, step, adapters_dtype(step.job, step.plan))
 
 
 QLORA: Final = Technique(option="method", values=("qlora",), accepts=accepts, apply=apply, libraries=LIBRARIES)

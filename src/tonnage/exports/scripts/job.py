@@ -33,12 +33,14 @@ class Job:
     """The only backend of scaled_dot_product_attention that may be used."""
     lora: dict[str, Any] | None = None
     """Fields of peft.LoraConfig."""
+    adapters_dtype: str | None = None
+    """In which adapters are trained; None: in float32, as PEFT makes them."""
     quantization: dict[str, Any] | None = None
     """Fields of transformers.BitsAndBytesConfig."""
     cast_unquantized: bool = False
     """Whether what is not quantized is cast to fp32."""
     precision: str | None = None
-    """Where train.py itself sees to it: bf16-mixed, fp16-mixed, bf16-true or fp32."""
+    """Where train.py itself sees to it: bf16-mixed, fp16-mixed, bf16-true, fp16-true or fp32."""
     micro_batch: int | None = None
     """Rows of one forward pass."""
     grad_accum: int | None = None
@@ -106,7 +108,12 @@ def adapted(job: Job, made: Any) -> Any:
             made = peft.prepare_model_for_kbit_training(made, use_gradient_checkpointing=False)
         else:
             made.requires_grad_(False)
-    return peft.get_peft_model(made, peft.LoraConfig(**job.lora))
+    made = peft.get_peft_model(made, peft.LoraConfig(**job.lora))
+    if job.adapters_dtype is not None:
+        for adapter in made.parameters():
+            if adapter.requires_grad:
+                adapter.data = adapter.data.to(getattr(torch, job.adapters_dtype))
+    return made
 
 
 @contextlib.contextmanager
@@ -114,9 +121,12 @@ def attention(job: Job) -> Iterator[None]:
     """Around the whole training: only the backend that was asked for."""
     backend: AbstractContextManager[Any] = contextlib.nullcontext()
     if job.sdpa_backend is not None:
+        import transformers.integrations.sdpa_attention
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         backend = sdpa_kernel(getattr(SDPBackend, job.sdpa_backend))
+        if job.sdpa_backend == "EFFICIENT_ATTENTION":  # which takes no grouped keys and values: repeat them
+            transformers.integrations.sdpa_attention.use_gqa_in_sdpa = lambda *_given: False
     with backend:
         yield
 

@@ -1,0 +1,41 @@
+"""How long the training loop keeps what the network returned, logits among it.
+
+`freed`: not while backward runs, as in Hugging Face's Trainer and torchtitan.  `step`: until the optimizer has
+stepped, as where a function takes one step.  `loop`: until the next forward has returned, as in the plain loop
+
+    for batch in loader:
+        outputs = model(**batch)
+        outputs.loss.backward()
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plans import Plan
+    from tonnage.step import Step
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """A pipeline's schedule has the outputs, not the loop."""
+    if plan.pp > 1:
+        return Refusal(
+            technique=f"outputs={plan.outputs}",
+            reason="the pipeline's schedule decides what is kept of each micro-batch",
+            instead="leave outputs out, or choose pp 1",
+        )
+    return None
+
+
+def apply(step: Step) -> Step:
+    """Keep what the forward returned."""
+    return replace(step, keeps_outputs=step.plan.outputs)
+
+
+OUTPUTS: Final = Technique(option="outputs", values=("step", "loop"), accepts=accepts, apply=apply)
