@@ -23,6 +23,8 @@ from benchmarks.time.calibration import CALIBRATIONS, calibrated, known, leaving
 from benchmarks.time.fit import errors, summary
 from benchmarks.time.rows import PUBLISHED, Row, load, own, own_stacks
 
+from tonnage.costs.software import Software
+
 PUBLISHED_ERRORS = {
     "vTrain, one machine": "vTrain 8.4 % (mean)",
     "vTrain, several machines": "vTrain 14.7 % (mean)",
@@ -48,7 +50,8 @@ def main() -> int:
     if options.calibrate:
         _calibrate(rows)
     elif options.regret:
-        _regret([row for row in rows if row.software == "nanotron"], options.kept)
+        grid = [row for row in rows if row.software == "nanotron"]
+        _regret(grid, _other_sizes(grid) if options.rows != PUBLISHED else [], options.kept)
     else:
         _report(rows, options.kept)
         _other_kinds()
@@ -132,20 +135,31 @@ def _left_out(left: dict[str, dict[str, int]]) -> None:
             print(f"| {source} | {count} | {reason} |")
 
 
-def _regret(rows: Sequence[Row], kept: bool) -> None:
+def _other_sizes(rows: Sequence[Row]) -> list[Row]:
+    """The published grid's rows of networks that are not among these."""
+    judged = {row.model for row in rows}
+    return [row for row in load()[0] if row.software == "nanotron" and row.model not in judged]
+
+
+def _regret(rows: Sequence[Row], others: Sequence[Row], kept: bool) -> None:
+    """The cells of the rows; what is left out of calibration is the cell's network, `others` are in it."""
+    known_rows = [*rows, *others]
+
     @cache
-    def without(model: str) -> object:
-        return known("nanotron") if kept else calibrated("nanotron", [row for row in rows if row.model != model])
+    def without(model: str) -> Software:
+        return (
+            known("nanotron") if kept else calibrated("nanotron", [row for row in known_rows if row.model != model])
+        )
 
     for oracle in (False, True):
-        cells = regret.table(rows, without, oracle)  # type: ignore[arg-type]
+        cells = regret.table(rows, without, others, oracle)
         print(f"\n{'Only layouts that ran' if oracle else 'Our own account of memory'}:\n")
         print("| model | GPUs | first pick | best of 3 | best of 5 | crashed of 5 |\n|---|---:|---:|---:|---:|---:|")
         for cell in cells:
             model, gpus = cell.name
             print(f"| {model} | {gpus} | {cell.first:.2f} | {cell.three:.2f} | {cell.five:.2f} | {cell.crashed} |")
         print(f"| mean | | {' | '.join(f'{value:.3f}' for value in regret.means(cells))} | |", flush=True)
-    print(f"\nRefused of those that ran: {100 * regret.refused(rows, without(rows[0].model)):.1f} %")  # type: ignore[arg-type]
+    print(f"\nRefused of those that ran: {100 * regret.refused(rows, without(rows[0].model)):.1f} %")
 
 
 if __name__ == "__main__":

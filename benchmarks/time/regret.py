@@ -1,8 +1,8 @@
 """How much of the best measured throughput our picks reach, on the grid of the ultrascale playbook.
 
 A cell is a model on a number of GPUs; its candidates are all configurations of the grid, those that crashed among
-them. Ours are those that fit by our own account of memory, by predicted throughput.  A pick that crashed reaches
-nothing.
+them. Ours are those that fit by our own account of memory: the first has the highest speed to be expected, each
+further one adds most to the best of those before it.  A pick that crashed reaches nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from benchmarks.time.fit import predicted
 from benchmarks.time.rows import Row
 
 from tonnage.catalog import overheads
+from tonnage.costs.alternatives import Prospect, best_set
 from tonnage.costs.memory import likely_bytes
 from tonnage.costs.software import Software
 from tonnage.costs.timing import split_of
@@ -88,32 +89,81 @@ def stalling(software: Software) -> Software:
     return replace(software, crowded_ranks=1)
 
 
-def may_stall(row: Row) -> bool:
-    """Whether a layout is a pipeline over machines."""
-    return row.work.axes.pp > 1 and row.cluster.nodes > 1
+def calm(software: Software) -> Software:
+    """The same code as it is where none does."""
+    return replace(software, crowded_ranks=0, crowded_tensor_ranks=0)
 
 
-def stall_chance(rows: Iterable[Row], software: Software) -> float:
-    """The chance for each machine that the hand-overs of a run's pipeline stall, where they do not always.
+@dataclass(frozen=True, kw_only=True)
+class Stalls:
+    """Chances that the exchanges of a run stall, from runs of other networks."""
 
-    A run stalled if it is nearer to the seconds with stalls than to those without.
-    """
-    stalled = machines = 0
-    for row in rows:
-        calm, slow = predicted(row, software), predicted(row, stalling(software))
-        if row.ran and may_stall(row) and slow > 1.5 * calm:
-            stalled += row.seconds > sqrt(calm * slow)
-            machines += row.cluster.nodes
-    return stalled / max(machines, 1)
+    per_machine: float = 0.0
+    """Of a pipeline over machines, for each of them."""
+    crowded: float = 1.0
+    """Of a pipeline where the code stalls as a rule: of so many ranks, or so wide tensor parallelism."""
+    averaging: float = 1.0
+    """Of averaging gradients without a pipeline on so many ranks."""
+
+    def of(self, row: Row, software: Software) -> float:
+        """The chance of one layout."""
+        kind = _kind(row, software)
+        if kind == "per_machine":
+            return 1 - (1 - self.per_machine) ** row.cluster.nodes
+        return {"crowded": self.crowded, "averaging": self.averaging}.get(kind, 0.0)
+
+    @staticmethod
+    def seen(rows: Iterable[Row], software: Software) -> Stalls:
+        """Of runs of which it can be told, because a stall takes half of the calm seconds at least: a run stalled if
+        it is nearer to the seconds with stalls than to those without.  What stalls as a rule keeps one chance more
+        on either side than was seen (Laplace's rule), and is certain where no run tells."""
+        told: dict[str, list[bool]] = defaultdict(list)
+        machines = 0
+        for row in rows:
+            kind = _kind(row, software)
+            if not (kind and row.ran):
+                continue
+            quiet, slow = predicted(row, calm(software)), predicted(row, stalling(software))
+            if slow > 1.5 * quiet:
+                told[kind].append(row.seconds > sqrt(quiet * slow))
+                machines += row.cluster.nodes if kind == "per_machine" else 0
+        rules = {
+            kind: (sum(told[kind]) + 1) / (len(told[kind]) + 2) for kind in ("crowded", "averaging") if told[kind]
+        }
+        return Stalls(per_machine=sum(told["per_machine"]) / max(machines, 1), **rules)
 
 
-def expected_speed(row: Row, software: Software, chance: float) -> float:
-    """Steps per second to be expected of a layout that may not run, and may stall on each machine with a chance."""
-    speed = 1 / predicted(row, software)
-    if may_stall(row):
-        calm = (1 - chance) ** row.cluster.nodes
-        speed = calm * speed + (1 - calm) / predicted(row, stalling(software))
-    return runs(row, software) * speed * row.work.step_tokens
+def _kind(row: Row, software: Software) -> str:
+    """Which chance of Stalls is a layout's; empty: it never stalls."""
+    axes = row.work.axes
+    many = 0 < software.crowded_ranks <= axes.ranks
+    if axes.pp == 1:
+        return "averaging" if many else ""
+    if many or 0 < software.crowded_tensor_ranks <= axes.tp:
+        return "crowded"
+    return "per_machine" if row.cluster.nodes > 1 else ""
+
+
+PIPELINE_PART, PRODUCTS_PART = 0.1, 0.4
+"""Of the variance of the model's error what layouts of one network on one number of GPUs have in common if they have
+as many stages, and if they have the same degree of tensor parallelism and the same micro-batch: pairs of the layouts
+that alternatives.ERROR is from.  Half of these or half more give the same picks."""
+
+
+def prospect(row: Row, software: Software, stalls: Stalls) -> Prospect:
+    """What a layout may turn out to be; speeds in tokens per second."""
+    work = row.work
+    quiet, slow = predicted(row, calm(software)), predicted(row, stalling(software))
+    return Prospect(
+        speed=work.step_tokens / quiet,
+        runs=runs(row, software),
+        stalls=stalls.of(row, software),
+        stalled_speed=work.step_tokens / slow,
+        shared=(
+            (("stages", work.axes.pp), PIPELINE_PART),
+            (("products", work.axes.tp, work.micro_batch), PRODUCTS_PART),
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +182,13 @@ class Cell:
 
 
 def cell(
-    name: tuple[str, int], found: Sequence[Candidate], software: Software, chance: float, oracle: bool = False
+    name: tuple[str, int], found: Sequence[Candidate], software: Software, stalls: Stalls, oracle: bool = False
 ) -> Cell:
     """Picks among those that fit; with `oracle`, among those that ran."""
     best = max(one.speed for one in found)
     able = [one for one in found if (one.speed > 0 if oracle else fullness(one.row, software) <= MOST)]
-    order = sorted(able, key=lambda one: -expected_speed(one.row, software, chance))
-    reached = [one.speed / best for one in order[:5]] or [0.0]
+    picks = best_set([prospect(one.row, software, stalls) for one in able], 5)
+    reached = [able[place].speed / best for place in picks] or [0.0]
     return Cell(
         name=name,
         first=reached[0],
@@ -154,15 +204,18 @@ def refused(rows: Sequence[Row], software: Software) -> float:
     return sum(fullness(row, software) > MOST for row in ran) / len(ran)
 
 
-def table(rows: Sequence[Row], calibrated: Callable[[str], Software], oracle: bool = False) -> list[Cell]:
-    """Each cell with the software and the chance of stalls that were calibrated without its model."""
+def table(
+    rows: Sequence[Row], calibrated: Callable[[str], Software], others: Sequence[Row] = (), oracle: bool = False
+) -> list[Cell]:
+    """Each cell of the rows with the software and the chances of stalls that were calibrated without its model, from
+    these rows and others."""
 
     @cache
-    def chance(model: str) -> float:
-        return stall_chance([row for row in rows if row.model != model], calibrated(model))
+    def stalls(model: str) -> Stalls:
+        return Stalls.seen([row for row in (*rows, *others) if row.model != model], calibrated(model))
 
     return [
-        cell(name, found, calibrated(name[0]), chance(name[0]), oracle) for name, found in candidates(rows).items()
+        cell(name, found, calibrated(name[0]), stalls(name[0]), oracle) for name, found in candidates(rows).items()
     ]
 
 
