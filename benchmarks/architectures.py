@@ -32,8 +32,15 @@ COUNTS: Final = (
 NAMED_BY_LAYERS: Final = ("out_features", "out_indices", "stage_names", "per_layer_config")
 """Fields that follow from the number of layers."""
 
-SEQ_LEN: Final = {"image-text-to-text": 4096, "speech-seq2seq": 256}
-"""Room for an image and text; no longer than what was said in 30 seconds.  Others: 128."""
+SEQ_LEN: Final = {
+    **{"image-text-to-text": 8192, "speech-seq2seq": 256, "ctc": 128},
+    **{"blip": 512, "git": 1024, "udop": 512, "idefics": 2048, "vision-encoder-decoder": 512, "pix2struct": 512},
+    **dict.fromkeys(("audioflamingo3", "glmasr", "granite_speech", "granite_speech_plus", "musicflamingo"), 2048),
+    **dict.fromkeys(("moss_transcribe_diarize", "qwen2_audio", "qwen3_asr", "voxtral", "fun_asr_nano"), 2048),
+    **dict.fromkeys(("nemo_speechlm", "vibevoice_asr"), 2048),
+    **{"reformer": 4096, "perceiver": 2048, "phi4_multimodal": 2048},
+}
+"""Of a type or a task: room for an image or a sound and text, no more than there are positions.  Others: 128."""
 
 CARD_BYTES: Final = 1 << 45
 
@@ -56,6 +63,10 @@ def _one_each(value: Any, count: int) -> bool:
     return isinstance(value, list) and len(value) == count
 
 
+FITTING: Final[dict[str, dict[str, Any]]] = {}
+"""Fields without which a type's default configuration does not fit together; their values are published ones."""
+
+
 def configuration(model_type: str) -> dict[str, Any]:
     """The default configuration of a type, shortened; projections into the text model as wide as the text model."""
     from transformers import CONFIG_MAPPING
@@ -65,18 +76,24 @@ def configuration(model_type: str) -> dict[str, Any]:
     vision, text = config.get("vision_config"), config.get("text_config")
     if isinstance(vision, dict) and isinstance(text, dict) and "out_hidden_size" in vision:
         vision["out_hidden_size"] = text["hidden_size"]
-    return config
+    return merged(config, FITTING.get(model_type, {}))
+
+
+def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with fields changed, within its parts too."""
+    whole = dict(config)
+    for name, value in changes.items():
+        inner = whole.get(name)
+        whole[name] = merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
+    return whole
 
 
 def types() -> dict[str, str]:
-    """All model types, each with the first task that it is listed for."""
-    from tonnage.model import TASKS, trainable_types
+    """All model types that have a class with a head, each with the first task that it is listed for."""
+    from tonnage.heads import TASKS, head, trainable_types
 
-    found: dict[str, str] = {}
-    for task in TASKS:
-        for name in trainable_types()[task]:
-            found.setdefault(name, task)
-    return found
+    names = dict.fromkeys(name for task in TASKS if task != "features" for name in trainable_types()[task])
+    return {name: head({"model_type": name}).task for name in names}
 
 
 def outcome(worker: Worker, model_type: str) -> str | None:
@@ -86,7 +103,7 @@ def outcome(worker: Worker, model_type: str) -> str | None:
     except Exception as error:  # transformers' validation raises classes of several packages
         return f"transformers' own default: {' '.join(str(error).split())[:160]}"
     reference = ModelRef(name=model_type, kind="config", config=config)
-    job = Job(model=reference, seq_len=SEQ_LEN.get(types()[model_type], 128))
+    job = Job(model=reference, seq_len=SEQ_LEN.get(model_type, SEQ_LEN.get(types()[model_type], 128)))
     try:
         worker.run(job, Plan(), parse_cluster("h200", gpu_memory_bytes=CARD_BYTES), steps=2, log=False)
     except CannotEstimate as error:

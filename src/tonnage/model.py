@@ -13,6 +13,7 @@ which a ghost takes to be balanced.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import warnings
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
+from tonnage import heads, remarks, training
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 
 if TYPE_CHECKING:
@@ -29,15 +31,7 @@ if TYPE_CHECKING:
 
 Batch = dict[str, torch.Tensor]
 
-TASKS: Final = (
-    *("image-text-to-text", "seq2seq", "masked-lm", "speech-seq2seq"),
-    *("causal-lm", "image-classification"),
-)
-"""What a Hugging Face configuration can be trained for here, in the order in which its type is looked up.
-
-BERT's and Whisper's types are in transformers' causal mapping as well, T5's and BART's in several; the first that
-fits is taken.
-"""
+_LAYERDROPS: Final = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "speech_encoder_layerdrop")
 
 
 def build(ref: ModelRef, *, dtype: torch.dtype, attention: str | None, device: torch.device) -> nn.Module:
@@ -67,6 +61,8 @@ def materialise(module: nn.Module, device: torch.device) -> None:
                     if id(tensor) not in made:
                         made[id(tensor)] = _allocate_like(tensor, device)
                     store[name] = made[id(tensor)]
+                elif tensor is not None and tensor.device != device:  # a buffer with values, made on the host
+                    store[name] = made.setdefault(id(tensor), tensor.to(device))
 
 
 def _allocate_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -144,81 +140,98 @@ def layers(module: nn.Module) -> list[nn.Module]:
 
 
 def task(config: dict[str, Any]) -> str:
-    """Which of TASKS the configuration is for: by its `architectures` if they say so, else by its type."""
-    model_type = str(config.get("model_type"))
-    classes = trainable_types()
-    fitting = [name for name in TASKS if model_type in classes[name]]
-    if not fitting:
-        raise UnreadableModel(
-            f"transformers {_transformers_version()} has no trainable class for model_type {model_type!r} "
-            f"(looked for: {', '.join(TASKS)}); upgrade transformers or give package.module:factory."
-        )
-    named = set(config.get("architectures") or ())
-    for name in fitting:
-        if classes[name][model_type] in named:
-            return name
-    if config.get("is_decoder") and "causal-lm" in fitting:
-        return "causal-lm"
-    return fitting[0]
-
-
-def trainable_types() -> dict[str, dict[str, str]]:
-    """For each of TASKS, the model types that transformers has a class for, and its name."""
-    from transformers.models.auto import modeling_auto as auto
-
-    return {
-        "image-text-to-text": dict(auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES),
-        "seq2seq": dict(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES),
-        "masked-lm": dict(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
-        "causal-lm": dict(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-        "image-classification": dict(auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES),
-        "speech-seq2seq": dict(auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES),
-    }
-
-
-def _auto_class(name: str) -> Any:
-    import transformers
-
-    return {
-        "image-text-to-text": transformers.AutoModelForImageTextToText,
-        "seq2seq": transformers.AutoModelForSeq2SeqLM,
-        "masked-lm": transformers.AutoModelForMaskedLM,
-        "causal-lm": transformers.AutoModelForCausalLM,
-        "image-classification": transformers.AutoModelForImageClassification,
-        "speech-seq2seq": transformers.AutoModelForSpeechSeq2Seq,
-    }[name]
+    """Which of `heads.TASKS` the configuration is for.  Raises UnreadableModel for types that cannot be trained."""
+    return heads.head(heads.trained_part(config)[0]).task
 
 
 def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn.Module:
-    kind = task(ref.config)
-    config = _configuration(ref)
-    config.get_text_config().use_cache = False  # a cache of keys and values has no place in training
-    if kind == "seq2seq" and getattr(config, "decoder_start_token_id", None) is None:
-        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
+    fields, told = heads.trained_part(ref.config)
+    head = heads.head(fields)
+    config = _configuration(ref.name, fields)
+    completed = _complete(config, head.task)
     chosen = {"attn_implementation": attention} if attention else {}
     try:
         with torch.device("meta"), without_initialisation(), quiet():
-            network = _auto_class(kind).from_config(config, dtype=dtype, **chosen)
-    except (ValueError, TypeError, AttributeError, KeyError, RuntimeError, ImportError) as error:
+            network = _class(head)._from_config(config, dtype=dtype, **chosen)
+    except (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError, ImportError) as error:
         raise UnreadableModel(f"transformers cannot build {ref.name}: {_first_line(error)}") from error
     network.tie_weights()
+    _without_values(network)
+    training.prepare(network, head.task)
+    for note in (told, head.note, *completed):
+        if note is not None:
+            remarks.remark(network, note)
     return network.train()
 
 
-def _configuration(ref: ModelRef) -> Any:
+def _complete(config: Any, kind: str) -> list[str]:
+    """What training needs and a published configuration may leave out; sentences on what that changes."""
+    text, parts = text_config(config), _configurations(config)
+    for part in (text, *parts):
+        if part is text or hasattr(part, "use_cache"):
+            part.use_cache = False  # a cache of keys and values has no place in training
+    if kind in ("seq2seq", "speech-seq2seq", "image-text-to-text") and _is_encoder_decoder(config):
+        for part in (config, text):
+            if getattr(part, "pad_token_id", None) is None:
+                part.pad_token_id = 0
+            if getattr(part, "decoder_start_token_id", None) is None:
+                part.decoder_start_token_id = part.pad_token_id
+    if kind == "sequence-classification" and getattr(text, "pad_token_id", None) is None:
+        text.pad_token_id = config.pad_token_id = 0  # where the last token of a row is looked for
+    dropped = [(part, name) for part in parts for name in _LAYERDROPS if getattr(part, name, None)]
+    for part, name in dropped:
+        setattr(part, name, 0.0)
+    return ["layerdrop drops no layer: the step that needs most"] if dropped else []
+
+
+def _is_encoder_decoder(config: Any) -> bool:
+    return bool(getattr(config, "is_encoder_decoder", False)) or config.model_type.endswith("encoder-decoder")
+
+
+def _configurations(config: Any) -> list[Any]:
+    inner = [getattr(config, name, None) for name in getattr(config, "sub_configs", {})]
+    return [config, *(part for part in inner if part is not None)]
+
+
+def text_config(config: Any) -> Any:
+    """The configuration of the text model inside, of a decoder where there are several."""
+    try:
+        return config.get_text_config()
+    except ValueError:  # transformers': several fit
+        return config.get_text_config(decoder=True)
+
+
+def _class(head: heads.Head) -> Any:
+    import transformers
+
+    return getattr(transformers, head.class_name)
+
+
+def _without_values(network: nn.Module) -> None:
+    """Weights that torch's oldest constructors (`torch.FloatTensor`) made on the host in spite of the meta device."""
+    made: dict[int, nn.Parameter] = {}
+    for child in network.modules():
+        for name, weight in child._parameters.items():
+            if weight is not None and not weight.is_meta:
+                empty = torch.empty_like(weight, device="meta")
+                child._parameters[name] = made.setdefault(id(weight), nn.Parameter(empty, weight.requires_grad))
+
+
+def _configuration(name: str, config: dict[str, Any]) -> Any:
     from transformers import AutoConfig
 
-    fields = {key: value for key, value in ref.config.items() if not key.startswith("_")}
+    fields = {key: value for key, value in config.items() if not key.startswith("_")}
     try:
         return AutoConfig.for_model(fields.pop("model_type"), **fields)
     except Exception as error:  # transformers' validation raises classes of several packages
-        raise UnreadableModel(f"The configuration of {ref.name} is not valid: {_first_line(error)}") from error
+        raise UnreadableModel(f"The configuration of {name} is not valid: {_first_line(error)}") from error
 
 
-def without_memory(network: Any) -> Any:
-    """Another network of the same configuration on the meta device, to ask for shapes."""
-    with torch.device("meta"), without_initialisation(), quiet():
-        return _auto_class(task(network.config.to_dict())).from_config(network.config, dtype=torch.float32).eval()
+def without_memory(network: Any, device: str = "meta") -> Any:
+    """Another network of the same class and configuration, to ask for shapes: on `meta`, or among fake tensors."""
+    made_by = _class(heads.head(network.config.to_dict()))
+    with torch.device(device), without_initialisation(), quiet():
+        return made_by._from_config(network.config, dtype=torch.float32).eval()
 
 
 @contextmanager
@@ -268,18 +281,30 @@ def check_positions(job: Job, module: nn.Module) -> None:
     network = hugging_face(module)
     if network is None:
         return
-    sounds = task(network.config.to_dict()) == "speech-seq2seq"
-    limit = getattr(network.config, "max_target_positions" if sounds else "max_position_embeddings", None)
-    learned = any(
-        isinstance(child, nn.Embedding) and ("pos" in name or name.endswith("wpe"))
-        for name, child in network.named_modules()
-    )
-    text = sounds or network.main_input_name == "input_ids"
-    if learned and isinstance(limit, int) and job.seq_len > limit and text:
+    kind = task(network.config.to_dict())
+    if kind in ("image-text-contrast", "ctc"):  # whose batches are as short as the network has it
+        return
+    name = "max_target_positions" if kind == "speech-seq2seq" else "max_position_embeddings"
+    stated = getattr(text_config(network.config), name, None)
+    text = kind == "speech-seq2seq" or "input_ids" in inspect.signature(type(network).forward).parameters
+    limit = min(_learned_positions(network, stated), default=None) if isinstance(stated, int) and text else None
+    if limit is not None and job.seq_len > limit:
         raise UsageError(
             f"{job.model.name} has learned positions for {limit} tokens, and seq_len is {job.seq_len}; "
             f"choose at most {limit}."
         )
+
+
+def _learned_positions(network: nn.Module, stated: int) -> Iterator[int]:
+    """For each table of positions of about the stated length, how many tokens it serves.
+
+    Some have spare rows before the first (OPT); where one stands for padding, positions begin behind it (RoBERTa).
+    """
+    for name, child in network.named_modules():
+        if isinstance(child, nn.Embedding) and ("pos" in name or name.endswith("wpe")):
+            behind = 0 if child.padding_idx is None else child.padding_idx + 1
+            if stated <= child.num_embeddings <= stated + 8:
+                yield min(stated, child.num_embeddings - behind)
 
 
 def batch(job: Job, module: nn.Module, dtype: torch.dtype) -> Batch:
@@ -311,12 +336,6 @@ def loss_of(output: Any) -> torch.Tensor:
             "a tuple that starts with one, or an object with .loss."
         )
     return loss
-
-
-def _transformers_version() -> str:
-    import transformers
-
-    return str(transformers.__version__)
 
 
 def _first_line(error: Exception) -> str:

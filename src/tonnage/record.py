@@ -34,16 +34,15 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
-    _disable_current_modes,
     is_traceable_wrapper_subclass,
 )
-from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils._pytree import tree_map_only
 
 from tonnage import inputs
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate
 from tonnage.ghost.process import INSIDE
+from tonnage.known import KnownValues, tensors_in
 from tonnage.step import World
 from tonnage.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
 
@@ -54,8 +53,6 @@ if TYPE_CHECKING:
 
 NOT_SEEN: Final = "memory that an operation takes and gives back inside itself: not counted"
 VALUES: Final = "values that were computed and then read: zero"
-KNOWN_ELEMENTS: Final = 2**20
-"""Tensors up to this size are computed for real if they hold whole numbers that are known."""
 
 Temporaries = Callable[["Recorder", Any, Any, Any, Any], Sequence[int]]
 """What an operation takes and gives back inside itself: bytes of each block, from it, its arguments and its result.
@@ -152,52 +149,6 @@ class HostMemory:
             self._columns[name].append(value)
 
 
-class _KnownValues:
-    """Small tensors of whole numbers and truth values whose contents follow from what the program wrote down.
-
-    Token ids, positions and masks decide which way a program goes.  What is computed of them alone is computed for
-    real beside the fake tensors, on the host, views and changes in place included; nothing else has values.
-    """
-
-    def __init__(self) -> None:
-        self._real: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-    def compute(self, op: Any, args: Any, kwargs: Any) -> Any:
-        """What the operation gives on real tensors; None if some of its arguments are not known."""
-        if not all(self._is_known(tensor) for tensor in _tensors((args, kwargs))):
-            return None
-        args, kwargs = tree_map_only(torch.Tensor, lambda tensor: self._real.get(tensor, tensor), (args, kwargs))
-        if kwargs.get("device") is not None:
-            kwargs = {**kwargs, "device": torch.device("cpu")}
-        with _disable_current_modes(), torch.no_grad():
-            return op(*args, **kwargs)
-
-    def follow(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Do the same with real tensors where the arguments are known; where not, forget what was changed."""
-        results = _tensors(result)
-        if results and all(_is_simple(tensor) for tensor in results) and "empty" not in op._schema.name:
-            known = self.compute(op, args, kwargs)
-            if known is not None:
-                self.keep(results, known)
-                return
-        if op._schema.is_mutable:
-            for tensor in _tensors((args, kwargs)):
-                self._real.pop(tensor, None)
-
-    def keep(self, results: Any, known: Any) -> None:
-        """Remember the values of an operation's results."""
-        for fake, real in zip(_tensors(results), _tensors(known), strict=True):
-            self._real[fake] = real
-
-    def _is_known(self, tensor: torch.Tensor) -> bool:
-        return not isinstance(tensor, FakeTensor) if tensor not in self._real else True
-
-
-def _is_simple(tensor: torch.Tensor) -> bool:
-    countable = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-    return countable and tensor.numel() <= KNOWN_ELEMENTS and tensor.device.type != "meta"
-
-
 def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> torch.Tensor:
     """The result of a grouped matrix product: torch's fake one takes bf16 alone, its CPU kernel any dtype.
 
@@ -256,7 +207,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._blocks: dict[int, _Block] = {}
         self._results: list[tuple[weakref.ref[torch.Tensor], str]] = []
         self._sum: _Sum | None = None
-        self._values = _KnownValues()
+        self._values = KnownValues()
 
     def address(self, tensor: torch.Tensor) -> int:
         """Where the tensor's storage begins; 0 where it has no memory on the device."""
@@ -281,7 +232,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             known = self._values.compute(op, args, kwargs)
             if known is None:
                 raise
-            result = _fake_like(known, _tensors((args, kwargs))[0].device)
+            result = _fake_like(known, tensors_in((args, kwargs))[0].device)
             self._values.keep(result, known)
         else:
             self._values.follow(op, args, kwargs, result)
@@ -293,7 +244,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if self.temporaries is not None:
             self._use(self.temporaries(self, op, args, kwargs, result))
         if torch.is_grad_enabled():
-            self._results += [(weakref.ref(leaf), name) for leaf in _tensors(result) for name in _numbers(op, args)]
+            self._results += [(weakref.ref(leaf), name) for leaf in tensors_in(result) for name in _numbers(op, args)]
         return result
 
     def _accumulates(self, op: Any, args: Any) -> bool:
@@ -439,13 +390,9 @@ def _zero(dtype: torch.dtype) -> bool | int | float | complex:
     return 0.0 if dtype.is_floating_point else 0
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def _plain(value: Any) -> Iterator[torch.Tensor]:
     """The tensors that hold the memory of a result: of a DTensor, its shard."""
-    for tensor in _tensors(value):
+    for tensor in tensors_in(value):
         yield from inside("watch").plain_tensors(tensor)
 
 

@@ -1,0 +1,145 @@
+"""What a configuration is trained for, and by which class of transformers.
+
+A class that `architectures` names is built if it has a loss that is known here; a configuration without it gets the
+first task that its type has a class for.  What was decided beside the configuration's own word is said in the report.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from tonnage.errors import UnreadableModel
+
+MAPPINGS: Final[dict[str, tuple[str, ...]]] = {
+    "image-text-to-text": ("IMAGE_TEXT_TO_TEXT",),
+    "seq2seq": ("SEQ_TO_SEQ_CAUSAL_LM",),
+    "masked-lm": ("MASKED_LM",),
+    "speech-seq2seq": ("SPEECH_SEQ_2_SEQ",),
+    "causal-lm": ("CAUSAL_LM",),
+    "image-text-contrast": ("ZERO_SHOT_IMAGE_CLASSIFICATION",),
+    "image-classification": ("IMAGE_CLASSIFICATION",),
+    "ctc": ("CTC",),
+    "video-classification": ("VIDEO_CLASSIFICATION",),
+    "object-detection": ("OBJECT_DETECTION",),
+    "universal-segmentation": ("UNIVERSAL_SEGMENTATION",),
+    "semantic-segmentation": ("SEMANTIC_SEGMENTATION",),
+    "depth-estimation": ("DEPTH_ESTIMATION",),
+    "sequence-classification": ("SEQUENCE_CLASSIFICATION",),
+    "token-classification": ("TOKEN_CLASSIFICATION",),
+    "question-answering": ("QUESTION_ANSWERING",),
+    "audio-classification": ("AUDIO_CLASSIFICATION",),
+    "time-series": ("TIME_SERIES_PREDICTION", "TIME_SERIES_REGRESSION"),
+    "pretraining": ("PRETRAINING",),
+    "features": ("", "TEXT_ENCODING"),
+}
+"""Of each task the mappings of transformers that list its classes, in the order in which a type is looked up.
+
+BERT's and Whisper's types are in the causal mapping as well, T5's and BART's in several; the first that fits is
+taken.  `features` are networks without a head.
+"""
+
+TASKS: Final = tuple(MAPPINGS)
+
+NAMED_ALONE: Final = ("pretraining",)
+"""Tasks that only `architectures` chooses where the type has another; their classes have several losses or none."""
+
+_FORECASTERS: Final = {
+    "autoformer": "AutoformerForPrediction",
+    "informer": "InformerForPrediction",
+    "patchtsmixer": "PatchTSMixerForPrediction",
+    "patchtst": "PatchTSTForPrediction",
+    "time_series_transformer": "TimeSeriesTransformerForPrediction",
+}
+"""Classes that transformers lists in no mapping."""
+
+_TRAINED_WITHIN: Final = {"qwen2_5_omni": "thinker_config", "qwen3_omni_moe": "thinker_config"}
+"""Types whose forward has no loss, and the part of their configuration that is trained."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The choice for one configuration."""
+
+    task: str
+    """One of TASKS."""
+    class_name: str
+    """The class of transformers."""
+    note: str | None = None
+    """What the configuration did not say itself, for the report."""
+
+
+def head(config: dict[str, Any]) -> Head:
+    """Task and class for a configuration.  Raises UnreadableModel for a type that transformers cannot train."""
+    model_type = str(config.get("model_type"))
+    fitting = {task: found for task in TASKS if (found := trainable_types()[task].get(model_type))}
+    if not fitting:
+        raise UnreadableModel(
+            f"transformers {_version()} has no trainable class for model_type {model_type!r} "
+            f"(looked for: {', '.join(TASKS)}); upgrade transformers or give package.module:factory."
+        )
+    named = tuple(config.get("architectures") or ())
+    for task, classes in fitting.items():
+        for class_name in classes:
+            if class_name in named:
+                return _with_a_loss(Head(task=task, class_name=class_name), fitting)
+    chosen = _first(fitting, decoder=bool(config.get("is_decoder")))
+    if not named:
+        return chosen
+    told = f"{named[0]} is not a class that tonnage trains: {chosen.class_name} is built in its place"
+    return Head(task=chosen.task, class_name=chosen.class_name, note=told)
+
+
+def _first(fitting: dict[str, tuple[str, ...]], *, decoder: bool) -> Head:
+    tasks = [task for task in fitting if task not in NAMED_ALONE] or list(fitting)
+    if decoder and "causal-lm" in fitting:
+        tasks = ["causal-lm"]
+    if len(tasks) > 1 and "features" in tasks:
+        tasks.remove("features")
+    if tasks == ["features"] and "pretraining" in fitting:
+        tasks = ["pretraining"]
+    return Head(task=tasks[0], class_name=fitting[tasks[0]][0])
+
+
+def _with_a_loss(found: Head, fitting: dict[str, tuple[str, ...]]) -> Head:
+    """An image network without a head is trained with one, as its users do; a text encoder as it is."""
+    if found.task != "features" or "image-classification" not in fitting:
+        return found
+    trained = fitting["image-classification"][0]
+    return Head(
+        task="image-classification", class_name=trained, note=f"{found.class_name} has no loss: {trained} is trained"
+    )
+
+
+@cache
+def trainable_types() -> dict[str, dict[str, tuple[str, ...]]]:
+    """For each of TASKS, the model types that transformers has classes for, and their names."""
+    from transformers.models.auto import modeling_auto as auto
+
+    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    for task, mappings in MAPPINGS.items():
+        found[task] = {}
+        for mapping in mappings:
+            name = f"MODEL_FOR_{mapping}_MAPPING_NAMES" if mapping else "MODEL_MAPPING_NAMES"
+            for model_type, classes in getattr(auto, name, {}).items():
+                listed = (classes,) if isinstance(classes, str) else tuple(classes)
+                found[task][model_type] = (*found[task].get(model_type, ()), *listed)
+    found["time-series"] |= {model_type: (name,) for model_type, name in _FORECASTERS.items()}
+    return found
+
+
+def trained_part(config: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The configuration of what is trained of a network, and what to say when that is not all of it."""
+    name = _TRAINED_WITHIN.get(str(config.get("model_type")))
+    part = config.get(name) if name is not None else None
+    if not isinstance(part, dict):
+        return config, None
+    inner = {"model_type": f"{config['model_type']}_thinker", "dtype": config.get("dtype"), **part}
+    return inner, f"of {config['model_type']} its thinker is trained, without the parts that speak"
+
+
+def _version() -> str:
+    import transformers
+
+    return str(transformers.__version__)

@@ -1,0 +1,100 @@
+"""Asking a network's own code for shapes, on tensors without memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from tonnage.errors import CannotEstimate
+from tonnage.known import KnownValues
+
+if TYPE_CHECKING:
+    from tonnage.job import Job
+
+_ATEN = torch.ops.aten
+
+
+class _WithoutComputing(TorchDispatchMode):  # type: ignore[misc]
+    """Among fake tensors: whole numbers and masks that are known have values, other masks select everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values = KnownValues()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if op is _ATEN._local_scalar_dense.default:
+            known = self._values.compute(op, args, options)
+            return 0 if known is None else known
+        if op is _ATEN.nonzero.default:
+            return self._selected(args[0])
+        if op is _ATEN.index.Tensor and any(_is_mask(index) for index in args[1]):
+            args = (args[0], [place for index in args[1] for place in self._places(index)])
+        result = op(*args, **options)
+        self._values.follow(op, args, options, result)
+        return result
+
+    def _places(self, index: Any) -> list[Any]:
+        return list(self._selected(index).unbind(1)) if _is_mask(index) else [index]
+
+    def _selected(self, mask: torch.Tensor) -> torch.Tensor:
+        known = self._values.compute(_ATEN.nonzero.default, (mask,), {})
+        rows = math.prod(mask.shape) if known is None else known.shape[0]
+        places = torch.empty(rows, mask.dim(), dtype=torch.long)
+        if known is not None:
+            self._values.keep(places, known)
+        return places
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def rows_of(
+    job: Job, network: Any, method: str, inputs: Callable[[], Mapping[str, torch.Tensor]], options: Mapping[str, Any]
+) -> int:
+    """How many rows `method` of the network's model gives for a micro-batch of `inputs`.
+
+    Nothing is computed but whole numbers and masks, whose values are those of `inputs`; what is on the meta device
+    there stands for tensors of that shape.  Raises CannotEstimate with what the network's code stumbled over.
+    """
+    from tonnage import model
+
+    try:
+        with (
+            _disable_current_modes(),
+            FakeTensorMode(allow_non_fake_inputs=True),
+            _WithoutComputing(),
+            torch.no_grad(),
+        ):
+            shapes = model.without_memory(network, "cpu")
+            given = {name: torch.empty(each.shape) if each.is_meta else each for name, each in inputs().items()}
+            inner = getattr(shapes, "model", shapes)
+            ask = getattr(inner, method, None) or getattr(shapes, method)
+            return _rows(_features(ask(**given, **options)))
+    except Exception as error:  # whatever a family's code stumbles over
+        what = "a sound" if "audio" in method else "an image"
+        raise CannotEstimate(
+            f"How many tokens {what} of {job.model.name} takes was not found "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:160]}); "
+            "give package.module:factory with batch(job), or images=0 for text alone."
+        ) from error
+
+
+def _features(found: Any) -> Any:
+    """What a text model gets of an output, where the family packs it into one."""
+    for name in ("pooler_output", "last_hidden_state"):
+        if getattr(found, name, None) is not None:
+            return getattr(found, name)
+    return found
+
+
+def _rows(features: Any) -> int:
+    if isinstance(features, torch.Tensor):
+        return math.prod(features.shape[:-1])
+    return sum(_rows(part) for part in features)

@@ -1,0 +1,18 @@
+"""What was decided about a network beside its configuration's own word, one sentence each, for the report."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+_REMARKS: Final[WeakKeyDictionary[Any, dict[str, None]]] = WeakKeyDictionary()
+
+
+def remark(network: Any, sentence: str) -> None:
+    """Keep a sentence about the network for as long as it lives; the same one is kept once."""
+    _REMARKS.setdefault(network, {})[sentence] = None
+
+
+def remarked() -> tuple[str, ...]:
+    """All sentences about the networks of this process."""
+    return tuple(dict.fromkeys(sentence for kept in _REMARKS.values() for sentence in kept))
