@@ -99,3 +99,11 @@ def test_a_checkout_that_is_not_there_is_asked_for(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv(megatron_lm.FOLDER, raising=False)
     with pytest.raises(RuntimeError, match="MEGATRON_LM names no checkout"):
         megatron_lm.measure("pretrain_gpt.py", {})
+
+
+def test_transformer_engine_that_is_not_there_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.accuracy.scripts import megatron_te
+
+    monkeypatch.setattr(megatron_te, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match="transformer_engine is not installed"):
+        megatron_te.measure("pretrain_gpt.py", {}, {})

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.accuracy.rows import METRICS, ROOT, Row
@@ -30,21 +30,30 @@ def predict(
 ) -> list[tuple[Row, Predicted]]:
     """Each row with what the ghost says of it; `at_once` jobs at a time (default: one a core)."""
     jobs = {row.job: row for row in rows}
-    chosen = list(jobs.values())
     answers: dict[str, Predicted] = {}
+    for script in dict.fromkeys(row.script for row in rows):
+        chosen = [row for row in jobs.values() if row.script == script]
+        said = _of_script(chosen, progress, at_once, torch_version)
+        answers |= {row.job: answer for row, answer in said}
+    ended: Predicted = {"error": "the ghost process ended early"}
+    return [(row, answers.get(row.job, ended)) for row in rows]
+
+
+def _of_script(
+    chosen: Sequence[Row], progress: Progress, at_once: int | None, torch_version: str | None
+) -> Iterator[tuple[Row, Predicted]]:
+    """Rows with their predictions, as they come, of one process: scripts import the same libraries differently."""
     process = _start(at_once or len(os.sched_getaffinity(0)), torch_version)
     assert process.stdin is not None
     assert process.stdout is not None
     sender = threading.Thread(target=_send, args=(process.stdin, chosen), daemon=True)
     sender.start()
-    for line in process.stdout:
+    for done, line in enumerate(process.stdout, start=1):
         answer = json.loads(line)
         row = chosen[answer.pop("number")]
-        answers[row.job] = _in_gib(answer, parse_cluster(row.gpu).device)
-        progress(f"{len(answers)} of {len(chosen)}: {row.source}: {row.name}")
+        progress(f"{row.script} {done} of {len(chosen)}: {row.source}: {row.name}")
+        yield row, _in_gib(answer, parse_cluster(row.gpu).device)
     process.wait()
-    ended: Predicted = {"error": "the ghost process ended early"}
-    return [(row, answers.get(row.job, ended)) for row in rows]
 
 
 def _start(at_once: int, torch_version: str | None) -> subprocess.Popen[str]:

@@ -581,6 +581,19 @@ def test_cublas_handles_are_told_apart_and_lt_has_one_answer(ghost: Ghost) -> No
     ghost(program)
 
 
+def test_what_transformer_engine_loads_is_there(ghost: Ghost) -> None:
+    program = """
+        for part in ("adv", "cnn", "engines_precompiled", "engines_runtime_compiled", "graph", "heuristic", "ops"):
+            ctypes.CDLL(f"{FOLDER}/libcudnn_{part}.so.9")
+        count, found = c_int(), (c_int * 16)()
+        assert g.nvrtcGetNumSupportedArchs(byref(count)) == 0 == g.nvrtcGetSupportedArchs(found)
+        architectures = list(found)[: count.value]
+        assert {80, 90, 100} < set(architectures) and architectures == sorted(architectures)
+        assert not found[count.value]
+    """
+    ghost(program)
+
+
 # ---- what is not modelled
 
 

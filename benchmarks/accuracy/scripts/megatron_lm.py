@@ -40,12 +40,17 @@ ENVIRONMENT = {
 
 def measure(program: str, options: dict[str, Any]) -> dict[str, int]:
     """Bytes as `training_log` writes them to TensorBoard: the most so far, and what is left after a step."""
+    _stand_in_for_routers_product()
+    return run(program, options, {})
+
+
+def run(program: str, options: dict[str, Any], environment: dict[str, str]) -> dict[str, int]:
+    """As `measure`, with what is installed; `environment` has further variables."""
     if FOLDER not in os.environ:
         raise RuntimeError(f"{FOLDER} names no checkout of NVIDIA/Megatron-LM")
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT | environment)
     _give_samples(options)
     _balance_experts()
-    _stand_in_for_routers_product()
     logged = _listen()
     sys.argv = [program, *_words(options)]
     runpy.run_path(str(Path(os.environ[FOLDER]) / program), run_name="__main__")
@@ -53,11 +58,16 @@ def measure(program: str, options: dict[str, Any]) -> dict[str, int]:
 
 
 def prepare() -> None:
-    """Make the checkout importable, once for all jobs."""
+    """Make the checkout importable, once for all jobs; without Transformer Engine, also where that is installed."""
     if FOLDER in os.environ:
-        sys.path.insert(0, os.environ[FOLDER])
-        _newer_typing()
-        _stand_in_for_apex()
+        sys.modules["transformer_engine"] = None  # type: ignore[assignment]
+        make_importable()
+
+
+def make_importable() -> None:
+    sys.path.insert(0, os.environ[FOLDER])
+    _newer_typing()
+    _stand_in_for_apex()
 
 
 def _words(options: dict[str, Any]) -> list[str]:

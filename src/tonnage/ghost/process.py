@@ -20,6 +20,9 @@ INSIDE = Path(__file__).parent / "inside"
 CUDA_MAJORS = (12, 13)
 """The versions of CUDA for which there are libraries."""
 
+_SEARCHED = ("CUDNN_HOME", "NVRTC_HOME", "CURAND_HOME")
+"""Where Transformer Engine looks for libraries whose file names it has without their versions."""
+
 _BUILT = Path(__file__).parent / "lib"
 
 
@@ -69,6 +72,7 @@ def environment(
     variables["LD_PRELOAD"] = ":".join([*preload, *filter(None, [variables.get("LD_PRELOAD")])])
     variables["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [variables.get("PYTHONPATH")])])
     variables["TRITON_LIBCUDA_PATH"] = str(folder)
+    variables |= dict.fromkeys(_SEARCHED, str(folder))
     variables["GHOST_DEVICES"] = str(devices)
     variables["GHOST_SHM"] = f"tonnage-{uuid.uuid4().hex[:12]}"
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"):

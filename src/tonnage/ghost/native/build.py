@@ -28,6 +28,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 MAJORS = (12, 13)
+PARTS = tuple(
+    f"libcudnn_{part}.so.9"
+    for part in ("adv", "cnn", "engines_precompiled", "engines_runtime_compiled", "graph", "heuristic", "ops")
+)  # cuDNN's parts, by which extensions (Transformer Engine) load it; all its functions are in libcudnn.so.9's list
 STAMP = "stamp"  # file with the hash of what a folder was built from
 # unused parameters are the public signatures' own
 FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
@@ -82,7 +86,8 @@ def read_library(path: Path) -> Library:
 
 
 def read_libraries(major: int) -> list[Library]:
-    return [read_library(path) for path in sorted((HERE / "symbols" / f"cuda{major}").glob("*.txt"))]
+    listed = [read_library(path) for path in sorted((HERE / "symbols" / f"cuda{major}").glob("*.txt"))]
+    return listed + [Library(name=name, version="", notes={}) for name in PARTS]
 
 
 def matcher(listing: str) -> Callable[[str], bool]:

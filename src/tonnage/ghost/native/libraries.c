@@ -20,6 +20,27 @@ API const char *nvrtcGetErrorString(int error)
     return error == 0 ? "NVRTC_SUCCESS" : "NVRTC_ERROR_INTERNAL_ERROR";
 }
 
+/* The architectures that --gpu-architecture takes, as NVRTC's guide of CUDA 12.8 and 13.0 lists them. */
+static const int architectures[] = {
+#if GHOST_CUDA == 12
+    50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 90, 100, 101, 120,
+#else
+    75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121,
+#endif
+};
+
+API int nvrtcGetNumSupportedArchs(int *count)
+{
+    *count = (int)(sizeof architectures / sizeof *architectures);
+    return 0;
+}
+
+API int nvrtcGetSupportedArchs(int *found)
+{
+    memcpy(found, architectures, sizeof architectures);
+    return 0;
+}
+
 API int nvrtcCompileProgram(void *program, int count, const char *const *options)
 {
     return 0;

@@ -1,0 +1,29 @@
+"""Megatron-LM's own training program with Transformer Engine, for one rank of a job.
+
+As `megatron_lm`, but layers, norms, attention and FusedAdam are the installed Transformer Engine's.  FlashAttention,
+whose kernels want nvcc, is stood in for by torch's operation of the same origin.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks.accuracy.scripts import flash_attention, megatron_lm
+
+IMPORTS = megatron_lm.IMPORTS
+
+
+def measure(program: str, options: dict[str, Any], environment: dict[str, str]) -> dict[str, int]:
+    """Bytes as `megatron_lm.measure`; `environment` has the variables that the test sets beside the usual ones."""
+    if find_spec("transformer_engine") is None:
+        raise RuntimeError("transformer_engine is not installed")
+    flash_attention.install()
+    return megatron_lm.run(program, options, environment)
+
+
+def prepare() -> None:
+    """Make checkout and libraries importable, once for all jobs."""
+    if megatron_lm.FOLDER in os.environ and find_spec("transformer_engine") is not None:
+        megatron_lm.make_importable()
