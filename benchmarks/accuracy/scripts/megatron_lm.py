@@ -40,20 +40,26 @@ ENVIRONMENT = {
 
 def measure(program: str, options: dict[str, Any]) -> dict[str, int]:
     """Bytes as `training_log` writes them to TensorBoard: the most so far, and what is left after a step."""
+    folder = checkout()
     _stand_in_for_routers_product()
-    return run(program, options, {})
+    return run(folder / program, options, {})
 
 
-def run(program: str, options: dict[str, Any], environment: dict[str, str]) -> dict[str, int]:
-    """As `measure`, with what is installed; `environment` has further variables."""
+def checkout() -> Path:
+    """Raises RuntimeError where none is named."""
     if FOLDER not in os.environ:
         raise RuntimeError(f"{FOLDER} names no checkout of NVIDIA/Megatron-LM")
+    return Path(os.environ[FOLDER])
+
+
+def run(program: Path, options: dict[str, Any], environment: dict[str, str]) -> dict[str, int]:
+    """As `measure`, with what is installed; `environment` has further variables."""
     os.environ.update(ENVIRONMENT | environment)
     _give_samples(options)
     _balance_experts()
     logged = _listen()
-    sys.argv = [program, *_words(options)]
-    runpy.run_path(str(Path(os.environ[FOLDER]) / program), run_name="__main__")
+    sys.argv = [str(program), *_words(options)]
+    runpy.run_path(str(program), run_name="__main__")
     return logged
 
 

@@ -19,8 +19,9 @@ def measure(program: str, options: dict[str, Any], environment: dict[str, str]) 
     """Bytes as `megatron_lm.measure`; `environment` has the variables that the test sets beside the usual ones."""
     if find_spec("transformer_engine") is None:
         raise RuntimeError("transformer_engine is not installed")
+    folder = megatron_lm.checkout()
     flash_attention.install()
-    return megatron_lm.run(program, options, environment)
+    return megatron_lm.run(folder / program, options, environment)
 
 
 def prepare() -> None:
