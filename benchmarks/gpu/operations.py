@@ -453,9 +453,12 @@ def _convolutions() -> Iterator[tuple[str, Maker]]:
 
 
 def _recurrent() -> Iterator[tuple[str, Maker]]:
-    def network(kind: type[nn.RNNBase], dtype: torch.dtype, way: str) -> Call:
-        module = kind(512, 512, 2, batch_first=True).to("cuda", dtype)
-        x = _rand(16, 128, 512, dtype=dtype, grad=True)
+    def network(
+        kind: type[nn.RNNBase], dtype: torch.dtype, way: str, shape: tuple[int, ...] = (16, 128, 512), **more: Any
+    ) -> Call:
+        options = {"hidden_size": 512, "num_layers": 2, **more}
+        module = kind(shape[-1], batch_first=True, **options).to("cuda", dtype)
+        x = _rand(*shape, dtype=dtype, grad=True)
         if way == "forward":
             return lambda: module(x)[0]
         return _backward(lambda: module(x)[0], [x, *module.parameters()])
@@ -464,6 +467,15 @@ def _recurrent() -> Iterator[tuple[str, Maker]]:
         for dtype in ("fp32", "bf16"):
             for way in ("forward", "backward"):
                 yield f"{kind.__name__} {dtype} {way}", lambda k=kind, d=dtype, w=way: network(k, DTYPES[d], w)
+    sizes: dict[str, dict[str, Any]] = {  # no two of which agree in any dimension: the workspace is to be taken apart
+        "of one layer": {"shape": (8, 60, 96), "hidden_size": 320, "num_layers": 1},
+        "of three layers": {"shape": (20, 100, 160), "hidden_size": 224, "num_layers": 3},
+        "both ways": {"shape": (12, 90, 128), "hidden_size": 192, "num_layers": 2, "bidirectional": True},
+        "with dropout": {"shape": (24, 70, 256), "hidden_size": 288, "num_layers": 2, "dropout": 0.1},
+    }
+    for kind in (nn.RNN, nn.LSTM, nn.GRU):
+        for name, size in sizes.items():
+            yield f"{kind.__name__} {name}", lambda k=kind, s=size: network(k, torch.float32, "backward", **s)
 
 
 def _linear_algebra() -> Iterator[tuple[str, Maker]]:

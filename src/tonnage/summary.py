@@ -1,6 +1,6 @@
 """Sums up Traces in an Estimate: adds what lives outside the allocator, and says what everything rests on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -227,15 +227,22 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead) -> Coverage:
     modelled = [f"memory outside the allocator, {size(outside.bytes)}: {'; '.join(outside.source)}"]
     if _imitated(trace):
         modelled = [*IMITATION, *modelled]
-    if unknown := {name: count for name, count in trace.unknown_calls.items() if count}:
-        listed = ", ".join(f"{name} ({count})" for name, count in sorted(unknown.items())[:8])
-        more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
-        modelled.append(f"NVIDIA functions that did nothing: {listed}{more}")
+    if calls := _listed(trace.unknown_calls):
+        modelled.append(f"NVIDIA functions that did nothing: {calls}")
+    if workspaces := _listed(trace.unknown_workspaces):
+        modelled.append(f"workspaces that only NVIDIA's libraries know the size of, counted as 0 bytes: {workspaces}")
     for name, mine in (("allocated", walked.peak_allocated_bytes), ("reserved", walked.peak_reserved_bytes)):
         torchs = trace.peaks.get(f"{name}_bytes", mine)
         if torchs != mine:
             modelled.append(f"block sizes: the walk's {name} peak differs from torch's counter by {mine - torchs} B")
     return Coverage(run=tuple(run), modelled=tuple(modelled), assumed=trace.assumed)
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    """`name (times)` of those that were called, eight at most; without the file of the library they are in."""
+    called = sorted((name.partition(":")[2] or name, count) for name, count in counts.items() if count)
+    more = f" and {len(called) - 8} more" if len(called) > 8 else ""
+    return ", ".join(f"{name} ({count})" for name, count in called[:8]) + more
 
 
 def _peak_after_recovery(trace: Trace, walked: Timeline) -> int:

@@ -140,6 +140,8 @@ class Trace:
     """Values that a ghost cannot know and what was taken instead, one sentence each."""
     unknown_calls: dict[str, int] = field(default_factory=dict)
     """Calls of NVIDIA functions that the ghost does not implement: name to count."""
+    unknown_workspaces: dict[str, int] = field(default_factory=dict)
+    """Workspaces whose size only NVIDIA's libraries know and that count 0 bytes: who asked, to count."""
     seconds: float = 0.0
     """Wall time of the recorded steps on the machine that ran them (host time on a ghost)."""
     marks: tuple[Mark, ...] = ()

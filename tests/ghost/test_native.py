@@ -617,6 +617,39 @@ def test_unknown_calls_succeed_and_are_counted(ghost: Ghost) -> None:
     ghost(program)
 
 
+def test_recurrent_networks_have_the_bytes_that_real_cards_showed(ghost: Ghost) -> None:
+    """Two layers of 512 on an H200, four of 320 on a P100: weights, and what is kept from forward to backward."""
+    program = """
+        import json
+        dnn = ctypes.CDLL(f"{FOLDER}/libcudnn.so.9")
+        LSTM, GRU, FP32, BF16 = 2, 3, 0, 9
+        def sizes(cell, kind, wide, hidden, layers, steps, batch):
+            network, sequences = c_void_p(), c_void_p()
+            dnn.cudnnCreateRNNDescriptor(byref(network))
+            shape = (wide, hidden, hidden, layers)
+            dnn.cudnnSetRNNDescriptor_v8(network, 0, cell, 2, 0, 0, kind, kind, 0, *shape, None, 0)
+            dnn.cudnnCreateRNNDataDescriptor(byref(sequences))
+            dnn.cudnnSetRNNDataDescriptor(sequences, kind, 0, steps, batch, wide, None, None)
+            found = [c_uint64(), c_uint64(), c_uint64(), c_uint64()]
+            weights, work, trained, inferred = map(byref, found)
+            dnn.cudnnGetRNNWeightSpaceSize(None, network, weights)
+            dnn.cudnnGetRNNTempSpaceSizes(None, network, 1, sequences, work, trained)
+            dnn.cudnnGetRNNTempSpaceSizes(None, network, 0, sequences, None, inferred)
+            return [each.value for each in found]
+        assert sizes(LSTM, FP32, 512, 512, 2, 128, 16) == [16809984, 0, 46137600, 0]
+        assert sizes(LSTM, BF16, 512, 512, 2, 128, 16) == [8404992, 0, 23068928, 0]
+        assert sizes(GRU, FP32, 512, 512, 2, 128, 16) == [12607488, 0, 54526208, 0]
+        assert sizes(GRU, BF16, 512, 512, 2, 128, 16) == [6303744, 0, 27263232, 0]
+        assert sizes(LSTM, FP32, 123, 320, 4, 1000, 25)[2] == 736000000 + 256
+        assert sizes(GRU, FP32, 123, 320, 4, 1000, 25)[2] == 864000000 + 256
+        assert sizes(1, FP32, 123, 320, 4, 1000, 25)[2] == 0
+        assert json.loads(text_of("ghost_unknown_workspaces")) == {
+            "modelled:cudnnGetRNNTempSpaceSizes, workspace": 7,
+            "modelled:cudnnGetRNNTempSpaceSizes, kept for backward": 1}
+    """
+    ghost(program)
+
+
 def test_driver_functions_are_found_by_name_and_version(ghost: Ghost) -> None:
     program = """
         driver = ctypes.CDLL(f"{FOLDER}/libcuda.so.1")

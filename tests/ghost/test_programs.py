@@ -404,3 +404,14 @@ def test_a_big_model_on_the_host_is_not_filled(dry_run: Any, only_a_configuratio
     estimate, _ = consistent(answer)
     assert NOT_FILLED in estimate.coverage.assumed
     assert answer.said[-1]["host_peak_bytes"] < 2 * 2**30
+
+
+def test_recurrent_networks_keep_what_cudnn_keeps_and_name_what_is_unknown(dry_run: Any) -> None:
+    """The figures of an H200 (`op LSTM bf16 forward` in measurements/), in blocks of 512 bytes."""
+    answer = dry_run("recurrent.py")
+    estimate, trace = consistent(answer)
+    weights, states = 8_404_992, 2 * 32_768  # torch lays bf16 weights side by side anew each time
+    assert answer.said[-1]["kept"] == 23_068_928 + 256 + weights + states
+    assert trace.unknown_workspaces["modelled:cudnnGetRNNTempSpaceSizes, workspace"] == 6
+    (said,) = (line for line in estimate.coverage.modelled if line.startswith("workspaces that only"))
+    assert "cudnnGetRNNTempSpaceSizes, workspace (6)" in said

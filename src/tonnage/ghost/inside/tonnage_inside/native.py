@@ -25,6 +25,8 @@ class Native:
         library.ghost_name.restype = ctypes.c_char_p
         library.ghost_unknown_calls.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
         library.ghost_unknown_calls.restype = ctypes.c_size_t
+        library.ghost_unknown_workspaces.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        library.ghost_unknown_workspaces.restype = ctypes.c_size_t
         library.ghost_set.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
         library.ghost_zero_host.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
         library.ghost_zero_host.restype = None
@@ -84,10 +86,18 @@ class Native:
 
     def unknown_calls(self) -> dict[str, int]:
         """Calls of functions that the ghost does not implement: `library:symbol` to count."""
-        buffer = ctypes.create_string_buffer(1 << 20)
-        self._library.ghost_unknown_calls(buffer, len(buffer))
-        found = json.loads(buffer.value or b"{}")
-        return {str(name): int(count) for name, count in found.items()}
+        return _counts(self._library.ghost_unknown_calls)
+
+    def unknown_workspaces(self) -> dict[str, int]:
+        """Workspaces whose size only a closed library knows, which count 0 bytes: who asked, to count."""
+        return _counts(self._library.ghost_unknown_workspaces)
+
+
+def _counts(told: Any) -> dict[str, int]:
+    """What a function of the ghost writes as a JSON object."""
+    buffer = ctypes.create_string_buffer(1 << 20)
+    told(buffer, len(buffer))
+    return {str(name): int(count) for name, count in json.loads(buffer.value or b"{}").items()}
 
 
 def load() -> Native | None:

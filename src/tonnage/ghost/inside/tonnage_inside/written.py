@@ -70,6 +70,7 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
         "script": {} if watch.script is None else watch.script.said,
         "assumed": assumed,
         "unknown_calls": native.unknown_calls() if native is not None else {},
+        "unknown_workspaces": native.unknown_workspaces() if native is not None else {},
         "seconds": seconds,
         "names": native.names() if native is not None else [],
         "marks": marks_document(list(watch.marks)),
