@@ -38,7 +38,8 @@ SEQ_LEN: Final = {
     **dict.fromkeys(("audioflamingo3", "glmasr", "granite_speech", "granite_speech_plus", "musicflamingo"), 2048),
     **dict.fromkeys(("moss_transcribe_diarize", "qwen2_audio", "qwen3_asr", "voxtral", "fun_asr_nano"), 2048),
     **dict.fromkeys(("nemo_speechlm", "vibevoice_asr"), 2048),
-    **{"reformer": 4096, "perceiver": 2048, "phi4_multimodal": 2048},
+    **{"reformer": 4096, "perceiver": 2048, "blip-2": 2048, "instructblip": 2048, "instructblipvideo": 2048},
+    **{"florence2": 1024, "pp_formulanet": 512, "kosmos-2": 1024, "kosmos-2.5": 4096},
 }
 """Of a type or a task: room for an image or a sound and text, no more than there are positions.  Others: 128."""
 
@@ -47,7 +48,8 @@ CARD_BYTES: Final = 1 << 45
 
 def shortened(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with at most LAYERS layers; lists with an entry for each layer are cut with them."""
-    kept = {key: value for key, value in config.items() if key not in NAMED_BY_LAYERS}
+    cuts = any(isinstance(config.get(name), int) and config[name] > LAYERS for name in COUNTS)
+    kept = {key: value for key, value in config.items() if not (cuts and key in NAMED_BY_LAYERS)}
     cut = {key: shortened(value) if isinstance(value, dict) else value for key, value in kept.items()}
     if "intermediate_layers_indices" in cut:  # Llama 3.2's vision tower names layers by their numbers
         return cut
@@ -63,7 +65,89 @@ def _one_each(value: Any, count: int) -> bool:
     return isinstance(value, list) and len(value) == count
 
 
-FITTING: Final[dict[str, dict[str, Any]]] = {}
+_SIGLIP: Final = {"image_size": 896, "patch_size": 14, "vision_use_head": False}
+_RESNET: Final = {
+    **{"backbone": None, "use_timm_backbone": False, "use_pretrained_backbone": False},
+    "backbone_config": {"model_type": "resnet", "out_features": ["stage2", "stage3", "stage4"]},
+}
+_LAST: Final = {**_RESNET, "backbone_config": {"model_type": "resnet", "out_features": ["stage4"]}}
+_FOUR: Final = {"model_type": "resnet", "out_features": ["stage1", "stage2", "stage3", "stage4"]}
+_FORECAST: Final = {"prediction_length": 24, "context_length": 48}
+
+FITTING: Final[dict[str, dict[str, Any]]] = {
+    "aria": {"vision_config": {"image_size": 980, "patch_size": 14}},
+    "autoformer": _FORECAST,
+    "aya_vision": {"vision_config": {"num_attention_heads": 16, "image_size": 364}},
+    "blip-2": {"image_token_index": 50265, "text_config": {"vocab_size": 50304}},
+    "chameleon": {"vocabulary_map": {"<image>": 8711, "IMGIMGBZ": 4}},
+    "conditional_detr": _LAST,
+    "dab-detr": _LAST,
+    "deepseek_v2": {
+        **{"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "topk_method": "greedy"},
+        **{"first_k_dense_replace": 1, "q_lora_rank": None, "kv_lora_rank": 512, "moe_intermediate_size": 1408},
+    },
+    "deformable_detr": _RESNET,
+    "detr": _LAST,
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "first_k_dense_replace": 1},
+    "dpt": {"is_hybrid": False, "backbone_out_indices": [0, 1, 2, 3]},
+    "emu3": {"vocabulary_map": {"<image>": 151851}},
+    "esm": {"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32},
+    "gemma3": {"vision_config": _SIGLIP},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
+    "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision"}},
+    "glm46v": {"text_config": {"rope_parameters": {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}}},
+    "glm4v": {"text_config": {"rope_parameters": {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}}},
+    "glm4v_moe": {
+        "text_config": {
+            "head_dim": 128,
+            "rope_parameters": {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5},
+        }
+    },
+    "glmga": {"text_config": {"rope_parameters": {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5}}},
+    "granite_speech": {"projector_config": {"encoder_hidden_size": 1024}, "text_config": {"vocab_size": 49160}},
+    "granite_speech_plus": {"projector_config": {"encoder_hidden_size": 1024}, "text_config": {"vocab_size": 49160}},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "idefics3": {"vision_config": {"image_size": 364, "patch_size": 14}},
+    "informer": _FORECAST,
+    "instructblip": {"image_token_index": 32000, "text_config": {"vocab_size": 32001}},
+    "instructblipvideo": {"video_token_index": 32000, "text_config": {"vocab_size": 32001}},
+    "janus": {
+        "text_config": {
+            **{"hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 16, "vocab_size": 102400}
+        }
+    },
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "llama4": {
+        "vision_config": {
+            **{"hidden_size": 1408, "image_size": 336, "projector_input_dim": 4096, "projector_output_dim": 4096},
+            **{"vision_output_dim": 4096},
+        }
+    },
+    "ministral": {"head_dim": 128},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [3, 2]}},
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
+    "nemotron_h_omni": {"image_token_id": 18},
+    "ovis2": {"hidden_size": 4096},
+    "qwen2_vl": {"text_config": {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4}},
+    "qwen3_omni_moe_thinker": {
+        "text_config": {"num_attention_heads": 32, "vocab_size": 152064, "head_dim": 128},
+        "vision_config": {"out_hidden_size": 2048},
+        "audio_config": {"output_dim": 2048},
+    },
+    "shieldgemma2": {"vision_config": _SIGLIP},
+    "smolvlm": {"vision_config": {"image_size": 512, "patch_size": 16}},
+    "t5gemma2": {"encoder": {"vision_config": _SIGLIP}},
+    "table-transformer": _LAST,
+    "time_series_transformer": _FORECAST,
+    "upernet": {"backbone_config": _FOUR},
+    "vipllava": {"vision_feature_layers": [-2, -3], "vision_config": {"hidden_size": 1024}},
+    "voxtral": {"audio_token_id": 24},
+    "wav2vec2-bert": {"vocab_size": 32},
+    "wav2vec2-conformer": {"vocab_size": 32},
+    "zamba": {"num_hidden_layers": 12, "layers_block_type": ["mamba"] * 5 + ["hybrid"] + ["mamba"] * 5 + ["hybrid"]},
+}
 """Fields without which a type's default configuration does not fit together; their values are published ones."""
 
 
@@ -97,21 +181,57 @@ def types() -> dict[str, str]:
 
 
 def outcome(worker: Worker, model_type: str) -> str | None:
-    """None when two steps run; else why not, in one line."""
+    """None when two steps run; else why not, in one line.
+
+    Code that does not survive autocast (RuntimeErrors about bfloat16, on a real card too) is run in fp32.
+    """
     try:
         config = configuration(model_type)
     except Exception as error:  # transformers' validation raises classes of several packages
-        return f"transformers' own default: {' '.join(str(error).split())[:160]}"
+        return f"{OWN} {' '.join(str(error).split())[:160]}"
+    reason = _ran(worker, model_type, config, "bf16-mixed")
+    if reason is not None and "BFloat16" in reason:
+        reason = _ran(worker, model_type, config, "fp32")
+    if reason is not None:
+        own = _transformers_alone(model_type, config)
+        return reason if own is None else f"{OWN} {own}"
+    return None
+
+
+OWN: Final = "the default configuration:"
+"""What precedes a reason that transformers alone gives as well."""
+
+
+def _ran(worker: Worker, model_type: str, config: dict[str, Any], precision: str) -> str | None:
     reference = ModelRef(name=model_type, kind="config", config=config)
-    job = Job(model=reference, seq_len=SEQ_LEN.get(model_type, SEQ_LEN.get(types()[model_type], 128)))
+    seq_len = SEQ_LEN.get(model_type, SEQ_LEN.get(types()[model_type], 128))
+    job = Job(model=reference, seq_len=seq_len, micro_batch=2)
+    cluster = parse_cluster("h200", gpu_memory_bytes=CARD_BYTES)
     try:
-        worker.run(job, Plan(), parse_cluster("h200", gpu_memory_bytes=CARD_BYTES), steps=2, log=False)
+        worker.run(job, Plan(precision=precision), cluster, steps=2, log=False)
     except CannotEstimate as error:
         if "ended early" in str(error):
             raise
         return str(error)
     except TonnageError as error:
         return str(error)
+    return None
+
+
+def _transformers_alone(model_type: str, config: dict[str, Any]) -> str | None:
+    """What transformers says to the network without tonnage; None if it can be built."""
+    import torch
+    import transformers
+
+    from tonnage.heads import head
+
+    fields = {key: value for key, value in config.items() if key != "model_type"}
+    try:
+        with torch.device("meta"):
+            made = getattr(transformers, head({"model_type": model_type}).class_name)
+            made._from_config(transformers.AutoConfig.for_model(model_type, **fields))
+    except Exception as error:  # whatever it says
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
     return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from tonnage.errors import UnreadableModel
 
@@ -58,6 +59,9 @@ _TRAINED_WITHIN: Final = {"qwen2_5_omni": "thinker_config", "qwen3_omni_moe": "t
 """Types whose forward has no loss, and the part of their configuration that is trained."""
 
 
+_CHOSEN: Final[WeakKeyDictionary[Any, Head]] = WeakKeyDictionary()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Head:
     """The choice for one configuration."""
@@ -89,6 +93,16 @@ def head(config: dict[str, Any]) -> Head:
         return chosen
     told = f"{named[0]} is not a class that tonnage trains: {chosen.class_name} is built in its place"
     return Head(task=chosen.task, class_name=chosen.class_name, note=told)
+
+
+def remember(network: Any, chosen: Head) -> None:
+    """Keep the choice with the network that was made of it."""
+    _CHOSEN[network] = chosen
+
+
+def of(network: Any) -> Head:
+    """The choice that a network was made of; for one that others made, by its configuration."""
+    return _CHOSEN.get(network) or head(network.config.to_dict())
 
 
 def _first(fitting: dict[str, tuple[str, ...]], *, decoder: bool) -> Head:

@@ -152,9 +152,10 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
     chosen = {"attn_implementation": attention} if attention else {}
     try:
         with torch.device("meta"), without_initialisation(), quiet():
-            network = _class(head)._from_config(config, dtype=dtype, **chosen)
+            network = _class(head)._from_config(_own_part(config, _class(head)), dtype=dtype, **chosen)
     except (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError, ImportError) as error:
         raise UnreadableModel(f"transformers cannot build {ref.name}: {_first_line(error)}") from error
+    heads.remember(network, head)
     network.tie_weights()
     _without_values(network)
     training.prepare(network, head.task)
@@ -178,6 +179,8 @@ def _complete(config: Any, kind: str) -> list[str]:
                 part.decoder_start_token_id = part.pad_token_id
     if kind == "sequence-classification" and getattr(text, "pad_token_id", None) is None:
         text.pad_token_id = config.pad_token_id = 0  # where the last token of a row is looked for
+    if getattr(config, "languages", None) and getattr(config, "default_language", "") is None:
+        config.default_language = config.languages[0]  # X-MOD: adapters of one language are trained
     dropped = [(part, name) for part in parts for name in _LAYERDROPS if getattr(part, name, None)]
     for part, name in dropped:
         setattr(part, name, 0.0)
@@ -199,6 +202,14 @@ def text_config(config: Any) -> Any:
         return config.get_text_config()
     except ValueError:  # transformers': several fit
         return config.get_text_config(decoder=True)
+
+
+def _own_part(config: Any, made: Any) -> Any:
+    """The configuration that the class is made from: a part of it for a text model that is listed with the whole."""
+    wanted = made.config_class
+    if isinstance(config, wanted):
+        return config
+    return next((part for part in _configurations(config) if isinstance(part, wanted)), config)
 
 
 def _class(head: heads.Head) -> Any:
@@ -229,7 +240,7 @@ def _configuration(name: str, config: dict[str, Any]) -> Any:
 
 def without_memory(network: Any, device: str = "meta") -> Any:
     """Another network of the same class and configuration, to ask for shapes: on `meta`, or among fake tensors."""
-    made_by = _class(heads.head(network.config.to_dict()))
+    made_by = _class(heads.of(network))
     with torch.device(device), without_initialisation(), quiet():
         return made_by._from_config(network.config, dtype=torch.float32).eval()
 
@@ -281,7 +292,7 @@ def check_positions(job: Job, module: nn.Module) -> None:
     network = hugging_face(module)
     if network is None:
         return
-    kind = task(network.config.to_dict())
+    kind = heads.of(network).task
     if kind in ("image-text-contrast", "ctc"):  # whose batches are as short as the network has it
         return
     name = "max_target_positions" if kind == "speech-seq2seq" else "max_position_embeddings"
@@ -324,7 +335,7 @@ def batch(job: Job, module: nn.Module, dtype: torch.dtype) -> Batch:
         )
     from tonnage import inputs
 
-    return inputs.make(job, network, task(network.config.to_dict()), dtype)
+    return inputs.make(job, network, heads.of(network).task, dtype)
 
 
 def loss_of(output: Any) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tonnage.errors import CannotEstimate
@@ -35,7 +35,18 @@ class _WithoutComputing(TorchDispatchMode):  # type: ignore[misc]
             return self._selected(args[0])
         if op is _ATEN.index.Tensor and any(_is_mask(index) for index in args[1]):
             args = (args[0], [place for index in args[1] for place in self._places(index)])
-        result = op(*args, **options)
+        try:
+            result = op(*args, **options)
+        except DynamicOutputShapeException:
+            known = self._values.compute(op, args, options)
+            if known is None:
+                raise
+            result = torch.empty_like(known)
+            self._values.keep(result, known)
+            return result
+        if op is _ATEN.eq.Scalar and args[0].is_floating_point():  # a computed number equals no constant
+            self._values.keep(result, torch.zeros((), dtype=torch.bool).expand(result.shape))
+            return result
         self._values.follow(op, args, options, result)
         return result
 
@@ -66,12 +77,8 @@ def rows_of(
     from tonnage import model
 
     try:
-        with (
-            _disable_current_modes(),
-            FakeTensorMode(allow_non_fake_inputs=True),
-            _WithoutComputing(),
-            torch.no_grad(),
-        ):
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        with _disable_current_modes(), fake, _WithoutComputing(), torch.no_grad():
             shapes = model.without_memory(network, "cpu")
             given = {name: torch.empty(each.shape) if each.is_meta else each for name, each in inputs().items()}
             inner = getattr(shapes, "model", shapes)

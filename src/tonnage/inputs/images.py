@@ -27,6 +27,9 @@ PROCESSED: Final = {
 }
 """Width and height that a type's processor makes where its configuration does not say."""
 
+USUAL_FRAME: Final = 224
+"""Width and height of a video's frame where the configuration does not say."""
+
 HIGH_RESOLUTION: Final = 1024
 """Width and height of the larger of DeepSeek-VL hybrid's two images, what its SAM tower was made for."""
 
@@ -71,7 +74,8 @@ def and_text(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     if "actions" in names:
         return _robot(job, network, dtype)
     made = tokens(job, network) if "input_ids" in names else {"labels": ids(job, network)}
-    if job.images == 0 or not any(name.startswith(("pixel_values", "flattened_patches")) for name in names):
+    blind = hasattr(network.config, "vision_config") and network.config.vision_config is None
+    if job.images == 0 or blind or not any(name.startswith(("pixel_values", "flattened_patches")) for name in names):
         return made
     images = _images(job, network)
     if network not in _FOUND:
@@ -92,10 +96,26 @@ def with_captions(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     config = network.config
     longest = getattr(text_config(config), "max_position_embeddings", None) or job.seq_len
     length = min(job.seq_len, longest)
+    words = torch.randint(0, vocabulary(config), (job.micro_batch, length))
+    if "pixel_values_videos" in parameters(network):
+        return {"input_ids": words, **clips(job, network, dtype)}
     images = _images(job, network) if _is_naflex(config) else _squares(job, network)
     remark(network, f"captions have {length} tokens, images {images.width} x {images.height} pixels")
-    words = torch.randint(0, vocabulary(config), (job.micro_batch, length))
     return {"input_ids": words, **filled(images.tensors, dtype)}
+
+
+def clips(job: Job, network: Any, dtype: torch.dtype) -> Batch:
+    """A clip in each row, of as many frames as the network was made for."""
+    vision = vision_of(network.config)
+    frames = getattr(vision, "num_frames", None) or getattr(vision, "frames_per_clip", None)
+    if frames is None:
+        raise CannotEstimate(
+            f"{job.model.name}'s configuration states no num_frames; give package.module:factory with batch(job)."
+        )
+    height, width = pair(getattr(vision, "image_size", None) or getattr(vision, "crop_size", None) or USUAL_FRAME)
+    remark(network, f"clips have {frames} frames of {width} x {height} pixels")
+    name = "pixel_values_videos" if "pixel_values_videos" in parameters(network) else "pixel_values"
+    return {name: torch.rand(job.micro_batch, frames, channels_of(vision), height, width).to(dtype)}
 
 
 def alone(job: Job, network: Any, dtype: torch.dtype) -> Batch:
@@ -429,13 +449,13 @@ def _rows_of_patches(job: Job, network: Any) -> Images:
 
 
 def _merged_patches(job: Job, network: Any) -> Images:
-    """A square of pixels for each token, and the grid of patches of each image: Inkling 2's way."""
+    """A square of pixels for each token, and the grid of tokens of each image: Inkling 2's way."""
     vision = vision_of(network.config)
-    patch, merge = pair(vision.patch_size)[0], _merge(network.config, vision)
-    width, height = _size(job, patch * merge)
-    grid = torch.tensor([[1, height // patch, width // patch]] * (job.micro_batch * job.images))
-    each = int(grid[0].prod()) // merge**2
-    pixels = _pixels(len(grid) * each, patch * merge, patch * merge, channels_of(vision))
+    side = pair(vision.patch_size)[0] * _merge(network.config, vision)
+    width, height = _size(job, side)
+    grid = torch.tensor([[1, height // side, width // side]] * (job.micro_batch * job.images))
+    each = int(grid[0].prod())
+    pixels = _pixels(len(grid) * each, side, side, channels_of(vision))
     return Images(tensors={"pixel_values": pixels, "image_grid_thw": grid}, width=width, height=height, tokens=each)
 
 
@@ -502,13 +522,14 @@ def _tokens_per_image(job: Job, network: Any, images: Images) -> int:
     method = "get_image_features"
     if not hasattr(getattr(network, "model", network), method) and not hasattr(network, method):
         return 0
-    rows = rows_of(job, network, method, lambda: _images(job, network).tensors, _selection(network))
+    told = {"qformer_input_ids": ids(job, network)[:, :1]} if "qformer_input_ids" in _asked(network) else {}
+    rows = rows_of(job, network, method, lambda: _images(job, network).tensors | told, _selection(network))
     return rows // (job.micro_batch * job.images)
 
 
 def _selection(network: Any) -> dict[str, Any]:
     """Which features are taken of the vision tower: the configuration's choice, which a forward would fill in."""
-    names = ("vision_feature_layer", "vision_feature_select_strategy")
+    names = ("vision_feature_layer", "vision_feature_layers", "vision_feature_select_strategy")
     asked = _asked(network)
     return {name: getattr(network.config, name) for name in names if name in asked and hasattr(network.config, name)}
 

@@ -45,7 +45,10 @@ def shape(config: Any, name: str) -> tuple[int, ...] | None:
         return (SECONDS * SAMPLES_PER_SECOND,)
     if getattr(audio, "num_stacked_frames", None):  # Fun-ASR keeps every sixth of its stacks
         return FRAMES // 6, bins * audio.num_stacked_frames
-    if getattr(audio, "subsampling_conv_channels", None) or audio.model_type in _TIME_FIRST:
+    stacked = _STACKED.get(audio.model_type)
+    if stacked is not None and bins:
+        return FRAMES // stacked, bins * stacked
+    if getattr(audio, "subsampling_conv_channels", None):
         return (FRAMES, bins) if bins else None
     if bins and getattr(audio, "max_source_positions", None):
         return bins, 2 * audio.max_source_positions  # whose first convolutions halve the frames
@@ -59,7 +62,11 @@ def shape(config: Any, name: str) -> tuple[int, ...] | None:
     return (bins, FRAMES) if bins else None
 
 
-_TIME_FIRST: Final = frozenset({"parakeet_encoder", "parakeet_ctc", "lasr_ctc", "lasr_encoder", "wav2vec2-bert"})
+_STACKED: Final = {"lasr_encoder": 1, "granite_speech5_ctc": 4, "granite_speech5_encoder": 4}
+"""Types whose frames come before their spectra, and how many spectra a frame holds."""
+
+
+_ASK_FOR_A_MASK: Final = ("parakeet_ctc", "lasr_ctc", "granite_speech5_ctc")
 
 
 def is_heard_by(network: Any) -> bool:
@@ -77,7 +84,10 @@ def transcribed(job: Job, network: Any, dtype: torch.dtype) -> Batch:
         length = SPOKEN_TOKENS
         remark(network, f"a sound of {SECONDS} seconds has a transcript of {SPOKEN_TOKENS} tokens")
     labels = torch.randint(1, vocabulary(network.config), (job.micro_batch, length))
-    return {**alone(job, network, dtype), "labels": labels}
+    sound = alone(job, network, dtype)
+    if network.config.model_type in _ASK_FOR_A_MASK:
+        sound["attention_mask"] = torch.ones(*next(iter(sound.values())).shape[:2], dtype=torch.bool)
+    return {**sound, "labels": labels}
 
 
 def alone(job: Job, network: Any, dtype: torch.dtype) -> Batch:
@@ -164,8 +174,8 @@ def _asked(network: Any) -> tuple[str, ...]:
 
 def _tokens_per_sound(job: Job, network: Any, sound: Batch) -> int:
     inner = getattr(network, "model", network)
-    if not hasattr(inner, "get_audio_features"):
-        frames = next(iter(sound.values())).shape[-1]
-        _, length = network.audio_tower._get_feat_extract_output_lengths(torch.tensor(frames))
+    if not hasattr(inner, "get_audio_features") or "input_ids" in _asked(network):
+        frames = next(iter(sound.values())).shape[-1]  # the text is asked for as well, or nothing is
+        _, length = inner.audio_tower._get_feat_extract_output_lengths(torch.tensor(frames))
         return int(length)
     return rows_of(job, network, "get_audio_features", lambda: sound, {}) // job.micro_batch

@@ -43,18 +43,9 @@ def classified_images(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 
 
 def classified_videos(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Clips of as many frames as the network was made for."""
-    vision = images.vision_of(network.config)
-    frames = getattr(vision, "num_frames", None) or getattr(vision, "frames_per_clip", None)
-    if frames is None:
-        raise CannotEstimate(
-            f"{job.model.name}'s configuration states no num_frames; give package.module:factory with batch(job)."
-        )
-    size = getattr(vision, "image_size", None) or getattr(vision, "crop_size", None) or USUAL_CLASSIFIED
-    height, width = images.pair(size)
-    name = "pixel_values_videos" if "pixel_values_videos" in parameters(network) else "pixel_values"
-    clips = torch.rand(job.micro_batch, frames, images.channels_of(vision), height, width).to(dtype)
-    return {name: clips, "labels": torch.randint(0, network.config.num_labels, (job.micro_batch,))}
+    """Clips with a class."""
+    labels = torch.randint(0, network.config.num_labels, (job.micro_batch,))
+    return {**images.clips(job, network, dtype), "labels": labels}
 
 
 def detected_objects(job: Job, network: Any, dtype: torch.dtype) -> Batch:
@@ -73,6 +64,10 @@ def detected_objects(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 
 def segmented_objects(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     """Images with the masks of OBJECTS objects in each."""
+    if {"task_inputs", "pixel_values_videos"} & {*parameters(network)}:
+        raise CannotEstimate(
+            f"Batches are not made for {network.config.model_type}; give package.module:factory with batch(job)."
+        )
     height, width = _size(job, network.config, USUAL_SEGMENTED)
     remark(network, f"images have {width} x {height} pixels and {OBJECTS} objects each")
     return {
@@ -113,6 +108,11 @@ def classified_tokens(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 
 def answered_questions(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     """Text with the places where the answer begins and ends."""
+    if "visual_feats" in parameters(network):
+        raise CannotEstimate(
+            f"{network.config.model_type} sees regions that a detector found, for which batches are not made; "
+            "give package.module:factory with batch(job)."
+        )
     made = {name: tensor for name, tensor in tokens(job, network).items() if name != "labels"}
     places = torch.randint(0, job.seq_len, (2, job.micro_batch))
     return {**made, "start_positions": places[0].clone(), "end_positions": places[1].clone()}
@@ -158,7 +158,7 @@ def pretraining(job: Job, network: Any, dtype: torch.dtype) -> Batch:
         return {**tokens(job, network), second: torch.zeros(job.micro_batch, dtype=torch.long)}
     if network.config.model_type == "vit_mae":
         return images.alone(job, network, dtype)
-    if network.main_input_name == "input_ids" and "labels" in names and "pixel_values" not in names:
+    if network.main_input_name == "input_ids" and not {"pixel_values", "visual_embeds"} & {*names}:
         return tokens(job, network)
     raise CannotEstimate(
         f"Batches for {type(network).__name__} are not made; name a class with a head under architectures, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 Batch = dict[str, torch.Tensor]
 
+CODEPOINTS: Final = 0x110000
+"""Characters of Unicode."""
+
 
 def ids(job: Job, network: Any) -> torch.Tensor:
     """(micro_batch, seq_len) made-up ids of the text model's vocabulary."""
@@ -19,10 +22,10 @@ def ids(job: Job, network: Any) -> torch.Tensor:
 
 
 def vocabulary(config: Any) -> int:
-    """How many token ids the text model knows."""
+    """How many token ids the text model knows; of one that reads characters (CANINE), how many there are."""
     from tonnage.model import text_config
 
-    return int(text_config(config).vocab_size)
+    return int(getattr(text_config(config), "vocab_size", None) or CODEPOINTS)
 
 
 def tokens(job: Job, network: Any) -> Batch:

@@ -33,6 +33,7 @@ ASSUMED = {
     "finite": "torch.isfinite of a computed tensor is True",
     "all": "tensor.all() of a computed mask is True",
     "checks": "conditions that were computed and checked hold",
+    "exact": "a computed number is nowhere exactly the constant that it is compared with",
     "nonzero": "nonzero() (also boolean indexing, where(mask)) of a computed mask selects every element",
     "routing": "topk of computed scores picks in turn: each expert gets its balanced share of the tokens",
     "padding": "attention masks computed on the GPU hold no padding",
@@ -54,6 +55,7 @@ class Policy:
         self._used: dict[str, None] = {}
         self._library = torch.library.Library("aten", "IMPL")
         self._turns: dict[int, tuple[Any, Callable[[Any], Any]]] = {}
+        self._nowhere: dict[int, Any] = {}
         self._quiet = False
         self._long_enough = False
 
@@ -92,6 +94,8 @@ class Policy:
         after_import("deepspeed.ops.op_builder.builder", self._patch_compiled_adam)
         after_import("torch.distributed.distributed_c10d", self._patch_object_exchange)
         after_import("transformers.masking_utils", self._patch_masks)
+        after_import("transformers.models.jetmoe.modeling_jetmoe", self._patch_counted_experts)
+        after_import("transformers.models.gemma4.modeling_gemma4", self._patch_pooled_patches)
         after_import("transformers.distributed.expert_parallel", self._patch_exchange_of_tokens)
         after_import("transformers.generation.utils", self._patch_generation)
         after_import("transformers.modeling_utils", self._patch_from_pretrained)
@@ -166,6 +170,56 @@ class Policy:
 
         torch.isfinite = isfinite
         torch.Tensor.isfinite = isfinite
+        for name in ("isnan", "isinf"):
+            for place in (torch, torch.Tensor):
+                setattr(place, name, self._never(getattr(place, name)))
+        torch.Tensor.sum = self._counted(torch.Tensor.sum)
+
+    def _never(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A question whose answer is no for every element; a program that counts the answers is told so."""
+        torch = self.torch
+
+        @functools.wraps(original)
+        def asked(tensor: Any) -> Any:
+            result = original(tensor)
+            plain = type(result) is torch.Tensor and result.is_cuda and result.numel() <= BIG_ELEMENTS
+            if plain and not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing():
+                self.write(result, torch.zeros(result.shape, dtype=torch.bool))
+            return result
+
+        return asked
+
+    def _counted(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """How many elements of a mask are true, where it is known or holds nowhere."""
+        torch = self.torch
+
+        @functools.wraps(original)
+        def total(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensor, *args, **kwargs)
+            mask = type(tensor) is torch.Tensor and tensor.dtype == torch.bool and tensor.is_cuda
+            if not mask or torch.compiler.is_compiling() or result.numel() > BIG_ELEMENTS:
+                return result
+            if self._holds_nowhere(tensor):
+                self.use("exact")
+                self.write(result, torch.zeros(result.shape, dtype=result.dtype))
+            elif not args and not kwargs and tensor.numel() <= BIG_ELEMENTS:
+                values = self.known(tensor)
+                if values is not None:
+                    self.write(result, original(values))
+            return result
+
+        return total
+
+    def _note_nowhere(self, mask: Any) -> None:
+        """The fresh mask is false everywhere; nothing is written, but who counts it is told."""
+        storage = mask.untyped_storage()
+        reductions = importlib.import_module("torch.multiprocessing.reductions")
+        self._nowhere = {place: found for place, found in self._nowhere.items() if not found.expired()}
+        self._nowhere[storage.data_ptr()] = reductions.StorageWeakRef(storage)
+
+    def _holds_nowhere(self, mask: Any) -> bool:
+        found = self._nowhere.get(mask.untyped_storage().data_ptr()) if self._nowhere else None
+        return found is not None and not found.expired()
 
     def _patch_all(self) -> None:
         torch = self.torch
@@ -185,6 +239,7 @@ class Policy:
 
         torch.all = patched(torch.all)
         torch.Tensor.all = patched(torch.Tensor.all)
+        torch._is_all_true = patched(torch._is_all_true)  # whose name torch.distributions checks parameters by
 
     def _patch_equal(self) -> None:
         """Two tensors whose values are known are equal or not; others are not, as ever."""
@@ -221,15 +276,21 @@ class Policy:
         """Where token ids from the host are compared with a number, the mask is known: image places, padding."""
         torch = self.torch
 
-        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def compared(tensor: Any, other: Any) -> Any:
                 result = original(tensor, other)
                 if (
                     torch.compiler.is_compiling()
-                    or not isinstance(other, int)
+                    or not isinstance(other, int | float)
                     or not getattr(tensor, "is_cuda", False)
                 ):
+                    return result
+                if type(tensor) is torch.Tensor and tensor.is_floating_point() and name == "__eq__":
+                    if self.known(tensor) is None:
+                        self._note_nowhere(result)
+                    return result
+                if not isinstance(other, int):
                     return result
                 if type(tensor) is torch.Tensor and not tensor.is_floating_point():
                     values = self.read(tensor)
@@ -240,7 +301,7 @@ class Policy:
             return compared
 
         for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
-            setattr(torch.Tensor, name, patched(getattr(torch.Tensor, name)))
+            setattr(torch.Tensor, name, patched(name, getattr(torch.Tensor, name)))
 
     def _patch_routing(self) -> None:
         """Tokens choose experts by computed scores; with a balanced router they choose all equally often.
@@ -314,6 +375,37 @@ class Policy:
         kind._dispatch_tokens = dispatch_tokens
         module.all_to_all_single = all_to_all_single  # type: ignore[attr-defined]
 
+    def _patch_counted_experts(self, module: ModuleType) -> None:
+        """JetMoE splits its tokens by counts of the router's choices; with a balanced router they differ by one."""
+        kind = module.JetMoeTopKGating  # type: ignore[attr-defined]
+        original = kind.forward
+
+        @functools.wraps(original)
+        def forward(gating: Any, hidden_states: Any) -> Any:
+            order, places, gates, counts, logits = original(gating, hidden_states)
+            if hidden_states.is_cuda:
+                self.use("routing")
+                choices, experts = order.numel(), len(counts)
+                counts = [choices // experts + (place < choices % experts) for place in range(experts)]
+            return order, places, gates, counts, logits
+
+        kind.forward = forward
+
+    def _patch_pooled_patches(self, module: ModuleType) -> None:
+        """Gemma 4 keeps the pooled patches that weights say are no padding; the weights follow from known places."""
+        torch, kind = self.torch, module.Gemma4VisionPooler  # type: ignore[attr-defined]
+        original = kind._avg_pool_by_positions
+
+        @functools.wraps(original)
+        def pooled(pooler: Any, hidden: Any, places: Any, length: int) -> Any:
+            output, mask = original(pooler, hidden, places, length)
+            known = self.known(places) if hidden.is_cuda else None
+            if known is not None:
+                self.write(mask, original(pooler, torch.zeros(*hidden.shape[:2], 1), known, length)[1])
+            return output, mask
+
+        kind._avg_pool_by_positions = pooled
+
     def _patch_checks(self) -> None:
         """`torch._check_tensor_all`: a condition that was computed holds, as it does for data that is right."""
         torch = self.torch
@@ -344,7 +436,13 @@ class Policy:
                 values = torch.ones(mask.shape, dtype=torch.bool)
             return torch.nonzero(values).to(mask.device)
 
+        def masked_select(tensor: Any, mask: Any) -> Any:
+            """As torch's own kernel: by an index that is made of the mask."""
+            tensor, mask = torch.broadcast_tensors(tensor, mask)
+            return torch.ops.aten.index.Tensor(tensor, [mask])
+
         self._implement("nonzero", nonzero, "CUDA")
+        self._implement("masked_select", masked_select, "CUDA")
 
     def _implement(self, operation: str, kernel: Callable[..., Any], device: str) -> None:
         """In place of torch's own kernel."""
@@ -557,7 +655,8 @@ class Policy:
             if kind in met or torch.compiler.is_compiling():
                 return
             met.add(kind)
-            multimodal = isinstance(called, module.PreTrainedModel) and len(called.config.sub_configs) > 0
+            known_model = isinstance(called, module.PreTrainedModel)
+            multimodal = known_model and (len(called.config.sub_configs) > 0 or called.main_input_name in _HEARD)
             if multimodal and torch._C._len_torch_function_stack() == 0:
                 handle.remove()
                 mode().__enter__()
@@ -632,6 +731,8 @@ def _in_turn(count: int) -> Callable[[Any], Any]:
 
 
 _SIZED_BY_VALUES = ("repeat_interleave", "unique", "unique_consecutive", "bincount", "masked_select", "argwhere")
+_HEARD = ("input_values", "input_features")
+"""Names of sounds, whose lengths and transcripts are integers."""
 _READ_OUT = ("tolist", "cpu", "numpy")
 _NOT_COMPUTED = ("empty", "empty_like", "new_empty", "rand", "randint", "randperm", "randint_like", "__get__")
 
