@@ -6,11 +6,14 @@ import dataclasses
 import importlib
 import inspect
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tonnage.device import parse_cluster
+from tonnage.ghost import process, wheel
 
 ROOT = Path(__file__).parents[1]
 
@@ -107,3 +110,39 @@ def test_transformer_engine_that_is_not_there_is_asked_for(monkeypatch: pytest.M
     monkeypatch.setattr(megatron_te, "find_spec", lambda name: None)
     with pytest.raises(RuntimeError, match="transformer_engine is not installed"):
         megatron_te.measure("pretrain_gpt.py", {}, {})
+
+
+TEMPORARIES = """
+import torch
+from benchmarks.accuracy.scripts import flash_attention
+
+def most(step):
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated() - before
+
+for deterministic in (False, True):
+    torch.use_deterministic_algorithms(deterministic)
+    q = torch.empty(2, 300, 8, 80, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.empty(2, 300, 4, 80, device="cuda", dtype=torch.bfloat16) for _ in "kv")
+    gradients = [torch.empty_like(tensor) for tensor in (q, k, v)]
+    out, sums, _, state = flash_attention.forward(q, k, v, 0.0, softmax_scale=0.1, causal=True)
+    rest = (None, None, 300, 300, 0.0, True, state, torch.empty(0, dtype=torch.uint64, device="cuda"))
+    whole = most(lambda: torch.ops.aten._flash_attention_backward(out, q, k, v, out, sums, *rest, scale=0.1))
+    beside = most(lambda: flash_attention.backward(out, q, k, v, out, sums, *gradients, deterministic=deterministic))
+    print(whole - beside - sum(tensor.nbytes for tensor in gradients), whole)
+"""
+
+
+@pytest.mark.ghost
+def test_the_stand_in_for_flash_attention_asks_for_what_torchs_operation_asks_for() -> None:
+    environment = process.environment(torch=wheel.find(sys.executable), capability="8.0", sms=108)
+    environment["PYTHONPATH"] += f":{ROOT}"
+    done = subprocess.run(
+        [sys.executable, "-c", TEMPORARIES], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    once, repeatable = (tuple(map(int, line.split())) for line in done.stdout.splitlines())
+    assert once[0] == repeatable[0] == 0
+    assert repeatable[1] > 2 * once[1], "one fp32 sum of dQ for each group of blocks"

@@ -61,6 +61,9 @@ def _start(at_once: int, torch_version: str | None) -> subprocess.Popen[str]:
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         variables.pop(name, None)
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(ROOT / "src"), str(ROOT)])
+    variables["TORCHINDUCTOR_COMPILE_THREADS"] = (
+        "1"  # each job would start a pool of compilers for a handful of kernels
+    )
     variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else asking for CUDA during an import makes forks useless
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.accuracy.inside", str(at_once)],

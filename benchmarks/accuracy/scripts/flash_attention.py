@@ -93,35 +93,32 @@ def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, dq: Tensor, *rest: Any, **options: Any
 ) -> None:
     """`_flash_attn_backward`: gradients go to where they are wanted; what `mha_bwd` of flash_api.cpp makes beside."""
-    batch, length, heads, width = q.shape
-    _temporaries(q, batch, _rounded(length, 128), heads, width, k.shape[2], options.get("deterministic", False))
+    _temporaries(q, k, q.shape[0], _rounded(q.shape[1], 128), options.get("deterministic", False))
 
 
 def backward_of_rows(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, dq: Tensor, *rest: Any, **options: Any
 ) -> None:
     """`_flash_attn_varlen_backward`; rows are rounded up together (`mha_varlen_bwd`)."""
-    tokens, heads, width = q.shape
-    starts = next(
-        value for value in (*rest, *options.values()) if isinstance(value, Tensor) and value.dtype == torch.int32
-    )
-    length = tokens + 128 * (starts.numel() - 1)
-    _temporaries(q, 1, length, heads, width, k.shape[1], options.get("deterministic", False))
+    given = (*rest, *options.values())
+    starts = next(value for value in given if isinstance(value, Tensor) and value.dtype == torch.int32)
+    _temporaries(q, k, 1, q.shape[0] + 128 * (starts.numel() - 1), options.get("deterministic", False))
 
 
-def _temporaries(q: Tensor, batch: int, length: int, heads: int, width: int, key_heads: int, exact: bool) -> None:
-    """Row sums of the gradient, fp32 sums of dQ (one for each group of blocks where it must be repeatable), and
+def _temporaries(q: Tensor, k: Tensor, batch: int, length: int, repeatable: bool) -> None:
+    """Row sums of the gradient, fp32 sums of dQ, and where queries share keys their gradients for every query head.
 
-    gradients of keys and values for every query head where groups of them share keys.
+    `length` is the rounded one of queries.  A repeatable result takes sums of dQ for each group of blocks.
     """
-    card = torch.cuda.get_device_properties(q.device)
-    parts = -(-card.multi_processor_count // (batch * heads)) if exact else 1
+    heads, width = q.shape[-2:]
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+    parts = -(-processors // (batch * heads)) if repeatable else 1
     kept = [
         torch.empty(batch, heads, length, device=q.device),
         torch.empty(parts, batch, length, heads, _rounded(width, 32), device=q.device),
     ]
-    if key_heads != heads:
-        kept += [torch.empty(batch, length, heads, width, dtype=q.dtype, device=q.device) for _ in "kv"]
+    if k.shape[-2] != heads:
+        kept += [torch.empty(*k.shape[:-2], heads, width, dtype=q.dtype, device=q.device) for _ in "kv"]
 
 
 def _rounded(size: int, step: int) -> int:

@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from benchmarks.accuracy.scripts import equal_shares
 from torch.utils.data import Dataset
 
 IMPORTS = ("megatron.training",)
@@ -56,7 +57,7 @@ def run(program: Path, options: dict[str, Any], environment: dict[str, str]) -> 
     """As `measure`, with what is installed; `environment` has further variables."""
     os.environ.update(ENVIRONMENT | environment)
     _give_samples(options)
-    _balance_experts()
+    equal_shares.install()
     logged = _listen()
     sys.argv = [str(program), *_words(options)]
     runpy.run_path(str(program), run_name="__main__")
@@ -102,41 +103,12 @@ def _listen() -> dict[str, int]:
     def training_log(*args: Any, **kwargs: Any) -> Any:
         statistics = torch.cuda.memory_stats()
         seen["allocated_bytes"] = statistics["allocated_bytes.all.peak"]
+        seen["reserved_bytes"] = statistics["reserved_bytes.all.peak"]
         seen["after_bytes"] = statistics["allocated_bytes.all.current"]
         return original(*args, **kwargs)
 
     training.training_log = training_log
     return seen
-
-
-def _balance_experts() -> None:
-    """Which tokens a router chooses is computed, so here it is told: Sinkhorn's shares are equal.
-
-    While the dispatcher looks at its map (tokens, local experts) of what was chosen, the map's sums are tokens / all
-    experts each, and as many probabilities are selected by it.
-    """
-    from megatron.core.transformer.moe.token_dispatcher import MoEAllGatherTokenDispatcher
-
-    original = MoEAllGatherTokenDispatcher.dispatch_postprocess
-
-    def dispatch_postprocess(dispatcher: Any, hidden_states: torch.Tensor, probs: torch.Tensor) -> Any:
-        share = hidden_states.shape[0] * dispatcher.router_topk // dispatcher.config.num_moe_experts
-        add, select = torch.Tensor.sum, torch.Tensor.masked_select
-
-        def added(values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            result = add(values, *args, **kwargs)
-            return result.copy_(torch.full(result.shape, share)) if values.dtype == torch.bool else result
-
-        def selected(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return values.reshape(-1)[: share * values.shape[0]].clone()
-
-        torch.Tensor.sum, torch.Tensor.masked_select = added, selected  # type: ignore[method-assign, assignment]
-        try:
-            return original(dispatcher, hidden_states, probs)
-        finally:
-            torch.Tensor.sum, torch.Tensor.masked_select = add, select  # type: ignore[method-assign]
-
-    MoEAllGatherTokenDispatcher.dispatch_postprocess = dispatch_postprocess
 
 
 class _Samples(Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc, unused-ignore]
@@ -182,7 +154,7 @@ _PARTS = ("encoder", "decoder")
 
 def _give_samples(options: dict[str, Any]) -> None:
     """In place of files that rank 0 would have prepared for all ranks with a tokenizer from the Hub."""
-    from megatron.core.datasets import blended_megatron_dataset_builder, t5_dataset
+    from megatron.core.datasets import blended_megatron_dataset_builder, t5_dataset, utils
     from megatron.core.tensor_parallel import data
 
     def sizes(keys: list[str], batch: dict[str, torch.Tensor], group: object = None) -> tuple[Any, Any, int]:
@@ -191,6 +163,7 @@ def _give_samples(options: dict[str, Any]) -> None:
         return {key: list(batch[key].shape) for key in keys}, counts, sum(counts.values())
 
     data._build_key_size_numel_dictionaries = sizes
+    utils.compile_helpers = lambda: None  # rank 0 would compile what reads files
     samples = _Samples(options)
     builder = SimpleNamespace(build=lambda: (samples, samples, samples))
     blended_megatron_dataset_builder.BlendedMegatronDatasetBuilder = lambda *of_files: builder
