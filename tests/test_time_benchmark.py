@@ -7,6 +7,7 @@ import pytest
 from benchmarks.time import regret
 from benchmarks.time.calibration import CALIBRATIONS, known, toml
 from benchmarks.time.fit import errors, fit, predicted, summary
+from benchmarks.time.recipes import of_experts
 from benchmarks.time.rows import Left, load, own, read
 
 from tonnage.axes import Axes
@@ -118,6 +119,16 @@ def test_chances_of_stalls_are_those_of_the_runs_that_tell(rows):
     assert regret.Stalls.seen([], code) == regret.Stalls()
     assert regret.Stalls(per_machine=0.01).of(some, code) == pytest.approx(1 - 0.99**16)
     assert regret.Stalls(crowded=0.9).of(many, code) == 0.9
+
+
+def test_recipes_by_network_card_and_release():
+    row = {"model": "Qwen3_235B_a22B", "gpu_norm": "GB200", "precision": "MXFP8", "pp": 8, "ep": 32}
+    old, new = ({**row, "notes": f"container {release} NeMo Container"} for release in ("26.04.01", "26.06"))
+    assert of_experts(old) == {"captured": "part"}
+    assert of_experts(new)["captured"] == "all"
+    assert of_experts(new)["experts_fused"]
+    assert of_experts({**new, "gpu_norm": "H100", "precision": "FP8"}) == {"experts_overlapped": True}
+    assert of_experts({**new, "model": "Grok 1 314b"}) == of_experts({**row, "model": "DeepSeekV3"}) == {}
 
 
 def test_a_layout_of_another_batch_is_left_out():

@@ -20,13 +20,21 @@ PRIOR = 0.001
 
 WITHIN = {
     **dict.fromkeys(
-        ("data_overlap", "gather_overlap", "tensor_exposed", "sends_exposed", "expert_exposed", "far_part"),
+        (
+            "data_overlap",
+            "gather_overlap",
+            "tensor_exposed",
+            "sends_exposed",
+            "expert_overlap",
+            "far_part",
+        ),
         (0.0, 1.0),
     ),
     "matmul_factor": (0.95, 2.0),
     "attention_factor": (0.8, 2.5),
     "memory_factor": (0.7, 2.5),
     "expert_factor": (0.95, 3.0),
+    "fused_expert_factor": (0.95, 3.0),
     "near_part": (0.3, 1.2),
 }
 """What a field can be: a part of something is within 1, and no code multiplies much faster than the fastest products

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.time import recipes
 from benchmarks.time.networks import shape_of
 
 from tonnage.axes import Axes
@@ -234,7 +235,8 @@ def _megatron(raw: Raw) -> Row:
         axes=Axes(pp=pp, dp_replicate=data, cp=cp, tp=tp, ep=raw.get("ep") or 1),
         schedule="interleaved" if raw.get("vp") else "1f1b", virtual_stages=raw.get("vp") or 1,
         sequence_parallel=True, dtype=dtype, weight_bytes=2, gradient_bytes=4, autocast=False, accumulated_bytes=4,
-        attention="auto", loss="fused", optimizer="adamw-fused", clipped=True, shard="zero1",
+        loss="fused", optimizer="adamw-fused", clipped=True, shard="zero1",
+        **(recipes.of_experts(raw) if shape.experts else {}),
     )  # fmt: skip
     speed = raw.get("tokens_per_sec_per_gpu")
     if not speed:

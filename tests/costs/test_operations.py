@@ -101,6 +101,22 @@ def test_experts_are_multiplied_together_but_one_by_one_under_autocast():
     assert sum(op.kernels for op in of_experts(fused=True, dtype="fp8", ep=4)) == 2 * (2 + 4) * 3
 
 
+def test_one_expert_on_a_rank_is_still_an_expert():
+    """Its tokens were handed to it, and its rows are as many: 512 x 2 of 8 ranks' tokens, among 8 experts."""
+    alone, among = of_experts(fused=True, ep=8), of_experts(fused=True, ep=2)
+    assert all(op.grouped for op in (*alone, *among))
+    assert sum(op.flops for op in alone) == sum(op.flops for op in among)
+    assert sum(op.kernels for op in among) == 4 * sum(op.kernels for op in alone)
+
+
+def test_graphs_launch_what_they_captured():
+    part = Slice(tokens=512, seq_len=512, experts=True, fused=True, captured="part")
+    layer = operations.layer(MIXTRAL, part)
+    assert {op.name for op in layer.forward if op.kernels} == {"expert up", "expert down"}
+    whole = operations.layer(MIXTRAL, Slice(tokens=512, seq_len=512, experts=True, fused=True, captured="all"))
+    assert not any(op.kernels for op in (*whole.forward, *whole.backward))
+
+
 def test_adapters_of_experts_make_whole_matrices():
     adapters = [op for op in of_experts(lora_rank=16, trained=False) if "adapter" in op.name]
     weights = 3 * 8 * 4096 * 14336

@@ -163,16 +163,45 @@ MIXTRAL = Shape.of(find_model("mixtral-8x7b").config())
 
 def test_a_token_goes_to_another_machine_once_however_many_of_its_experts_are_there():
     work = replace(PLAIN, axes=Axes(dp_replicate=64, ep=64), shard="zero1")
-    code = replace(software("megatron"), expert_exposed=1.0, far_part=1.0, tensor_exposed=0.0)
-    hidden = replace(code, expert_exposed=0.0)
-    two, one = (
-        timing(shape, work, MANY, code).step_seconds - timing(shape, work, MANY, hidden).step_seconds
-        for shape in (MIXTRAL, replace(MIXTRAL, experts_per_token=1))
-    )
+    code = replace(software("megatron"), far_part=1.0, expert_overlap=1.0)
+    two, one = (handing(shape, work, code) for shape in (MIXTRAL, replace(MIXTRAL, experts_per_token=1)))
     tokens, n = 4096 * 4096 * 2, 8  # bytes, machines
     assert one == pytest.approx(4 * 32 * tokens * (n - 1) / n / 50e9)
     assert two == pytest.approx(4 * 32 * tokens * (n - 1) * (1 - (1 - 1 / n) ** 2) / 50e9)
     assert two < 2 * one
+    half = replace(code, expert_overlap=0.5)  # hides half of what it computes, and half of the exchange at most
+    assert handing(MIXTRAL, work, half) == pytest.approx(two / 2)
+
+
+def handing(shape, work, code):
+    """Seconds of a step's exchanges with experts that overlapping hides."""
+    overlapped = replace(work, experts_overlapped=True)
+    return timing(shape, work, MANY, code).step_seconds - timing(shape, overlapped, MANY, code).step_seconds
+
+
+def test_what_a_graph_replays_the_host_does_not_launch():
+    """Each launch takes 1 ms more: of each layer all, those of the one expert on a rank (up and down, forward and
+    twice backward, each with two casts), or none; and those of the embedding and the head."""
+    slow, slower = (replace(software("megatron"), kernel_seconds=seconds) for seconds in (1e-2, 1.1e-2))
+
+    def launches(captured):
+        work = replace(PLAIN, axes=Axes(dp_replicate=8, ep=8), dtype="fp8", shard="none", captured=captured)
+        times = [timing(MIXTRAL, work, EIGHT, code).step_seconds for code in (slower, slow)]
+        return (times[0] - times[1]) / 1e-3
+
+    assert launches("part") - launches("all") == pytest.approx(MIXTRAL.layers * 2 * (1 + 2) * 3)
+    assert launches("none") > 2 * launches("part")
+    assert launches("all") < 50
+
+
+def test_experts_in_one_kernel_have_a_factor_of_their_own():
+    code = replace(software("megatron"), kernel_seconds=0.0, expert_factor=2.0, fused_expert_factor=1.0)
+    work = replace(PLAIN, axes=Axes(dp_replicate=8, ep=8), shard="none")
+    apart, together = (
+        timing(MIXTRAL, replace(work, experts_fused=fused), EIGHT, code).compute_seconds for fused in (False, True)
+    )
+    widest = timing(MIXTRAL, work, EIGHT, replace(code, expert_factor=3.0)).compute_seconds
+    assert widest - apart == pytest.approx(apart - together)
 
 
 def test_running_a_layer_again_costs_the_host_more_than_its_kernels():

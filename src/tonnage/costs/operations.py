@@ -47,7 +47,7 @@ class Operation:
     products: int = 1
     """Of matmul and attention: products one after the other, each of which fills and drains the card."""
     grouped: bool = False
-    """Of matmul: whether it is several products side by side, those of experts."""
+    """Of matmul: whether it is of experts: several products side by side, or one of tokens that were handed over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,12 @@ class Slice:
     """Whether frozen weights are dequantized (4 bits) each time they are used."""
     experts: bool = False
     """Whether this layer has experts, where the network has."""
+    captured: str = "none"
+    """Launches that a CUDA graph replays, of CAPTURED."""
+
+
+CAPTURED: Final = ("none", "part", "all")
+"""Which launches of a layer a CUDA graph replays: none, all but those of its experts' products, all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,8 @@ class Product:
     n: float
     matrices: float = 1
     """Matrices of k by n among which the rows are divided: those of experts."""
+    of_experts: bool = False
+    """Whether it is of experts, even if there is but one on this rank."""
 
     def operation(self, dtype: str, suffix: str = "", count: int = 1) -> Operation:
         """The product itself; both products of the backward pass have the same cost."""
@@ -125,7 +133,7 @@ class Product:
             count,
             aligned,
             count,
-            self.matrices > 1,
+            self.of_experts,
         )
 
 
@@ -135,7 +143,7 @@ def layer(shape: Shape, part: Slice) -> Passes:
     forward: list[Operation] = []
     backward: list[Operation] = []
     for product in products(shape, part):
-        whole = product.matrices > 1 and not part.fused  # how adapters of experts are applied: to their weights
+        whole = product.of_experts and not part.fused  # how adapters of experts are applied: to their weights
         forward.append(_looped(product, part, product.operation(part.dtype)))
         both = product.operation(part.dtype, " backward", 2 if part.trained or whole else 1)
         backward.append(_looped(product, part, both))
@@ -146,7 +154,14 @@ def layer(shape: Shape, part: Slice) -> Passes:
     for ahead, behind in (_attention(shape, part), _pointwise(shape, part), _weights(shape, part)):
         forward += ahead
         backward += behind
-    return Passes(tuple(forward), tuple(backward))
+    return Passes(_launched(forward, part), _launched(backward, part))
+
+
+def _launched(operations: list[Operation], part: Slice) -> tuple[Operation, ...]:
+    """The operations with the kernels that the host itself launches."""
+    if part.captured == "none":
+        return tuple(operations)
+    return tuple(op if op.grouped and part.captured == "part" else replace(op, kernels=0) for op in operations)
 
 
 def products(shape: Shape, part: Slice) -> Iterator[Product]:
@@ -172,13 +187,15 @@ def products(shape: Shape, part: Slice) -> Iterator[Product]:
         yield from _feed_forward(shape, "shared ", T, shape.shared_intermediate / t)
 
 
-def _feed_forward(shape: Shape, kind: str, m: float, width: float, matrices: float = 1) -> Iterator[Product]:
-    if shape.gated and shape.parts > 1 and matrices == 1:
-        yield Product(f"{kind}gate", m, shape.hidden, width, matrices)
-        yield Product(f"{kind}up", m, shape.hidden, width, matrices)
+def _feed_forward(shape: Shape, kind: str, m: float, width: float, experts: float = 0) -> Iterator[Product]:
+    """Of all tokens, or where there are `experts` on this rank, of those that were handed to them."""
+    matrices, routed = max(experts, 1), experts > 0
+    if shape.gated and shape.parts > 1 and not routed:
+        yield Product(f"{kind}gate", m, shape.hidden, width)
+        yield Product(f"{kind}up", m, shape.hidden, width)
     else:
-        yield Product(f"{kind}up", m, shape.hidden, width * (2 if shape.gated else 1), matrices)
-    yield Product(f"{kind}down", m, width, shape.hidden, matrices)
+        yield Product(f"{kind}up", m, shape.hidden, width * (2 if shape.gated else 1), matrices, routed)
+    yield Product(f"{kind}down", m, width, shape.hidden, matrices, routed)
 
 
 def _latent(shape: Shape, part: Slice) -> Iterator[Product]:
@@ -194,12 +211,12 @@ def _latent(shape: Shape, part: Slice) -> Iterator[Product]:
 
 
 def _looped(product: Product, part: Slice, operation: Operation) -> Operation:
-    """A product with the kernels that it takes where its matrices are those of experts.
+    """A product with the kernels that it takes where it is of experts.
 
     Fused codes launch one for each expert, with 8 bits two more that cast its rows.  torch has one for all of
     them, but none under autocast, where it multiplies expert by expert.
     """
-    if product.matrices <= 1:
+    if not product.of_experts:
         return operation
     count = operation.products * round(product.matrices)
     if part.fused:

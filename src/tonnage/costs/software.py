@@ -31,8 +31,11 @@ class Software:
     """Times the card's time for passes over memory."""
     expert_factor: float = 1.0
     """Times the card's time for the products of experts: each has few rows, and the fullest is waited for."""
-    expert_exposed: float = 1.0
-    """Part of the experts' traffic that computation does not hide."""
+    fused_expert_factor: float = 1.0
+    """The same where they, their activation and casts are one kernel."""
+    expert_overlap: float = 0.8
+    """Part of a layer's computation behind which handing tokens to experts hides where it is overlapped with another
+    micro-batch's."""
     again_seconds: float = 0.0
     """Of the host for each layer that runs again, besides its kernels."""
     call_seconds: float = 20e-6

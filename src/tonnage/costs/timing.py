@@ -247,7 +247,7 @@ def _network(
         backend = "efficient" if shape.biased_scores else rates.auto_backend(cluster.device, kept_dtype(work.dtype))
         if backend == "efficient" and shape.kv_heads < shape.heads and not software.fused:
             backend = "math"  # the efficient one has no keys that several queries share
-        if shape.keeps_scores and not software.fused:
+        if shape.keeps_scores:
             backend = "eager"
     part = Slice(
         tokens=work.tokens,
@@ -263,6 +263,7 @@ def _network(
         casts=work.autocast and work.weight_bytes > ELEMENT_BYTES[work.dtype],
         lora_rank=work.lora_rank,
         quantized=work.quantized,
+        captured=work.captured,
     )
     recomputed = work.checkpointing
     (both, again), embedding, head = _parts(shape, part, cluster.device, reached, work.loss, recomputed)
@@ -270,20 +271,24 @@ def _network(
         (routed, routed_again), _, _ = _parts(
             shape, replace(part, experts=True), cluster.device, reached, work.loss, recomputed
         )
-        of_experts = shape.expert_layers / shape.layers
-        both = both * (1 - of_experts) + routed * of_experts
-        again = again * (1 - of_experts) + routed_again * of_experts
+        share = shape.expert_layers / shape.layers
+        both = both * (1 - share) + routed * share
+        again = again * (1 - share) + routed_again * share
     if work.accumulated_bytes and not work.lora_rank:
         adding = operations.layer_weights(shape, part) * work.accumulated_bytes
         both = both + Seconds(memory=adding / (rates.bandwidth(cluster.device) * reached.memory), kernels=4)
     exchange, waits = _tensor_exchange(shape, work, cluster, reached, software)
     if recomputed == "selective":
         both, again = (part + Seconds(kernels=_CHOOSING * part.kernels) for part in (both, again))
-    factors = (software.matmul_factor, software.attention_factor, software.memory_factor, software.expert_factor)
+    of_experts = software.fused_expert_factor if work.experts_fused else software.expert_factor
+    factors = (software.matmul_factor, software.attention_factor, software.memory_factor, of_experts)
+    both = both.scaled(*factors)
+    if work.axes.ep > 1 and shape.experts:
+        exchange += _handing_to_experts(shape, work, cluster, reached, software, both.total)
     again = again.scaled(*factors) * work.checkpointed_fraction
     repeats = work.checkpointed_fraction if recomputed != "none" else 0.0
     return (
-        _Pass(both.scaled(*factors), again, repeats, exchange, waits),
+        _Pass(both, again, repeats, exchange, waits),
         _Pass(embedding.scaled(*factors), Seconds(), 0.0, *_rings(shape, work, cluster, reached, software, 2)),
         _Pass(head.scaled(*factors), Seconds(), 0.0, *_rings(shape, work, cluster, reached, software, 3, 6)),
     )
@@ -309,10 +314,22 @@ def _tensor_exchange(
         passing = 3 * (group.ranks - 1) * fabric.send(keys, group.far)
         exchange += passing * software.tensor_exposed
     if layout.ep > 1 and shape.experts:
-        group = _group(layout.ep, layout.tp, cluster)
-        exchange += 4 * _dispatch(shape, work, fabric, group) * software.expert_exposed
-        waits += 4 * fabric.latency(group)
+        waits += 4 * fabric.latency(_group(layout.ep, layout.tp, cluster))
     return exchange, waits
+
+
+def _handing_to_experts(
+    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, computing: float
+) -> float:
+    """Seconds of a layer's four exchanges with experts, there and back in both passes, that nothing hides.
+
+    Overlapped, they go on while another micro-batch computes, which takes as long.
+    """
+    group = _group(work.axes.ep, work.axes.tp, cluster)
+    handing = 4 * _dispatch(shape, work, _tensor_fabric(work, cluster, reached, software), group)
+    if work.experts_overlapped:
+        return schedule.exposed(handing, computing, software.expert_overlap)
+    return handing
 
 
 def _dispatch(shape: Shape, work: Work, fabric: Fabric, group: Group) -> float:

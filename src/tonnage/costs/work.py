@@ -53,6 +53,12 @@ class Work:
     """Part of the layers that run again."""
     attention: str = "auto"
     """The backend; `auto`: what torch chooses on the card."""
+    experts_overlapped: bool = False
+    """Whether tokens are handed to experts while another micro-batch computes."""
+    experts_fused: bool = False
+    """Whether experts' products, their activation and casts are one kernel for all experts of a rank."""
+    captured: str = "none"
+    """Launches that a CUDA graph replays: `none`, `part` (all but those of experts' products) or `all`."""
     loss: str = "plain"
     """`plain`, `chunked` or `fused`."""
     optimizer: str = "adamw"
