@@ -27,23 +27,21 @@ IMPORTS = ("megatron.training",)
 FOLDER = "MEGATRON_LM"
 """The variable that names the checkout."""
 
-ENVIRONMENT = {
+LAUNCHER = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+TESTS = {
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "NCCL_ALGO": "Ring",
-    "LOCAL_RANK": "0",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
 }
-"""What the functional tests set (`ENV_VARS` of their model_config.yaml), and a launcher."""
+"""What the functional tests with local layers set (`ENV_VARS` of their model_config.yaml)."""
 
 
 def measure(program: str, options: dict[str, Any]) -> dict[str, int]:
     """Bytes as `training_log` writes them to TensorBoard: the most so far, and what is left after a step."""
     folder = checkout()
     _stand_in_for_routers_product()
-    return run(folder / program, options, {})
+    return run(folder / program, options, TESTS)
 
 
 def checkout() -> Path:
@@ -54,9 +52,9 @@ def checkout() -> Path:
 
 
 def run(program: Path, options: dict[str, Any], environment: dict[str, str]) -> dict[str, int]:
-    """As `measure`, with what is installed; `environment` has further variables."""
-    os.environ.update(ENVIRONMENT | environment)
-    _give_samples(options)
+    """As `measure`, with what is installed and the variables of `environment`."""
+    os.environ.update(LAUNCHER | environment)
+    _give_samples(program, options)
     equal_shares.install()
     logged = _listen()
     sys.argv = [str(program), *_words(options)]
@@ -114,14 +112,15 @@ def _listen() -> dict[str, int]:
 class _Samples(Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc, unused-ignore]
     """Made-up samples with the names, shapes and dtypes of Megatron-LM's data sets."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, program: Path, options: dict[str, Any]) -> None:
+        self.of = {"pretrain_t5": _of_t5, "pretrain_bert": _of_bert}.get(program.stem, _of_gpt)
         self.options = options
 
     def __len__(self) -> int:
         return 1 << 20
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return _of_t5(self.options) if "encoder-seq-length" in self.options else _of_gpt(self.options)
+        return self.of(self.options)
 
 
 def _of_gpt(options: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -134,6 +133,12 @@ def _of_gpt(options: dict[str, Any]) -> dict[str, torch.Tensor]:
         "position_ids": torch.arange(length),
         "attention_mask": torch.ones(1, length, length).tril() < 0.5,
     }
+
+
+def _of_bert(options: dict[str, Any]) -> dict[str, torch.Tensor]:
+    names = ("text", "types", "labels", "loss_mask", "padding_mask")
+    tokens = torch.ones(int(options["seq-length"]), dtype=torch.int64)
+    return {**dict.fromkeys(names, tokens), "is_random": torch.tensor(0)}
 
 
 def _of_t5(options: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -152,9 +157,9 @@ def _of_t5(options: dict[str, Any]) -> dict[str, torch.Tensor]:
 _PARTS = ("encoder", "decoder")
 
 
-def _give_samples(options: dict[str, Any]) -> None:
+def _give_samples(program: Path, options: dict[str, Any]) -> None:
     """In place of files that rank 0 would have prepared for all ranks with a tokenizer from the Hub."""
-    from megatron.core.datasets import blended_megatron_dataset_builder, t5_dataset, utils
+    from megatron.core.datasets import bert_dataset, blended_megatron_dataset_builder, t5_dataset, utils
     from megatron.core.tensor_parallel import data
 
     def sizes(keys: list[str], batch: dict[str, torch.Tensor], group: object = None) -> tuple[Any, Any, int]:
@@ -164,10 +169,11 @@ def _give_samples(options: dict[str, Any]) -> None:
 
     data._build_key_size_numel_dictionaries = sizes
     utils.compile_helpers = lambda: None  # rank 0 would compile what reads files
-    samples = _Samples(options)
+    samples = _Samples(program, options)
     builder = SimpleNamespace(build=lambda: (samples, samples, samples))
     blended_megatron_dataset_builder.BlendedMegatronDatasetBuilder = lambda *of_files: builder
     t5_dataset.T5MaskedWordPieceDatasetConfig = lambda **of_files: None
+    bert_dataset.BERTMaskedWordPieceDatasetConfig = lambda **of_files: None
 
 
 def _stand_in_for_apex() -> None:

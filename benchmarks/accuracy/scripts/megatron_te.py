@@ -20,7 +20,7 @@ def measure(
 ) -> dict[str, int]:
     """Bytes as `megatron_lm.measure`.
 
-    `environment` has the variables that were set beside the usual ones, `unchecked` arguments that the checkout no
+    `environment` has the variables that were set beside a launcher's, `unchecked` arguments that the checkout no
     longer lets through and still has the code for.
     """
     if find_spec("transformer_engine") is None:
