@@ -56,6 +56,7 @@ class Policy:
         self._library = torch.library.Library("aten", "IMPL")
         self._turns: dict[int, tuple[Any, Callable[[Any], Any]]] = {}
         self._nowhere: dict[int, Any] = {}
+        self._told: Callable[[Any], Any] | None = None
         self._quiet = False
         self._long_enough = False
 
@@ -77,6 +78,15 @@ class Policy:
         finally:
             self._quiet = before
 
+    @contextlib.contextmanager
+    def telling(self, rule: Callable[[Any], Any]) -> Iterator[None]:
+        """Of a mask that is not known, `rule(shape)` says the values, or None."""
+        self._told, before = rule, self._told
+        try:
+            yield
+        finally:
+            self._told = before
+
     def install(self) -> None:
         """Patch torch now, and other libraries when they are imported."""
         self._patch_finite()
@@ -96,6 +106,9 @@ class Policy:
         after_import("transformers.masking_utils", self._patch_masks)
         after_import("transformers.models.jetmoe.modeling_jetmoe", self._patch_counted_experts)
         after_import("transformers.models.gemma4.modeling_gemma4", self._patch_pooled_patches)
+        after_import("transformers.models.switch_transformers.modeling_switch_transformers", self._patch_switch)
+        for name in _DENOISING:
+            after_import(f"transformers.models.{name}.modeling_{name}", self._patch_denoising)
         after_import("transformers.distributed.expert_parallel", self._patch_exchange_of_tokens)
         after_import("transformers.generation.utils", self._patch_generation)
         after_import("transformers.modeling_utils", self._patch_from_pretrained)
@@ -391,6 +404,45 @@ class Policy:
 
         kind.forward = forward
 
+    def _patch_switch(self, module: ModuleType) -> None:
+        """Switch Transformers ask expert by expert which tokens are theirs: in turn, as of topk's choices."""
+        torch, kind = self.torch, module.SwitchTransformersExperts  # type: ignore[attr-defined]
+        original = kind.forward
+
+        @functools.wraps(original)
+        def forward(experts: Any, hidden: Any, *args: Any) -> Any:
+            asked = iter(range(experts.num_experts))
+
+            def tokens(shape: Any) -> Any:
+                self.use("routing")
+                if len(shape) == 1:  # which experts are chosen at all
+                    return torch.ones(shape, dtype=torch.bool)
+                return (torch.arange(shape[-1]) % experts.num_experts == next(asked)).expand(shape)
+
+            with self.telling(tokens) if hidden.is_cuda else contextlib.nullcontext():
+                return original(experts, hidden, *args)
+
+        kind.forward = forward
+
+    def _patch_denoising(self, module: ModuleType) -> None:
+        """RT-DETR's family looks up which noised queries are made of real boxes: that follows from their numbers."""
+        torch = self.torch
+        original = module.get_contrastive_denoising_training_group  # type: ignore[attr-defined]
+
+        @functools.wraps(original)
+        def group(targets: Any, *args: Any, **kwargs: Any) -> Any:
+            counts = torch.tensor([len(target["class_labels"]) for target in targets]).unsqueeze(1)
+            most = int(counts.max())
+
+            def positive(shape: Any) -> Any:
+                places = torch.arange(shape[-1]).expand(shape) % (2 * most)
+                return places < counts
+
+            with self.telling(positive) if targets[0]["class_labels"].is_cuda else contextlib.nullcontext():
+                return original(targets, *args, **kwargs)
+
+        module.get_contrastive_denoising_training_group = group  # type: ignore[attr-defined]
+
     def _patch_pooled_patches(self, module: ModuleType) -> None:
         """Gemma 4 keeps the pooled patches that weights say are no padding; the weights follow from known places."""
         torch, kind = self.torch, module.Gemma4VisionPooler  # type: ignore[attr-defined]
@@ -431,6 +483,8 @@ class Policy:
 
         def nonzero(mask: Any) -> Any:
             values = self.read(mask)
+            if values is None and self._told is not None:
+                values = self._told(mask.shape)
             if values is None:
                 self.use("nonzero")
                 values = torch.ones(mask.shape, dtype=torch.bool)
@@ -731,6 +785,8 @@ def _in_turn(count: int) -> Callable[[Any], Any]:
 
 
 _SIZED_BY_VALUES = ("repeat_interleave", "unique", "unique_consecutive", "bincount", "masked_select", "argwhere")
+_DENOISING = ("d_fine", "deimv2", "pp_doclayout_v2", "pp_doclayout_v3", "rt_detr", "rt_detr_v2")
+"""Types whose queries are noised boxes."""
 _HEARD = ("input_values", "input_features")
 """Names of sounds, whose lengths and transcripts are integers."""
 _READ_OUT = ("tolist", "cpu", "numpy")
