@@ -66,6 +66,15 @@ def test_a_fit_finds_the_factor_that_rows_were_made_with(rows):
     assert found.matmul_factor == pytest.approx(1.5, rel=0.05)
 
 
+def test_what_rows_do_not_tell_stays_at_the_first_guess(rows):
+    """A field moves as far as its doublings are worth it: a high price keeps it."""
+    mine = [row for row in rows if row.source == "llm-foundry"][::20]
+    start = replace(known("llm-foundry"), matmul_factor=1.5)
+    free, dear = (fit(mine, start, ["matmul_factor"], prior=prior).matmul_factor for prior in (0.0, 10.0))
+    assert free < 1.2
+    assert dear == 1.5
+
+
 def test_tables_are_printed_as_toml_reads_them():
     import tomllib
 

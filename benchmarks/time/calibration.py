@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import sqrt
 
-from benchmarks.time.fit import errors, fit, quantile
+from benchmarks.time.fit import PRIOR, errors, fit, quantile
 from benchmarks.time.rows import Row
 
 from tonnage.costs.software import Software
@@ -29,6 +29,8 @@ class Calibration:
     """Which rows of its own it is calibrated on."""
     weight: Callable[[Row], float] = lambda row: 1.0
     """How much a row counts."""
+    prior: float = PRIOR
+    """What a field's doubling must be worth: the more, the less the networks tell of the fields."""
     of_experts: tuple[str, ...] = ()
     """The fields that are calibrated afterwards on networks with experts, which count by the root of their rows: rows
     of one network repeat each other, but two are not worth as much as thirty.  gpt-oss is only judged: how its
@@ -75,18 +77,19 @@ CALIBRATIONS = {
     "nanotron": Calibration(
         start=Software(
             name="nanotron", balanced=True, kernel_seconds=3e-5, matmul_factor=1.1, memory_factor=1.1,
-            call_seconds=1e-4, hop_seconds=1e-6, far_hop_seconds=5e-5, piped_call_seconds=5e-4,
-            piped_hop_seconds=2e-4, piped_far_hop_seconds=3e-4, tensor_exposed=0.7, bucket_seconds=1e-4,
+            call_seconds=1e-4, hop_seconds=1e-6, far_hop_seconds=5e-5, piped_rank_seconds=2e-4,
+            piped_far_rank_seconds=3e-4, tensor_exposed=0.7, bucket_seconds=1e-4,
             update_seconds=1e-3, far_part=0.5, crowded_ranks=512, crowded_tensor_ranks=32, handing_seconds=0.3,
             crowded_seconds=0.45, data_overlap=0.05, sends_exposed=0.5, micro_batch_seconds=1e-3,
         ),
         names=(
             *("kernel_seconds", "matmul_factor", "memory_factor", "call_seconds", "hop_seconds", "far_hop_seconds"),
-            *("piped_call_seconds", "piped_hop_seconds", "piped_far_hop_seconds", "tensor_exposed", "sends_exposed"),
+            *("piped_rank_seconds", "piped_far_rank_seconds", "tensor_exposed", "sends_exposed"),
             *("bucket_seconds", "update_seconds", "far_part", "handing_seconds", "crowded_seconds"),
             "micro_batch_seconds",
         ),
         weight=_fast,
+        prior=10 * PRIOR,  # two networks for sixteen fields
         rows="the ultrascale playbook's grid of nanotron on 8 to 512 H100",
     ),
     "megatron": Calibration(
@@ -117,7 +120,7 @@ def calibrated(name: str, rows: Iterable[Row]) -> Software:
     every = -(-len(own) // MOST_ROWS)
     taken = own[::every]
     weights = {id(row): how.weight(row) for row in taken}
-    found = fit(taken, how.start, how.names, lambda row: weights[id(row)])
+    found = fit(taken, how.start, how.names, lambda row: weights[id(row)], how.prior)
     experts = [row for row in ran if row.shape.experts and not row.shape.keeps_scores]
     if not (how.of_experts and experts):
         return found

@@ -16,7 +16,7 @@ CAP = 0.7
 """Above this distance (a factor of two) a row counts no more: something happened there that no mechanism here has."""
 
 PRIOR = 0.001
-"""Distance that a field's doubling must be worth."""
+"""Distance that a field's doubling must be worth, where nothing else is said."""
 
 WITHIN = {
     **dict.fromkeys(
@@ -58,10 +58,16 @@ def distance(rows: Sequence[Row], software: Software, weight: Weight = lambda ro
     return total / weights
 
 
-def fit(rows: Sequence[Row], software: Software, names: Sequence[str], weight: Weight = lambda row: 1.0) -> Software:
+def fit(
+    rows: Sequence[Row],
+    software: Software,
+    names: Sequence[str],
+    weight: Weight = lambda row: 1.0,
+    prior: float = PRIOR,
+) -> Software:
     """The software with these fields changed such that the distance is small: each in turn by a factor, ever finer.
 
-    What the rows do not tell stays where it was: each doubling of a field costs PRIOR.
+    What the rows do not tell stays where it was: each doubling of a field costs `prior`.
     """
     start, found = software, software
     best = distance(rows, software, weight)
@@ -72,7 +78,7 @@ def fit(rows: Sequence[Row], software: Software, names: Sequence[str], weight: W
             for factor in (step, 1 / step):
                 low, high = WITHIN.get(name, (0.0, math.inf))
                 tried = replace(found, **{name: min(max(getattr(found, name) * factor, low), high)})
-                at = distance(rows, tried, weight) + _moved(start, tried, names)
+                at = distance(rows, tried, weight) + prior * _moved(start, tried, names)
                 if at < best - 1e-6:
                     best, found, better = at, tried, True
                     break
@@ -82,9 +88,9 @@ def fit(rows: Sequence[Row], software: Software, names: Sequence[str], weight: W
 
 
 def _moved(start: Software, found: Software, names: Sequence[str]) -> float:
-    """What the way from the first guess costs."""
+    """How far it is from the first guess: the sum of the squares of doublings."""
     ratios = [getattr(found, name) / getattr(start, name) for name in names if getattr(start, name)]
-    return PRIOR * sum(math.log2(ratio) ** 2 for ratio in ratios)
+    return sum(math.log2(ratio) ** 2 for ratio in ratios)
 
 
 def errors(rows: Sequence[Row], software: Software) -> list[float]:

@@ -158,6 +158,22 @@ def test_latencies_between_machines_add_to_the_work_and_not_to_the_waiting_host(
     assert slow - fast == pytest.approx(rings * 15 * 1e-4)
 
 
+def test_beside_a_pipeline_the_host_waits_in_a_collective_for_each_of_its_ranks():
+    """10 collectives a layer, of 16 layers on the first of two stages; two more of the embedding."""
+    code = replace(software("nanotron"), balanced=False, kernel_seconds=0.0, handing_seconds=0.0)
+    far_too = {"piped_far_rank_seconds": 2e-2}
+    slow, fast = (replace(code, piped_rank_seconds=each, **far_too) for each in (2e-2, 1e-2))
+
+    def waits(tp):
+        work = replace(PLAIN, axes=Axes(pp=2, dp_replicate=32 // tp, tp=tp), sequence_parallel=True, shard="none")
+        return timing(LLAMA, work, MANY, slow).step_seconds - timing(LLAMA, work, MANY, fast).step_seconds
+
+    ends = 2 + 3 + 6
+    assert waits(8) == pytest.approx(8 * 1e-2 * (10 * LLAMA.layers + ends))
+    assert waits(4) == pytest.approx(waits(8) / 2)
+    assert waits(16) == 0
+
+
 MIXTRAL = Shape.of(find_model("mixtral-8x7b").config())
 
 

@@ -44,12 +44,11 @@ class Software:
     """Of each hop of such a collective within a machine."""
     far_hop_seconds: float = 10e-6
     """Of each hop of such a collective that spans machines."""
-    piped_call_seconds: float = 20e-6
-    """The same three where a pipeline spans machines too."""
-    piped_hop_seconds: float = 2e-6
-    """See above."""
-    piped_far_hop_seconds: float = 10e-6
-    """See above."""
+    piped_rank_seconds: float = 0.0
+    """In place of these where a pipeline spans machines too: what the host waits in such a collective for each of its
+    ranks; 0: as elsewhere."""
+    piped_far_rank_seconds: float = 0.0
+    """The same where the collective spans machines."""
     tensor_exposed: float = 1.0
     """Part of tensor parallelism's traffic that computation does not hide."""
     near_part: float = 1.0

@@ -382,12 +382,16 @@ def _piped(work: Work, cluster: Cluster) -> bool:
 
 
 def _tensor_fabric(work: Work, cluster: Cluster, reached: Card, software: Software) -> Fabric:
-    piped = _piped(work, cluster)
+    fabric = _data_fabric(cluster, reached, software)
+    if _piped(work, cluster) and software.piped_rank_seconds:
+        far = work.axes.tp > cluster.gpus_per_node
+        each = software.piped_far_rank_seconds if far else software.piped_rank_seconds
+        return replace(fabric, call_seconds=each, hop_seconds=each, far_hop_seconds=each)  # as often as ranks
     return replace(
-        _data_fabric(cluster, reached, software),
-        call_seconds=software.piped_call_seconds if piped else software.call_seconds,
-        hop_seconds=software.piped_hop_seconds if piped else software.hop_seconds,
-        far_hop_seconds=software.piped_far_hop_seconds if piped else software.far_hop_seconds,
+        fabric,
+        call_seconds=software.call_seconds,
+        hop_seconds=software.hop_seconds,
+        far_hop_seconds=software.far_hop_seconds,
     )
 
 
