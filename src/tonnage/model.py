@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -149,6 +150,7 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
     head = heads.head(fields)
     config = _configuration(ref.name, fields)
     completed = _complete(config, head.task)
+    _tie_as_text(config, fields)
     chosen = {"attn_implementation": attention} if attention else {}
     try:
         with torch.device("meta"), without_initialisation(), quiet():
@@ -159,7 +161,7 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
     network.tie_weights()
     _without_values(network)
     training.prepare(network, head.task)
-    for note in (told, head.note, *completed):
+    for note in (told, head.note, *completed, *_reference_code(network)):
         if note is not None:
             remarks.remark(network, note)
     return network.train()
@@ -185,6 +187,32 @@ def _complete(config: Any, kind: str) -> list[str]:
     for part, name in dropped:
         setattr(part, name, 0.0)
     return ["layerdrop drops no layer: the step that needs most"] if dropped else []
+
+
+def _reference_code(network: nn.Module) -> list[str]:
+    """A sentence for each library of kernels that is not installed, in whose place transformers' own code runs."""
+    missing: dict[str, None] = {}
+    for each in vars(sys.modules[type(network).__module__]).values():
+        while inspect.isfunction(each):
+            variables = inspect.getclosurevars(each).nonlocals
+            if variables.get("is_new_implementation") is False and "package" in variables:
+                missing[str(variables["package"])] = None
+            each = getattr(each, "__wrapped__", None)
+    return [
+        f"{name} is not installed: transformers' reference code runs in its place, which keeps more for backward"
+        for name in missing
+    ]
+
+
+def _tie_as_text(config: Any, stated: dict[str, Any]) -> None:
+    """Where the configuration of several parts does not say whether the head is the embedding, its text model does.
+
+    Some families' default is yes for the whole and no for the text model; checkpoints that then hold both are not
+    tied by transformers when it loads them (modeling_utils, tie_weights).
+    """
+    text = getattr(config, "text_config", None)
+    if "tie_word_embeddings" not in stated and hasattr(text, "tie_word_embeddings"):
+        config.tie_word_embeddings = text.tie_word_embeddings
 
 
 def _is_encoder_decoder(config: Any) -> bool:
