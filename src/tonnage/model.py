@@ -210,7 +210,7 @@ def _tie_as_text(config: Any, stated: dict[str, Any]) -> None:
     Some families' default is yes for the whole and no for the text model; checkpoints that then hold both are not
     tied by transformers when it loads them (modeling_utils, tie_weights).
     """
-    text = getattr(config, "text_config", None)
+    text: Any = getattr(config, "text_config", None)
     if "tie_word_embeddings" not in stated and hasattr(text, "tie_word_embeddings"):
         config.tie_word_embeddings = text.tie_word_embeddings
 

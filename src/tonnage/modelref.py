@@ -185,7 +185,8 @@ def read_config(file: Path) -> dict[str, Any]:
     if architectures is not None and not _are_texts(architectures):
         raise UnreadableModel(f"{str(file)!r}: architectures is {_shown(architectures)}; it must be a list of names.")
     parts = list(_parts(config))
-    if not any(field in part for part in parts for field in _SIZES):
+    named = any("model_type" in part for part in parts[1:])  # parts of their types' usual sizes, as SigLIP's base
+    if not named and not any(field in part for part in parts for field in _SIZES):
         raise UnreadableModel(f"{str(file)!r} states no size of the network (hidden_size, num_hidden_layers, ...).")
     for part in parts:
         _check_part(part, str(file))
