@@ -1,10 +1,11 @@
 """Every architecture that transformers can train, one after the other, for two steps on a ghost.
 
-    python benchmarks/architectures.py [TYPE ...]
+    python benchmarks/architectures.py [TYPE ...] > docs/models-table.md
 
-Each model type of the mappings that tonnage trains from is built from its own default configuration, with at most
-four layers, and run on a ghost card that is larger than any.  Prints Markdown: how many run, and what the others say,
-in one line each.  A default configuration need not fit together: transformers then says so in its own words.
+Each model type that has a class with a head is built from its own default configuration, with at most four layers,
+and run on a ghost card that is larger than any.  Prints Markdown: by task how many run, and what the others say, in one
+line each.  A default configuration need not fit together: where fields are known that make it, they are in FITTING;
+where transformers alone fails with the same words, the type is counted apart.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def types() -> dict[str, str]:
 
 
 def outcome(worker: Worker, model_type: str) -> str | None:
-    """None when two steps run; else why not, in one line.
+    """None when two steps run, FP32 when only without autocast; else why not, in one line.
 
     Code that does not survive autocast (RuntimeErrors about bfloat16, on a real card too) is run in fp32.
     """
@@ -191,12 +192,15 @@ def outcome(worker: Worker, model_type: str) -> str | None:
         return f"{OWN} {' '.join(str(error).split())[:160]}"
     reason = _ran(worker, model_type, config, "bf16-mixed")
     if reason is not None and "BFloat16" in reason:
-        reason = _ran(worker, model_type, config, "fp32")
-    if reason is not None:
+        reason = _ran(worker, model_type, config, "fp32") or FP32
+    if reason is not None and reason != FP32:
         own = _transformers_alone(model_type, config)
         return reason if own is None else f"{OWN} {own}"
-    return None
+    return reason
 
+
+FP32: Final = "in fp32 alone"
+"""The outcome of a type whose code does not survive autocast."""
 
 OWN: Final = "the default configuration:"
 """What precedes a reason that transformers alone gives as well."""
@@ -235,22 +239,44 @@ def _transformers_alone(model_type: str, config: dict[str, Any]) -> str | None:
     return None
 
 
-def main() -> None:
+KINDS: Final = ("run", "fp32", "library", "no loss", "default", "refused")
+"""What becomes of a type; see `kind`."""
+
+_NO_LOSS: Final = ("does not support training", "Training is not implemented", "without a loss")
+
+
+def kind(reason: str | None) -> str:
+    """Of KINDS the one that an outcome belongs to."""
+    if reason is None or reason == FP32:
+        return "run" if reason is None else "fp32"
+    if reason.startswith(OWN):
+        return "library" if "requires the" in reason or "No module named" in reason else "default"
+    if "requires the" in reason:
+        return "library"
+    return "no loss" if any(text in reason for text in _NO_LOSS) else "refused"
+
+
+def table(found: dict[str, str | None]) -> str:
+    """By task how many types there are of each kind, then every type that does not run, with what it says."""
     known = types()
-    wanted = sys.argv[1:] or list(known)
-    ran, asked = Counter[str](), Counter(known[name] for name in wanted)
-    print("| model type | task | what it says |\n|---|---|---|")
+    counts = Counter((known[name], kind(reason)) for name, reason in found.items())
+    head = ("task", "types", "run", "in fp32 alone", "a library is missing", "no loss in transformers")
+    lines = [f"| {' | '.join((*head, 'the default does not fit together', 'refused'))} |", "|---|" + "---:|" * 7]
+    tasks = list(dict.fromkeys(known[name] for name in found))
+    for task in (*tasks, "all"):
+        cells = [sum(counts[each, what] for each in tasks if task in (each, "all")) for what in KINDS]
+        lines.append(f"| {task} | {sum(cells)} | {' | '.join(map(str, cells))} |")
+    lines += ["", "| model type | task | what it says |", "|---|---|---|"]
+    for name, reason in found.items():
+        if reason is not None and kind(reason) != "fp32":
+            lines.append(f"| {name} | {known[name]} | {reason.removeprefix(OWN).strip()} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or list(types())
     with Worker() as worker:
-        for name in wanted:
-            reason = outcome(worker, name)
-            if reason is None:
-                ran[known[name]] += 1
-            else:
-                print(f"| {name} | {known[name]} | {reason} |", flush=True)
-    print("\n| task | types | run |\n|---|---|---|")
-    for task, count in asked.items():
-        print(f"| {task} | {count} | {ran[task]} |")
-    print(f"| all | {asked.total()} | {ran.total()} |")
+        print(table({name: outcome(worker, name) for name in wanted}))
 
 
 if __name__ == "__main__":
