@@ -323,15 +323,20 @@ def check_positions(job: Job, module: nn.Module) -> None:
     kind = heads.of(network).task
     if kind in ("image-text-contrast", "ctc"):  # whose batches are as short as the network has it
         return
-    name = "max_target_positions" if kind == "speech-seq2seq" else "max_position_embeddings"
-    stated = getattr(text_config(network.config), name, None)
     text = kind == "speech-seq2seq" or "input_ids" in inspect.signature(type(network).forward).parameters
-    limit = min(_learned_positions(network, stated), default=None) if isinstance(stated, int) and text else None
+    limit = longest_text(network) if text else None
     if limit is not None and job.seq_len > limit:
         raise UsageError(
             f"{job.model.name} has learned positions for {limit} tokens, and seq_len is {job.seq_len}; "
             f"choose at most {limit}."
         )
+
+
+def longest_text(network: Any) -> int | None:
+    """Tokens that a table of learned positions has room for; None without one."""
+    name = "max_target_positions" if heads.of(network).task == "speech-seq2seq" else "max_position_embeddings"
+    stated = getattr(text_config(network.config), name, None)
+    return min(_learned_positions(network, stated), default=None) if isinstance(stated, int) else None
 
 
 def _learned_positions(network: nn.Module, stated: int) -> Iterator[int]:

@@ -91,11 +91,10 @@ def and_text(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 
 def with_captions(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     """Pairs of an image and a caption, which is at most as long as the text tower has positions for."""
-    from tonnage.model import text_config
+    from tonnage.model import longest_text
 
     config = network.config
-    longest = getattr(text_config(config), "max_position_embeddings", None) or job.seq_len
-    length = min(job.seq_len, longest)
+    length = min(job.seq_len, longest_text(network) or job.seq_len)
     words = torch.randint(0, vocabulary(config), (job.micro_batch, length))
     if "pixel_values_videos" in parameters(network):
         return {"input_ids": words, **clips(job, network, dtype)}
@@ -519,11 +518,13 @@ def _tokens_per_image(job: Job, network: Any, images: Images) -> int:
         return images.tokens
     if _image_token(network.config) is None:
         return 0
+    queries = getattr(network.config, "num_query_tokens", None)
+    if queries is not None:  # BLIP-2's adapter, of which the text gets each query
+        return int(queries)
     method = "get_image_features"
     if not hasattr(getattr(network, "model", network), method) and not hasattr(network, method):
         return 0
-    told = {"qformer_input_ids": ids(job, network)[:, :1]} if "qformer_input_ids" in _asked(network) else {}
-    rows = rows_of(job, network, method, lambda: _images(job, network).tensors | told, _selection(network))
+    rows = rows_of(job, network, method, lambda: _images(job, network).tensors, _selection(network))
     return rows // (job.micro_batch * job.images)
 
 
