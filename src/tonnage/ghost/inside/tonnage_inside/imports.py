@@ -12,10 +12,10 @@ Action = Callable[[ModuleType], None]
 
 
 class _Loader(importlib.abc.Loader):
-    """The real loader, and the actions after it, in the order in which they were asked for."""
+    """The real loader, and what is to be done after it."""
 
-    def __init__(self, loader: Any, actions: Sequence[Action]) -> None:
-        self._loader, self._actions = loader, actions
+    def __init__(self, loader: Any, loaded: Action) -> None:
+        self._loader, self._loaded = loader, loaded
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -25,26 +25,37 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        for action in self._actions:
-            action(module)
+        self._loaded(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """First on sys.meta_path; answers only for the watched names, each once."""
+    """First on sys.meta_path; answers only for the watched names, until they are imported.
+
+    Being asked is not being imported: many packages look for torch with `importlib.util.find_spec` first.
+    """
 
     def __init__(self) -> None:
         self.actions: dict[str, list[Action]] = {}
+        self._asking: set[str] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        actions = self.actions.pop(name, None)
-        if actions is None:
+        if name not in self.actions or name in self._asking:
             return None
-        spec = importlib.util.find_spec(name)
+        self._asking.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking.remove(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, actions)
+            spec.loader = _Loader(spec.loader, self._act)
         return spec
+
+    def _act(self, module: ModuleType) -> None:
+        """What was asked for, in that order, once."""
+        for action in self.actions.pop(module.__name__, ()):
+            action(module)
 
 
 _finder = _Finder()

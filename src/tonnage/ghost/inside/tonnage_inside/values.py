@@ -756,6 +756,7 @@ class Policy:
             config, options = cls.config_class.from_pretrained(
                 config or name, return_unused_kwargs=True, **locating, **options
             )
+        config.name_or_path = str(name)  # trainers look for tokenizers there
         dtype = kwargs.get("dtype", kwargs.get("torch_dtype")) or "auto"
         if dtype == "auto":
             dtype = getattr(config, "dtype", None) or torch.float32
