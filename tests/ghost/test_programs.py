@@ -415,3 +415,19 @@ def test_recurrent_networks_keep_what_cudnn_keeps_and_name_what_is_unknown(dry_r
     assert trace.unknown_workspaces["modelled:cudnnGetRNNTempSpaceSizes, workspace"] == 6
     (said,) = (line for line in estimate.coverage.modelled if line.startswith("workspaces that only"))
     assert "cudnnGetRNNTempSpaceSizes, workspace (6)" in said
+
+
+def test_what_a_program_saves_takes_the_place_of_nothing(dry_run: Any, tmp_path: Path) -> None:
+    """Zeros must not be written over what was trained; what was saved in this run can be loaded in it."""
+    for name in ("all.pt", "network.safetensors"):
+        (tmp_path / name).write_text("trained for a week")
+    answer = dry_run("saving.py", str(tmp_path))
+    estimate, _ = consistent(answer)
+    assert answer.said[-1] == {
+        "step": 2,
+        "shape": [2048, 2048],
+        "moments": 2,
+        "seen": ["all.pt", "network.safetensors"],
+    }
+    assert {path.read_text() for path in tmp_path.iterdir()} == {"trained for a week"}
+    assert any(said.startswith("what was saved went into a folder") for said in estimate.coverage.assumed)

@@ -7,17 +7,27 @@ TONNAGE_SETTINGS (see `script`).
 
 import atexit
 import os
+from pathlib import Path
 from types import ModuleType
 
-from . import native, outcome, ranks, untouched, values
-from .imports import after_import
+from . import native, outcome, ranks, saves, untouched, values
+from .imports import after_import, expect
 from .recording import Recording
 from .script import Script
 from .watch import Watch
 
+IMPORT_TORCH = (
+    *("transformers.modeling_utils", "transformers.masking_utils", "transformers.generation.utils"),
+    *("transformers.trainer", "transformers.training_args", "transformers.distributed.expert_parallel"),
+    *("accelerate.accelerator", "peft.peft_model", "safetensors.torch", "deepspeed.runtime.engine"),
+    *("deepspeed.ops.op_builder.builder", "deepspeed.runtime.zero.utils"),
+)
+"""Modules that are patched and may be the first to import torch."""
+
 
 def install() -> None:
     """Wait for torch; a process that never imports it is left alone."""
+    expect(*IMPORT_TORCH)
     script = Script()
     script.listen()
     after_import("torch", lambda torch: _torch_is_here(torch, script))
@@ -31,6 +41,7 @@ def _torch_is_here(torch: ModuleType, script: Script) -> None:
     policy = values.Policy(torch, ghost)
     if ghost is not None:
         policy.install()
+        saves.Saves(torch, Path(os.environ["TONNAGE_OUT"]) / "saved", policy.use).install()
         ghost.log(True)
     ranks.prepare(torch, ghost)
     source = os.environ.get("TONNAGE_SOURCE", "ghost")

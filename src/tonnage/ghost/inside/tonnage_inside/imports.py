@@ -61,11 +61,20 @@ class _Finder(importlib.abc.MetaPathFinder):
 _finder = _Finder()
 
 
-def after_import(name: str, action: Action) -> None:
-    """Call `action(module)` once `name` is imported: now, if it already is."""
-    if name in sys.modules:
-        action(sys.modules[name])
-        return
+def expect(*names: str) -> None:
+    """Modules for which actions may be asked for while they are being imported: they act when they are whole."""
     if _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+    for name in names:
+        if name not in sys.modules:
+            _finder.actions.setdefault(name, [])
+
+
+def after_import(name: str, action: Action) -> None:
+    """Call `action(module)` once `name` is imported: now, if it already is."""
+    module = sys.modules.get(name)
+    if module is not None and not getattr(module.__spec__, "_initializing", False):
+        action(module)
+        return
+    expect(name)
     _finder.actions.setdefault(name, []).append(action)

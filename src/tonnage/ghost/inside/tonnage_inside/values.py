@@ -40,6 +40,7 @@ ASSUMED = {
     "packing": "position_ids computed on the GPU are one unpacked sequence",
     "generation": "generate() meets no end token: it goes on to its length limit",
     "weights": "pretrained weights were not read: shapes and dtypes come from the configuration",
+    "files": "what was saved went into a folder that was deleted, without values; nothing was sent to the Hub",
     "initialisation": "host tensors were not filled with random numbers",
     "host_optimizer": "optimizers did no arithmetic on host tensors (offloaded parameters)",
     "compiled_adam": "DeepSpeed's FusedAdam and CPUAdam were not compiled: their kernels do nothing, the rest is run",

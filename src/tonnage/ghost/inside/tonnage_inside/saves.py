@@ -1,0 +1,253 @@
+"""What a program saves: into a folder that goes with the run, and without the bytes of tensors.
+
+A ghost's tensors hold nothing worth keeping, and a checkpoint of them must not take the place of a real one, nor its
+rotation delete one.  Saving still gathers, copies and names what it would; files have their places and sizes, with
+nothing in them, and who reads such a file again gets what was put there, without values.
+"""
+
+import contextlib
+import functools
+import inspect
+import json
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .imports import after_import
+
+_TRAINERS = ("save_model", "save_state", "save_metrics", "_save_checkpoint", "create_model_card", "push_to_hub")
+"""Methods of Hugging Face's Trainer that write below its `args.output_dir`."""
+
+_SAFETENSORS = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+}
+"""By torch's names; what else there is in checkpoints counts as bytes."""
+
+Use = Callable[[str], None]
+
+
+class Saves:
+    """Redirects what is saved in one process."""
+
+    def __init__(self, torch: Any, folder: Path, use: Use) -> None:
+        self._torch, self._folder, self._use = torch, folder, use
+
+    def install(self) -> None:
+        """Patch torch now, and other libraries when they are imported."""
+        serialization = self._torch.serialization
+        serialization.save = self._torch.save = self._saving(serialization.save, serialization)
+        serialization.load = self._torch.load = self._loading(serialization.load, serialization)
+        after_import("torch.distributed.checkpoint.filesystem", self._patch_distributed)
+        after_import("safetensors.torch", self._patch_safetensors)
+        after_import("transformers.modeling_utils", lambda module: self._redirect(module.PreTrainedModel))
+        after_import("peft.peft_model", lambda module: self._redirect(module.PeftModel))
+        after_import("transformers.trainer", self._patch_trainer)
+        after_import("accelerate.accelerator", self._patch_accelerator)
+        after_import("huggingface_hub.hf_api", self._patch_hub)
+
+    def here(self, path: Any) -> Path:
+        """Where what would be saved at `path` is; its folder exists.  Paths in this folder stay as they are."""
+        asked = Path(os.path.abspath(path))
+        if asked.is_relative_to(self._folder):
+            found = asked
+        else:
+            self._use("files")
+            found = self._folder / asked.relative_to(asked.anchor)
+        found.parent.mkdir(parents=True, exist_ok=True)
+        return found
+
+    def _kept(self, path: Any) -> Path | None:
+        """The file that was saved as `path` in this run, if any."""
+        if not isinstance(path, str | os.PathLike):
+            return None
+        asked = Path(os.path.abspath(path))
+        found = asked if asked.is_relative_to(self._folder) else self._folder / asked.relative_to(asked.anchor)
+        return found if found.is_file() else None
+
+    def _saving(self, original: Any, serialization: Any) -> Any:
+        @functools.wraps(original)
+        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(f, str | os.PathLike):
+                return original(obj, f, *args, **kwargs)
+            with _without_bytes(serialization, kwargs.get("_use_new_zipfile_serialization", True)):
+                return original(obj, str(self.here(f)), *args, **kwargs)
+
+        return save
+
+    def _loading(self, original: Any, serialization: Any) -> Any:
+        @functools.wraps(original)
+        def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+            kept = self._kept(f)
+            if kept is None:
+                return original(f, *args, **kwargs)
+            with _without_bytes(serialization, zipfile.is_zipfile(kept)):
+                return original(str(kept), *args, **{**kwargs, "mmap": None})
+
+        return load
+
+    def _patch_distributed(self, module: ModuleType) -> None:
+        """torch.distributed.checkpoint: every path of its files, in the folder where something was written."""
+        files: Any = module
+        base: Any = files.FileSystem
+        here, kept = self.here, self._kept
+
+        class Elsewhere(base):  # type: ignore[misc]
+            """Files of this run, and beside them those that are only read."""
+
+            @contextlib.contextmanager
+            def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+                writes = "w" in mode
+                with super().create_stream(here(path) if writes else kept(path) or path, mode) as stream:
+                    yield _Hollow(stream) if writes else stream
+
+            def mkdir(self, path: Any) -> None:
+                super().mkdir(here(path))
+
+            def rename(self, path: Any, new_path: Any) -> None:
+                super().rename(here(path), here(new_path))
+
+            def exists(self, path: Any) -> bool:
+                return kept(path) is not None or bool(super().exists(path))
+
+            def rm_file(self, path: Any) -> None:
+                if kept(path) is not None:
+                    super().rm_file(here(path))
+
+        files.FileSystem = Elsewhere
+
+    def _patch_safetensors(self, module: ModuleType) -> None:
+        library: Any = module
+
+        def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+            _write_empty(self.here(filename), tensors, metadata)
+
+        library.save_file = save_file
+
+    def _redirect(self, kind: Any) -> None:
+        """`save_pretrained` of a class: a folder that exists may hold files that it would clear away."""
+        original = kind.save_pretrained
+
+        @functools.wraps(original)
+        def save_pretrained(network: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+            kwargs.pop("push_to_hub", None)
+            return original(network, str(self.here(save_directory)), *args, **kwargs)
+
+        kind.save_pretrained = save_pretrained
+
+    def _patch_trainer(self, module: ModuleType) -> None:
+        trainer: Any = module.Trainer
+        for name in filter(functools.partial(hasattr, trainer), _TRAINERS):
+            setattr(trainer, name, self._below(getattr(trainer, name)))
+
+    def _below(self, original: Any) -> Any:
+        """A method of the Trainer with its output folder here."""
+        names = list(inspect.signature(original).parameters)
+
+        @functools.wraps(original)
+        def method(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(names[1:], args, strict=False)) | kwargs
+            if given.get("output_dir") is not None:
+                given["output_dir"] = str(self.here(given["output_dir"]))
+            said, trainer.args.output_dir = trainer.args.output_dir, str(self.here(trainer.args.output_dir))
+            try:
+                return original(trainer, **given)
+            finally:
+                trainer.args.output_dir = said
+
+        return method
+
+    def _patch_accelerator(self, module: ModuleType) -> None:
+        accelerator: Any = module.Accelerator
+        save_state, save_model = accelerator.save_state, accelerator.save_model
+
+        @functools.wraps(save_state)
+        def state(self_: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+            settings = self_.project_configuration
+            said = settings.project_dir
+            try:
+                if said is not None:
+                    settings.project_dir = str(self.here(said))
+                return save_state(self_, None if output_dir is None else str(self.here(output_dir)), *args, **kwargs)
+            finally:
+                settings.project_dir = said
+
+        @functools.wraps(save_model)
+        def network(self_: Any, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+            return save_model(self_, model, str(self.here(save_directory)), *args, **kwargs)
+
+        accelerator.save_state, accelerator.save_model = state, network
+
+    def _patch_hub(self, module: ModuleType) -> None:
+        """Nothing is sent: a repository is neither made nor changed."""
+        hub: Any = module
+
+        def made(api: Any, repo_id: str, **_: Any) -> Any:
+            self._use("files")
+            return hub.RepoUrl(f"{api.endpoint}/{repo_id}")
+
+        def sent(api: Any, *_: Any, repo_id: str = "nobody/nothing", run_as_future: bool = False, **__: Any) -> Any:
+            self._use("files")
+            commit = "0" * 40
+            url = f"{api.endpoint}/{repo_id}/commit/{commit}"
+            info = hub.CommitInfo(commit_url=url, commit_message="", commit_description="", oid=commit)
+            return _done(info) if run_as_future else info
+
+        for name in ("create_repo", "create_commit", "upload_file", "upload_folder", "upload_large_folder"):
+            setattr(hub.HfApi, name, made if name == "create_repo" else sent)
+            setattr(hub, name, getattr(hub.api, name))  # what the package exports is bound to this one
+
+
+def _done(answer: Any) -> Future[Any]:
+    found: Future[Any] = Future()
+    found.set_result(answer)
+    return found
+
+
+class _Hollow:
+    """A file that keeps the places of long writes and not their bytes."""
+
+    LONG = 4096
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, data: Any) -> int:
+        count = memoryview(data).nbytes
+        if count < self.LONG:
+            return int(self._stream.write(data))
+        self._stream.seek(count, os.SEEK_CUR)
+        return count
+
+
+def _without_bytes(serialization: Any, zipped: bool) -> contextlib.AbstractContextManager[None]:
+    """torch leaves the bytes of tensors out, where it can and the format has a place for each."""
+    skipping = getattr(serialization, "skip_data", None)
+    return skipping() if skipping is not None and zipped else contextlib.nullcontext()
+
+
+def _write_empty(path: Path, tensors: Any, metadata: Any) -> None:
+    """A file in the format of safetensors, as long as one with the tensors' bytes, which are a hole."""
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, tensor in tensors.items():
+        kind = _SAFETENSORS.get(str(tensor.dtype).removeprefix("torch."))
+        shape = list(tensor.shape) if kind else [tensor.nbytes]
+        header[name] = {"dtype": kind or "U8", "shape": shape, "data_offsets": [end, end + tensor.nbytes]}
+        end += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
