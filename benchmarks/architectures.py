@@ -40,7 +40,7 @@ SEQ_LEN: Final = {
     **dict.fromkeys(("moss_transcribe_diarize", "qwen2_audio", "qwen3_asr", "voxtral", "fun_asr_nano"), 2048),
     **dict.fromkeys(("nemo_speechlm", "vibevoice_asr"), 2048),
     **{"reformer": 4096, "perceiver": 2048, "blip-2": 2048, "instructblip": 2048, "instructblipvideo": 2048},
-    **{"florence2": 1024, "pp_formulanet": 512, "kosmos-2": 1024, "kosmos-2.5": 4096},
+    **{"emu3": 16384, "florence2": 1024, "pp_formulanet": 512, "kosmos-2": 1024, "kosmos-2.5": 4096},
 }
 """Of a type or a task: room for an image or a sound and text, no more than there are positions.  Others: 128."""
 
@@ -71,7 +71,10 @@ _RESNET: Final = {
     **{"backbone": None, "use_timm_backbone": False, "use_pretrained_backbone": False},
     "backbone_config": {"model_type": "resnet", "out_features": ["stage2", "stage3", "stage4"]},
 }
-_LAST: Final = {**_RESNET, "backbone_config": {"model_type": "resnet", "out_features": ["stage4"]}}
+_LAST: Final = {
+    **_RESNET,
+    "backbone_config": {"model_type": "resnet", "out_features": ["stage4"], "out_indices": [4]},
+}
 _FOUR: Final = {"model_type": "resnet", "out_features": ["stage1", "stage2", "stage3", "stage4"]}
 _FORECAST: Final = {"prediction_length": 24, "context_length": 48}
 
@@ -80,9 +83,10 @@ FITTING: Final[dict[str, dict[str, Any]]] = {
     "autoformer": _FORECAST,
     "aya_vision": {"vision_config": {"num_attention_heads": 16, "image_size": 364}},
     "blip-2": {"image_token_index": 50265, "text_config": {"vocab_size": 50304}},
-    "chameleon": {"vocabulary_map": {"<image>": 8711, "IMGIMGBZ": 4}},
+    "chameleon": {"image_token_id": 8711, "vocabulary_map": {"<image>": 8711, "IMGIMGBZ": 4}},
     "conditional_detr": _LAST,
     "dab-detr": _LAST,
+    "dbrx": {"attn_config": {"rope_theta": 500000.0, "kv_n_heads": 8, "clip_qkv": 8}},
     "deepseek_v2": {
         **{"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "topk_method": "greedy"},
         **{"first_k_dense_replace": 1, "q_lora_rank": None, "kv_lora_rank": 512, "moe_intermediate_size": 1408},
@@ -139,6 +143,7 @@ FITTING: Final[dict[str, dict[str, Any]]] = {
     },
     "shieldgemma2": {"vision_config": _SIGLIP},
     "smolvlm": {"vision_config": {"image_size": 512, "patch_size": 16}},
+    "step3p7": {"text_config": {"sliding_window": 512}},
     "t5gemma2": {"encoder": {"vision_config": _SIGLIP}},
     "table-transformer": _LAST,
     "time_series_transformer": _FORECAST,

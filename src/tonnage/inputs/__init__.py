@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from tonnage.errors import CannotEstimate
 from tonnage.inputs import images, sounds, targets
 from tonnage.inputs.text import Batch, tokens
 from tonnage.remarks import remarked
@@ -20,7 +21,19 @@ from tonnage.remarks import remarked
 if TYPE_CHECKING:
     from tonnage.job import Job
 
-__all__ = ["Batch", "assumed", "make"]
+__all__ = ["NOT_MADE", "Batch", "assumed", "make"]
+
+NOT_MADE: Final = {
+    "blt": "its patches end where entropies say that it computes of the text",
+    "instructblipvideo": "it sees several frames of a video, each with an adapter",
+    "molmo2": "its images come with tables of which patches are pooled",
+    "musicgen_decoder": "it takes several codebooks at once",
+    "musicgen_melody_decoder": "it takes several codebooks at once",
+    "timesfm2_5": "its series come in lists of any length",
+    "vibevoice": "its sounds come as speech to be diffused",
+    "vibevoice_asr": "its sounds pass through two tokenizers",
+}
+"""What is missing for types whose inputs none of the makers below has."""
 
 
 def make(job: Job, network: Any, task: str, dtype: torch.dtype) -> Batch:
@@ -28,6 +41,12 @@ def make(job: Job, network: Any, task: str, dtype: torch.dtype) -> Batch:
 
     Raises CannotEstimate for families whose inputs are not known here, UsageError for sizes they do not take.
     """
+    missing = NOT_MADE.get(network.config.model_type)
+    if missing is not None and (job.images > 0 or task != "image-text-to-text"):
+        raise CannotEstimate(
+            f"Batches are not made for {network.config.model_type}: {missing}; "
+            "give package.module:factory with batch(job)."
+        )
     return _MAKERS[task](job, network, dtype)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tonnage.job import Job
 
 _ATEN = torch.ops.aten
+_BY_INDEX = (_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default)
 
 
 class _WithoutComputing(TorchDispatchMode):  # type: ignore[misc]
@@ -33,8 +34,8 @@ class _WithoutComputing(TorchDispatchMode):  # type: ignore[misc]
             return 0 if known is None else known
         if op is _ATEN.nonzero.default:
             return self._selected(args[0])
-        if op is _ATEN.index.Tensor and any(_is_mask(index) for index in args[1]):
-            args = (args[0], [place for index in args[1] for place in self._places(index)])
+        if op in _BY_INDEX and any(_is_mask(index) for index in args[1]):
+            args = (args[0], [place for index in args[1] for place in self._places(index)], *args[2:])
         try:
             result = op(*args, **options)
         except DynamicOutputShapeException:

@@ -267,7 +267,8 @@ def _patches(job: Job, network: Any, asked: tuple[str, ...]) -> Images:
     made = {"pixel_values": _pixels(*shape), "image_grid_thw": grid}
     if "image_merge_sizes" in asked:
         made["image_merge_sizes"] = torch.full((len(grid),), merge)
-    return Images(tensors=made, width=width, height=height, tokens=int(grid[0].prod()) // merge**2)
+    each = None if network.config.model_type == "hunyuan_vl" else int(grid[0].prod()) // merge**2  # it adds to rows
+    return Images(tensors=made, width=width, height=height, tokens=each)
 
 
 def _merge(config: Any, vision: Any) -> int:
@@ -381,7 +382,8 @@ def _in_a_list(job: Job, network: Any) -> Images:
     unit = pair(vision.patch_size)[0]
     width, height = (max(1, int(part * scale) // unit) * unit for part in (width, height))
     pixels = _pixels(job.micro_batch, job.images, channels_of(vision), height, width)
-    return Images(tensors={"pixel_values": pixels}, width=width, height=height)
+    each = network.config.perceiver_config.resampler_n_latents
+    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=each)
 
 
 def _squares_in_a_list(job: Job, network: Any) -> Images:

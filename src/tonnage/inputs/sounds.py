@@ -93,14 +93,14 @@ def transcribed(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 def alone(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     """Sounds and nothing else, under the name that the forward has for them."""
     names = parameters(network)
-    name = next((each for each in _NAMES if each in names), None)
-    found = shape(network.config, name) if name is not None else None
-    if name is None or found is None:
-        raise CannotEstimate(
-            f"Batches of sounds are not made for {network.config.model_type}; "
-            "give package.module:factory with batch(job)."
-        )
-    return {name: torch.rand(job.micro_batch, *found).to(dtype)}
+    for name in _NAMES:
+        found = shape(network.config, name) if name in names else None
+        if found is not None:
+            return {name: torch.rand(job.micro_batch, *found).to(dtype)}
+    raise CannotEstimate(
+        f"Batches of sounds are not made for {network.config.model_type}; "
+        "give package.module:factory with batch(job)."
+    )
 
 
 def and_text(job: Job, network: Any, dtype: torch.dtype) -> Batch:
