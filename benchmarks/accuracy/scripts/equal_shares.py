@@ -56,6 +56,8 @@ def _tell_exchanging() -> None:
         share = routing_map.shape[0] * dispatcher.config.moe_router_topk // dispatcher.num_experts
         local, ranks = dispatcher.num_local_experts, dispatcher.tp_size * dispatcher.ep_size
         counted: torch.Tensor = original(dispatcher, routing_map)
+        if dispatcher.drop_and_pad:
+            return counted  # as many as there is room for, which is known
         counts = {
             "input_splits": share * local,
             "output_splits": share * local,
