@@ -204,12 +204,16 @@ class Policy:
         return asked
 
     def _counted(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """How many elements of a mask are true, where it is known or holds nowhere."""
+        """How many elements of a mask are true, where it is known, follows a rule or holds nowhere."""
         torch = self.torch
 
         @functools.wraps(original)
         def total(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
+            if type(tensor) is torch.Tensor and tensor.is_cuda and self._rule(tensor) is not None:
+                if tensor.nbytes <= KNOWN_BYTES and not torch.compiler.is_compiling():
+                    self.write(result, original(self._ruled(tensor), *args, **kwargs))
+                return result
             mask = type(tensor) is torch.Tensor and tensor.dtype == torch.bool and tensor.is_cuda
             if not mask or torch.compiler.is_compiling() or result.numel() > BIG_ELEMENTS:
                 return result
@@ -316,6 +320,7 @@ class Policy:
 
         for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
             setattr(torch.Tensor, name, patched(name, getattr(torch.Tensor, name)))
+        torch.greater = patched("__gt__", torch.greater)
 
     def _patch_routing(self) -> None:
         """Tokens choose experts by computed scores; with a balanced router they choose all equally often.
