@@ -136,6 +136,7 @@ FITTING: Final[dict[str, dict[str, Any]]] = {
     "nemotron_h_omni": {"image_token_id": 18},
     "ovis2": {"hidden_size": 4096},
     "qwen2_vl": {"text_config": {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4}},
+    "qwen3_asr": {"audio_config": {"output_dim": 2048}},
     "qwen3_omni_moe_thinker": {
         "text_config": {"num_attention_heads": 32, "vocab_size": 152064, "head_dim": 128},
         "vision_config": {"out_hidden_size": 2048},

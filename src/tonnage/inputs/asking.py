@@ -63,6 +63,16 @@ class _WithoutComputing(TorchDispatchMode):  # type: ignore[misc]
         return places
 
 
+class _Scalars(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
+    """`torch.tensor` of a list that holds tensors of one number takes the numbers."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.tensor and isinstance(args[0], list):
+            values = [each.item() if isinstance(each, torch.Tensor) and each.dim() == 0 else each for each in args[0]]
+            args = (values, *args[1:])
+        return function(*args, **(kwargs or {}))
+
+
 def _is_mask(index: Any) -> bool:
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
@@ -79,7 +89,7 @@ def rows_of(
 
     try:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with _disable_current_modes(), fake, _WithoutComputing(), torch.no_grad():
+        with _disable_current_modes(), fake, _WithoutComputing(), _Scalars(), torch.no_grad():
             shapes = model.without_memory(network, "cpu")
             given = {name: torch.empty(each.shape) if each.is_meta else each for name, each in inputs().items()}
             inner = getattr(shapes, "model", shapes)
