@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 from benchmarks.time import regret
+from benchmarks.time.alternatives import Prospect
 from benchmarks.time.calibration import CALIBRATIONS, known, toml
 from benchmarks.time.fit import errors, fit, predicted, summary
 from benchmarks.time.recipes import of_experts
@@ -93,6 +95,15 @@ def test_regret_by_hand(rows):
     assert cell.three == cell.five == 1.0
     assert cell.first in (0.8, 1.0)
     assert cell.crashed == 0
+
+
+def test_alternatives_use_other_dimensions_first():
+    rows = [
+        SimpleNamespace(work=SimpleNamespace(axes=Axes(tp=tp, pp=pp))) for tp, pp in ((1, 1), (1, 1), (2, 1), (4, 2))
+    ]
+    prospects = [Prospect(speed=speed) for speed in (90.0, 100.0, 80.0, 70.0)]
+    assert regret.of_each_kind(rows, prospects, 3) == (1, 2, 3)
+    assert regret.of_each_kind(rows, prospects, 5) == (1, 2, 3, 0)
 
 
 def test_picks_of_the_grid_reach_most_of_the_best(rows):

@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("--source", help="only sources whose name contains this")
     parser.add_argument("--calibrate", action="store_true", help="print the software tables of times.toml")
     parser.add_argument("--regret", action="store_true", help="the picks on the ultrascale grid")
+    parser.add_argument("--kinds", action="store_true", help="with --regret: alternatives as plans have")
     parser.add_argument("--kept", action="store_true", help="calibrate nothing: take the catalog's constants")
     options = parser.parse_args()
     rows, left = load(options.rows)
@@ -51,7 +52,7 @@ def main() -> int:
         _calibrate(rows)
     elif options.regret:
         grid = [row for row in rows if row.software == "nanotron"]
-        _regret(grid, _other_sizes(grid) if options.rows != PUBLISHED else [], options.kept)
+        _regret(grid, _other_sizes(grid) if options.rows != PUBLISHED else [], options.kept, options.kinds)
     else:
         _report(rows, options.kept)
         _other_kinds()
@@ -141,7 +142,7 @@ def _other_sizes(rows: Sequence[Row]) -> list[Row]:
     return [row for row in load()[0] if row.software == "nanotron" and row.model not in judged]
 
 
-def _regret(rows: Sequence[Row], others: Sequence[Row], kept: bool) -> None:
+def _regret(rows: Sequence[Row], others: Sequence[Row], kept: bool, kinds: bool) -> None:
     """The cells of the rows; what is left out of calibration is the cell's network, `others` are in it."""
     known_rows = [*rows, *others]
 
@@ -152,7 +153,7 @@ def _regret(rows: Sequence[Row], others: Sequence[Row], kept: bool) -> None:
         )
 
     for oracle in (False, True):
-        cells = regret.table(rows, without, others, oracle)
+        cells = regret.table(rows, without, others, oracle, kinds)
         print(f"\n{'Only layouts that ran' if oracle else 'Our own account of memory'}:\n")
         print("| model | GPUs | first pick | best of 3 | best of 5 | crashed of 5 |\n|---|---:|---:|---:|---:|---:|")
         for cell in cells:

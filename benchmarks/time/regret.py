@@ -14,11 +14,11 @@ from functools import cache
 from math import log, sqrt
 from statistics import NormalDist, mean, median
 
+from benchmarks.time.alternatives import Prospect, best_set
 from benchmarks.time.fit import predicted
 from benchmarks.time.rows import Row
 
 from tonnage.catalog import overheads
-from tonnage.costs.alternatives import Prospect, best_set
 from tonnage.costs.memory import likely_bytes
 from tonnage.costs.software import Software
 from tonnage.costs.timing import split_of
@@ -181,13 +181,33 @@ class Cell:
     """Of the first five picks, those that crashed."""
 
 
+def of_each_kind(rows: Sequence[Row], prospects: Sequence[Prospect], count: int) -> tuple[int, ...]:
+    """Places as `tonnage plan` chooses alternatives: by expected speed, no two that use the same parallel dimensions.
+
+    `tonnage.search.best.difference` counts nothing else in which layouts of the grid differ.  What is left comes last.
+    """
+    order = sorted(range(len(prospects)), key=lambda place: -prospects[place].expected)
+    kinds: dict[tuple[bool, bool], int] = {}
+    for place in order:
+        axes = rows[place].work.axes
+        kinds.setdefault((axes.tp > 1, axes.pp > 1), place)
+    firsts = list(kinds.values())
+    return tuple([*firsts, *(place for place in order if place not in firsts)][:count])
+
+
 def cell(
-    name: tuple[str, int], found: Sequence[Candidate], software: Software, stalls: Stalls, oracle: bool = False
+    name: tuple[str, int],
+    found: Sequence[Candidate],
+    software: Software,
+    stalls: Stalls,
+    oracle: bool = False,
+    kinds: bool = False,
 ) -> Cell:
-    """Picks among those that fit; with `oracle`, among those that ran."""
+    """Picks among those that fit; with `oracle`, among those that ran; with `kinds`, by `of_each_kind`."""
     best = max(one.speed for one in found)
     able = [one for one in found if (one.speed > 0 if oracle else fullness(one.row, software) <= MOST)]
-    picks = best_set([prospect(one.row, software, stalls) for one in able], 5)
+    prospects = [prospect(one.row, software, stalls) for one in able]
+    picks = of_each_kind([one.row for one in able], prospects, 5) if kinds else best_set(prospects, 5)
     reached = [able[place].speed / best for place in picks] or [0.0]
     return Cell(
         name=name,
@@ -205,7 +225,11 @@ def refused(rows: Sequence[Row], software: Software) -> float:
 
 
 def table(
-    rows: Sequence[Row], calibrated: Callable[[str], Software], others: Sequence[Row] = (), oracle: bool = False
+    rows: Sequence[Row],
+    calibrated: Callable[[str], Software],
+    others: Sequence[Row] = (),
+    oracle: bool = False,
+    kinds: bool = False,
 ) -> list[Cell]:
     """Each cell of the rows with the software and the chances of stalls that were calibrated without its model, from
     these rows and others."""
@@ -215,7 +239,8 @@ def table(
         return Stalls.seen([row for row in (*rows, *others) if row.model != model], calibrated(model))
 
     return [
-        cell(name, found, calibrated(name[0]), stalls(name[0]), oracle) for name, found in candidates(rows).items()
+        cell(name, found, calibrated(name[0]), stalls(name[0]), oracle, kinds)
+        for name, found in candidates(rows).items()
     ]
 
 

@@ -254,6 +254,6 @@ def test_libraries_for_fewer_bits(dry_run: Any, kind: str) -> None:
         assert 2.03 * parameters < sum(states.values()) < 2.04 * parameters
     elif kind == "paged":  # the states lie in managed memory, outside the allocator; only the scales are on the card
         assert sum(states.values()) < 0.04 * parameters
-    else:  # half a byte a weight, and the trained layer at the end
+    else:  # half a byte a weight, scales of a byte for 64 and of four for 16,384, and the trained layer at the end
         last = 2 * 1024 * 1024
-        assert 0.5 * parameters + last <= walked.by_category()["parameter"] < 0.51 * parameters + last
+        assert 0.5158 * parameters + last <= walked.by_category()["parameter"] < 0.52 * parameters + last

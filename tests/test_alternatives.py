@@ -1,8 +1,7 @@
 """Sets of plans to try, by hand."""
 
 import pytest
-
-from tonnage.costs.alternatives import Prospect, best_set
+from benchmarks.time.alternatives import Prospect, best_set
 
 
 def test_the_first_has_the_highest_speed_to_be_expected():
