@@ -16,7 +16,22 @@ def main() -> None:
     optimizer.zero_grad()
     greedy = model.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)
     sampled = model.generate(prompt, max_new_tokens=24, do_sample=True, temperature=0.8, top_k=20, pad_token_id=0)
-    print(json.dumps({"greedy": list(greedy.shape), "sampled": list(sampled.shape)}))
+    words = [[3, 4, 5, 6], [7, 8, 9, 10]]
+    ended = model.generate(torch.tensor(words).cuda(), max_new_tokens=8, pad_token_id=0, eos_token_id=[1, 2])
+    ends = torch.isin(ended, torch.tensor([1, 2], device="cuda"))
+    first = torch.full((2,), ended.shape[1], device="cuda")
+    first[ends.any(dim=1)] = ends.int().argmax(dim=1)[ends.any(dim=1)]
+    kept = (torch.arange(ended.shape[1], device="cuda") <= first[:, None])[:, 4:]
+    print(
+        json.dumps(
+            {
+                "greedy": list(greedy.shape),
+                "sampled": list(sampled.shape),
+                "prompt": ended[:, :4].tolist(),
+                "lengths": [len(row[mask].tolist()) for row, mask in zip(ended[:, 4:], kept, strict=True)],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

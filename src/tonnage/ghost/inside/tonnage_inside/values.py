@@ -698,8 +698,37 @@ class Policy:
             self._long_enough = False
             return unfinished
 
+        generate = module.GenerationMixin.generate  # type: ignore[attr-defined]
+
+        @functools.wraps(generate)
+        def generated(mixin: Any, *args: Any, **kwargs: Any) -> Any:
+            answer = generate(mixin, *args, **kwargs)
+            tokens = getattr(answer, "sequences", answer)
+            if isinstance(tokens, self.torch.Tensor) and tokens.is_cuda and tokens.nbytes <= KNOWN_BYTES:
+                self.use("generation")
+                prompt = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs"))
+                self.write(tokens, self._continued(_ends(mixin, kwargs), prompt, tokens))
+                self._follow_integers()
+            return answer
+
         limit.__call__ = counted
         module.GenerationMixin._has_unfinished_sequences = has_unfinished_sequences  # type: ignore[attr-defined]
+        module.GenerationMixin.generate = generated  # type: ignore[attr-defined]
+
+    def _continued(self, ends: set[Any], prompt: Any, tokens: Any) -> Any:
+        """What was generated, on the host: behind the prompt, as far as it is known, a word that ends nothing."""
+        told = self.torch.full(tokens.shape, next(word for word in range(len(ends) + 1) if word not in ends))
+        begun = (
+            self.known(prompt) if isinstance(prompt, self.torch.Tensor) and prompt.ndim == tokens.ndim == 2 else None
+        )
+        if begun is not None and begun.shape[1] <= tokens.shape[1] and tokens.shape[0] % begun.shape[0] == 0:
+            told[:, : begun.shape[1]] = begun.repeat_interleave(tokens.shape[0] // begun.shape[0], 0)
+        return told.to(tokens.dtype)
+
+    def _follow_integers(self) -> None:
+        """From here on, in this thread, what is computed from known integers is known."""
+        if self.torch._C._len_torch_function_stack() == 0:
+            _known_integers(self)().__enter__()
 
     def _patch_multimodal(self, module: ModuleType) -> None:
         """Sizes of images, audio and video are integers on the card: what is computed from known ones is known.
@@ -707,7 +736,6 @@ class Policy:
         From the first call of such a model on, in this thread and in the backward passes that it starts.
         """
         torch = self.torch
-        mode = _known_integers(self)
         met: set[type] = set()
 
         def first_call(called: Any, _args: Any) -> None:
@@ -719,7 +747,7 @@ class Policy:
             multimodal = known_model and (len(called.config.sub_configs) > 0 or called.main_input_name in _HEARD)
             if multimodal and torch._C._len_torch_function_stack() == 0:
                 handle.remove()
-                mode().__enter__()
+                self._follow_integers()
 
         handle = torch.nn.modules.module.register_module_forward_pre_hook(first_call)
 
@@ -752,7 +780,9 @@ class Policy:
         tensors = [*network.named_parameters(), *network.named_buffers()]
         checkpoint = {key: torch.empty_like(t, device="cpu") for key, t in tensors if key in saved}
         options = {key: value for key, value in kwargs.items() if key not in _LOCATING_OPTIONS}
-        return original(cls, None, config=config, state_dict=checkpoint, **options)
+        loaded = original(cls, None, config=config, state_dict=checkpoint, **options)
+        loaded.config.name_or_path = loaded.name_or_path = str(name)
+        return loaded
 
     def _from_configuration(self, cls: Any, name: Any, config: Any, kwargs: dict[str, Any]) -> Any:
         torch = self.torch
@@ -882,6 +912,16 @@ def _known_integers(policy: Policy) -> Any:
             return result
 
     return KnownIntegers
+
+
+def _ends(mixin: Any, options: dict[str, Any]) -> set[Any]:
+    """The tokens that begin, end or fill up what `generate` makes with these options."""
+    settings = options.get("generation_config") or mixin.generation_config
+    found: set[Any] = set()
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        said = options.get(name, getattr(settings, name))
+        found |= set(said) if isinstance(said, list) else {said}
+    return found
 
 
 _LOCATING_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
