@@ -17,6 +17,9 @@ from tonnage.units import size
 CURVE_POINTS: Final = 400
 """Moments kept of the memory curve; between them the highest counts."""
 
+BESIDES: Final = ("evaluate", "generate", "save", "resume")
+"""Phases besides the steps, of which the curve shows at most as much as leaves the steps two thirds."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -187,13 +190,31 @@ def _steps(walked: Timeline) -> tuple[StepPeak, ...]:
     )
 
 
+def units_of(besides: Sequence[bool]) -> list[range]:
+    """Marks one by one; those besides the steps several at a time where they would be more than a third of all.
+
+    Else the curve of a script that evaluates two hundred batches before its first step would show nothing else.
+    """
+    room = max((len(besides) - sum(besides)) // 2, CURVE_POINTS // 4)
+    together = max(1, -(-sum(besides) // room))
+    units: list[range] = []
+    for place, beside in enumerate(besides):
+        last = units[-1] if units else range(0)
+        if beside and len(last) < together and last and besides[last.start]:
+            units[-1] = range(last.start, place + 1)
+        else:
+            units.append(range(place, place + 1))
+    return units
+
+
 def _curve(walked: Timeline) -> tuple[Moment, ...]:
-    """The highest use in each of up to CURVE_POINTS stretches of equal numbers of marks."""
-    count = len(walked.by_mark)
-    stride = max(1, -(-count // CURVE_POINTS))
+    """The highest use in each of up to CURVE_POINTS stretches of equally many units of marks."""
+    besides = [_phase_name(mark.phase) in BESIDES for mark in walked.marks]
+    units = units_of(besides or [False] * len(walked.by_mark))
+    stride = max(1, -(-len(units) // CURVE_POINTS))
     moments = []
-    for first in range(0, count, stride):
-        stretch = range(first, min(first + stride, count))
+    for first in range(0, len(units), stride):
+        stretch = range(units[first].start, units[min(first + stride, len(units)) - 1].stop)
         highest = max(stretch, key=lambda mark: walked.by_mark[mark][0])
         moments.append(
             Moment(
