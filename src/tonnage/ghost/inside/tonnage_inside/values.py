@@ -196,8 +196,10 @@ class Policy:
         @functools.wraps(original)
         def asked(tensor: Any) -> Any:
             result = original(tensor)
-            plain = type(result) is torch.Tensor and result.is_cuda and result.numel() <= BIG_ELEMENTS
-            if plain and not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing():
+            if torch.compiler.is_compiling() or not self._plain(result):
+                return result
+            small = result.is_cuda and result.numel() <= BIG_ELEMENTS
+            if small and not torch.cuda.is_current_stream_capturing():
                 self.write(result, torch.zeros(result.shape, dtype=torch.bool))
             return result
 
@@ -210,12 +212,13 @@ class Policy:
         @functools.wraps(original)
         def total(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
-            if type(tensor) is torch.Tensor and tensor.is_cuda and self._rule(tensor) is not None:
-                if tensor.nbytes <= KNOWN_BYTES and not torch.compiler.is_compiling():
+            if torch.compiler.is_compiling() or not self._plain(tensor) or not tensor.is_cuda:
+                return result
+            if self._rule(tensor) is not None:
+                if tensor.nbytes <= KNOWN_BYTES:
                     self.write(result, original(self._ruled(tensor), *args, **kwargs))
                 return result
-            mask = type(tensor) is torch.Tensor and tensor.dtype == torch.bool and tensor.is_cuda
-            if not mask or torch.compiler.is_compiling() or result.numel() > BIG_ELEMENTS:
+            if tensor.dtype != torch.bool or result.numel() > BIG_ELEMENTS:
                 return result
             if self._holds_nowhere(tensor):
                 self.use("exact")
@@ -227,6 +230,11 @@ class Policy:
             return result
 
         return total
+
+    def _plain(self, tensor: Any) -> bool:
+        """Whether it is a tensor with memory of its own, not one of vmap, which stands for many."""
+        wrapped = self.torch._C._functorch.is_functorch_wrapped_tensor
+        return type(tensor) is self.torch.Tensor and not wrapped(tensor)
 
     def _note_nowhere(self, mask: Any) -> None:
         """The fresh mask is false everywhere; nothing is written, but who counts it is told."""
@@ -305,7 +313,7 @@ class Policy:
                 ):
                     return result
                 if type(tensor) is torch.Tensor and tensor.is_floating_point() and name == "__eq__":
-                    if self.known(tensor) is None:
+                    if self._plain(tensor) and self.known(tensor) is None:
                         self._note_nowhere(result)
                     return result
                 if not isinstance(other, int):
