@@ -10,24 +10,19 @@ the usual one instead; each says so, once used, in the report's `assumed`.
 import contextlib
 import functools
 import importlib
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from . import generation, pretrained
 from .host import ZEROS
 from .imports import after_import
+from .integers import KNOWN_BYTES, known_integers
 from .native import Native
 
 BIG_ELEMENTS = 1 << 16
 """Host tensors from this size on are not filled with random numbers."""
-
-KNOWN_BYTES = 1 << 20
-"""Values of tensors up to this size are remembered, as the ghost remembers copies."""
-
-SMALL_WEIGHTS_BYTES = 1 << 30
-"""A local checkpoint up to this size is really read."""
 
 ASSUMED = {
     "finite": "torch.isfinite of a computed tensor is True",
@@ -59,7 +54,6 @@ class Policy:
         self._nowhere: dict[int, Any] = {}
         self._told: Callable[[Any], Any] | None = None
         self._quiet = False
-        self._long_enough = False
 
     def assumed(self) -> list[str]:
         """One sentence for each patch that was needed."""
@@ -111,8 +105,8 @@ class Policy:
         for name in _DENOISING:
             after_import(f"transformers.models.{name}.modeling_{name}", self._patch_denoising)
         after_import("transformers.distributed.expert_parallel", self._patch_exchange_of_tokens)
-        after_import("transformers.generation.utils", self._patch_generation)
-        after_import("transformers.modeling_utils", self._patch_from_pretrained)
+        after_import("transformers.generation.utils", functools.partial(generation.patch, self))
+        after_import("transformers.modeling_utils", functools.partial(pretrained.patch, self))
         after_import("transformers.modeling_utils", self._patch_multimodal)
 
     def read(self, tensor: Any) -> Any:
@@ -374,7 +368,7 @@ class Policy:
         torch = self.torch
         kind = module.AllToAllEP  # type: ignore[attr-defined]
         dispatch, exchange = kind._dispatch_tokens, module.all_to_all_single  # type: ignore[attr-defined]
-        known_integers = _known_integers(self)
+        integers = known_integers(self)
         choices = 0
 
         @functools.wraps(dispatch)
@@ -384,7 +378,7 @@ class Policy:
                 return dispatch(experts, hidden, chosen, weights)
             self.use("routing")
             choices = chosen.numel() // experts.tp_mesh.size()
-            with known_integers():
+            with integers():
                 return dispatch(experts, hidden, chosen, weights)
 
         @functools.wraps(exchange)
@@ -595,12 +589,12 @@ class Policy:
 
     def _patch_object_exchange(self, module: ModuleType) -> None:
         """Ranks that send each other objects compute with their sizes on the card: sum them, take the longest."""
-        known_integers = _known_integers(self)
+        integers = known_integers(self)
 
         def patched(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
             def exchange(*args: Any, **kwargs: Any) -> Any:
-                with known_integers():
+                with integers():
                     return original(*args, **kwargs)
 
             return exchange
@@ -687,56 +681,10 @@ class Policy:
 
             module._preprocess_mask_arguments = _preprocess_mask_arguments  # type: ignore[attr-defined]
 
-    def _patch_generation(self, module: ModuleType) -> None:
-        """Whether all sequences are finished is computed on the card; that the length limit is met is not."""
-        limit = importlib.import_module("transformers.generation.stopping_criteria").MaxLengthCriteria
-        count, more = limit.__call__, module.GenerationMixin._has_unfinished_sequences
-
-        @functools.wraps(count)
-        def counted(criteria: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-            self._long_enough = bool(input_ids.shape[-1] >= criteria.max_length)
-            return count(criteria, input_ids, *args, **kwargs)
-
-        @functools.wraps(more)
-        def has_unfinished_sequences(mixin: Any, finished: bool, *args: Any, **kwargs: Any) -> Any:
-            unfinished = more(mixin, finished, *args, **kwargs)
-            if unfinished and self._long_enough:
-                self.use("generation")
-                unfinished = False
-            self._long_enough = False
-            return unfinished
-
-        generate = module.GenerationMixin.generate  # type: ignore[attr-defined]
-
-        @functools.wraps(generate)
-        def generated(mixin: Any, *args: Any, **kwargs: Any) -> Any:
-            answer = generate(mixin, *args, **kwargs)
-            tokens = getattr(answer, "sequences", answer)
-            if isinstance(tokens, self.torch.Tensor) and tokens.is_cuda and tokens.nbytes <= KNOWN_BYTES:
-                self.use("generation")
-                prompt = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs"))
-                self.write(tokens, self._continued(_ends(mixin, kwargs), prompt, tokens))
-                self._follow_integers()
-            return answer
-
-        limit.__call__ = counted
-        module.GenerationMixin._has_unfinished_sequences = has_unfinished_sequences  # type: ignore[attr-defined]
-        module.GenerationMixin.generate = generated  # type: ignore[attr-defined]
-
-    def _continued(self, ends: set[Any], prompt: Any, tokens: Any) -> Any:
-        """What was generated, on the host: behind the prompt, as far as it is known, a word that ends nothing."""
-        told = self.torch.full(tokens.shape, next(word for word in range(len(ends) + 1) if word not in ends))
-        begun = (
-            self.known(prompt) if isinstance(prompt, self.torch.Tensor) and prompt.ndim == tokens.ndim == 2 else None
-        )
-        if begun is not None and begun.shape[1] <= tokens.shape[1] and tokens.shape[0] % begun.shape[0] == 0:
-            told[:, : begun.shape[1]] = begun.repeat_interleave(tokens.shape[0] // begun.shape[0], 0)
-        return told.to(tokens.dtype)
-
-    def _follow_integers(self) -> None:
+    def follow_integers(self) -> None:
         """From here on, in this thread, what is computed from known integers is known."""
         if self.torch._C._len_torch_function_stack() == 0:
-            _known_integers(self)().__enter__()
+            known_integers(self)().__enter__()
 
     def _patch_multimodal(self, module: ModuleType) -> None:
         """Sizes of images, audio and video are integers on the card: what is computed from known ones is known.
@@ -755,62 +703,9 @@ class Policy:
             multimodal = known_model and (len(called.config.sub_configs) > 0 or called.main_input_name in _HEARD)
             if multimodal and torch._C._len_torch_function_stack() == 0:
                 handle.remove()
-                self._follow_integers()
+                self.follow_integers()
 
         handle = torch.nn.modules.module.register_module_forward_pre_hook(first_call)
-
-    def _patch_from_pretrained(self, module: ModuleType) -> None:
-        """Shapes from the configuration instead of weights from files, unless these are local and small."""
-        base = module.PreTrainedModel
-        original = base.from_pretrained.__func__
-
-        def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
-            if args or kwargs.get("state_dict") is not None or _small_checkpoint(name):
-                return original(cls, name, *args, config=config, **kwargs)
-            self.use("weights")
-            if kwargs.get("quantization_config") is not None:
-                return self._quantized(original, cls, name, config, kwargs)
-            return self._from_configuration(cls, name, config, kwargs)
-
-        base.from_pretrained = classmethod(from_pretrained)
-
-    def _quantized(self, original: Any, cls: Any, name: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-        """transformers' loader quantizes layer by layer: hand it a checkpoint whose values nobody reads."""
-        torch = self.torch
-        if not hasattr(config, "to_dict"):
-            locating = {key: kwargs[key] for key in _LOCATING_OPTIONS if key in kwargs}
-            config = cls.config_class.from_pretrained(config or name, **locating)
-        dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
-        with torch.device("meta"):
-            network = cls._from_config(config, dtype=dtype if isinstance(dtype, torch.dtype) else torch.float16)
-        network.tie_weights()
-        saved = network.state_dict()
-        tensors = [*network.named_parameters(), *network.named_buffers()]
-        checkpoint = {key: torch.empty_like(t, device="cpu") for key, t in tensors if key in saved}
-        options = {key: value for key, value in kwargs.items() if key not in _LOCATING_OPTIONS}
-        loaded = original(cls, None, config=config, state_dict=checkpoint, **options)
-        loaded.config.name_or_path = loaded.name_or_path = str(name)
-        return loaded
-
-    def _from_configuration(self, cls: Any, name: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-        torch = self.torch
-        options = {key: value for key, value in kwargs.items() if key not in _LOADING_OPTIONS}
-        if not hasattr(config, "to_dict"):
-            locating = {key: kwargs[key] for key in _LOCATING_OPTIONS if key in kwargs}
-            config, options = cls.config_class.from_pretrained(
-                config or name, return_unused_kwargs=True, **locating, **options
-            )
-        config.name_or_path = str(name)  # trainers look for tokenizers there
-        dtype = kwargs.get("dtype", kwargs.get("torch_dtype")) or "auto"
-        if dtype == "auto":
-            dtype = getattr(config, "dtype", None) or torch.float32
-        placed = _single_device(torch, kwargs.get("device_map"))
-        with torch.device(placed):
-            model = cls._from_config(config, dtype=dtype, **options)
-        model.eval()
-        if kwargs.get("output_loading_info"):
-            return model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
-        return model
 
 
 _OBJECT_EXCHANGES = (
@@ -829,138 +724,7 @@ def _in_turn(count: int) -> Callable[[Any], Any]:
     return lambda place: place % count
 
 
-_SIZED_BY_VALUES = ("repeat_interleave", "unique", "unique_consecutive", "bincount", "masked_select", "argwhere")
 _DENOISING = ("d_fine", "deimv2", "pp_doclayout_v2", "pp_doclayout_v3", "rt_detr", "rt_detr_v2")
 """Types whose queries are noised boxes."""
 _HEARD = ("input_values", "input_features")
 """Names of sounds, whose lengths and transcripts are integers."""
-_READ_OUT = ("tolist", "cpu", "numpy")
-_NOT_COMPUTED = ("empty", "empty_like", "new_empty", "rand", "randint", "randperm", "randint_like", "__get__")
-
-
-def _known_integers(policy: Policy) -> Any:
-    """A mode in which operations on small integers whose values are known have known results."""
-    torch = policy.torch
-    host = torch.device("cpu")
-    inside_transform = torch._C._functorch.peek_interpreter_stack
-
-    def on_host(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            known = policy.known(value)
-            if known is None:
-                raise LookupError
-            return known
-        if isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("cuda")):
-            return host
-        if isinstance(value, slice):
-            return slice(on_host(value.start), on_host(value.stop), on_host(value.step))
-        if isinstance(value, list | tuple):
-            return type(value)([on_host(item) for item in value])
-        if isinstance(value, dict):
-            return {key: on_host(item) for key, item in value.items()}
-        return value
-
-    def small(value: Any) -> bool:
-        if not isinstance(value, torch.Tensor) or not value.is_cuda:
-            return False
-        return not value.dtype.is_floating_point and value.nbytes <= KNOWN_BYTES
-
-    def on_card(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(on_card(item) for item in value)
-        return value.to("cuda") if isinstance(value, torch.Tensor) else value
-
-    def wanting(result: Any) -> bool:
-        """Whether values of the result are to be found out."""
-        tensors = result if isinstance(result, tuple | list) else (result,)
-        return any(small(each) and policy.known(each) is None for each in tensors)
-
-    def completed(result: Any, values: Any) -> Any:
-        """The result, with the values that the host found."""
-        if isinstance(result, tuple | list):
-            for pair in zip(result, values, strict=False):
-                completed(*pair)
-        elif small(result) and isinstance(values, torch.Tensor):
-            if result.shape != values.shape:
-                return on_card(values)
-            policy.write(result, values)
-        return result
-
-    class KnownIntegers(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
-        def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            options = kwargs or {}
-            name = getattr(function, "__name__", "")
-            if torch.compiler.is_compiling() or inside_transform() is not None or name in _NOT_COMPUTED:
-                return function(*args, **options)
-            if name in _READ_OUT and small(args[0]):
-                known = policy.known(args[0])  # of a view that a kernel would have to gather first, too
-                return function(args[0] if known is None else known, *args[1:], **options)
-            if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
-                return self.changed(function, args, options)
-            if name in _SIZED_BY_VALUES and any(small(each) for each in args):
-                with contextlib.suppress(LookupError):
-                    return on_card(function(*on_host(args), **on_host(options)))
-            result = function(*args, **options)
-            if wanting(result):
-                with contextlib.suppress(LookupError):
-                    return completed(result, function(*on_host(args), **on_host(options)))
-            return result
-
-        def changed(self, function: Any, args: Any, options: Any) -> Any:
-            """The same where the first argument is written."""
-            values = None
-            if args and small(args[0]):
-                with contextlib.suppress(LookupError):
-                    values = on_host(args)
-                    values = (values[0].clone(), *values[1:])
-                    function(*values, **on_host(options))
-            result = function(*args, **options)
-            if values is not None:
-                policy.write(args[0], values[0])
-            return result
-
-    return KnownIntegers
-
-
-def _ends(mixin: Any, options: dict[str, Any]) -> set[Any]:
-    """The tokens that begin, end or fill up what `generate` makes with these options."""
-    settings = options.get("generation_config") or mixin.generation_config
-    found: set[Any] = set()
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        said = options.get(name, getattr(settings, name))
-        found |= set(said) if isinstance(said, list) else {said}
-    return found
-
-
-_LOCATING_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
-_LOADING_OPTIONS = {
-    *_LOCATING_OPTIONS,
-    *("state_dict", "output_loading_info", "_from_pipeline", "_from_auto", "dtype", "torch_dtype", "device_map"),
-    *("max_memory", "offload_folder", "offload_buffers", "variant", "adapter_kwargs", "adapter_name"),
-    *("generation_config", "use_safetensors", "weights_only", "low_cpu_mem_usage", "_commit_hash", "key_mapping"),
-    *("ignore_mismatched_sizes", "offload_state_dict", "trust_remote_code", "_fast_init", "quantization_config"),
-}
-
-
-def _single_device(torch: Any, device_map: Any) -> Any:
-    """Where a model with this device_map is built: the card, or the host when there is no map."""
-    if device_map is None:
-        return "cpu"
-    if isinstance(device_map, dict):
-        places = {str(place) for place in device_map.values()}
-        device_map = places.pop() if len(places) == 1 else "auto"
-    if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-        return f"cuda:{torch.cuda.current_device()}"
-    return torch.device(int(device_map) if str(device_map).isdigit() else device_map)
-
-
-def _small_checkpoint(name: Any) -> bool:
-    """True for a local folder whose weights are few enough to be read."""
-    if not isinstance(name, str | os.PathLike) or not os.path.isdir(name):
-        return False
-    sizes = [
-        entry.stat().st_size
-        for entry in os.scandir(str(name))
-        if entry.name.endswith((".safetensors", ".bin", ".pt"))
-    ]
-    return 0 < sum(sizes) <= SMALL_WEIGHTS_BYTES

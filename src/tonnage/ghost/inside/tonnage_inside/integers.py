@@ -1,0 +1,100 @@
+"""Integers whose values are known, and what is computed from them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .values import Policy
+
+KNOWN_BYTES = 1 << 20
+"""Values of tensors up to this size are remembered, as the ghost remembers copies."""
+
+_SIZED_BY_VALUES = ("repeat_interleave", "unique", "unique_consecutive", "bincount", "masked_select", "argwhere")
+_READ_OUT = ("tolist", "cpu", "numpy")
+_NOT_COMPUTED = ("empty", "empty_like", "new_empty", "rand", "randint", "randperm", "randint_like", "__get__")
+
+
+def known_integers(policy: Policy) -> Any:
+    """A mode in which operations on small integers whose values are known have known results."""
+    torch = policy.torch
+    host = torch.device("cpu")
+    inside_transform = torch._C._functorch.peek_interpreter_stack
+
+    def on_host(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            known = policy.known(value)
+            if known is None:
+                raise LookupError
+            return known
+        if isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("cuda")):
+            return host
+        if isinstance(value, slice):
+            return slice(on_host(value.start), on_host(value.stop), on_host(value.step))
+        if isinstance(value, list | tuple):
+            return type(value)([on_host(item) for item in value])
+        if isinstance(value, dict):
+            return {key: on_host(item) for key, item in value.items()}
+        return value
+
+    def small(value: Any) -> bool:
+        if not isinstance(value, torch.Tensor) or not value.is_cuda:
+            return False
+        return not value.dtype.is_floating_point and value.nbytes <= KNOWN_BYTES
+
+    def on_card(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(on_card(item) for item in value)
+        return value.to("cuda") if isinstance(value, torch.Tensor) else value
+
+    def wanting(result: Any) -> bool:
+        """Whether values of the result are to be found out."""
+        tensors = result if isinstance(result, tuple | list) else (result,)
+        return any(small(each) and policy.known(each) is None for each in tensors)
+
+    def completed(result: Any, values: Any) -> Any:
+        """The result, with the values that the host found."""
+        if isinstance(result, tuple | list):
+            for pair in zip(result, values, strict=False):
+                completed(*pair)
+        elif small(result) and isinstance(values, torch.Tensor):
+            if result.shape != values.shape:
+                return on_card(values)
+            policy.write(result, values)
+        return result
+
+    class KnownIntegers(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
+        def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            options = kwargs or {}
+            name = getattr(function, "__name__", "")
+            if torch.compiler.is_compiling() or inside_transform() is not None or name in _NOT_COMPUTED:
+                return function(*args, **options)
+            if name in _READ_OUT and small(args[0]):
+                known = policy.known(args[0])  # of a view that a kernel would have to gather first, too
+                return function(args[0] if known is None else known, *args[1:], **options)
+            if name == "__setitem__" or (name.endswith("_") and not name.endswith("__")):
+                return self.changed(function, args, options)
+            if name in _SIZED_BY_VALUES and any(small(each) for each in args):
+                with contextlib.suppress(LookupError):
+                    return on_card(function(*on_host(args), **on_host(options)))
+            result = function(*args, **options)
+            if wanting(result):
+                with contextlib.suppress(LookupError):
+                    return completed(result, function(*on_host(args), **on_host(options)))
+            return result
+
+        def changed(self, function: Any, args: Any, options: Any) -> Any:
+            """The same where the first argument is written."""
+            values = None
+            if args and small(args[0]):
+                with contextlib.suppress(LookupError):
+                    values = on_host(args)
+                    values = (values[0].clone(), *values[1:])
+                    function(*values, **on_host(options))
+            result = function(*args, **options)
+            if values is not None:
+                policy.write(args[0], values[0])
+            return result
+
+    return KnownIntegers
