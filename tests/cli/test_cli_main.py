@@ -59,7 +59,7 @@ def test_version(tonnage):
         (["estimate", "gpt2", "--gpu", "t4", "--method", "dora"], "Unknown method 'dora'; possible: full, lora"),
         (
             ["estimate", "gpt2", "--gpu", "t4", "--precision", "fp64"],
-            "possible: bf16-mixed, bf16-true, fp16-mixed, fp32",
+            "possible: bf16-mixed, bf16-true, fp16-mixed, fp16-true, fp32",
         ),
         (["estimate", "gpt2", "--gpu", "t4", "--optimizer", "lamb"], "possible: adamw, adamw-loop"),
         (["estimate", "gpt2", "--gpu", "t4", "--checkpointing", "every-0"], "possible: none, full, full-reentrant"),
