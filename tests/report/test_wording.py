@@ -1,6 +1,6 @@
 """Sentences and rows that every view shares."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import estimates
 from tonnage.estimates import CATEGORIES, StepPeak
+from tonnage.plans import Plan
 from tonnage.report import wording
 from tonnage.report.palette import LOOKS
 
@@ -91,3 +92,8 @@ def test_a_switch_is_named_when_it_is_set():
     assert "optimizer in backward" in said
     assert "True" not in said
     assert "accum sync" not in said
+
+
+def test_of_the_default_plan_precision_and_optimizer_are_named() -> None:
+    said = wording.choices(replace(estimates.fitting(), plan=asdict(Plan())))
+    assert said.endswith("bf16-mixed, adamw")

@@ -15,7 +15,7 @@ _OF_QLORA: Final = ("quant", "unquantized_dtype")
 """Options that mean something under one method only."""
 _OF_PIPELINES: Final = ("pp_schedule", "pp_stages")
 _DEGREES: Final = ("tp", "pp", "cp", "ep")
-_UNREMARKABLE: Final = ("none", "auto", "plain", "default", "tonnage", None)
+_UNREMARKABLE: Final = ("none", "auto", "plain", "freed", "default", "tonnage", None)
 
 _LIBRARY: Final = re.compile(
     r"^.*(?:(?:site|dist)-packages|tonnage/torch-[^/]+|/lib/python3[^/]*)/|^.*/(?=tonnage/(?:ghost|techniques|engines|step\.py|model\.py))"
