@@ -618,16 +618,16 @@ def test_unknown_calls_succeed_and_are_counted(ghost: Ghost) -> None:
 
 
 def test_recurrent_networks_have_the_bytes_that_real_cards_showed(ghost: Ghost) -> None:
-    """Two layers of 512 on an H200, four of 320 on a P100: weights, and what is kept from forward to backward."""
+    """Two layers of 512 on an H200, one of 800 both ways, four of 320 on a P100: what is kept for backward."""
     program = """
         import json
         dnn = ctypes.CDLL(f"{FOLDER}/libcudnn.so.9")
         LSTM, GRU, FP32, BF16 = 2, 3, 0, 9
-        def sizes(cell, kind, wide, hidden, layers, steps, batch):
+        def sizes(cell, kind, wide, hidden, layers, steps, batch, both=0):
             network, sequences = c_void_p(), c_void_p()
             dnn.cudnnCreateRNNDescriptor(byref(network))
             shape = (wide, hidden, hidden, layers)
-            dnn.cudnnSetRNNDescriptor_v8(network, 0, cell, 2, 0, 0, kind, kind, 0, *shape, None, 0)
+            dnn.cudnnSetRNNDescriptor_v8(network, 0, cell, 2, both, 0, kind, kind, 0, *shape, None, 0)
             dnn.cudnnCreateRNNDataDescriptor(byref(sequences))
             dnn.cudnnSetRNNDataDescriptor(sequences, kind, 0, steps, batch, wide, None, None)
             found = [c_uint64(), c_uint64(), c_uint64(), c_uint64()]
@@ -642,9 +642,10 @@ def test_recurrent_networks_have_the_bytes_that_real_cards_showed(ghost: Ghost) 
         assert sizes(GRU, BF16, 512, 512, 2, 128, 16) == [6303744, 0, 27263232, 0]
         assert sizes(LSTM, FP32, 123, 320, 4, 1000, 25)[2] == 736000000 + 256
         assert sizes(GRU, FP32, 123, 320, 4, 1000, 25)[2] == 864000000 + 256
+        assert sizes(GRU, FP32, 672, 800, 1, 326, 64, both=1)[2] == 801177600 + 256
         assert sizes(1, FP32, 123, 320, 4, 1000, 25)[2] == 0
         assert json.loads(text_of("ghost_unknown_workspaces")) == {
-            "modelled:cudnnGetRNNTempSpaceSizes, workspace": 7,
+            "modelled:cudnnGetRNNTempSpaceSizes, workspace": 8,
             "modelled:cudnnGetRNNTempSpaceSizes, kept for backward": 1}
     """
     ghost(program)

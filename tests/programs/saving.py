@@ -23,7 +23,8 @@ for step in range(3):
         {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / "all.pt"
     )
     save_file(network.state_dict(), folder / "network.safetensors", metadata={"step": str(step)})
-    distributed.save({"network": network.state_dict()}, checkpoint_id=folder / "parts")
+    many = {f"a name as long as those of layers of a network, {place}": torch.zeros(2) for place in range(2000)}
+    distributed.save({"network": network.state_dict(), "many": many}, checkpoint_id=folder / "parts")
     again = torch.load(folder / "all.pt", map_location="cpu")
     distributed.load({"network": network.state_dict()}, checkpoint_id=folder / "parts")
 print(

@@ -208,10 +208,12 @@ API int cudnnSetRNNDataDescriptor(struct sequences *sequences, int type, int lay
 
 /* Hidden-sized vectors that a layer keeps for each element of a sequence; 0: not known.
  *
- * An LSTM keeps its gates and its cell; a layer below the last its output as well.  All measured sizes are met:
- * 46,137,600 and 23,068,928 bytes (LSTM), 54,526,208 and 27,263,232 (GRU) for two layers of 512 and 16 x 128 elements
- * in fp32 and bf16 on an H200 (cuDNN 9); 736,000,000 (LSTM) and 864,000,000 (GRU) for four layers of 320 and 25,000
- * elements in fp32 on a P100 (cuDNN 7, pytorch issue 2895), there without the last 256 bytes. */
+ * An LSTM keeps its gates and its cell; a layer below the last its output as well.  All measured sizes that were found
+ * are met: 46,137,600 and 23,068,928 bytes (LSTM), 54,526,208 and 27,263,232 (GRU) for two layers of 512 and 16 x 128
+ * elements in fp32 and bf16 on an H200 (cuDNN 9).  Of 2017, without the last 256 bytes: 801,177,600 for a GRU both
+ * ways over 64 x 326 elements (deepspeech.pytorch issue 172), twelve vectors of 800; 736,000,000 (LSTM) and 864,000,000
+ * (GRU) on a P100 (pytorch issue 2895), whose parameters are those of four layers of 320: 23 and 27 times the same
+ * 32,000,000, which is that of 25,000 elements; how many there were is not said. */
 static size_t kept_vectors(const struct network *n)
 {
     return n->cell == CELL_LSTM && !projected(n) ? 5 : n->cell == CELL_GRU ? 6 : 0;

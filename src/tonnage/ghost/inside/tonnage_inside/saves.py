@@ -22,6 +22,18 @@ from .imports import after_import
 _TRAINERS = ("save_model", "save_state", "save_metrics", "_save_checkpoint", "create_model_card", "push_to_hub")
 """Methods of Hugging Face's Trainer that write below its `args.output_dir`."""
 
+_FOLDERS = (
+    ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained", "save_directory"),
+    ("peft.peft_model", "PeftModel", "save_pretrained", "save_directory"),
+    ("accelerate.accelerator", "Accelerator", "save_model", "save_directory"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint", "save_dir"),
+    ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_16bit_model", "save_dir"),
+)
+"""Methods that save into a folder: module, class, name, and the argument that says where."""
+
+_TENSORS = ".distcp"
+"""What the files of torch.distributed.checkpoint with tensors end in; its other files say where these are."""
+
 _SAFETENSORS = {
     "float64": "F64",
     "float32": "F32",
@@ -48,8 +60,8 @@ class Saves:
         serialization.load = self._torch.load = self._loading(serialization.load, serialization)
         after_import("torch.distributed.checkpoint.filesystem", self._patch_distributed)
         after_import("safetensors.torch", self._patch_safetensors)
-        after_import("transformers.modeling_utils", lambda module: self._redirect(module.PreTrainedModel))
-        after_import("peft.peft_model", lambda module: self._redirect(module.PeftModel))
+        for place, kind, name, folder in _FOLDERS:
+            after_import(place, functools.partial(self._redirect, kind, name, folder))
         after_import("transformers.trainer", self._patch_trainer)
         after_import("accelerate.accelerator", self._patch_accelerator)
         after_import("huggingface_hub.hf_api", self._patch_hub)
@@ -107,7 +119,7 @@ class Saves:
             def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
                 writes = "w" in mode
                 with super().create_stream(here(path) if writes else kept(path) or path, mode) as stream:
-                    yield _Hollow(stream) if writes else stream
+                    yield _Hollow(stream) if writes and str(path).endswith(_TENSORS) else stream
 
             def mkdir(self, path: Any) -> None:
                 super().mkdir(here(path))
@@ -132,16 +144,22 @@ class Saves:
 
         library.save_file = save_file
 
-    def _redirect(self, kind: Any) -> None:
-        """`save_pretrained` of a class: a folder that exists may hold files that it would clear away."""
-        original = kind.save_pretrained
+    def _redirect(self, kind: str, name: str, folder: str, module: ModuleType) -> None:
+        """A method that saves into a folder, where it may clear files away or point at the newest checkpoint."""
+        owner: Any = getattr(module, kind)
+        original = getattr(owner, name)
+        names = list(inspect.signature(original).parameters)
 
         @functools.wraps(original)
-        def save_pretrained(network: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(*args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(names, args, strict=False))
+            rest, kwargs = args[len(given) :], {**given, **kwargs}
             kwargs.pop("push_to_hub", None)
-            return original(network, str(self.here(save_directory)), *args, **kwargs)
+            if kwargs.get(folder) is not None:
+                kwargs[folder] = str(self.here(kwargs[folder]))
+            return original(kwargs.pop(names[0]), *rest, **kwargs)
 
-        kind.save_pretrained = save_pretrained
+        setattr(owner, name, method)
 
     def _patch_trainer(self, module: ModuleType) -> None:
         trainer: Any = module.Trainer
@@ -167,7 +185,7 @@ class Saves:
 
     def _patch_accelerator(self, module: ModuleType) -> None:
         accelerator: Any = module.Accelerator
-        save_state, save_model = accelerator.save_state, accelerator.save_model
+        save_state = accelerator.save_state
 
         @functools.wraps(save_state)
         def state(self_: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -180,11 +198,7 @@ class Saves:
             finally:
                 settings.project_dir = said
 
-        @functools.wraps(save_model)
-        def network(self_: Any, model: Any, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-            return save_model(self_, model, str(self.here(save_directory)), *args, **kwargs)
-
-        accelerator.save_state, accelerator.save_model = state, network
+        accelerator.save_state = state
 
     def _patch_hub(self, module: ModuleType) -> None:
         """Nothing is sent: a repository is neither made nor changed."""
@@ -194,7 +208,7 @@ class Saves:
             self._use("files")
             return hub.RepoUrl(f"{api.endpoint}/{repo_id}")
 
-        def sent(api: Any, *_: Any, repo_id: str = "nobody/nothing", run_as_future: bool = False, **__: Any) -> Any:
+        def sent(api: Any, repo_id: str, *_: Any, run_as_future: bool = False, **__: Any) -> Any:
             self._use("files")
             commit = "0" * 40
             url = f"{api.endpoint}/{repo_id}/commit/{commit}"
@@ -215,7 +229,7 @@ def _done(answer: Any) -> Future[Any]:
 class _Hollow:
     """A file that keeps the places of long writes and not their bytes."""
 
-    LONG = 4096
+    LONG = 1 << 20
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -227,7 +241,7 @@ class _Hollow:
         count = memoryview(data).nbytes
         if count < self.LONG:
             return int(self._stream.write(data))
-        self._stream.seek(count, os.SEEK_CUR)
+        self._stream.truncate(self._stream.seek(count, os.SEEK_CUR))
         return count
 
 
