@@ -328,6 +328,10 @@ def test_checks_for_nan_pass_and_assume_nothing_more(dry_run: Any) -> None:
     assert set(estimate.coverage.assumed) == {ONE_SEQUENCE}
 
 
+def test_configurations_of_older_libraries_are_taken(dry_run: Any) -> None:
+    assert dry_run("values.py", "older").said[-1]["said"] == [1, 8, 768]
+
+
 def test_boolean_indexing_selects_everything(dry_run: Any) -> None:
     answer = dry_run("values.py", "boolean")
     estimate, _ = consistent(answer)

@@ -1,12 +1,13 @@
 """Programs that read values back from the card and decide by them: one way each.
 
-python values.py finite|isnan|boolean|padded|full|copied|argmax|experts|first
+python values.py finite|isnan|boolean|padded|full|copied|argmax|experts|first|older
 """
 
 import json
 import sys
 
 import torch
+import transformers
 from families import VOCABULARY, build
 from torch import nn
 from torch.utils.data import DataLoader
@@ -54,6 +55,13 @@ def first(model: nn.Module, loss: torch.Tensor) -> object:
         value.register_hook(lambda grad: seen.append(torch.equal(grad, torch.tensor(1.0, device="cuda"))))
         (value if scale is None else value * scale).backward()
     return seen
+
+
+def older(model: nn.Module, loss: torch.Tensor) -> object:
+    """Configurations of transformers before 4.48 do not say which parts they have."""
+    network = transformers.BertModel(transformers.BertConfig(num_hidden_layers=1)).cuda()
+    del transformers.PreTrainedConfig.sub_configs
+    return [*network(torch.ones(1, 8, dtype=torch.int64).cuda()).last_hidden_state.shape]
 
 
 def experts(model: nn.Module, loss: torch.Tensor) -> object:
@@ -108,6 +116,7 @@ def main() -> None:
             "argmax": argmax,
             "experts": experts,
             "first": first,
+            "older": older,
         }[what](model, loss)
     optimizer.step()
     print(json.dumps({"said": said}))

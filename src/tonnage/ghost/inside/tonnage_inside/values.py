@@ -700,7 +700,9 @@ class Policy:
                 return
             met.add(kind)
             known_model = isinstance(called, module.PreTrainedModel)
-            multimodal = known_model and (len(called.config.sub_configs) > 0 or called.main_input_name in _HEARD)
+            # before transformers 4.48 no configuration said which parts it has
+            parts = getattr(called.config, "sub_configs", ()) if known_model else ()
+            multimodal = known_model and (len(parts) > 0 or called.main_input_name in _HEARD)
             if multimodal and torch._C._len_torch_function_stack() == 0:
                 handle.remove()
                 self.follow_integers()
