@@ -218,7 +218,7 @@ def _ran(worker: Worker, model_type: str, config: dict[str, Any], precision: str
     job = Job(model=reference, seq_len=seq_len, micro_batch=2)
     cluster = parse_cluster("h200", gpu_memory_bytes=CARD_BYTES)
     try:
-        worker.run(job, Plan(precision=precision), cluster, steps=2, log=False)
+        worker.run(job, Plan(precision=precision), cluster, steps=2)
     except CannotEstimate as error:
         if "ended early" in str(error):
             raise

@@ -27,6 +27,7 @@ def estimate(
     *,
     rank: int | None = None,
     steps: int = 3,
+    repeated: int = 0,
     torch_version: str | None = None,
     worker: Any = None,
     source: str = "ghost",
@@ -39,8 +40,9 @@ def estimate(
     worst is reported and the others are listed.
     For the device `cpu` nothing is run on a ghost: the step is recorded here, without computing (see `record`).
     With the source `meta` this is so for every card, whose choices are imitated (see `portable`).  `worker` is a warm
-    `tonnage.ghost.pool.Worker` to use instead of a new one.  Where the same was run before, its Trace is taken from
-    the shelf (`tonnage.shelf`) and nothing is run, unless `fresh`.
+    `tonnage.ghost.pool.Worker` to use instead of a new one.  With `repeated`, of one step on a ghost, so many more
+    ask the allocator for what that one asked, without its program.  Where the same was run before, its Trace is taken
+    from the shelf (`tonnage.shelf`) and nothing is run, unless `fresh`.
 
     Raises UsageError when a technique refuses the job, CannotEstimate when the model cannot be built,
     GhostUnavailable when no ghost can run here.
@@ -53,7 +55,7 @@ def estimate(
     if rank is not None and not 0 <= rank < cluster.gpus:
         raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
     with ExitStack() as stack:
-        asked = _Asked(job, plan, cluster, steps, torch_version, worker, source, fresh, progress, stack)
+        asked = _Asked(job, plan, cluster, steps, repeated, torch_version, worker, source, fresh, progress, stack)
         found = [asked.trace(one) for one in (laid.different if rank is None else (rank,))]
     run = _summed_up([trace for trace, _ in found], job, plan, cluster, steps)
     return _from_the_shelf(run) if all(kept for _, kept in found) else run
@@ -67,6 +69,7 @@ class _Asked:
     plan: Plan
     cluster: Cluster
     steps: int
+    repeated: int
     torch_version: str | None
     worker: Any
     source: str
@@ -84,12 +87,11 @@ class _Asked:
             return record.run(job, plan, cluster, rank=rank, steps=steps), False
 
         from tonnage import shelf
-        from tonnage.ghost.pool import request
 
         version = self.worker.torch_version if self.worker is not None else self.torch_version
         if self.source == "meta":
             _check_portable(job, plan, cluster, version)
-        asked = {**request(job, plan, cluster, rank=rank, steps=steps), "source": self.source}
+        asked = {**self._request(rank), "source": self.source}
         key = shelf.key(asked, version)
         kept = shelf.find(key) if key is not None and not self.fresh else None
         if kept is not None:
@@ -98,6 +100,11 @@ class _Asked:
         if key is not None and key == shelf.key(asked, version):  # nothing was installed meanwhile
             shelf.keep(key, trace)
         return trace, False
+
+    def _request(self, rank: int) -> dict[str, Any]:
+        from tonnage.ghost.pool import request
+
+        return request(self.job, self.plan, self.cluster, rank=rank, steps=self.steps, repeated=self.repeated)
 
     def _imitated(self, rank: int) -> Trace:
         from tonnage.portable import step
@@ -109,7 +116,9 @@ class _Asked:
         if self.worker is None:
             self.worker = self.stack.enter_context(_started(self.torch_version, self.progress))
             self.progress(f"running {self.steps} steps on a ghost {self.cluster.device.id}")
-        found: Trace = self.worker.run(self.job, self.plan, self.cluster, rank=rank, steps=self.steps)
+        found: Trace = self.worker.run(
+            self.job, self.plan, self.cluster, rank=rank, steps=self.steps, repeated=self.repeated
+        )
         return found
 
 

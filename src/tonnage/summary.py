@@ -244,7 +244,7 @@ def _out_of_memory(trace: Trace) -> OutOfMemory | None:
 def _coverage(trace: Trace, walked: Timeline, outside: Overhead) -> Coverage:
     torch = trace.versions.get("torch", "?")
     by = "on fake tensors" if trace.source == "meta" else "with its caching allocator"
-    run = [f"{trace.steps} optimizer steps of torch {torch} {by}, {trace.event_count} events"]
+    run = [f"{_made(trace)} of torch {torch} {by}, {trace.event_count} events"]
     modelled = [f"memory outside the allocator, {size(outside.bytes)}: {'; '.join(outside.source)}"]
     if _imitated(trace):
         modelled = [*IMITATION, *modelled]
@@ -257,6 +257,13 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead) -> Coverage:
         if torchs != mine:
             modelled.append(f"block sizes: the walk's {name} peak differs from torch's counter by {mine - torchs} B")
     return Coverage(run=tuple(run), modelled=tuple(modelled), assumed=trace.assumed)
+
+
+def _made(trace: Trace) -> str:
+    """How many steps."""
+    if trace.repeated:
+        return f"1 optimizer step, and {trace.steps - 1} more with its requests alone,"
+    return f"{trace.steps} optimizer steps"
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -383,7 +383,23 @@ def _categories(trace: Trace, events: _Events, blocks: _Blocks) -> Numbers:
     received = owners.handed_out(*sent.T)
     category[received] = np.minimum(category[received], _COMMUNICATION)
     category[(category == _ACTIVATION) & _outlived(trace, events, blocks)] = _WORKSPACE
+    for first, later in _repetitions(trace, events, blocks):
+        category[later] = category[first[: len(later)]]
     return category
+
+
+def _repetitions(trace: Trace, events: _Events, blocks: _Blocks) -> Iterator[tuple[Numbers, Numbers]]:
+    """For each repetition of a step's requests the blocks of the step that it repeats, and its own, in order.
+
+    What the step gave back is repeated; a repetition has fewer blocks where the memory ran out.
+    """
+    if not trace.repeated:
+        return
+    began, *again = events.begin[list(trace.repeated)].tolist()
+    ends = [*again[1:], len(events)]
+    first = np.flatnonzero((blocks.gone >= began) & (blocks.gone < again[0]))
+    for start, end in zip(again, ends, strict=True):
+        yield first, np.flatnonzero((blocks.born >= start) & (blocks.born < end))
 
 
 def _kept_by_forward(trace: Trace, events: _Events, blocks: _Blocks) -> Flags:

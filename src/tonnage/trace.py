@@ -148,6 +148,8 @@ class Trace:
     """Phase and module changes, in order; events point at them by index."""
     claims: tuple[Claim, ...] = ()
     """Which blocks are parameters, gradients, optimizer states."""
+    repeated: tuple[int, ...] = ()
+    """Marks at which the only step begins that was made, and each repetition of its requests that follows it."""
     names: tuple[str, ...] = ()
     """Names of kernels and collectives; the log points at them by index."""
     event_columns: dict[str, "array[int]"] = field(default_factory=dict)
@@ -231,6 +233,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
         plain = {name: value for name, value in document.items() if name in known}
         for name in ("assumed", "names"):
             plain[name] = tuple(str(text) for text in plain.get(name, ()))
+        plain["repeated"] = tuple(int(mark) for mark in plain.get("repeated", ()))
         trace = Trace(
             **plain, marks=marks, claims=claims, event_columns=columns, log=_member(archive, f"{prefix}log")
         )

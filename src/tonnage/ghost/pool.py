@@ -28,7 +28,7 @@ _PROGRAM: Final = ("-m", "tonnage.ghost.worker")
 _BY_EXIT_CODE: Mapping[int, type[TonnageError]] = {2: UsageError, 3: CannotEstimate, 5: TrialFailed}
 
 
-def request(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int) -> dict[str, Any]:
+def request(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, repeated: int = 0) -> dict[str, Any]:
     """What a worker is asked, as JSON: all that it hears of the job, and so all that its Trace can depend on."""
     from tonnage.techniques import environment as technique_environment
 
@@ -39,6 +39,7 @@ def request(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int) ->
         "rank": rank,
         "gpus_per_node": cluster.gpus_per_node,
         "steps": steps,
+        "repeated": repeated,
         "settings": cluster.device.ghost_settings(),
         "environment": technique_environment(plan),
     }
@@ -82,7 +83,7 @@ class Worker:
         return variables
 
     def run(
-        self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3, log: bool = True
+        self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3, repeated: int = 0
     ) -> Trace:
         """The Trace of one rank of the job.  Raises CannotEstimate, UsageError or TrialFailed.
 
@@ -92,7 +93,8 @@ class Worker:
         if self.closed:
             raise CannotEstimate("The worker is closed; start another one.")
         with self._abandoned_on_error():
-            answer = self._ask(request(job, plan, cluster, rank=rank, steps=steps) | {"trace": str(target)})
+            asked = request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated)
+            answer = self._ask(asked | {"trace": str(target)})
         if answer["error"] is not None:
             raise _BY_EXIT_CODE.get(answer["exit_code"], CannotEstimate)(answer["error"])
         found = trace.load(target)

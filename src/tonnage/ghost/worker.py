@@ -17,7 +17,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from tonnage_inside import outcome, shortcuts, values, written
+from tonnage_inside import outcome, repeating, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
 from tonnage import inputs, occasions
@@ -108,6 +108,8 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
             device=torch.device("cuda"),
         )
         kept: object = engine_of(plan).run(job, plan, world, request["steps"])
+        if request["repeated"]:
+            watch.repeated = repeating.repeat(watch, request["repeated"])
     except torch.OutOfMemoryError as error:
         ended = outcome.of_exception(error, watch)
         kept = error

@@ -31,7 +31,10 @@ ENOUGH_BYTES: Final = 2**40
 for a whole card each, and there are only so many addresses."""
 
 STEPS: Final = 3
-"""Of a plan that is shown: the first makes optimizer states, the second holds them, the third is as all others."""
+"""Of a plan that is shown: the first makes optimizer states, the second holds them, the third is as all others.
+
+The others do what the first did, so that they are its requests once more (`tonnage_inside.repeating`), except where a
+step follows from those before it."""
 
 STEPS_EXPANDABLE: Final = 2
 """The same where segments expand: what the second leaves behind is what it found, so the third is like it."""
@@ -85,7 +88,7 @@ class Ghosts:
         """
         firsts = [_likely_fullest(one, cluster) for one in candidates]
         pairs = zip(candidates, firsts, strict=True)
-        answers = self._answers([_Run(one, cluster, _steps(one), first, looks=False) for one, first in pairs])
+        answers = self._answers([_Run(one, cluster, *_steps(one), first, looks=False) for one, first in pairs])
         groups = [
             [rank for rank in _ranks(one, cluster) if rank != first] if _is_within(answer, budget_bytes) else []
             for one, first, answer in zip(candidates, firsts, answers, strict=True)
@@ -93,7 +96,7 @@ class Ghosts:
         rest = iter(
             self._answers(
                 [
-                    _Run(one, cluster, _steps(one), rank, looks=False)
+                    _Run(one, cluster, *_steps(one), rank, looks=False)
                     for one, group in zip(candidates, groups, strict=True)
                     for rank in group
                 ]
@@ -105,7 +108,7 @@ class Ghosts:
         """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
         wide = roomy(cluster)
         groups = [
-            [_Run(run, wide, _look_steps(run), _likely_fullest(one, cluster), looks=True) for run in _looks(one)]
+            [_Run(run, wide, _look_steps(run), 0, _likely_fullest(one, cluster), looks=True) for run in _looks(one)]
             for one in candidates
         ]
         answers = iter(self._answers([run for group in groups for run in group]))
@@ -155,6 +158,8 @@ class _Run:
     candidate: Candidate
     cluster: Cluster
     steps: int
+    repeated: int
+    """Steps more that are the first one's requests alone."""
     rank: int
     looks: bool
     """Whether only what it needs is asked for."""
@@ -164,14 +169,16 @@ class _Run:
         """What decides the answer; a model's configuration, which cannot be hashed, as it is written."""
         job = self.candidate.job
         shape = tuple(getattr(job, item.name) for item in fields(job) if item.name != "model")
-        rest = (self.candidate.plan, self.cluster, self.steps, self.rank, self.looks)
+        rest = (self.candidate.plan, self.cluster, self.steps, self.repeated, self.rank, self.looks)
         return (job.model.name, repr(job.model.config), *shape, *rest)
 
     def on(self, worker: Worker) -> Estimate | Look:
         """The answer, with what the rank holds for the micro-batches that are not run."""
         asked, plan = self.candidate.job, self.candidate.plan
         job = replace(asked, grad_accum=micro_batches_run(self.candidate))
-        found = predict.estimate(job, plan, self.cluster, steps=self.steps, rank=self.rank, worker=worker)
+        found = predict.estimate(
+            job, plan, self.cluster, steps=self.steps, repeated=self.repeated, rank=self.rank, worker=worker
+        )
         each = waiting.waiting_bytes(self.candidate, self.cluster, self.rank)
         more = (asked.grad_accum - job.grad_accum) * each
         if self.looks:
@@ -228,8 +235,22 @@ def micro_batches_run(candidate: Candidate) -> int:
     return min(job.grad_accum, MICRO_BATCHES if plan.pp == 1 else plan.pp + 1)
 
 
-def _steps(candidate: Candidate) -> int:
-    return STEPS_EXPANDABLE if candidate.plan.allocator == "expandable" else STEPS
+def _steps(candidate: Candidate) -> tuple[int, int]:
+    """Of a plan that is shown, how many steps are made, and how many more are the first one's requests again."""
+    steps = STEPS_EXPANDABLE if candidate.plan.allocator == "expandable" else STEPS
+    return (1, steps - 1) if _is_repetitive(candidate) else (steps, 0)
+
+
+def _is_repetitive(candidate: Candidate) -> bool:
+    """Whether all steps ask for the same.
+
+    Not where DDP makes its buckets anew in the second step, a budget is kept by what was seen before, lengths are
+    drawn, something happens once besides the steps, or a trainer of others makes them.
+    """
+    job, plan = candidate.job, candidate.plan
+    once = job.eval_batch, job.generate, job.resume != "none", job.save_checkpoint != "none", job.lengths
+    changes = plan.shard in ("ddp", "zero1") or plan.checkpointing.startswith("budget")
+    return plan.engine == "tonnage" and not changes and not any(once)
 
 
 def _look_steps(candidate: Candidate) -> int:

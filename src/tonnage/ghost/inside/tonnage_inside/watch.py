@@ -48,6 +48,7 @@ class Watch:
         self.claims: list[tuple[int, int, str]] = []
         self.positions: dict[int, int] = {}
         self.steps = 0
+        self.repeated: list[int] = []
         self.ooms: list[dict[str, Any]] = []
         self.oom_marks: list[int] = []
         self.model: dict[str, Any] = {}

@@ -75,6 +75,7 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
         "names": native.names() if native is not None else [],
         "marks": marks_document(list(watch.marks)),
         "claims": claims,
+        "repeated": watch.repeated,
     }
     partial = f"{path}.partial"
     with zipfile.ZipFile(partial, "w") as archive:
