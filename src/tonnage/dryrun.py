@@ -30,6 +30,9 @@ ENOUGH_STEPS: Final = 2
 WRITING_SECONDS: Final = 120.0
 """How long processes that are stopped may take to write their traces."""
 
+LATER_SECONDS: Final = 10.0
+"""How long ranks may go on when the process that started them has ended well: some launchers do not wait."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
@@ -113,9 +116,12 @@ def _judged(command: list[str], left: Left, ended: int | None, steps: int, timeo
         if done < ENOUGH_STEPS:
             raise TrialFailed(f"{where} Give it more time with --timeout, or fewer steps with --steps.")
         return [*notes, where]
+    lost = [_how_far(left.cut_off)] if left.cut_off else []
     if ended > 0:
-        lost = f" {_how_far(left.cut_off)}" if left.cut_off else ""
-        raise TrialFailed(f"The command ended with exit code {ended} after {done} optimizer steps.{lost}")
+        raise TrialFailed(
+            " ".join([f"The command ended with exit code {ended} after {done} optimizer steps.", *lost])
+        )
+    notes += lost
     if ended < 0:
         notes.append(f"The process was ended by signal {-ended} on its way out, after everything had been recorded.")
     return notes
@@ -178,13 +184,21 @@ def _run(command: list[str], variables: dict[str, str], timeout_seconds: float, 
     with _asking(folder) as ask:
         process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
         try:
-            return process.wait(timeout=timeout_seconds)
-        except subprocess.TimeoutExpired:
+            ended = _waited(process, timeout_seconds)
+            if ended == 0:
+                _wait_for_traces(folder, LATER_SECONDS)
             ask()
-            _wait_for_traces(folder)
-            return None
+            _wait_for_traces(folder, WRITING_SECONDS)
+            return ended
         finally:
             _end_group(process)
+
+
+def _waited(process: "subprocess.Popen[bytes]", timeout_seconds: float) -> int | None:
+    try:
+        return process.wait(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 @contextlib.contextmanager
@@ -204,9 +218,9 @@ def _asking(folder: Path) -> Iterator[Callable[[], None]]:
         ask()
 
 
-def _wait_for_traces(folder: Path) -> None:
+def _wait_for_traces(folder: Path, most_seconds: float) -> None:
     """Until every living process that used the GPU has written its trace."""
-    deadline = time.monotonic() + WRITING_SECONDS
+    deadline = time.monotonic() + most_seconds
     while time.monotonic() < deadline:
         if all(path.with_suffix(".trace").exists() or not _lives(path.stem) for path in folder.glob("*.progress")):
             return
@@ -214,7 +228,11 @@ def _wait_for_traces(folder: Path) -> None:
 
 
 def _lives(process: str) -> bool:
-    return Path("/proc", process).exists()
+    """Whether it is there, and not only its exit code, for which nobody asks."""
+    try:
+        return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def _end_group(process: "subprocess.Popen[bytes]") -> None:

@@ -56,7 +56,7 @@ def test_a_script_that_hangs_says_how_far_it_came(torch_build: Any, tmp_path: Pa
         try:
             assert any(line == "hangs\n" for line in hanging.stdout)
             ask()
-            dryrun._wait_for_traces(tmp_path)
+            dryrun._wait_for_traces(tmp_path, 60.0)
         finally:
             hanging.kill()
     left = dryrun._left(tmp_path)
@@ -235,6 +235,16 @@ def test_a_rank_that_does_not_exist(torch_build: Any) -> None:
         )
 
 
+def test_a_rank_that_outlives_the_process_that_started_it(dry_run: Any) -> None:
+    answer = dry_run("unusual.py", "leaves-a-rank", gpu="2xt4", steps=20)
+    completed(answer)
+    assert [(trace.rank, trace.steps) for trace in answer.run.traces] == [(0, 1), (1, 3)]
+
+
+def test_steps_of_an_optimizer_in_backward(dry_run: Any) -> None:
+    assert dry_run("unusual.py", "in-backward", steps=20).run.traces[0].steps == 3
+
+
 def test_what_is_offloaded_takes_no_memory_of_the_host(dry_run: Any) -> None:
     (said,) = dry_run("host_memory.py").said
     assert said["grown_bytes"] < 64 << 20, "of 1.25 GiB of zeros"
@@ -242,5 +252,6 @@ def test_what_is_offloaded_takes_no_memory_of_the_host(dry_run: Any) -> None:
     assert said["pinned"]
     assert said["kept"]
     assert said["same"]
+    assert said["number"] == 3.0
     assert said["real_norm"] == 3 * 256
     assert said["strided"] == sum(range(1, 1 << 17, 2))

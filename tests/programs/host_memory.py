@@ -18,7 +18,7 @@ before = peak_bytes()
 gradient, moment = card.to("cpu", non_blocking=True), torch.zeros(ELEMENTS)
 torch.cuda.synchronize()
 gradient += card.cpu()
-gradient.mul_(torch.tensor(0.5))
+gradient.mul_(torch.tensor(0.5)).add_(0.0)
 shard = card.cpu().pin_memory()
 norm = torch.nn.utils.get_total_norm([gradient, moment])
 grown = peak_bytes() - before
@@ -32,6 +32,7 @@ said = {
     "pinned": pinned.is_pinned() and shard.is_pinned(),
     "kept": torch.equal(pinned, real),
     "same": torch.equal(twice, real),
+    "number": torch.zeros(1 << 17).add_(1.5).mul_(2.0).mean().item(),
     "real_norm": torch.linalg.vector_norm(torch.full((1 << 16,), 3.0)).item(),
     "cleared": twice.zero_().abs().max().item(),
     "strided": real.view(-1, 2)[:, 0].zero_().sum().item() + real.sum().item(),

@@ -43,6 +43,38 @@ def rank_of_two(rank: int) -> None:
         torch.empty(2**40, dtype=torch.uint8, device="cuda")
 
 
+def with_a_rank_of_its_own() -> None:
+    """Starts its second rank, and ends before that one does."""
+    command = [sys.executable, __file__, "second-rank"]
+    second = subprocess.Popen(command, env={**os.environ, "RANK": "1"}, stdout=subprocess.PIPE)
+    assert second.stdout is not None
+    second.stdout.readline()  # it trains
+    train(1)
+
+
+def second_rank() -> None:
+    """Still trains when the process that started it has ended."""
+    parent = os.getppid()
+    train(1)
+    print("trains", flush=True)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    train(2)
+
+
+def in_backward() -> None:
+    """The optimizer steps while gradients are being made, parameter by parameter."""
+    import torch
+
+    layers = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)).cuda()
+    for parameter in layers.parameters():
+        optimizer = torch.optim.AdamW([parameter])
+        parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
+    for _ in range(3):
+        layers(torch.randn(4, 32, device="cuda")).sum().backward()
+        layers.zero_grad()
+
+
 def on_two_cards() -> None:
     """One process, a layer on each of two cards, more of it on the second."""
     import torch
@@ -149,6 +181,12 @@ def main() -> None:
     elif what == "leaves-a-child":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         train()
+    elif what == "leaves-a-rank":
+        with_a_rank_of_its_own()
+    elif what == "second-rank":
+        second_rank()
+    elif what == "in-backward":
+        in_backward()
     elif what == "dies":
         train()
         os.abort()

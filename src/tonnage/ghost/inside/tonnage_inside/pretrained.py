@@ -17,6 +17,7 @@ _LOADING_OPTIONS = {
     *_LOCATING_OPTIONS,
     *("state_dict", "output_loading_info", "_from_pipeline", "_from_auto", "dtype", "torch_dtype", "device_map"),
     *("max_memory", "offload_folder", "offload_buffers", "variant", "adapter_kwargs", "adapter_name"),
+    *("mirror", "from_tf", "from_flax"),
     *("generation_config", "use_safetensors", "weights_only", "low_cpu_mem_usage", "_commit_hash", "key_mapping"),
     *("ignore_mismatched_sizes", "offload_state_dict", "trust_remote_code", "_fast_init", "quantization_config"),
 }

@@ -539,7 +539,7 @@ class Policy:
             return tensor if zero(tensor) else aten.mul.out(tensor, other, out=tensor)
 
         def add_(tensor: Any, other: Any, *, alpha: Any = 1) -> Any:
-            if zero(tensor) and zero(other):
+            if zero(tensor) and (zero(other) if isinstance(other, torch.Tensor) else other == 0):
                 return tensor
             return aten.add.out(tensor, other, alpha=alpha, out=tensor)
 

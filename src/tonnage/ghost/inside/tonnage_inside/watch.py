@@ -310,7 +310,7 @@ class Watch:
         for state in optimizer.state.values():
             for tensor in tensors_in(state, self.torch.Tensor):
                 self.claim(tensor, "optimizer_state")
-        self._stepped = self._stepped or self._backward_seen
+        self._stepped = self._stepped or self._backward_seen or self._backward_depth > 0
 
     def _mark_whole_steps(self, module: ModuleType) -> None:
         """DeepSpeed's step is more than its optimizer's: gradients become fp32 before, weights are gathered after."""
