@@ -436,3 +436,22 @@ def test_what_a_program_saves_takes_the_place_of_nothing(dry_run: Any, tmp_path:
     }
     assert {path.read_text() for path in tmp_path.iterdir()} == {"trained for a week"}
     assert any(said.startswith("what was saved went into a folder") for said in estimate.coverage.assumed)
+
+
+def test_what_a_program_files_away_takes_the_place_of_nothing(dry_run: Any, tmp_path: Path) -> None:
+    """Renamed, linked, copied, opened, removed: checkpoints that were there stay, what the run saved is found."""
+    older = ("last.pt", "best.pt", "opened.ckpt", "before.pt", "oldest.pth", "run-1/model.safetensors")
+    (tmp_path / "run-1").mkdir()
+    for name in older:
+        (tmp_path / name).write_text("trained for a week")
+    answer = dry_run("filing.py", str(tmp_path))
+    estimate, _ = consistent(answer)
+    assert answer.said[-1] == {
+        **{"last.pt": 1, "best.pt": 1, "step-0.pt": 0, "latest": 1, "opened.ckpt": 5, "opened": 1},
+        "backup": "trained for a week",
+        "there": [False, True, False],
+        "long_enough": True,
+    }
+    files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert files == dict.fromkeys(older, "trained for a week")
+    assert any(said.startswith("what was saved went into a folder") for said in estimate.coverage.assumed)

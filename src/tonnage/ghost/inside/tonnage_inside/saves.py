@@ -10,6 +10,7 @@ import functools
 import inspect
 import json
 import os
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from .imports import after_import
+from .overlay import Overlay
 
 _TRAINERS = ("save_model", "save_state", "save_metrics", "_save_checkpoint", "create_model_card", "push_to_hub")
 """Methods of Hugging Face's Trainer that write below its `args.output_dir`."""
@@ -25,6 +27,10 @@ _TRAINERS = ("save_model", "save_state", "save_metrics", "_save_checkpoint", "cr
 _FOLDERS = (
     ("transformers.modeling_utils", "PreTrainedModel", "save_pretrained", "save_directory"),
     ("peft.peft_model", "PeftModel", "save_pretrained", "save_directory"),
+    ("diffusers.models.modeling_utils", "ModelMixin", "save_pretrained", "save_directory"),
+    ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline", "save_pretrained", "save_directory"),
+    ("sentence_transformers.base.model", "BaseModel", "save_pretrained", "path"),
+    ("sentence_transformers.SentenceTransformer", "SentenceTransformer", "save", "path"),
     ("accelerate.accelerator", "Accelerator", "save_model", "save_directory"),
     ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint", "save_dir"),
     ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_16bit_model", "save_dir"),
@@ -51,45 +57,32 @@ class Saves:
     """Redirects what is saved in one process."""
 
     def __init__(self, torch: Any, folder: Path, use: Use) -> None:
-        self._torch, self._folder, self._use = torch, folder, use
+        self._torch, self._use = torch, use
+        self._files = Overlay(folder, use)
+        self.here, self._kept = self._files.here, self._files.kept
 
     def install(self) -> None:
-        """Patch torch now, and other libraries when they are imported."""
+        """Patch Python's functions and torch now, and other libraries when they are imported."""
+        self._files.install()
         serialization = self._torch.serialization
         serialization.save = self._torch.save = self._saving(serialization.save, serialization)
         serialization.load = self._torch.load = self._loading(serialization.load, serialization)
         after_import("torch.distributed.checkpoint.filesystem", self._patch_distributed)
         after_import("safetensors.torch", self._patch_safetensors)
+        for place in ("lightning_fabric", "lightning.fabric"):
+            after_import(f"{place}.utilities.cloud_io", self._patch_lightning)
         for place, kind, name, folder in _FOLDERS:
             after_import(place, functools.partial(self._redirect, kind, name, folder))
         after_import("transformers.trainer", self._patch_trainer)
         after_import("accelerate.accelerator", self._patch_accelerator)
         after_import("huggingface_hub.hf_api", self._patch_hub)
 
-    def here(self, path: Any) -> Path:
-        """Where what would be saved at `path` is; its folder exists.  Paths in this folder stay as they are."""
-        asked = Path(os.path.abspath(path))
-        if asked.is_relative_to(self._folder):
-            found = asked
-        else:
-            self._use("files")
-            found = self._folder / asked.relative_to(asked.anchor)
-        found.parent.mkdir(parents=True, exist_ok=True)
-        return found
-
-    def _kept(self, path: Any) -> Path | None:
-        """The file that was saved as `path` in this run, if any."""
-        if not isinstance(path, str | os.PathLike):
-            return None
-        asked = Path(os.path.abspath(path))
-        found = asked if asked.is_relative_to(self._folder) else self._folder / asked.relative_to(asked.anchor)
-        return found if found.is_file() else None
-
     def _saving(self, original: Any, serialization: Any) -> Any:
         @functools.wraps(original)
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
             if not isinstance(f, str | os.PathLike):
-                return original(obj, f, *args, **kwargs)
+                mine = self._files.holds(getattr(f, "name", None))
+                return original(obj, _Hollow(f) if mine else f, *args, **kwargs)
             with _without_bytes(serialization, kwargs.get("_use_new_zipfile_serialization", True)):
                 return original(obj, str(self.here(f)), *args, **kwargs)
 
@@ -138,16 +131,32 @@ class Saves:
 
     def _patch_safetensors(self, module: ModuleType) -> None:
         library: Any = module
+        package: Any = sys.modules["safetensors"]
+        original = package.safe_open
 
         def save_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
             _write_empty(self.here(filename), tensors, metadata)
 
+        def safe_open(filename: Any, *args: Any, **kwargs: Any) -> Any:
+            return original(self._kept(filename) or filename, *args, **kwargs)
+
         library.save_file = save_file
+        package.safe_open = library.safe_open = safe_open
+
+    def _patch_lightning(self, module: ModuleType) -> None:
+        """Lightning makes the file in memory, values and all, and then has a transaction of files put it there."""
+
+        def _atomic_save(checkpoint: Any, filepath: Any) -> None:
+            self._torch.save(checkpoint, self.here(filepath))
+
+        module._atomic_save = _atomic_save  # type: ignore[attr-defined]
 
     def _redirect(self, kind: str, name: str, folder: str, module: ModuleType) -> None:
         """A method that saves into a folder, where it may clear files away or point at the newest checkpoint."""
-        owner: Any = getattr(module, kind)
-        original = getattr(owner, name)
+        owner: Any = getattr(module, kind, None)  # libraries move their classes from release to release
+        original = getattr(owner, name, None)
+        if original is None:
+            return
         names = list(inspect.signature(original).parameters)
 
         @functools.wraps(original)
