@@ -9,6 +9,7 @@ from hypothesis import strategies as some
 
 import estimates
 from tonnage import planfile
+from tonnage.device import parse_cluster
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
@@ -84,3 +85,17 @@ def test_a_strangers_file_is_read_or_refused(tmp_path_factory, content):
     path.write_bytes(HEAD.encode() + content)
     with contextlib.suppress(UnreadableFile, UsageError):
         planfile.read(path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "memory_bytes"),
+    [("t4", None), ("2x8xa100-80gb", None), ("4xa100-80gb", 2**34), ("3x", 2**34), ("2x4x", 24 * 2**30 + 1)],
+)
+def test_cards_that_a_plan_was_made_for_are_found_again(tmp_path, spec, memory_bytes):
+    cluster = parse_cluster(spec, gpu_memory_bytes=memory_bytes)
+    gpu, memory = cluster.said
+    path = tmp_path / "plan.toml"
+    path.write_text(planfile.text(kept(), gpu=gpu, gpu_memory_bytes=memory))
+    again = planfile.read(path)
+    found = parse_cluster(again.gpu, gpu_memory_bytes=again.gpu_memory_bytes)
+    assert (str(found), found.device.capacity_bytes) == (str(cluster), cluster.device.capacity_bytes)

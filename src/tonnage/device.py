@@ -19,6 +19,9 @@ GPUS_PER_NODE: Final = 8
 CPU: Final = "cpu"
 """The name of this machine's processor, where `--gpu` otherwise names a card."""
 
+HERE: Final = "here"
+"""The name of this machine's GPUs (`tonnage.here`)."""
+
 _GENERIC_MODEL: Final = "a100-80gb"
 """The card whose kernels and workspaces a GPU known only by its memory is assumed to have."""
 
@@ -155,6 +158,15 @@ class Cluster:
         """GPUs in all, which is the number of ranks."""
         return self.nodes * self.gpus_per_node
 
+    @property
+    def said(self) -> tuple[str, int | None]:
+        """The text, and the memory where it is not the catalog's, of which `parse_cluster` makes the same again."""
+        known = _names().get(self.device.id)
+        if known is None and self.device.id != CPU:
+            return f"{self.nodes}x{self.gpus_per_node}x", self.device.capacity_bytes
+        differs = known is not None and known.capacity_bytes != self.device.capacity_bytes
+        return str(self), self.device.capacity_bytes if differs else None
+
     def __str__(self) -> str:
         counts = [self.nodes] if self.nodes > 1 else []
         counts += [self.gpus_per_node] if self.gpus > 1 else []
@@ -181,6 +193,11 @@ def find_device(name: str) -> Device:
         f"Unknown GPU {name.strip()!r}. {hint}"
         f"All {len(_devices())}: tonnage devices; or give its memory: --gpu-memory 24GiB; or cpu."
     )
+
+
+def known_by_driver(name: str) -> Device | None:
+    """The catalog's GPU that the driver calls so."""
+    return next((device for device in _devices().values() if normalise(device.name) == normalise(name)), None)
 
 
 def generic_device(capacity_bytes: int) -> Device:
@@ -236,20 +253,32 @@ def parse_cluster(
 ) -> Cluster:
     """The cluster that `t4`, `8xA100-80GB` or `4x8xH100` (machines x GPUs) names.
 
-    `gpus` gives the total where the text does not; above 8 it must be whole machines of 8.
-    `gpu_memory_bytes` replaces the card's memory, or stands alone for a GPU that is not in the catalog.
-    Raises UnknownDevice and UsageError.
+    `gpus` gives the total where the text does not; above 8 it must be whole machines of 8.  `here` is this machine
+    with its GPUs, all of them unless a number is given.  `gpu_memory_bytes` replaces the card's memory, or stands
+    alone for a GPU that is not in the catalog.
+    Raises UnknownDevice and UsageError; of this machine CannotEstimate.
     """
     if gpus is not None and gpus < 1:
         raise UsageError(f"The number of GPUs is {gpus}; it must be at least 1.")
     if gpu_memory_bytes is not None and gpu_memory_bytes < 1:
         raise UsageError(f"The GPU memory is {gpu_memory_bytes} bytes; it must be above zero.")
     nodes, per_node, name = _split(spec)
+    if normalise(name) == HERE:
+        return _here(nodes, per_node or gpus, gpu_memory_bytes)
     if per_node is None:
         nodes, per_node = _machines(gpus or 1)
     elif gpus is not None and gpus != nodes * per_node:
         raise UsageError(f"{spec!r} is {nodes * per_node} GPUs, but {gpus} were asked for; give one of the two.")
     return Cluster(device=_device(name, gpu_memory_bytes), gpus_per_node=per_node, nodes=nodes)
+
+
+def _here(nodes: int, per_node: int | None, memory_bytes: int | None) -> Cluster:
+    """So many machines like this one."""
+    from tonnage import here
+
+    found = here.cluster(per_node)
+    device = found.device if memory_bytes is None else found.device.with_capacity(memory_bytes)
+    return replace(found, device=device, nodes=nodes)
 
 
 def _split(spec: str | None) -> tuple[int, int | None, str]:

@@ -6,7 +6,7 @@ import pytest
 from lines import is_one_line
 
 import estimates
-from tonnage import saved
+from tonnage import here, saved
 from tonnage.estimates import CATEGORIES, Estimate
 from tonnage.job import Job
 from tonnage.plans import Plan
@@ -55,6 +55,24 @@ def test_every_option_arrives(tonnage, calls):
 def test_memory_alone_is_a_card(tonnage, calls):
     assert tonnage("estimate", "gpt2", "--gpu-memory", "24GiB", "--gpus", "2").code == 0
     assert (calls.cluster.device.capacity_bytes, calls.cluster.gpus) == (24 * 2**30, 2)
+
+
+def test_the_cards_of_this_machine(calls, tonnage, monkeypatch):
+    card = here.Found(
+        name="Tesla T4",
+        uuid="GPU-0",
+        total_bytes=15 * 2**30,
+        capacity_bytes=14 * 2**30,
+        used_bytes=2**30,
+        capability=(7, 5),
+    )
+    monkeypatch.setattr(here, "visible", lambda: [card])
+    ended = tonnage("estimate", "gpt2", "--offline", "--here")
+    assert (calls.cluster.device.id, calls.cluster.device.capacity_bytes) == ("t4", 14 * 2**30)
+    assert "GPU 0 (Tesla T4): other processes hold 1.00 GiB of 14.00 GiB" in ended.err
+    ended = tonnage("estimate", "gpt2", "--here", "--gpu", "t4")
+    assert (ended.code, ended.err.count("\n")) == (2, 1)
+    assert "--gpu t4 and --here both say which cards" in ended.err
 
 
 @pytest.mark.parametrize(("make", "code"), [(estimates.fitting, 0), (estimates.full_card, 1)])

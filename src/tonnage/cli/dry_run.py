@@ -9,12 +9,14 @@ from tonnage.cli.options import (
     Gpu,
     GpuMemory,
     Gpus,
+    Here,
     Html,
     Json,
     Save,
     Snapshot,
     Steps,
     TorchVersion,
+    cluster_of,
     count,
 )
 
@@ -24,6 +26,7 @@ def dry_run(
         list[str], typer.Argument(help="As you would type it: python train.py, torchrun ..., accelerate launch ...")
     ],
     gpu: Gpu = None,
+    here: Here = False,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
     rank: Annotated[
@@ -50,11 +53,10 @@ def dry_run(
     from tonnage import dryrun
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
-    from tonnage.device import parse_cluster
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check()
-    cluster = parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
+    cluster = cluster_of(gpu, gpus, gpu_memory, here)
     with progress(moving=False) as say:
         run = dryrun.run(
             command,

@@ -11,6 +11,7 @@ from tonnage.cli.options import (
     Gpu,
     GpuMemory,
     Gpus,
+    Here,
     Html,
     Json,
     ModelOrNone,
@@ -19,6 +20,7 @@ from tonnage.cli.options import (
     Snapshot,
     Steps,
     TorchVersion,
+    cluster_of,
     with_request,
 )
 
@@ -27,6 +29,7 @@ from tonnage.cli.options import (
 def estimate(
     model: ModelOrNone = None,
     gpu: Gpu = None,
+    here: Here = False,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
     rank: Annotated[
@@ -75,19 +78,18 @@ def estimate(
     from tonnage.api import request
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
-    from tonnage.device import parse_cluster
     from tonnage.errors import UsageError
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check()
     if plan is not None:
         kept = planfile.read(plan)
-        model, gpu = model or kept.model, gpu or kept.gpu
+        model, gpu = model or kept.model, gpu or (None if here else kept.gpu)
         gpu_memory = gpu_memory or kept.gpu_memory_bytes
         options = kept.under(options)
     if model is None:
         raise UsageError("No MODEL was given; name one (`tonnage models` lists some), or a --plan FILE.")
-    cluster = parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
+    cluster = cluster_of(gpu, gpus, gpu_memory, here)
     with progress() as say:
         job, techniques = request(model, offline=offline, **options)
         run = predict.estimate(

@@ -2,9 +2,10 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,9 @@ from tonnage.job import Job
 from tonnage.options import Option, options, spelled
 from tonnage.plans import Plan
 from tonnage.units import parse_bytes, parse_count
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
 
 CARD = "Where it runs"
 JOB = "What is trained"
@@ -83,6 +87,10 @@ Gpu = Annotated[
         rich_help_panel=CARD,
     ),
 ]
+Here = Annotated[
+    bool,
+    typer.Option("--here", help="The GPUs of this machine, as its driver reports them.", rich_help_panel=CARD),
+]
 Gpus = Annotated[int | None, count("--gpus", "How many cards, where --gpu does not say.", CARD)]
 GpuMemory = Annotated[
     int | None,
@@ -124,6 +132,21 @@ Snapshot = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+
+
+def cluster_of(gpu: str | None, gpus: int | None, gpu_memory: int | None, here: bool) -> "Cluster":
+    """The cards that the options name; what others hold on those of this machine is said on standard error."""
+    from tonnage.device import HERE, parse_cluster
+
+    if here and gpu is not None:
+        raise UsageError(f"--gpu {gpu} and --here both say which cards; give one of the two.")
+    found = parse_cluster(HERE if here else gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
+    if here:
+        from tonnage.here import in_use, visible
+
+        for sentence in in_use(visible()):
+            print(sentence, file=sys.stderr)
+    return found
 
 
 def with_request(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,11 +14,13 @@ from tonnage.cli.options import (
     Gpu,
     GpuMemory,
     Gpus,
+    Here,
     Html,
     Json,
     ModelOrCommand,
     Offline,
     TorchVersion,
+    cluster_of,
     count,
     with_request,
     words,
@@ -41,6 +43,7 @@ def _option(name: str, text: str, metavar: str, panel: str = SEARCH) -> Any:
 def plan(
     model_or_command: ModelOrCommand,
     gpu: Gpu = None,
+    here: Here = False,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
     compare: Annotated[str | None, _option("compare", "Methods to compare: any, or full,lora.", "NAMES")] = None,
@@ -84,7 +87,6 @@ def plan(
     from tonnage.api import request
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
-    from tonnage.device import parse_cluster
     from tonnage.files import check_writable
     from tonnage.search.space import Question
 
@@ -93,7 +95,7 @@ def plan(
             check_writable(path)
             if path.exists() and not force:
                 raise UsageError(f"{path} exists; name another file, or add --force.")
-    cluster = parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
+    cluster = cluster_of(gpu, gpus, gpu_memory, here)
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
         "headroom": headroom / 100,
@@ -156,7 +158,8 @@ def plan(
     if save is not None and solution.plans:
         from tonnage.files import write_text
 
-        write_text(save, planfile.text(solution.plans[0], gpu=str(cluster), gpu_memory_bytes=gpu_memory, model=model))
+        name, memory_bytes = cluster.said
+        write_text(save, planfile.text(solution.plans[0], gpu=name, gpu_memory_bytes=memory_bytes, model=model))
     return {"found": 0, "unknown": 3}.get(solution.status, 1)
 
 

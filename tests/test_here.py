@@ -1,0 +1,113 @@
+"""The GPUs of this machine: what NVML tells, read on a ghost's NVML; what CUDA_VISIBLE_DEVICES leaves."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tonnage import here
+from tonnage.device import find_device, parse_cluster
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.ghost.process import environment
+from tonnage.here import Found
+from tonnage.units import GIB
+
+
+def card(place: int = 0, name: str = "NVIDIA GeForce RTX 3090", **changes) -> Found:
+    found = Found(
+        name=name,
+        uuid=f"GPU-{place}f",
+        total_bytes=24 * GIB,
+        capacity_bytes=23 * GIB,
+        used_bytes=0,
+        capability=(8, 6),
+    )
+    return replace(found, **changes)
+
+
+def put(patch: pytest.MonkeyPatch, *cards: Found) -> None:
+    patch.setattr(here, "visible", lambda: list(cards))
+
+
+def test_a_card_of_the_catalog_has_the_memory_that_is_here(monkeypatch):
+    put(monkeypatch, card(0), card(1, capacity_bytes=22 * GIB))
+    found = parse_cluster("here")
+    assert (found.device.id, found.gpus, found.device.capacity_bytes) == ("rtx-3090", 2, 22 * GIB)
+    assert found.device.bandwidth_bytes_per_second == find_device("rtx-3090").bandwidth_bytes_per_second
+    assert parse_cluster("here", gpus=1).device.capacity_bytes == 23 * GIB
+    assert (parse_cluster("4x2xhere").nodes, parse_cluster("4x2xhere").gpus) == (4, 8)
+    assert parse_cluster("here", gpu_memory_bytes=GIB).device.capacity_bytes == GIB
+    assert parse_cluster(*found.said[:1], gpu_memory_bytes=found.said[1]).device.capacity_bytes == 22 * GIB
+
+
+def test_a_card_that_is_not_in_the_catalog_is_known_by_its_memory(monkeypatch):
+    put(monkeypatch, card(name="NVIDIA A100-SXM4-40GB MIG 1g.5gb", capacity_bytes=5 * GIB))
+    device = parse_cluster("here").device
+    assert (device.capacity_bytes, device.capability, device.peak_flops.bf16) == (5 * GIB, (8, 6), None)
+    assert device.name == "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+
+
+def test_cards_that_differ_or_are_too_few_are_said(monkeypatch):
+    put(monkeypatch, card(0), card(1, name="Tesla T4"))
+    with pytest.raises(UsageError, match=r"1 x NVIDIA GeForce RTX 3090, 1 x Tesla T4.*CUDA_VISIBLE_DEVICES"):
+        parse_cluster("here")
+    put(monkeypatch, card(0))
+    with pytest.raises(UsageError, match="This machine has 1 x NVIDIA GeForce RTX 3090, and 8 were asked for"):
+        parse_cluster("8xhere")
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        (None, "012"),
+        ("", ""),
+        ("-1", ""),
+        ("2,0", "20"),
+        ("1,7,0", "1"),
+        ("GPU-2", "2"),
+        ("GPU-", ""),
+        ("0,GPU-1f", "01"),
+    ],
+)
+def test_the_variable_chooses(said, left):
+    every = [card(place) for place in range(3)]
+    assert [one.uuid[4] for one in here._chosen(every, said)] == list(left)
+
+
+def test_memory_that_others_hold_is_said_only_when_it_matters():
+    busy = card(1, used_bytes=3 * GIB)
+    assert here.in_use([card(0, used_bytes=GIB // 4)]) == []
+    [said] = here.in_use([card(0), busy])
+    assert said.startswith("GPU 1 (NVIDIA GeForce RTX 3090): other processes hold 3.00 GiB of 23.00 GiB")
+
+
+def test_a_machine_without_a_driver_says_so(monkeypatch):
+    pynvml = pytest.importorskip("pynvml")
+
+    def init():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", init)
+    with pytest.raises(CannotEstimate, match=r"cannot be read.*Name a card with --gpu"):
+        here.visible()
+
+
+@pytest.mark.ghost
+def test_what_nvml_tells_is_what_torch_sees():
+    pytest.importorskip("pynvml")
+    device = find_device("h200")
+    settings = {name.removeprefix("GHOST_").lower(): value for name, value in device.ghost_settings().items()}
+    program = (
+        "from tonnage import here; c = here.cluster(); print(c, c.device.capacity_bytes, here.visible()[1].uuid)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment(devices=2, **settings),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    name, capacity, uuid = told.stdout.split()
+    assert (name, int(capacity)) == ("2xh200", device.capacity_bytes)
+    assert uuid.startswith("GPU-")
