@@ -195,7 +195,9 @@ def test_several_machines_are_started_one_by_one() -> None:
 def test_checkpointing_is_called_what_the_installed_transformers_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonnage.exports.installed.fields", lambda *source: frozenset())
     made = exported("hf-trainer", Plan(checkpointing="every-2"))
-    assert file(made, "training_args.json")["gradient_checkpointing"] is True
+    said = file(made, "training_args.json")
+    assert said["gradient_checkpointing"] is True
+    assert "gradient_checkpointing_kwargs" not in said  # an empty dict is torch's older, reentrant way there
     assert [(left.value, left.instead) for left in made.unexpressed] == [("every-2", "full")]
     monkeypatch.setattr("tonnage.exports.installed.fields", lambda *source: frozenset({"activation_checkpointing"}))
     newer = file(exported("hf-trainer", Plan(checkpointing="every-2")), "training_args.json")
@@ -208,6 +210,10 @@ def test_torchtitan_has_llamas_of_its_own() -> None:
     for name in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"):
         job, _ = request(name)
         assert file(exported("torchtitan", job=job), "recipe.json")["flavor"] == name.rpartition("-")[2].upper()
+
+
+def test_torchtitan_runs_without_cuda_graphs_as_it_was_estimated() -> None:
+    assert file(exported("torchtitan"), "recipe.json")["training"]["disable_cuda_graphs"] is True
 
 
 def test_megatrons_overrides_are_in_the_command() -> None:

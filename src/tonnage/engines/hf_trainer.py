@@ -169,7 +169,8 @@ def _checkpointing(plan: Plan, word: str) -> dict[str, Any]:
     if plan.checkpointing == "none" or _by_fsdp(plan):  # SFTConfig would do both if it were not told
         return {word: False}
     wanted = {"every_n_layers": plan.checkpoint_interval, "offload": plan.activation_offload == "cpu" or None}
-    return {word: True, f"{word}_kwargs": {name: value for name, value in wanted.items() if value is not None}}
+    said = {name: value for name, value in wanted.items() if value is not None}
+    return {word: True, **({f"{word}_kwargs": said} if said else {})}  # older Trainers take {} for torch's old way
 
 
 def _by_fsdp(plan: Plan) -> bool:

@@ -180,37 +180,45 @@ def _model(job: Job, plan: Plan) -> Any:
 
 
 def _llama(config: dict[str, Any], attention: str) -> Any:
-    """Its Llama with the shapes of a Hugging Face configuration; the values that it begins with do not matter."""
-    from torch.nn.init import zeros_
+    """Its Llama with the shapes of a Hugging Face configuration, begun by the same functions as its own flavors.
+
+    What they draw does not matter, but the buffers that they draw into leave gaps.
+    """
     from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
     from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
     from torchtitan.models.llama3 import Llama3Model
     from torchtitan.models.llama3.model import Llama3TransformerBlock
 
-    start = {"weight": zeros_, "bias": zeros_}
+    start = _beginnings(tied=bool(config.get("tie_word_embeddings")))
     dim, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or dim // heads
     rope = ComplexRoPE.Config(
-        dim=head_dim, max_seq_len=config["max_position_embeddings"], theta=config.get("rope_theta", 10_000.0)
+        dim=head_dim,
+        max_seq_len=config["max_position_embeddings"],
+        theta=config.get("rope_theta", 10_000.0),
+        scaling="llama" if (config.get("rope_scaling") or {}).get("rope_type") == "llama3" else "none",
     )
 
     def layer() -> Any:
         return Llama3TransformerBlock.Config(
-            attention_norm=RMSNorm.Config(normalized_shape=dim, param_init=start),
-            ffn_norm=RMSNorm.Config(normalized_shape=dim, param_init=start),
+            attention_norm=RMSNorm.Config(normalized_shape=dim, param_init=start["norm"]),
+            ffn_norm=RMSNorm.Config(normalized_shape=dim, param_init=start["norm"]),
             attention=make_gqa_config(
                 dim=dim,
                 n_heads=heads,
                 n_kv_heads=config.get("num_key_value_heads"),
                 head_dim=head_dim,
-                wqkv_param_init=start,
-                wo_param_init=start,
+                wqkv_param_init=start["matrix"],
+                wo_param_init=start["matrix"],
                 inner_attention=get_attention_config(attention),
                 fuse_qkv=True,
                 rope=rope,
             ),
             feed_forward=make_ffn_config(
-                dim=dim, hidden_dim=config["intermediate_size"], w1_param_init=start, w2w3_param_init=start
+                dim=dim,
+                hidden_dim=config["intermediate_size"],
+                w1_param_init=start["matrix"],
+                w2w3_param_init=start["matrix"],
             ),
         )
 
@@ -219,11 +227,23 @@ def _llama(config: dict[str, Any], attention: str) -> Any:
         dim=dim,
         vocab_size=words,
         enable_weight_tying=bool(config.get("tie_word_embeddings")),
-        tok_embeddings=Embedding.Config(num_embeddings=words, embedding_dim=dim, param_init=start),
-        norm=RMSNorm.Config(normalized_shape=dim, param_init=start),
-        lm_head=Linear.Config(in_features=dim, out_features=words, param_init=start),
+        tok_embeddings=Embedding.Config(num_embeddings=words, embedding_dim=dim, param_init=start["words"]),
+        norm=RMSNorm.Config(normalized_shape=dim, param_init=start["norm"]),
+        lm_head=Linear.Config(in_features=dim, out_features=words, param_init=start["matrix"]),
         layers=[layer() for _ in range(config["num_hidden_layers"])],
     )
+
+
+def _beginnings(*, tied: bool) -> dict[str, dict[str, Any]]:
+    """How weights of each kind are filled (torchtitan/models/llama3/__init__.py); tied words are the head's."""
+    from torch.nn.init import normal_, ones_, trunc_normal_
+    from torchtitan.models.common.param_init import skip_param_init
+
+    return {
+        "norm": {"weight": ones_},
+        "matrix": {"weight": trunc_normal_},
+        "words": {"weight": skip_param_init if tied else normal_},
+    }
 
 
 def _made_up() -> dict[str, Any]:

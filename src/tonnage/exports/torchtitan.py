@@ -78,6 +78,7 @@ def settings(wish: Wish) -> dict[str, Any]:
             "seq_len": job.seq_len,
             "max_norm": float(plan.clip_grad_norm or 1.0),
             "enable_cpu_offload": plan.param_offload == "cpu",
+            "disable_cuda_graphs": True,
             **engine.DTYPES[plan.precision],
         },
         "parallelism": {

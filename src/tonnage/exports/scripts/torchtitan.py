@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed import distributed_c10d
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
@@ -27,8 +28,9 @@ def training() -> Trainer.Config:
     config.model_spec = model_registry(said["flavor"], attn_backend=said["attention"])
     config.training = TrainingConfig(**{"steps": config.training.steps, **said["training"]})
     config.parallelism = ParallelismConfig(**said["parallelism"])
-    if not hasattr(torch.distributed, "set_timeout"):  # torch before 2.14: FSDP2 takes no meshes of many axes
-        config.parallelism.spmd_backend = "partial_dtensor"
+    if not hasattr(torch.distributed, "set_timeout"):  # torch before 2.14
+        config.parallelism.spmd_backend = "partial_dtensor"  # its FSDP2 takes no meshes of many axes
+        torch.distributed.set_timeout = distributed_c10d._set_pg_timeout
     checkpointing = CHECKPOINTING[said["activation_checkpoint"]]
     config.activation_checkpoint = checkpointing() if checkpointing is not None else None
     config.optimizer.implementation = said["optimizer"]["implementation"]
