@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import torch
+from benchmarks.accuracy.scripts import older_adam
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -64,8 +65,12 @@ class VisionTransformer(nn.Module):
         return self.head(x[:, 0])
 
 
-def measure(micro_batch: int, precision: str, optimizer: str = "adam", accumulate: int = 1) -> dict[str, int]:
+def measure(
+    micro_batch: int, precision: str, optimizer: str = "adam", accumulate: int = 1, second_temporary: bool = False
+) -> dict[str, int]:
     """Bytes at the peak of some steps and the evaluation behind them; precisions are named as Fabric names them."""
+    if second_temporary:
+        older_adam.install()
     dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
     mixed = precision == "16-mixed"
     with torch.device("meta"):  # made and cast on the host there, then copied to the card
