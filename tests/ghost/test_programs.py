@@ -2,11 +2,13 @@
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tonnage.errors import TrialFailed
 from tonnage.estimates import Estimate
 from tonnage.timeline import timeline
 from tonnage.trace import Trace
@@ -392,6 +394,7 @@ def only_a_configuration(tmp_path_factory: Any) -> str:
         **{"max_position_embeddings": 2048, "tie_word_embeddings": False},
     }
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"num_beams": 4}))
     return str(folder)
 
 
@@ -409,6 +412,40 @@ def test_a_big_model_on_the_host_is_not_filled(dry_run: Any, only_a_configuratio
     estimate, _ = consistent(answer)
     assert NOT_FILLED in estimate.coverage.assumed
     assert answer.said[-1]["host_peak_bytes"] < 2 * 2**30
+    assert estimate.host.peak_bytes >= 2 * answer.said[-1]["parameters"], "what a real one takes there"
+
+
+def test_pretrained_weights_are_placed_on_cards_as_the_loader_does(dry_run: Any, only_a_configuration: str) -> None:
+    answer = dry_run("pretrained.py", only_a_configuration, "--on-cards", gpu="2xa100-40gb")
+    assert answer.error is None
+    said = answer.said[-1]
+    assert (said["cards"], said["beams"]) == (2, 4)
+    trace = answer.run.traces[0]
+    assert 0 < trace.peaks["allocated_bytes"] < 1.5 * said["parameters"] * 2
+    assert trace.device["others"][0]["allocated_bytes"] > 0.5 * said["parameters"]
+
+
+@pytest.mark.skipif(not all(map(find_spec, ("bitsandbytes", "accelerate"))), reason="bitsandbytes is missing")
+def test_a_checkpoint_that_is_quantized_already(dry_run: Any, only_a_configuration: str, tmp_path: Path) -> None:
+    """Its configuration says how, the program does not: a quarter of the bytes, not all of them."""
+    config = json.loads((Path(only_a_configuration) / "config.json").read_text())
+    quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantized}))
+    answer = dry_run("pretrained.py", str(tmp_path), "--on-card")
+    assert answer.error is None, answer.output[-2000:]
+    assert answer.said[-1]["packed"] == 20 * 7
+    walked = timeline(answer.run.traces[0])
+    embeddings = 2 * 32000 * 2048
+    rest = answer.run.estimate.model["parameters"] - embeddings
+    assert walked.by_category()["parameter"] < 2 * embeddings + 0.65 * rest
+
+
+def test_a_checkpoint_packed_in_another_way_needs_its_files(
+    dry_run: Any, only_a_configuration: str, tmp_path: Path
+) -> None:
+    config = json.loads((Path(only_a_configuration) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
+    assert isinstance(dry_run("pretrained.py", str(tmp_path)).error, TrialFailed)
 
 
 def test_recurrent_networks_keep_what_cudnn_keeps_and_name_what_is_unknown(dry_run: Any) -> None:

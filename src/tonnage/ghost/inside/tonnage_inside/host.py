@@ -7,14 +7,18 @@ is smaller than the job: what it does not touch is counted here.
 from importlib import import_module
 from typing import Any
 
+FEW = 64
+"""Tensors that are looked through each time that there may be more than ever."""
+
 
 class Zeros:
     """Host tensors of zeros that were made and not touched."""
 
     def __init__(self) -> None:
-        self.peak_bytes = 0
+        self._most_bytes = 0
         self._live: dict[int, tuple[Any, int]] = {}
         self._live_bytes = 0
+        self._looked_at = 0
 
     def add(self, tensor: Any) -> None:
         """Count the tensor's memory for as long as it lives."""
@@ -23,10 +27,20 @@ class Zeros:
         reference = import_module("torch.multiprocessing.reductions").StorageWeakRef(storage)
         self._live[storage.data_ptr()] = (reference, storage.nbytes())
         self._live_bytes += storage.nbytes()
-        if self._live_bytes > self.peak_bytes:
-            for address in [place for place, (reference, _) in self._live.items() if reference.expired()]:
-                self._drop(address)
-            self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+        count = len(self._live)
+        if self._live_bytes > self._most_bytes and (count <= FEW or count > self._looked_at * 9 // 8):
+            self._look()
+
+    def peak_bytes(self) -> int:
+        """Most bytes at once, of many tensors to an eighth."""
+        self._look()
+        return self._most_bytes
+
+    def _look(self) -> None:
+        for address in [place for place, (reference, _) in self._live.items() if reference.expired()]:
+            self._drop(address)
+        self._looked_at = len(self._live)
+        self._most_bytes = max(self._most_bytes, self._live_bytes)
 
     def _drop(self, address: int) -> None:
         _, count_bytes = self._live.pop(address, (None, 0))
@@ -46,4 +60,4 @@ def resident_peak_bytes() -> int:
 
 def peak_bytes(pinned_peak_bytes: int) -> int:
     """Most bytes that the job would need at once, at most: what is resident, pinned, and zero."""
-    return resident_peak_bytes() + pinned_peak_bytes + ZEROS.peak_bytes
+    return resident_peak_bytes() + pinned_peak_bytes + ZEROS.peak_bytes()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import importlib
 import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from .host import ZEROS
 
 if TYPE_CHECKING:
     from .values import Policy
@@ -13,26 +18,19 @@ SMALL_WEIGHTS_BYTES = 1 << 30
 """A local checkpoint up to this size is really read."""
 
 _LOCATING_OPTIONS = ("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder")
+_PLACING_OPTIONS = ("quantization_config", "device_map", "tp_plan", "tp_size", "device_mesh", "distributed_config")
+"""With any of these transformers' loader decides what the network is made of, and where."""
+
 _LOADING_OPTIONS = {
     *_LOCATING_OPTIONS,
     *("state_dict", "output_loading_info", "_from_pipeline", "_from_auto", "dtype", "torch_dtype", "device_map"),
-    *("max_memory", "offload_folder", "offload_buffers", "variant", "adapter_kwargs", "adapter_name"),
-    *("mirror", "from_tf", "from_flax"),
+    *("max_memory", "offload_folder", "offload_buffers", "variant", "adapter_kwargs", "adapter_name", "tqdm_class"),
+    *("mirror", "from_tf", "from_flax", "tp_plan", "tp_size", "device_mesh", "distributed_config", "fusion_config"),
     *("generation_config", "use_safetensors", "weights_only", "low_cpu_mem_usage", "_commit_hash", "key_mapping"),
     *("ignore_mismatched_sizes", "offload_state_dict", "trust_remote_code", "_fast_init", "quantization_config"),
+    *("allow_all_kernels", "use_kernels", "kernel_config", "disable_mmap"),
 }
-
-
-def _single_device(torch: Any, device_map: Any) -> Any:
-    """Where a model with this device_map is built: the card, or the host when there is no map."""
-    if device_map is None:
-        return "cpu"
-    if isinstance(device_map, dict):
-        places = {str(place) for place in device_map.values()}
-        device_map = places.pop() if len(places) == 1 else "auto"
-    if device_map in ("auto", "balanced", "balanced_low_0", "sequential"):
-        return f"cuda:{torch.cuda.current_device()}"
-    return torch.device(int(device_map) if str(device_map).isdigit() else device_map)
+"""What `from_pretrained` takes, and networks do not."""
 
 
 def _small_checkpoint(name: Any) -> bool:
@@ -53,51 +51,108 @@ def patch(policy: Policy, module: ModuleType) -> None:
     original = base.from_pretrained.__func__
 
     def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
-        if args or kwargs.get("state_dict") is not None or _small_checkpoint(name):
+        if args or kwargs.get("state_dict") is not None or kwargs.get("gguf_file") or _small_checkpoint(name):
             return original(cls, name, *args, config=config, **kwargs)
+        if not hasattr(config, "to_dict"):
+            locating = {key: kwargs[key] for key in _LOCATING_OPTIONS if key in kwargs}
+            own = {key: value for key, value in kwargs.items() if key not in _LOADING_OPTIONS}
+            config, rest = cls.config_class.from_pretrained(
+                config or name, return_unused_kwargs=True, **locating, **own
+            )
+            kwargs = {key: value for key, value in kwargs.items() if key in rest or key not in own}
+        config = copy.deepcopy(config)
+        config.name_or_path = str(name)  # trainers look for tokenizers there
+        stored = _unpacked(config, kwargs)
+        if stored not in (None, "bitsandbytes"):  # packed in a way that only its files can say
+            return original(cls, name, config=config, **kwargs)
         policy.use("weights")
-        if kwargs.get("quantization_config") is not None:
-            return _quantized(policy, original, cls, name, config, kwargs)
-        return _from_configuration(policy, cls, name, config, kwargs)
+        if any(kwargs.get(option) is not None for option in _PLACING_OPTIONS):
+            model = _by_the_loader(policy, original, cls, config, kwargs)
+        else:
+            model = _from_configuration(policy, cls, config, kwargs)
+        _learn_to_generate(model[0] if isinstance(model, tuple) else model, name, kwargs)
+        return model
 
     base.from_pretrained = classmethod(from_pretrained)
 
 
-def _quantized(policy: Policy, original: Any, cls: Any, name: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    """transformers' loader quantizes layer by layer: hand it a checkpoint whose values nobody reads."""
+def _unpacked(config: Any, kwargs: dict[str, Any]) -> str | None:
+    """How the checkpoint is quantized, and the program does not say; `config` says then what a whole one's would.
+
+    What bitsandbytes has packed is quantized as it is loaded, which leaves the same in memory.
+    """
+    said = getattr(config, "quantization_config", None)
+    if said is None:
+        return None
+    asked = kwargs.get("quantization_config")
+    method = said.get("quant_method", "bitsandbytes") if isinstance(said, dict) else str(said.quant_method)
+    if getattr(asked, "dequantize", False):
+        kwargs.pop("quantization_config")
+    elif method == "bitsandbytes":
+        kwargs["quantization_config"] = asked if asked is not None else _bits_and_bytes(said)
+    elif asked is None:
+        return method
+    del config.quantization_config
+    return "bitsandbytes" if method == "bitsandbytes" else None
+
+
+def _bits_and_bytes(said: Any) -> Any:
+    kind = importlib.import_module("transformers").BitsAndBytesConfig
+    return kind.from_dict(said) if isinstance(said, dict) else said
+
+
+def _by_the_loader(policy: Policy, original: Any, cls: Any, config: Any, kwargs: dict[str, Any]) -> Any:
+    """transformers' loader places, divides and quantizes: hand it a checkpoint whose values nobody reads."""
     torch = policy.torch
-    if not hasattr(config, "to_dict"):
-        locating = {key: kwargs[key] for key in _LOCATING_OPTIONS if key in kwargs}
-        config = cls.config_class.from_pretrained(config or name, **locating)
-    dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
+    dtype = _dtype(torch, config, kwargs)
+    if kwargs.get("quantization_config") is not None and not _says_dtype(torch, kwargs):
+        dtype = torch.float16
     with torch.device("meta"):
-        network = cls._from_config(config, dtype=dtype if isinstance(dtype, torch.dtype) else torch.float16)
+        network = cls._from_config(copy.deepcopy(config), dtype=dtype)
     network.tie_weights()
     saved = network.state_dict()
     tensors = [*network.named_parameters(), *network.named_buffers()]
     checkpoint = {key: torch.empty_like(t, device="cpu") for key, t in tensors if key in saved}
     options = {key: value for key, value in kwargs.items() if key not in _LOCATING_OPTIONS}
-    loaded = original(cls, None, config=config, state_dict=checkpoint, **options)
-    loaded.config.name_or_path = loaded.name_or_path = str(name)
-    return loaded
+    name = config.name_or_path
+    answer = original(cls, None, config=config, state_dict=checkpoint, **options)
+    loaded = answer[0] if isinstance(answer, tuple) else answer
+    loaded.config.name_or_path = loaded.name_or_path = name
+    return answer
 
 
-def _from_configuration(policy: Policy, cls: Any, name: Any, config: Any, kwargs: dict[str, Any]) -> Any:
-    torch = policy.torch
+def _from_configuration(policy: Policy, cls: Any, config: Any, kwargs: dict[str, Any]) -> Any:
     options = {key: value for key, value in kwargs.items() if key not in _LOADING_OPTIONS}
-    if not hasattr(config, "to_dict"):
-        locating = {key: kwargs[key] for key in _LOCATING_OPTIONS if key in kwargs}
-        config, options = cls.config_class.from_pretrained(
-            config or name, return_unused_kwargs=True, **locating, **options
-        )
-    config.name_or_path = str(name)  # trainers look for tokenizers there
-    dtype = kwargs.get("dtype", kwargs.get("torch_dtype")) or "auto"
-    if dtype == "auto":
-        dtype = getattr(config, "dtype", None) or torch.float32
-    placed = _single_device(torch, kwargs.get("device_map"))
-    with torch.device(placed):
-        model = cls._from_config(config, dtype=dtype, **options)
+    with policy.torch.device("cpu"):
+        model = cls._from_config(config, dtype=_dtype(policy.torch, config, kwargs), **options)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu":  # DeepSpeed divides parameters on the card as they are made
+            ZEROS.add(tensor)
     model.eval()
     if kwargs.get("output_loading_info"):
         return model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
     return model
+
+
+def _says_dtype(torch: Any, kwargs: dict[str, Any]) -> bool:
+    return isinstance(kwargs.get("dtype", kwargs.get("torch_dtype")), torch.dtype)
+
+
+def _dtype(torch: Any, config: Any, kwargs: dict[str, Any]) -> Any:
+    """The weights': as the program says, or else as they were saved."""
+    dtype = kwargs.get("dtype", kwargs.get("torch_dtype")) or "auto"
+    return (getattr(config, "dtype", None) or torch.float32) if dtype == "auto" else dtype
+
+
+def _learn_to_generate(model: Any, name: Any, kwargs: dict[str, Any]) -> None:
+    """How a model generates is beside its weights: beams, lengths, ends."""
+    if not model.can_generate():
+        return
+    asked = kwargs.get("generation_config")
+    if asked is not None:
+        model.generation_config = asked
+        return
+    locating = {key: kwargs[key] for key in _LOCATING_OPTIONS if key in kwargs}
+    kind = importlib.import_module("transformers").GenerationConfig
+    with contextlib.suppress(OSError):  # few of the older ones have one
+        model.generation_config = kind.from_pretrained(name, **locating)

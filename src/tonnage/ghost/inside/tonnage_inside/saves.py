@@ -29,7 +29,7 @@ _FOLDERS = (
     ("peft.peft_model", "PeftModel", "save_pretrained", "save_directory"),
     ("diffusers.models.modeling_utils", "ModelMixin", "save_pretrained", "save_directory"),
     ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline", "save_pretrained", "save_directory"),
-    ("sentence_transformers.base.model", "BaseModel", "save_pretrained", "path"),
+    ("sentence_transformers.base.model", "BaseModel", "save", "path"),
     ("sentence_transformers.SentenceTransformer", "SentenceTransformer", "save", "path"),
     ("accelerate.accelerator", "Accelerator", "save_model", "save_directory"),
     ("deepspeed.runtime.engine", "DeepSpeedEngine", "save_checkpoint", "save_dir"),

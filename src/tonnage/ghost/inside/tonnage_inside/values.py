@@ -573,6 +573,8 @@ class Policy:
             def initialise(tensor: Any, *args: Any, **kwargs: Any) -> Any:
                 if tensor.device.type == "cpu" and tensor.numel() >= BIG_ELEMENTS:
                     self.use("initialisation")
+                    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                        ZEROS.add(tensor)
                     return tensor
                 return original(tensor, *args, **kwargs)
 
