@@ -34,6 +34,10 @@ LATER_SECONDS: Final = 10.0
 """How long ranks may go on when the process that started them has ended well: some launchers do not wait."""
 
 
+_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/")
+"""What is in the paths of frames that are not the program's own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Left:
     """What the command's processes left behind."""
@@ -129,13 +133,18 @@ def _judged(command: list[str], left: Left, ended: int | None, steps: int, timeo
 
 def _why_failed(trace: Trace) -> str:
     outcome = trace.outcome
-    where = outcome.get("stack") or [""]
     message = _shortened(str(outcome.get("message")))
-    told = f"The command failed: {outcome.get('error')}: {message} (at {where[-1]}). "
+    told = f"The command failed: {outcome.get('error')}: {message} (at {_place(outcome.get('stack') or [''])}). "
     if "invalid device ordinal" in message:
         count = trace.device.get("devices", 1)
         return f"{told}The machine has {count} GPU{'s' if count > 1 else ''}; say how many with --gpu, such as 8xt4."
     return f"{told}If it needs a value that only a real GPU computes, skip that part in the dry-run."
+
+
+def _place(stack: Sequence[str]) -> str:
+    """The last frame, and the last one of the program's own if that is another."""
+    own = [frame for frame in stack if not any(part in frame for part in _LIBRARIES)]
+    return stack[-1] if not own or own[-1] == stack[-1] else f"{own[-1]}, in {stack[-1]}"
 
 
 def _where_stopped(trace: Trace, timeout_seconds: float, steps: int) -> str:

@@ -241,6 +241,13 @@ def test_a_rank_that_outlives_the_process_that_started_it(dry_run: Any) -> None:
     assert [(trace.rank, trace.steps) for trace in answer.run.traces] == [(0, 1), (1, 3)]
 
 
+def test_an_error_is_placed_in_the_program_and_where_it_came_up() -> None:
+    own, library = "train.py:12 main", "/v/lib/python3.11/enum.py:784 __getattr__"
+    assert dryrun._place([own, library]) == f"{own}, in {library}"
+    assert dryrun._place([own]) == own
+    assert dryrun._place([library]) == library
+
+
 def test_steps_of_an_optimizer_in_backward(dry_run: Any) -> None:
     assert dry_run("unusual.py", "in-backward", steps=20).run.traces[0].steps == 3
 

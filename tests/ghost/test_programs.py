@@ -448,6 +448,15 @@ def test_a_checkpoint_packed_in_another_way_needs_its_files(
     assert isinstance(dry_run("pretrained.py", str(tmp_path)).error, TrialFailed)
 
 
+@pytest.mark.skipif(find_spec("diffusers") is None, reason="diffusers is missing")
+def test_networks_of_diffusers_need_no_weights(dry_run: Any, tmp_path: Path) -> None:
+    answer = dry_run("diffusing.py", str(tmp_path))
+    estimate, trace = consistent(answer)
+    assert (answer.said[-1]["dtypes"], answer.said[-1]["same"]) == (["torch.bfloat16"], True)
+    assert (trace.steps, estimate.model["parameters"]) == (2, answer.said[-1]["parameters"])
+    assert [path.name for path in tmp_path.iterdir()] == ["unet"], "what it saved is not here"
+
+
 def test_recurrent_networks_keep_what_cudnn_keeps_and_name_what_is_unknown(dry_run: Any) -> None:
     """The figures of an H200 (`op LSTM bf16 forward` in measurements/), in blocks of 512 bytes."""
     answer = dry_run("recurrent.py")

@@ -20,7 +20,7 @@ IMPORT_TORCH = (
     *("transformers.modeling_utils", "transformers.masking_utils", "transformers.generation.utils"),
     *("transformers.trainer", "transformers.training_args", "transformers.distributed.expert_parallel"),
     *("accelerate.accelerator", "peft.peft_model", "safetensors.torch", "deepspeed.runtime.engine"),
-    *("deepspeed.ops.op_builder.builder", "deepspeed.runtime.zero.utils"),
+    *("deepspeed.ops.op_builder.builder", "deepspeed.runtime.zero.utils", "diffusers.models.modeling_utils"),
 )
 """Modules that are patched and may be the first to import torch."""
 

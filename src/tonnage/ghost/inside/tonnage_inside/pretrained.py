@@ -33,7 +33,7 @@ _LOADING_OPTIONS = {
 """What `from_pretrained` takes, and networks do not."""
 
 
-def _small_checkpoint(name: Any) -> bool:
+def small_checkpoint(name: Any) -> bool:
     """True for a local folder whose weights are few enough to be read."""
     if not isinstance(name, str | os.PathLike) or not os.path.isdir(name):
         return False
@@ -51,7 +51,7 @@ def patch(policy: Policy, module: ModuleType) -> None:
     original = base.from_pretrained.__func__
 
     def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
-        if args or kwargs.get("state_dict") is not None or kwargs.get("gguf_file") or _small_checkpoint(name):
+        if args or kwargs.get("state_dict") is not None or kwargs.get("gguf_file") or small_checkpoint(name):
             return original(cls, name, *args, config=config, **kwargs)
         if not hasattr(config, "to_dict"):
             locating = {key: kwargs[key] for key in _LOCATING_OPTIONS if key in kwargs}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from . import generation, pretrained
+from . import diffusion, generation, pretrained
 from .host import ZEROS
 from .imports import after_import
 from .integers import KNOWN_BYTES, known_integers
@@ -108,6 +108,7 @@ class Policy:
         after_import("transformers.generation.utils", functools.partial(generation.patch, self))
         after_import("transformers.modeling_utils", functools.partial(pretrained.patch, self))
         after_import("transformers.modeling_utils", self._patch_multimodal)
+        after_import("diffusers.models.modeling_utils", functools.partial(diffusion.patch, self))
 
     def read(self, tensor: Any) -> Any:
         """The tensor's values on the host if they are known or follow a rule (see `_follow`), else None."""

@@ -1,0 +1,62 @@
+"""diffusers' `from_pretrained` without weights: shapes from the configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .pretrained import small_checkpoint
+
+if TYPE_CHECKING:
+    from .values import Policy
+
+_LOCATING_OPTIONS = (
+    *("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder"),
+)
+_LOADING_OPTIONS = {
+    *_LOCATING_OPTIONS,
+    *("ignore_mismatched_sizes", "output_loading_info", "torch_dtype", "dtype", "max_memory", "offload_folder"),
+    *("offload_state_dict", "low_cpu_mem_usage", "variant", "use_safetensors", "disable_mmap", "use_flashpack"),
+    *("flashpack_kwargs",),
+}
+"""What `from_pretrained` takes, and networks do not."""
+
+_PLACING_OPTIONS = ("device_map", "quantization_config", "parallel_config")
+"""With any of these the loader's own code is needed, and with it the files."""
+
+
+def patch(policy: Policy, module: ModuleType) -> None:
+    """Shapes from the configuration instead of weights from files, unless these are local and small."""
+    base = module.ModelMixin
+    original = base.from_pretrained.__func__
+
+    def from_pretrained(cls: Any, /, name: Any, **kwargs: Any) -> Any:
+        placed = any(kwargs.get(option) is not None for option in _PLACING_OPTIONS)
+        folder = os.path.join(name, kwargs.get("subfolder") or "") if os.path.isdir(str(name)) else name
+        if placed or kwargs.get("output_loading_info") or small_checkpoint(folder):
+            return original(cls, name, **kwargs)
+        policy.use("weights")
+        locating = {key: kwargs[key] for key in _LOCATING_OPTIONS if key in kwargs}
+        own = {key: value for key, value in kwargs.items() if key not in _LOADING_OPTIONS}
+        config, rest = cls.load_config(name, return_unused_kwargs=True, **locating, **own)
+        dtype = kwargs.get("dtype") or kwargs.get("torch_dtype")
+        with _as_default(policy.torch, dtype):
+            network = cls.from_config(config, **rest)
+        network.register_to_config(_name_or_path=str(name))
+        return network.eval()
+
+    base.from_pretrained = classmethod(from_pretrained)
+
+
+@contextlib.contextmanager
+def _as_default(torch: Any, dtype: Any) -> Iterator[None]:
+    """Parameters are made in this dtype; None and what is no dtype leave them as they are."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype if isinstance(dtype, torch.dtype) else before)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
