@@ -247,11 +247,14 @@ def _class(head: heads.Head) -> Any:
 
 
 def _without_values(network: nn.Module) -> None:
-    """Weights that torch's oldest constructors (`torch.FloatTensor`) made on the host in spite of the meta device."""
+    """Weights that torch's oldest constructors (`torch.FloatTensor`) made on the host in spite of the meta device.
+
+    Those that somebody divides as they are made (`deepspeed.zero.Init`) are on the card.
+    """
     made: dict[int, nn.Parameter] = {}
     for child in network.modules():
         for name, weight in child._parameters.items():
-            if weight is not None and not weight.is_meta:
+            if weight is not None and weight.is_cpu:
                 empty = torch.empty_like(weight, device="meta")
                 child._parameters[name] = made.setdefault(id(weight), nn.Parameter(empty, weight.requires_grad))
 

@@ -67,7 +67,7 @@ def test_version(tonnage):
         (["estimate", "gpt2", "--gpu", "t4", "--attention", "paged"], "possible: auto, eager"),
         (["estimate", "gpt2", "--gpu", "t4", "--loss", "cut"], "possible: plain, chunked"),
         (["estimate", "gpt2", "--gpu", "t4", "--allocator", "x"], "possible: default, expandable"),
-        (["estimate", "gpt2", "--gpu", "t4", "--param-offload", "nvme"], "possible: none, cpu"),
+        (["estimate", "gpt2", "--gpu", "t4", "--param-offload", "disk"], "possible: none, cpu, nvme"),
         (["estimate", "gpt2", "--gpu", "t4", "--base-dtype", "int8"], "possible: fp32, bf16, fp16"),
         (["estimate", "gpt2", "--gpu", "t5"], "Unknown GPU 't5'"),
         (["estimate", "gpt2", "--gpu", "8xt4", "--gpus", "4"], "give one of the two"),

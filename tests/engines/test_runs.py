@@ -1,6 +1,7 @@
 """Trainers' own code on the ghost, beside tonnage's loop and beside arithmetic."""
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,3 +158,16 @@ def test_megatrons_stages_hold_what_is_theirs(worker: Worker) -> None:
     found = run(worker, "megatron", "8xa100-40gb", rank=7, job=job, shard="zero1", tp=2, pp=2).estimate
     assert found.peak.by_category["parameter"] == pytest.approx(2 * PARAMETERS / 4, rel=0.02)
     assert found.peak.by_category["gradient"] == pytest.approx(4 * PARAMETERS / 4, rel=0.02)
+
+
+@pytest.mark.parametrize("offload", [{"optimizer_offload": "nvme"}, {"param_offload": "nvme"}])
+def test_what_deepspeed_keeps_in_files_is_neither_on_the_card_nor_written(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload: dict[str, str]
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    found = run(worker, "deepspeed", "8xa100-40gb", rank=3, shard="zero3", **offload).estimate
+    host = run(worker, "deepspeed", "8xa100-40gb", rank=3, shard="zero3", **dict.fromkeys(offload, "cpu")).estimate
+    assert found.peak.by_category["optimizer_state"] == 0
+    assert found.peak.allocated_bytes == pytest.approx(host.peak.allocated_bytes, rel=0.02)
+    assert found.host.pinned_bytes < host.host.pinned_bytes
+    assert any("files of tensors were not written" in text for text in found.coverage.assumed)

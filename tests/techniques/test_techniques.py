@@ -29,6 +29,8 @@ def asking_for(technique: Technique, value: str) -> tuple[Job, Plan]:
     if value == "N":
         return tiny_job("mixtral", grad_accum=2), Plan(shard="zero3", **{technique.option: 2})  # type: ignore[arg-type]
     plan = Plan(**{technique.option: True if value == "on" else value})
+    if technique.option == "param_offload" and value == "nvme":
+        plan = replace(plan, engine="deepspeed")
     divided = technique.option in ("param_offload", "reduce_dtype")
     return tiny_job("gpt2"), replace(plan, shard="zero3") if divided else plan
 
@@ -71,6 +73,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"name": "bert"}, {"loss": "chunked"}, H100, "BertForMaskedLM is not a causal language model"),
         ({}, {"optimizer": "adafactor", "shard": "zero3"}, H100, "Adafactor fails on FSDP2"),
         ({}, {"param_offload": "cpu"}, H100, "shard is none"),
+        ({}, {"param_offload": "nvme", "shard": "zero3"}, H100, "not in files"),
         ({"method": "lora"}, {"checkpointing": "full-reentrant"}, H100, "frozen embeddings"),
         ({}, {"checkpointing": "sqrt", "shard": "zero3"}, H100, "one layer at a time"),
         ({"name": "t5"}, {"loss": "fused"}, H100, "t5 is an encoder-decoder"),

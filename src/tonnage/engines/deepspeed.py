@@ -7,6 +7,8 @@ moments in its optimizer.  docs/engines.md has the bytes.
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +33,12 @@ OPTIMIZERS: Final[dict[str, dict[str, Any]]] = {
     "adamw-foreach": {"torch_adam": True, "foreach": True},
 }
 """Parameters of DeepSpeed's optimizer AdamW; `adamw` is FusedAdam on the card, DeepSpeedCPUAdam on the host."""
+
+BUFFER_ELEMENTS: Final = 100_000_000
+"""DeepSpeed's own size of a buffer through which parameters in files are read; a larger part wants a larger one."""
+
+PLACES: Final = ("offload_optimizer", "offload_param")
+"""What DeepSpeed's configuration calls where optimizer states and parameters rest."""
 
 OWN: Final = ("optimizer", "loss", "optimizer_offload", "param_offload")
 """Options for which it has its own code."""
@@ -60,7 +68,7 @@ def _offload(plan: Plan) -> Refusal | None:
         )
     if _optimizer_offload(plan) and STAGES[plan.shard] == 0:
         return Refusal(
-            technique="optimizer-offload=cpu",
+            technique=f"optimizer-offload={plan.optimizer_offload}",
             reason="it is a part of ZeRO, and there is none without shard zero1, zero2 or zero3",
             instead="choose shard zero2",
         )
@@ -75,21 +83,31 @@ def _offload(plan: Plan) -> Refusal | None:
 
 def _optimizer_offload(plan: Plan) -> bool:
     """With its parameters, the optimizer goes to the host as well."""
-    return "cpu" in (plan.param_offload, plan.optimizer_offload)
+    return (plan.param_offload, plan.optimizer_offload) != ("none", "none")
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """As in DeepSpeed's documentation: initialize, then forward, backward and step for every micro-batch."""
+    import deepspeed
+
+    from tonnage.engines import given
+
+    os.environ.update(given.launcher_variables(world))
+    deepspeed.init_distributed(dist_backend="nccl")
+    step = given.described(job, plan, world)
+    with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
+        config = settings(job, plan, _swapping(step, plan, world, folder))
+        return _trained(step, plan, config, steps)
+
+
+def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int) -> object:
     import deepspeed
     import torch
 
     from tonnage.engines import given
     from tonnage.model import loss_of
 
-    os.environ.update(given.launcher_variables(world))
-    deepspeed.init_distributed(dist_backend="nccl")
-    step = given.described(job, plan, world)
-    config = settings(job, plan)
+    job, world = step.job, step.world
     module = _network(step, plan, config)
     engine, *_ = deepspeed.initialize(
         model=module, model_parameters=[p for p in module.parameters() if p.requires_grad], config=config
@@ -129,8 +147,28 @@ def _divided(plan: Plan, config: dict[str, Any]) -> AbstractContextManager[Any]:
     return made
 
 
-def settings(job: Job, plan: Plan) -> dict[str, Any]:
-    """DeepSpeed's configuration; sizes of buckets and whatever else is not named stay its defaults."""
+def _swapping(step: Step, plan: Plan, world: World, folder: str) -> dict[str, dict[str, Any]]:
+    """What DeepSpeed has to know of its files: where they are, and how much a buffer must hold of a parameter."""
+    if plan.param_offload != "nvme":
+        return {"offload_optimizer": {"nvme_path": folder}}
+    import torch
+
+    from tonnage import model as models
+
+    network = models.build(
+        step.job.model, dtype=step.weights_dtype, attention=step.attention, device=torch.device("meta")
+    )
+    largest = max(models.elements(parameter) for parameter in network.parameters())
+    size = max(BUFFER_ELEMENTS, -(-largest // world.size))
+    where = {"nvme_path": folder}
+    return {"offload_optimizer": where, "offload_param": {**where, "buffer_size": size}}
+
+
+def settings(job: Job, plan: Plan, swapping: Mapping[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+    """DeepSpeed's configuration; sizes of buckets and whatever else is not named stay its defaults.
+
+    `swapping`: what it has to know, by place, of tensors in files.
+    """
     return {
         "train_micro_batch_size_per_gpu": job.micro_batch,
         "gradient_accumulation_steps": job.grad_accum,
@@ -138,17 +176,19 @@ def settings(job: Job, plan: Plan) -> dict[str, Any]:
         "fp16": {"enabled": plan.precision == "fp16-mixed"},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, **OPTIMIZERS[plan.optimizer]}},
         "gradient_clipping": float(plan.clip_grad_norm or 0),
-        "zero_optimization": {"stage": STAGES[plan.shard], **_places(plan)},
+        "zero_optimization": {"stage": STAGES[plan.shard], **_places(plan, swapping or {})},
     }
 
 
-def _places(plan: Plan) -> dict[str, Any]:
-    host = {"device": "cpu", "pin_memory": True}
-    places = {
-        "offload_optimizer": _optimizer_offload(plan),
-        "offload_param": plan.param_offload == "cpu",
+def _places(plan: Plan, swapping: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Where states and parameters rest; with its parameters, the optimizer's states go there."""
+    states = plan.param_offload if plan.optimizer_offload == "none" else plan.optimizer_offload
+    places = dict(zip(PLACES, (states, plan.param_offload), strict=True))
+    return {
+        name: {"device": device, "pin_memory": True, **(swapping.get(name, {}) if device == "nvme" else {})}
+        for name, device in places.items()
+        if device != "none"
     }
-    return {name: host for name, wanted in places.items() if wanted}
 
 
 DEEPSPEED: Final = Engine(
@@ -162,11 +202,11 @@ DEEPSPEED: Final = Engine(
         "lora_targets": ANY,
         "precision": ("bf16-mixed", "fp16-mixed", "fp32"),
         "optimizer": tuple(OPTIMIZERS),
-        "optimizer_offload": ("none", "cpu"),
+        "optimizer_offload": ("none", "cpu", "nvme"),
         "clip_grad_norm": ANY,
         "checkpointing": ("none", "full", "every-N", "selective"),
         "shard": tuple(STAGES),
-        "param_offload": ("none", "cpu"),
+        "param_offload": ("none", "cpu", "nvme"),
         "attention": ANY,
     },
     accepts=accepts,

@@ -14,6 +14,9 @@ from tonnage.exports.hf_trainer import DATA, reread_job
 
 FILE: Final = "ds_config.json"
 
+FILES: Final = "swapped"
+"""The folder beside the script for tensors in files."""
+
 WHY: Final = {
     "precision=bf16-true": "DeepSpeed's bf16 keeps fp32 weights in its optimizer",
     "shard=hsdp": "its stages divide over all ranks",
@@ -25,7 +28,7 @@ WHY: Final = {
 
 def write(wish: Wish) -> Written:
     """ds_config.json, job.json and the script."""
-    said = engine.settings(wish.job, wish.plan)
+    said = engine.settings(wish.job, wish.plan, {name: {"nvme_path": FILES} for name in engine.PLACES})
     job = launching.without_defaults(
         {
             **launching.job_settings(wish),
@@ -40,7 +43,7 @@ def write(wish: Wish) -> Written:
         ),
         command=("deepspeed", *_machines(wish), "--num_gpus", str(wish.cluster.gpus_per_node), "train.py"),
         settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
-        notes=(*_hosts(wish), *DATA),
+        notes=(*_hosts(wish), *_folder(wish), *DATA),
     )
 
 
@@ -53,6 +56,15 @@ def _hosts(wish: Wish) -> tuple[str, ...]:
         return ()
     return (
         f"HOSTFILE lists the {wish.cluster.nodes} machines, a line each: NAME slots={wish.cluster.gpus_per_node}.",
+    )
+
+
+def _folder(wish: Wish) -> tuple[str, ...]:
+    if "nvme" not in (wish.plan.optimizer_offload, wish.plan.param_offload):
+        return ()
+    return (
+        f"nvme_path is the folder {FILES}; name one on a local disk. Where a rank's part of a parameter has more "
+        "than 1e8 elements, offload_param wants a buffer_size of as many.",
     )
 
 
@@ -72,9 +84,11 @@ def reread(folder: Path) -> Mapping[str, Any]:
         "gradient_clipping": made.gradient_clipping,
         "zero_optimization.stage": int(zero.stage),
     }
-    for name in ("offload_optimizer", "offload_param"):
+    for name in engine.PLACES:
         place = getattr(zero, name)
         if place is not None:
+            if place.nvme_path is not None:
+                found[f"zero_optimization.{name}.nvme_path"] = str(place.nvme_path)
             found[f"zero_optimization.{name}.device"] = getattr(place.device, "value", place.device)
             found[f"zero_optimization.{name}.pin_memory"] = place.pin_memory
     return {**found, **reread_job(folder)}

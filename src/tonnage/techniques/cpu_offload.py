@@ -1,6 +1,6 @@
 """Parameter offload: shards, their gradients and optimizer states rest in host memory, where the optimizer runs.
 
-FSDP2's CPUOffloadPolicy with pinned memory, its default.
+FSDP2's CPUOffloadPolicy with pinned memory, its default.  Into files (`nvme`) DeepSpeed alone puts them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """Only FSDP2 moves parameters."""
+    """Only FSDP2 moves parameters, and to the host alone."""
+    if plan.param_offload == "nvme" and plan.engine != "deepspeed":
+        return Refusal(
+            technique="param_offload=nvme",
+            reason="FSDP2 keeps parameters on the host, not in files",
+            instead="choose param-offload cpu, or engine deepspeed with shard zero3",
+        )
     if plan.shard in ("zero2", "zero3", "hsdp"):
         return None
     return Refusal(
@@ -35,4 +41,4 @@ def apply(step: Step) -> Step:
     return replace(step, parameters_device=torch.device("cpu"))
 
 
-CPU_OFFLOAD: Final = Technique(option="param_offload", values=("cpu",), accepts=accepts, apply=apply)
+CPU_OFFLOAD: Final = Technique(option="param_offload", values=("cpu", "nvme"), accepts=accepts, apply=apply)

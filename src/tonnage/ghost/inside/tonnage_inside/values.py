@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from . import diffusion, generation, pretrained
+from . import diffusion, generation, pretrained, swapped
 from .host import ZEROS
 from .imports import after_import
 from .integers import KNOWN_BYTES, known_integers
@@ -39,6 +39,7 @@ ASSUMED = {
     "initialisation": "host tensors were not filled with random numbers",
     "host_optimizer": "optimizers did no arithmetic on host tensors (offloaded parameters)",
     "compiled_adam": "DeepSpeed's FusedAdam and CPUAdam were not compiled: their kernels do nothing, the rest is run",
+    "swapped": "DeepSpeed's files of tensors were not written: reads and writes of them are counted alone",
 }
 
 
@@ -632,7 +633,11 @@ class Policy:
 
         on_card = SimpleNamespace(multi_tensor_adam=nothing)
         on_host = SimpleNamespace(create_adam=nothing, adam_update=nothing, destroy_adam=nothing)
-        module.OpBuilder._loaded_ops |= {"fused_adam": on_card, "cpu_adam": on_host}
+        files = SimpleNamespace(aio_handle=swapped.operation(self.torch, lambda: self.use("swapped")))
+        module.OpBuilder._loaded_ops |= {
+            **{"fused_adam": on_card, "cpu_adam": on_host},
+            **{"async_io": files, "pin_memory": SimpleNamespace(pin_handle=files.aio_handle)},
+        }
 
     # -- transformers
 
