@@ -122,9 +122,9 @@ def _judged(command: list[str], left: Left, ended: int | None, steps: int, timeo
         return [*notes, where]
     lost = [_how_far(left.cut_off)] if left.cut_off else []
     if ended > 0:
-        raise TrialFailed(
-            " ".join([f"The command ended with exit code {ended} after {done} optimizer steps.", *lost])
-        )
+        ooms = max(trace.peaks.get("ooms", 0) for trace in left.traces)
+        why = [f"The command ended with exit code {ended} after {done} optimizer steps.", *lost]
+        raise TrialFailed(" ".join([*why, _had_run_out(ooms)] if ooms else why))
     notes += lost
     if ended < 0:
         notes.append(f"The process was ended by signal {-ended} on its way out, after everything had been recorded.")
@@ -135,10 +135,17 @@ def _why_failed(trace: Trace) -> str:
     outcome = trace.outcome
     message = _shortened(str(outcome.get("message")))
     told = f"The command failed: {outcome.get('error')}: {message} (at {_place(outcome.get('stack') or [''])}). "
+    if ooms := trace.peaks.get("ooms", 0):
+        return f"{told}{_had_run_out(ooms)}"
     if "invalid device ordinal" in message:
         count = trace.device.get("devices", 1)
         return f"{told}The machine has {count} GPU{'s' if count > 1 else ''}; say how many with --gpu, such as 8xt4."
     return f"{told}If it needs a value that only a real GPU computes, skip that part in the dry-run."
+
+
+def _had_run_out(ooms: int) -> str:
+    """Of a command that caught what PyTorch raised, and gave up in its own words."""
+    return f"It had run out of GPU memory {ooms} time{'s' if ooms > 1 else ''} before."
 
 
 def _place(stack: Sequence[str]) -> str:

@@ -308,6 +308,14 @@ def test_a_program_that_adapts_to_the_card(dry_run: Any) -> None:
     assert any("ran out of memory 2 times and recovered" in note for note in answer.run.estimate.notes)
 
 
+@pytest.mark.parametrize(("how", "said"), [("giving-up", "No batch size fits."), ("exiting", "exit code 1 after 0")])
+def test_a_program_that_gives_up_says_that_memory_ran_out(dry_run: Any, how: str, said: str) -> None:
+    error = dry_run("too_big.py", how).error
+    assert isinstance(error, TrialFailed)
+    assert said in str(error)
+    assert str(error).endswith("It had run out of GPU memory 1 time before.")
+
+
 # -- values
 
 

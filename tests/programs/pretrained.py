@@ -9,14 +9,16 @@ import sys
 import time
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import LlamaForCausalLM
 
 
 def main() -> None:
     placed = {"--on-card": {"device_map": "cuda"}, "--on-cards": {"device_map": "auto"}}
     options = placed.get(sys.argv[-1], {}) | {"from_tf": False}
     began = time.perf_counter()
-    model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16, **options)
+    model = LlamaForCausalLM.from_pretrained(
+        pretrained_model_name_or_path=sys.argv[1], dtype=torch.bfloat16, **options
+    )
     seconds = time.perf_counter() - began
     if not options.get("device_map"):
         model.cuda()

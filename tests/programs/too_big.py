@@ -1,6 +1,6 @@
 """A loop that asks for more than the card has: in its forward, its backward or its optimizer; or adapts to the card.
 
-python too_big.py forward|backward|optimizer|adapting
+python too_big.py forward|backward|optimizer|adapting|giving-up|exiting
 """
 
 import json
@@ -61,6 +61,13 @@ def main() -> None:
                 torch.cuda.empty_cache()
         print(json.dumps({"micro_batch": micro_batch, "allocated": torch.cuda.max_memory_allocated()}))
         return
+    if where in ("giving-up", "exiting"):
+        try:
+            torch.empty(2**42, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            if where == "exiting":
+                sys.exit(1)
+        raise RuntimeError("No batch size fits.")
     total = torch.cuda.get_device_properties(0).total_memory
     if where == "forward":
         train(nn.Sequential(nn.Linear(8, 8), Widen(2 * total, 8)).cuda(), 4, 2)

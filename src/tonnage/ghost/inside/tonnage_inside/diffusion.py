@@ -33,7 +33,8 @@ def patch(policy: Policy, module: ModuleType) -> None:
     base = module.ModelMixin
     original = base.from_pretrained.__func__
 
-    def from_pretrained(cls: Any, /, name: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls: Any, /, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
+        name = pretrained_model_name_or_path
         placed = any(kwargs.get(option) is not None for option in _PLACING_OPTIONS)
         folder = os.path.join(name, kwargs.get("subfolder") or "") if os.path.isdir(str(name)) else name
         if placed or kwargs.get("output_loading_info") or small_checkpoint(folder):

@@ -50,7 +50,10 @@ def patch(policy: Policy, module: ModuleType) -> None:
     base = module.PreTrainedModel
     original = base.from_pretrained.__func__
 
-    def from_pretrained(cls: Any, /, name: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls: Any, /, pretrained_model_name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any
+    ) -> Any:
+        name = pretrained_model_name_or_path
         if args or kwargs.get("state_dict") is not None or kwargs.get("gguf_file") or small_checkpoint(name):
             return original(cls, name, *args, config=config, **kwargs)
         if not hasattr(config, "to_dict"):
