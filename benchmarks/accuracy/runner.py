@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.accuracy.rows import METRICS, ROOT, Row
@@ -16,6 +17,9 @@ from tonnage.device import Device, parse_cluster
 from tonnage.ghost.process import environment
 from tonnage.ghost.wheel import find
 from tonnage.units import GIB
+
+FEW = 40
+"""Jobs of a script for which its process takes about as long to begin as to answer: such run side by side."""
 
 Progress = Callable[[str], None]
 Predicted = dict[str, Any]
@@ -30,20 +34,28 @@ def predict(
 ) -> list[tuple[Row, Predicted]]:
     """Each row with what the ghost says of it; `at_once` jobs at a time (default: one a core)."""
     jobs = {row.job: row for row in rows}
+    scripts = {name: [row for row in jobs.values() if row.script == name] for name in {row.script for row in rows}}
+    few = [chosen for chosen in scripts.values() if len(chosen) < FEW]
+    many = [chosen for chosen in scripts.values() if len(chosen) >= FEW]
+    most = at_once or len(os.sched_getaffinity(0))
     answers: dict[str, Predicted] = {}
-    for script in dict.fromkeys(row.script for row in rows):
-        chosen = [row for row in jobs.values() if row.script == script]
-        said = _of_script(chosen, progress, at_once, torch_version)
-        answers |= {row.job: answer for row, answer in said}
+
+    def take(chosen: Sequence[Row], jobs_at_once: int) -> None:
+        answers.update((row.job, answer) for row, answer in _of_script(chosen, progress, jobs_at_once, torch_version))
+
+    with ThreadPoolExecutor(most) as side_by_side:
+        list(side_by_side.map(lambda chosen: take(chosen, 1), few))
+    for chosen in many:
+        take(chosen, most)
     ended: Predicted = {"error": "the ghost process ended early"}
     return [(row, answers.get(row.job, ended)) for row in rows]
 
 
 def _of_script(
-    chosen: Sequence[Row], progress: Progress, at_once: int | None, torch_version: str | None
+    chosen: Sequence[Row], progress: Progress, at_once: int, torch_version: str | None
 ) -> Iterator[tuple[Row, Predicted]]:
     """Rows with their predictions, as they come, of one process: scripts import the same libraries differently."""
-    process = _start(at_once or len(os.sched_getaffinity(0)), torch_version)
+    process = _start(at_once, torch_version)
     assert process.stdin is not None
     assert process.stdout is not None
     sender = threading.Thread(target=_send, args=(process.stdin, chosen), daemon=True)

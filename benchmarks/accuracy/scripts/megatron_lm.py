@@ -14,6 +14,7 @@ import os
 import runpy
 import sys
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 from benchmarks.accuracy.scripts import equal_shares
 from torch.utils.data import Dataset
 
-IMPORTS = ("megatron.training",)
+IMPORTS = ("megatron.training", "megatron.core.tokenizers.text")
 
 FOLDER = "MEGATRON_LM"
 """The variable that names the checkout."""
@@ -74,6 +75,18 @@ def make_importable() -> None:
     sys.path.insert(0, os.environ[FOLDER])
     _newer_typing()
     _stand_in_for_apex()
+    _read_compilers()
+
+
+def _read_compilers() -> None:
+    """Inductor names what it keeps by all of Triton's and torch's files, which each job would read for itself."""
+    from torch._inductor.codecache import torch_key
+
+    torch_key()
+    if find_spec("triton") is not None:
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def _words(options: dict[str, Any]) -> list[str]:
