@@ -2,13 +2,16 @@
 
     python benchmarks/exports.py [TARGET...]
 
-A small Llama is exported, and the exported script is run as its users would run it: `tonnage dry-run -- COMMAND`, on
-several GPUs one rank of them.  Prints a table; docs/export.md has it.
+A small Llama is exported (for torchtitan, which has Llamas of its own, the smallest of those), and what was exported
+is run as its users would run it: `tonnage dry-run -- COMMAND`, on several GPUs one rank of them.  Where the export
+leaves a place for the data there are rows of full length.  Prints a table; docs/export.md has it.  A target that is
+not installed is said and left out: LLaMA-Factory and axolotl each want a transformers of their own.
 """
 
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +20,7 @@ from typing import Any
 
 from tonnage import exports
 from tonnage.exports import installed
+from tonnage.plans import Plan
 
 TINY = {
     "model_type": "llama",
@@ -28,8 +32,11 @@ TINY = {
     "num_key_value_heads": 2,
     "vocab_size": 2048,
     "max_position_embeddings": 2048,
+    "dtype": "bfloat16",
 }
+ROWS = 200
 JOB = {"seq_len": 512, "micro_batch": 2, "grad_accum": 2}
+TITANS = "llama-3.2-1b"
 ZERO3 = {"shard": "zero3", "checkpointing": "full", "allocator": "expandable"}
 
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
@@ -45,8 +52,34 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("torchrun", "a100-80gb", {}, {"optimizer": "adamw-fused", "loss": "chunked"}),
     ("torchrun", "8xa100-80gb", {}, {**ZERO3, "clip_grad_norm": 1}),
     ("torchrun", "8xa100-80gb", {}, {"shard": "zero1"}),
+    ("torchtitan", "a100-80gb", {}, {"attention": "flash", "checkpointing": "full"}),
+    (
+        "torchtitan",
+        "8xa100-80gb",
+        {},
+        {**ZERO3, "attention": "flash", "checkpointing": "selective", "loss": "chunked"},
+    ),
+    ("torchtitan", "8xa100-80gb", {}, {"attention": "flash", "shard": "zero3", "tp": 2, "checkpointing": "full"}),
+    ("axolotl", "a100-80gb", {"method": "lora"}, {"optimizer": "adamw-8bit"}),
+    ("axolotl", "a100-80gb", {"method": "qlora"}, {"checkpointing": "full", "unquantized_dtype": "compute"}),
+    ("axolotl", "a100-80gb", {}, {"precision": "fp32"}),
+    ("axolotl", "8xa100-80gb", {}, {**ZERO3, "precision": "bf16-true"}),
+    ("axolotl", "8xa100-80gb", {"method": "lora"}, {**ZERO3}),
+    ("axolotl", "a100-80gb", {}, {"precision": "bf16-true", "checkpointing": "full"}),
+    ("llama-factory", "a100-80gb", {"method": "lora"}, {"optimizer": "adamw-8bit"}),
+    ("llama-factory", "a100-80gb", {"method": "qlora"}, {"checkpointing": "full", "unquantized_dtype": "compute"}),
+    ("llama-factory", "a100-80gb", {}, {"checkpointing": "full"}),
+    ("llama-factory", "8xa100-80gb", {}, {"shard": "ddp", "checkpointing": "full"}),
+    ("llama-factory", "8xa100-80gb", {}, ZERO3),
 ]
 """Target, GPUs, job and plan."""
+
+BESIDES = {
+    "torchtitan": shlex.split(
+        "--hf-assets-path ../tiny --dataloader.dataset c4_test --dataloader.dataset-path ../rows"
+    )
+}
+"""What is typed besides the exported command, which names a tokenizer and data that are not here."""
 
 
 def main() -> None:
@@ -54,7 +87,10 @@ def main() -> None:
     print("| target | GPUs | plan | allocated, estimated | exported | reserved, estimated | exported |")
     print("|---|---|---|---:|---:|---:|---:|")
     for name, gpus, job, plan in CASES:
-        if (wanted and name not in wanted) or installed.missing(exports.target(name).packages):
+        if wanted and name not in wanted:
+            continue
+        if missing := installed.missing(exports.target(name).packages):
+            print(f"{name}: left out, {', '.join(missing)} not installed", file=sys.stderr)
             continue
         with tempfile.TemporaryDirectory() as folder:
             print(row(Path(folder), name, gpus, {**JOB, **job}, plan), flush=True)
@@ -62,18 +98,60 @@ def main() -> None:
 
 def row(folder: Path, name: str, gpus: str, job: dict[str, Any], plan: dict[str, Any]) -> str:
     """One line of the table."""
-    (folder / "tiny").mkdir()
-    (folder / "tiny" / "config.json").write_text(json.dumps(TINY))
-    (folder / "plan.toml").write_text(plan_file(gpus, job, plan))
-    engine = exports.target(name).engine or "tonnage"
-    expected = asked(folder, "estimate", "--plan", "plan.toml", "--engine", engine, "--json")["peak"]
+    to = exports.target(name)
+    equip(folder)
+    (folder / "plan.toml").write_text(plan_file(TITANS if name == "torchtitan" else "./tiny", gpus, job, plan))
+    expected = asked(folder, "estimate", "--plan", "plan.toml", "--engine", engine(to, plan), "--json")["peak"]
     command = asked(folder, "export", "plan.toml", "--to", name, "--json")["command"]
+    place_data(folder, name)
     one = ["--rank", "0"] if gpus[0] == "8" else []
-    variables, words = launched([*shlex.split(command), "--random-weights"])
+    variables, words = launched(
+        [*shlex.split(command), *(["--random-weights"] if to.scripted else BESIDES.get(name, ()))]
+    )
     found = asked(folder / name, "dry-run", "--gpu", gpus, *one, "--json", "--", *words, **variables)["peak"]
     numbers = [f"{peak[key]:,}" for key in ("allocated_bytes", "reserved_bytes") for peak in (expected, found)]
     said = " ".join(f"{key}={value}" for key, value in {**job, **plan}.items() if key not in JOB) or "bf16-mixed"
     return f"| `{name}` | {gpus} | {said} | {' | '.join(numbers)} |"
+
+
+def engine(to: exports.Target, plan: dict[str, Any]) -> str:
+    """Whose estimate is to be the same."""
+    return to.engine or (to.beneath(Plan(**plan)) if to.beneath else "tonnage")
+
+
+def equip(folder: Path) -> None:
+    """A network and a tokenizer without weights, and rows whose tokens with the one that ends them are JOB's."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<s>": 0, "</s>": 1, "word": 2}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="word"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tiny = folder / "tiny"
+    tiny.mkdir()
+    tokenizer.save(str(tiny / "tokenizer.json"))
+    kind = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "</s>",
+    }
+    (tiny / "tokenizer_config.json").write_text(json.dumps(kind))
+    (tiny / "config.json").write_text(json.dumps(TINY))
+    (folder / "rows").mkdir()
+    (folder / "rows" / "rows.jsonl").write_text((json.dumps({"text": "word " * (JOB["seq_len"] - 1)}) + "\n") * ROWS)
+
+
+def place_data(folder: Path, name: str) -> None:
+    """The rows where the export of a target has a place for them."""
+    rows = folder / "rows" / "rows.jsonl"
+    if name == "axolotl":
+        shutil.copy(rows, folder / name / "DATA.jsonl")
+    if name == "llama-factory":
+        data = folder / name / "data"
+        data.mkdir()
+        shutil.copy(rows, data / "rows.jsonl")
+        known = {"DATASET": {"file_name": "rows.jsonl", "columns": {"prompt": "text"}}}
+        (data / "dataset_info.json").write_text(json.dumps(known))
 
 
 def launched(words: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -84,9 +162,9 @@ def launched(words: list[str]) -> tuple[dict[str, str], list[str]]:
     return dict(word.split("=", 1) for word in words[1:rest]), words[rest:]
 
 
-def plan_file(gpus: str, job: dict[str, Any], plan: dict[str, Any]) -> str:
+def plan_file(model: str, gpus: str, job: dict[str, Any], plan: dict[str, Any]) -> str:
     """plan.toml."""
-    lines = ["schema_version = 1", 'model = "./tiny"', f'gpu = "{gpus}"']
+    lines = ["schema_version = 1", f'model = "{model}"', f'gpu = "{gpus}"']
     for table, values in (("job", job), ("plan", plan)):
         lines += [f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in values.items())]
     return "\n".join(lines) + "\n"

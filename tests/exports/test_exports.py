@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from networks import tiny_job
 from tonnage import exports
@@ -214,6 +215,50 @@ def test_torchtitan_has_llamas_of_its_own() -> None:
 
 def test_torchtitan_runs_without_cuda_graphs_as_it_was_estimated() -> None:
     assert file(exported("torchtitan"), "recipe.json")["training"]["disable_cuda_graphs"] is True
+
+
+def said_in_yaml(export: Export) -> Any:
+    return yaml.safe_load(export.files[0].text)
+
+
+def test_axolotls_own_kernels_are_off() -> None:
+    """It turns them on where nothing is said, and they are not what was estimated."""
+    made = exported("axolotl", job=dataclasses.replace(tiny_job(), method="lora"))
+    said = said_in_yaml(made)
+    assert {said[f"lora_{part}_kernel"] for part in ("mlp", "qkv", "o", "embedding")} == {False}
+    assert "LoRA kernels are off" in made.notes[0]
+    assert "lora_mlp_kernel" not in said_in_yaml(exported("axolotl"))
+
+
+def test_what_axolotl_keeps_in_fp32_is_said() -> None:
+    def kept(gpus: str = "a100-80gb", **plan: Any) -> bool:
+        return any("in fp32" in note for note in exported("axolotl", Plan(**plan), gpus=gpus).notes)
+
+    assert kept(precision="bf16-true")
+    assert kept("8xa100-80gb", precision="bf16-true", shard="ddp")
+    assert not kept(precision="fp32")
+    assert not kept(precision="bf16-true", attention="flex")
+    assert not kept("8xa100-80gb", precision="bf16-true", shard="zero3")
+
+
+@pytest.mark.parametrize(("stored", "left"), [("float32", [("base-dtype", "fp32")]), ("bfloat16", []), (None, [])])
+def test_llama_factory_loads_weights_as_they_are_stored(stored: str | None, left: list[tuple[str, str]]) -> None:
+    job = tiny_job()
+    model = dataclasses.replace(job.model, config={**job.model.config, "dtype": stored})
+    made = exported("llama-factory", job=dataclasses.replace(job, model=model, method="lora"))
+    assert [(item.option, item.instead) for item in made.unexpressed] == left
+    assert any("dtype of the checkpoint" in note for note in made.notes) == (stored != "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("name", "module"), [("axolotl", "axolotl.cli.train"), ("llama-factory", "llamafactory.launcher")]
+)
+def test_finetuners_are_started_on_every_gpu(name: str, module: str) -> None:
+    made = exported(name, Plan(shard="ddp"), gpus="2x8xa100-80gb")
+    assert f"torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint HOST:29500 --nproc-per-node 8 -m {module} " in (
+        made.command
+    )
+    assert "torchrun" not in exported(name).command
 
 
 def test_megatrons_overrides_are_in_the_command() -> None:

@@ -161,6 +161,11 @@ def _estimated_elsewhere(plan: Plan, to: Target) -> tuple[str, ...]:
     """The plan's own estimate is that of whoever ran it."""
     if plan.engine == (to.engine or "tonnage"):
         return ()
+    if to.beneath is not None:
+        return (
+            f"{to.name} stands on what engine {to.beneath(plan)} runs; what it needs itself: "
+            "tonnage dry-run --gpu NAME -- and the command above.",
+        )
     if to.engine is None:
         return (f"{to.name} is not run on a ghost: its own memory may differ from the plan's estimate.",)
     return (

@@ -1,7 +1,10 @@
 """axolotl: one YAML.  Written against the schema of axolotl 0.19.
 
 Where `bf16` is set, axolotl loads the weights in bf16 and computes under autocast: with adapters that is `bf16-mixed`
-(frozen bf16 weights, fp32 adapters), without them `bf16-true`.
+(frozen bf16 weights, fp32 adapters), without them `bf16-true`, of which it keeps embeddings, head and norms in fp32
+unless FSDP divides them or the attention is neither sdpa nor eager (`ModelLoader._configure_embedding_dtypes`).  With
+adapters it casts the same to the dtype of computation, also those that PEFT's preparation for quantized weights has
+made fp32.
 """
 
 from __future__ import annotations
@@ -12,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from tonnage.engines.engine import ANY, SHAPES
 from tonnage.engines.hf_trainer import OPTIMIZERS as TRAINERS
 from tonnage.engines.hf_trainer import SHARDED
-from tonnage.exports.export import File, Target, Wish, Written, flat
-from tonnage.exports.launching import several_machines, without_defaults
+from tonnage.exports import finetuners, launching
+from tonnage.exports.export import Target, Wish, Written, flat
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -35,10 +37,14 @@ OPTIMIZERS: Final = {
 
 ATTENTION: Final = {"auto": "sdpa", "eager": "eager", "flex": "flex_attention"}
 
+KERNELS: Final = dict.fromkeys((f"lora_{part}_kernel" for part in ("mlp", "qkv", "o", "embedding")), False)
+"""Its own kernels around adapters, which it would turn on where nothing is said; they keep fewer activations."""
+
 LIGER: Final = {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True}
 
 WHY: Final = {
     "checkpointing": "axolotl checkpoints every layer; its selective_checkpointing keeps attention alone",
+    "unquantized_dtype": "axolotl casts embeddings, head and norms to the dtype of computation",
     "loss": "its chunked_cross_entropy still has all logits; without them is Liger's",
     "attention": "attn_implementation names transformers' implementations, not torch's backends",
     "shard=zero1": "axolotl divides by FSDP2 or DeepSpeed, not optimizer states alone",
@@ -70,37 +76,52 @@ def write(wish: Wish) -> Written:
         "output_dir": "output",
     }
     return Written(
-        files=(File(name=FILE, text=yaml.safe_dump({**said, **data}, sort_keys=False)),),
-        command=("axolotl", "train", FILE, *_launcher(wish)),
+        files=(finetuners.file(FILE, said, data),),
+        command=_command(wish),
         settings=flat(said),
-        notes=(*several_machines(wish.cluster), "DATA.jsonl in axolotl.yaml stands for your data."),
+        notes=(
+            *launching.several_machines(wish.cluster),
+            *_its_own_way(wish),
+            "DATA.jsonl in axolotl.yaml stands for your data.",
+        ),
     )
 
 
-def _launcher(wish: Wish) -> tuple[str, ...]:
-    cluster = wish.cluster
-    if cluster.gpus == 1:
+def _command(wish: Wish) -> tuple[str, ...]:
+    """Its launcher for one process; for several what `axolotl train --launcher torchrun` would start."""
+    if wish.cluster.gpus == 1:
+        return ("axolotl", "train", FILE, "--launcher", "python")
+    return (*launching.torchrun(wish.cluster, "-m", alone=False), "axolotl.cli.train", FILE)
+
+
+def _its_own_way(wish: Wish) -> tuple[str, ...]:
+    """What it does that the plan has no word for."""
+    plan = wish.plan
+    if wish.job.method != "full":
+        return (
+            "axolotl's own LoRA kernels are off (lora_*_kernel); with them it needs less.",
+            *(() if plan.checkpointing != "none" else ("axolotl's first layer computes gradients of its inputs.",)),
+        )
+    if plan.compute_dtype != "bf16" or plan.shard in SHARDED or plan.attention == "flex":
         return ()
-    machines = ("--nnodes", str(cluster.nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500")
     return (
-        *("--launcher", "torchrun", "--", "--nproc-per-node", str(cluster.gpus_per_node)),
-        *(machines if cluster.nodes > 1 else ()),
+        "axolotl keeps embeddings, head and norms in fp32 here, 8 bytes more for each of their parameters (weight, "
+        "gradient, moments), and what flows between layers; not with FSDP2 or attention flex.",
     )
 
 
 def settings(wish: Wish) -> dict[str, Any]:
     """What the plan says, by axolotl's keys."""
     job, plan = wish.job, wish.plan
-    return without_defaults(
+    return launching.without_defaults(
         {
             "base_model": wish.model,
+            **finetuners.shared(wish),
             "sequence_len": job.seq_len,
             "micro_batch_size": job.micro_batch,
-            "gradient_accumulation_steps": job.grad_accum,
             "bf16": plan.compute_dtype == "bf16",
             "fp16": plan.compute_dtype == "fp16",
             "optimizer": OPTIMIZERS[plan.optimizer],
-            "max_grad_norm": None if plan.clip_grad_norm is None else float(plan.clip_grad_norm),
             "gradient_checkpointing": plan.checkpointing != "none",
             "gradient_checkpointing_kwargs": _reentrant(plan),
             "attn_implementation": ATTENTION[plan.attention],
@@ -124,10 +145,9 @@ def _adapters(job: Job, plan: Plan) -> dict[str, Any]:
     return {
         "adapter": "qlora" if job.method == "qlora" and plan.quant != "int8" else "lora",
         "lora_r": job.lora_rank,
-        "lora_alpha": 2 * job.lora_rank,
-        "lora_dropout": job.lora_dropout,
         "lora_target_linear": True if everywhere else None,
         "lora_target_modules": None if everywhere else list(job.lora_targets),
+        **KERNELS,
         **(_bits(plan) if job.method == "qlora" else {}),
     }
 
@@ -175,25 +195,14 @@ AXOLOTL: Final = Target(
     name="axolotl",
     packages=("axolotl",),
     expresses={
-        **SHAPES,
-        "method": ("full", "lora", "qlora"),
-        "lora_rank": ANY,
-        "lora_dropout": ANY,
-        "lora_targets": ANY,
-        "quant": ANY,
-        "unquantized_dtype": ("fp32",),
+        **finetuners.EXPRESSES,
         "precision": ("bf16-mixed", "bf16-true", "fp32"),
-        "base_dtype": ANY,
         "optimizer": tuple(OPTIMIZERS),
-        "clip_grad_norm": ANY,
-        "checkpointing": ("none", "full", "full-reentrant"),
-        "shard": ("none", "ddp", *SHARDED),
-        "param_offload": ("none", "cpu"),
         "attention": tuple(ATTENTION),
-        "loss": ("plain", "liger"),
     },
     besides=besides,
     why=WHY,
+    beneath=finetuners.beneath,
     write=write,
     reread=reread,
 )

@@ -91,6 +91,8 @@ class Target:
     """Options whose values it has words for, but not for this job: why not, and what is said instead."""
     engine: str | None = None
     """The engine that runs this trainer on a ghost; None: there is none."""
+    beneath: Callable[[Plan], str] | None = None
+    """Where there is none: the engine of what it stands on."""
     scripted: bool = False
     """Whether a script of ours trains: causal language models by their name or folder."""
     write: Callable[[Wish], Written]

@@ -1,7 +1,7 @@
 """LLaMA-Factory: one YAML, and accelerate's configuration where the network is divided.  Against its 0.9.5.
 
-It loads weights in bf16 and casts those that are trained to fp32, unless `pure_bf16` is set; layers are checkpointed
-unless that is disabled, in torch's older way unless told otherwise.
+It loads weights in the dtype of the checkpoint and casts those that are trained to fp32, unless `pure_bf16` is set;
+layers are checkpointed unless that is disabled, in torch's older way unless told otherwise.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from tonnage.engines.engine import ANY, SHAPES
 from tonnage.engines.hf_trainer import OPTIMIZERS, SHARDED
-from tonnage.exports import accelerate
-from tonnage.exports.export import File, Target, Wish, Written, flat
-from tonnage.exports.launching import several_machines, without_defaults
+from tonnage.exports import accelerate, finetuners, launching
+from tonnage.exports.export import Target, Wish, Written, flat
+from tonnage.techniques.precision import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.plans import Plan
 
 FILE: Final = "llama_factory.yaml"
+
+LAUNCHER: Final = "llamafactory.launcher"
+"""The module that trains, where others start it."""
 
 ATTENTION: Final = {"auto": "auto", "eager": "disabled"}
 
@@ -42,32 +44,57 @@ WHY: Final = {
 
 
 def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
-    """The dtype of frozen weights is that of computation."""
-    if plan.base_dtype not in (None, plan.compute_dtype):
-        return {"base_dtype": ("LLaMA-Factory loads frozen weights in the dtype of computation", None)}
+    """Weights that are not cast to fp32 for training have the dtype of the checkpoint."""
+    stored = stored_dtype(job)
+    if stored is None:
+        return {}
+    if job.method == "lora" and stored != (plan.base_dtype or plan.compute_dtype):
+        return {"base_dtype": (f"LLaMA-Factory loads weights as they are stored, here in {stored}", stored)}
+    if job.method == "full" and plan.precision == "bf16-true" and stored != "bf16":
+        return {"precision": (f"LLaMA-Factory would train what is stored in {stored} in that dtype", "bf16-mixed")}
     return {}
+
+
+def stored_dtype(job: Job) -> str | None:
+    """The dtype of the checkpoint, by its configuration: `bf16`; None where that says nothing."""
+    config = job.model.config
+    said = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+    return next((name for name, full in DTYPE_NAMES.items() if full == said), None)
 
 
 def write(wish: Wish) -> Written:
     """The YAML, with a place for the data; accelerate.yaml for FSDP2."""
     said = settings(wish)
-    files = [File(name=FILE, text=yaml.safe_dump({**said, **_data()}, sort_keys=False))]
+    files = [finetuners.file(FILE, said, _data())]
     command: tuple[str, ...] = ("llamafactory-cli", "train", FILE)
     found = flat(said)
-    notes = several_machines(wish.cluster)
+    notes = launching.several_machines(wish.cluster)
     if wish.plan.shard in SHARDED:
         launch = accelerate.settings(wish)
         files.append(accelerate.file(launch))
-        command = (*accelerate.launch(wish), "-m", "llamafactory.launcher", FILE)
+        command = (*accelerate.launch(wish), "-m", LAUNCHER, FILE)
         found |= {f"accelerate.{name}": value for name, value in flat(launch).items()}
         notes = accelerate.machines(wish)
+    elif wish.plan.shard != "none":
+        command = (*launching.torchrun(wish.cluster, "-m", alone=False), LAUNCHER, FILE)
     return Written(
         files=tuple(files),
         command=command,
         settings=found,
-        environment={"FORCE_TORCHRUN": "1"} if wish.plan.shard == "ddp" else {},
-        notes=(*notes, "DATASET in llama_factory.yaml stands for a name of your dataset_info.json."),
+        notes=(
+            *notes,
+            *_as_stored(wish),
+            "DATASET in llama_factory.yaml stands for a name of your dataset_info.json.",
+        ),
     )
+
+
+def _as_stored(wish: Wish) -> tuple[str, ...]:
+    """What nobody can tell from here."""
+    cast = wish.job.method == "full" and wish.plan.precision != "bf16-true"
+    if cast or stored_dtype(wish.job) == wish.plan.compute_dtype:
+        return ()
+    return (f"LLaMA-Factory loads weights in the dtype of the checkpoint; the plan has {wish.plan.compute_dtype}.",)
 
 
 def _data() -> dict[str, Any]:
@@ -83,20 +110,19 @@ def _data() -> dict[str, Any]:
 def settings(wish: Wish) -> dict[str, Any]:
     """What the plan says, by LLaMA-Factory's arguments."""
     job, plan = wish.job, wish.plan
-    return without_defaults(
+    return launching.without_defaults(
         {
             "model_name_or_path": wish.model,
+            **finetuners.shared(wish),
             "stage": "pt",
             "do_train": True,
             "finetuning_type": "full" if job.method == "full" else "lora",
             "cutoff_len": job.seq_len,
             "per_device_train_batch_size": job.micro_batch,
-            "gradient_accumulation_steps": job.grad_accum,
             "bf16": plan.precision == "bf16-mixed",
             "fp16": plan.precision == "fp16-mixed",
             "pure_bf16": plan.precision == "bf16-true",
             **OPTIMIZERS[plan.optimizer],
-            "max_grad_norm": None if plan.clip_grad_norm is None else float(plan.clip_grad_norm),
             **CHECKPOINTED[plan.checkpointing],
             "flash_attn": ATTENTION[plan.attention],
             "enable_liger_kernel": plan.loss == "liger",
@@ -113,8 +139,6 @@ def _adapters(job: Job, plan: Plan) -> dict[str, Any]:
     bits = {"quantization_bit": 8 if kind == "int8" else 4, **({} if kind == "int8" else four)}
     return {
         "lora_rank": job.lora_rank,
-        "lora_alpha": 2 * job.lora_rank,
-        "lora_dropout": job.lora_dropout,
         "lora_target": "all" if job.lora_targets == ("all-linear",) else ",".join(job.lora_targets),
         **(bits if job.method == "qlora" else {}),
     }
@@ -141,25 +165,14 @@ LLAMA_FACTORY: Final = Target(
     name="llama-factory",
     packages=("llamafactory",),
     expresses={
-        **SHAPES,
-        "method": ("full", "lora", "qlora"),
-        "lora_rank": ANY,
-        "lora_dropout": ANY,
-        "lora_targets": ANY,
-        "quant": ANY,
-        "unquantized_dtype": ("compute",),
+        **finetuners.EXPRESSES,
         "precision": ("bf16-mixed", "fp16-mixed", "bf16-true", "fp32"),
-        "base_dtype": ANY,
         "optimizer": tuple(OPTIMIZERS),
-        "clip_grad_norm": ANY,
-        "checkpointing": tuple(CHECKPOINTED),
-        "shard": ("none", "ddp", *SHARDED),
-        "param_offload": ("none", "cpu"),
         "attention": tuple(ATTENTION),
-        "loss": ("plain", "liger"),
     },
     besides=besides,
     why=WHY,
+    beneath=finetuners.beneath,
     write=write,
     reread=reread,
 )

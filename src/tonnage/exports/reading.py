@@ -351,6 +351,8 @@ def _of_axolotl(flat: Mapping[str, Any]) -> Iterator[_Found]:
         single = flat.get("bnb_config_kwargs.bnb_4bit_use_double_quant") is False
         kind = "fp4" if flat.get("bnb_config_kwargs.bnb_4bit_quant_type") == "fp4" else "nf4"
         yield _Found(option="quant", value=kind if single else f"{kind}-double", key="adapter")
+    if adapter == "qlora" or flat.get("load_in_8bit") is True:
+        yield _Found(option="unquantized_dtype", value="compute", key="adapter")
     yield from _precision(flat, bf16="bf16-mixed" if adapter else "bf16-true")
     yield from _checkpointed(flat)
     if flat.get("liger_fused_linear_cross_entropy") is True:
