@@ -16,7 +16,7 @@ from tonnage import launchers
 from tonnage import trace as traces
 from tonnage.device import Cluster
 from tonnage.errors import TrialFailed, UsageError
-from tonnage.ghost.process import any_libraries, environment, interpreter
+from tonnage.ghost.process import any_libraries, environment, interpreter, programs
 from tonnage.ghost.wheel import find
 from tonnage.summary import Run, summarise
 from tonnage.trace import Trace
@@ -86,6 +86,7 @@ def run(
             devices=cluster.gpus_per_node,
             **settings,
         )
+        prepared["PATH"] = os.pathsep.join([str(programs(Path(folder))), prepared.get("PATH", os.defpath)])
         if rank is not None:
             command, said = launchers.alone(command, python, rank, cluster, prepared)
             prepared |= said

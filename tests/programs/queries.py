@@ -1,8 +1,14 @@
 """Asks about the card in every way scripts do, while it trains a little."""
 
 import json
+import subprocess
 
 import torch
+
+
+def smi(*arguments: str) -> list[str]:
+    """The lines that nvidia-smi prints."""
+    return subprocess.run(["nvidia-smi", *arguments], check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def main() -> None:
@@ -30,6 +36,11 @@ def main() -> None:
                 "capability": list(torch.cuda.get_device_capability(0)),
                 "sms": properties.multi_processor_count,
                 "total": properties.total_memory,
+                "smi": [
+                    smi(),
+                    smi("-L"),
+                    smi("--query-gpu=name,memory.total,serial", "--format=csv,noheader", "-i", "1"),
+                ],
                 "mem_get_info_total": after[1],
                 "kept": kept.numel(),
                 "taken": before[0] - after[0],

@@ -5,6 +5,7 @@ Nothing here changes the calling process: the ghost lives only in children start
 
 import os
 import platform
+import shlex
 import shutil
 import sys
 import uuid
@@ -84,6 +85,17 @@ def environment(
         variables["TONNAGE_STEPS"] = str(steps)
         variables["TONNAGE_SOURCE"] = "ghost"
     return variables
+
+
+def programs(folder: Path) -> Path:
+    """A folder for the front of PATH, made in `folder`: the `nvidia-smi` of a ghost's machine."""
+    place = folder / "bin"
+    place.mkdir()
+    program = place / "nvidia-smi"
+    words = [sys.executable, "-S", str(INSIDE / "tonnage_inside" / "smi.py")]
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    program.chmod(0o755)
+    return place
 
 
 def interpreter(command: list[str]) -> str:
