@@ -1,7 +1,7 @@
 """Megatron-Bridge: overrides of one of its recipes, as its run_recipe.py takes them.  Written against 0.3.1.
 
-It is not read back: it imports Transformer Engine, which wants CUDA's libraries, and more (docs/export.md).  The names are those that its
-recipes assign (`recipes/llama/llama3.py`) and those of `ConfigContainer`.
+It is not read back: it imports Transformer Engine, which wants CUDA's libraries, and more (docs/export.md).  The names
+are those that its recipes assign (`recipes/llama/llama3.py`) and those of `ConfigContainer`.
 """
 
 from __future__ import annotations
