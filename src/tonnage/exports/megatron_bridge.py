@@ -1,6 +1,6 @@
 """Megatron-Bridge: overrides of one of its recipes, as its run_recipe.py takes them.  Written against 0.3.1.
 
-It is not read back: it imports Transformer Engine, which wants CUDA's libraries, and more (docs/export.md).  The names
+It is not read back: it imports Transformer Engine, which wants CUDA's libraries, and more (docs/export.md).  Names
 are those that its recipes assign (`recipes/llama/llama3.py`) and those of `ConfigContainer`.
 """
 
