@@ -8,19 +8,19 @@ import pytest
 
 from networks import tiny_job
 from tonnage.device import parse_cluster
-from tonnage.engines import ENGINES, engine, engine_of
+from tonnage.engines import ENGINES, axolotl, engine, engine_of
 from tonnage.engines.engine import Engine
 from tonnage.job import Job
 from tonnage.options import listed, options
 from tonnage.plans import Plan
 
 TRAINERS = [engine for engine in ENGINES if engine.name != "tonnage"]
-LOSS = {"trl": "chunked"}
-"""The only loss of an engine that has no plain one."""
+CANNOT_DO_WITHOUT = {"trl": {"loss": "chunked"}, "axolotl": {"precision": "bf16-true"}}
+"""What engines have in place of a default."""
 
 
 def plan_for(trainer: Engine, **fields: str) -> Plan:
-    return Plan(engine=trainer.name, **{"loss": LOSS.get(trainer.name, "plain"), **fields})
+    return Plan(engine=trainer.name, **{**CANNOT_DO_WITHOUT.get(trainer.name, {}), **fields})
 
 
 @pytest.fixture(params=TRAINERS, ids=lambda trainer: trainer.name)
@@ -99,3 +99,18 @@ print({"torch", "transformers", "accelerate", "deepspeed", "trl"} & set(sys.modu
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("method", "plan", "said"),
+    [
+        ("full", {"precision": "bf16-mixed"}, "choose precision bf16-true or fp32"),
+        ("lora", {"precision": "bf16-true"}, "choose precision bf16-mixed or fp32"),
+        ("lora", {}, ""),
+        ("full", {"precision": "fp32"}, ""),
+    ],
+)
+def test_what_axolotl_loads_is_what_it_computes_in(method: str, plan: dict[str, str], said: str) -> None:
+    found = refused(axolotl.AXOLOTL, Plan(engine="axolotl", **plan), tiny_job(method=method))
+    assert said in found
+    assert bool(found) == bool(said)

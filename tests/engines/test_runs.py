@@ -102,6 +102,18 @@ def test_adapters_of_the_trainer(worker: Worker) -> None:
     assert 0 < found.model["trainable_parameters"] < found.model["parameters"] / 10
 
 
+def test_axolotl_keeps_embeddings_head_and_norms_in_fp32(worker: Worker) -> None:
+    """2 bytes more for each weight of theirs and 4 for its moments; FSDP2 divides them as they were loaded."""
+    plan = {"precision": "bf16-true", "checkpointing": "full"}
+    whole = 2 * VOCABULARY * WIDTH + 5 * WIDTH
+    theirs, trainers = (run(worker, engine, **plan).estimate for engine in ("axolotl", "hf-trainer"))
+    for category, more in (("parameter", 2), ("optimizer_state", 4)):
+        grown = theirs.peak.by_category[category] - trainers.peak.by_category[category]
+        assert grown == pytest.approx(more * whole, rel=0.02), category
+    sharded = run(worker, "axolotl", "8xa100-40gb", shard="zero3", **plan).estimate
+    assert sharded.peak.by_category["optimizer_state"] == pytest.approx(4 * PARAMETERS / 8, rel=0.02)
+
+
 @pytest.mark.parametrize(("shard", "weights"), [("zero1", 2.0), ("zero2", 2.0), ("zero3", 2 / 8)])
 def test_bytes_of_zero(worker: Worker, shard: str, weights: float) -> None:
     """On 8 GPUs a rank holds 12P/8 bytes of fp32 weights and moments, and 2P, or 2P/8, of bf16 weights."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from tonnage.engines import accelerate, deepspeed, hf_trainer, megatron, own, torchtitan, trl
+from tonnage.engines import accelerate, axolotl, deepspeed, hf_trainer, megatron, own, torchtitan, trl
 from tonnage.engines.engine import Engine
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ ENGINES: Final[tuple[Engine, ...]] = (
     deepspeed.DEEPSPEED,
     torchtitan.TORCHTITAN,
     megatron.MEGATRON,
+    axolotl.AXOLOTL,
 )
 
 

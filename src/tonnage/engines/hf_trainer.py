@@ -7,7 +7,7 @@ outputs cast to fp32 by accelerate, fused AdamW.  docs/engines.md has what that 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.engines.engine import ANY, SHAPES, Engine, installed
@@ -15,6 +15,8 @@ from tonnage.techniques import chosen
 from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
@@ -120,6 +122,22 @@ def shared_refusal(
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """As in the Trainer's own examples, with made-up rows."""
+    return trained(job, plan, world, steps)
+
+
+def trained(
+    job: Job,
+    plan: Plan,
+    world: World,
+    steps: int,
+    prepare: Callable[[nn.Module], nn.Module] | None = None,
+    by_fsdp: bool = True,
+    **said: Any,
+) -> object:
+    """The trainer after so many steps of a network that `prepare` has seen; `said`: further TrainingArguments.
+
+    `by_fsdp`: whether FSDP checkpoints the layers that it divides, as transformers advises, or the network itself.
+    """
     from transformers import Trainer, TrainingArguments
 
     from tonnage.engines import given
@@ -127,21 +145,23 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     given.launch(plan, world)
     step = given.described(job, plan, world)
     module = given.adapted(given.network(step), step)
+    if prepare is not None:
+        module = prepare(module)
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     with tempfile.TemporaryDirectory() as folder, given.contexts(step):
-        arguments = TrainingArguments(output_dir=folder, **settings(job, plan, world, steps))
+        arguments = TrainingArguments(output_dir=folder, **{**settings(job, plan, world, steps, by_fsdp), **said})
         trainer = Trainer(model=module, args=arguments, train_dataset=rows)
         trainer.train()
     return trainer
 
 
-def settings(job: Job, plan: Plan, world: World, steps: int) -> dict[str, Any]:
+def settings(job: Job, plan: Plan, world: World, steps: int, by_fsdp: bool = True) -> dict[str, Any]:
     """TrainingArguments that say what the plan says, and that nothing is saved or reported."""
     from transformers import TrainingArguments
 
     newer = hasattr(TrainingArguments, "activation_checkpointing")
     return {
-        **arguments(job, plan, "activation_checkpointing" if newer else "gradient_checkpointing"),
+        **arguments(job, plan, "activation_checkpointing" if newer else "gradient_checkpointing", by_fsdp),
         **_mesh(plan, world),
         "max_steps": steps,
         "save_strategy": "no",
@@ -150,8 +170,9 @@ def settings(job: Job, plan: Plan, world: World, steps: int) -> dict[str, Any]:
     }
 
 
-def arguments(job: Job, plan: Plan, checkpointing: str) -> dict[str, Any]:
+def arguments(job: Job, plan: Plan, checkpointing: str, by_fsdp: bool = True) -> dict[str, Any]:
     """TrainingArguments that say what the plan says; `checkpointing` is what they call it in this version."""
+    by_fsdp = by_fsdp and _by_fsdp(plan)
     return {
         "per_device_train_batch_size": job.micro_batch,
         "gradient_accumulation_steps": job.grad_accum,
@@ -159,14 +180,14 @@ def arguments(job: Job, plan: Plan, checkpointing: str) -> dict[str, Any]:
         "fp16": plan.precision == "fp16-mixed",
         **OPTIMIZERS[plan.optimizer],
         **({} if plan.clip_grad_norm is None else {"max_grad_norm": float(plan.clip_grad_norm)}),
-        **_checkpointing(plan, checkpointing),
-        **_sharding(plan),
+        **_checkpointing(plan, checkpointing, by_fsdp),
+        **_sharding(plan, by_fsdp),
     }
 
 
-def _checkpointing(plan: Plan, word: str) -> dict[str, Any]:
+def _checkpointing(plan: Plan, word: str, by_fsdp: bool) -> dict[str, Any]:
     """Through the model; under FSDP with every layer by its own setting, as transformers advises."""
-    if plan.checkpointing == "none" or _by_fsdp(plan):  # SFTConfig would do both if it were not told
+    if plan.checkpointing == "none" or by_fsdp:  # SFTConfig would do both if it were not told
         return {word: False}
     wanted = {"every_n_layers": plan.checkpoint_interval, "offload": plan.activation_offload == "cpu" or None}
     said = {name: value for name, value in wanted.items() if value is not None}
@@ -178,13 +199,13 @@ def _by_fsdp(plan: Plan) -> bool:
     return plan.shard in SHARDED and plan.checkpointing == "full" and plan.activation_offload == "none"
 
 
-def _sharding(plan: Plan) -> dict[str, Any]:
+def _sharding(plan: Plan, by_fsdp: bool) -> dict[str, Any]:
     if plan.shard not in SHARDED:
         return {}
     config = {
         "reshard_after_forward": plan.shard != "zero2",
         "cpu_offload": plan.param_offload == "cpu",
-        "activation_checkpointing": _by_fsdp(plan),
+        "activation_checkpointing": by_fsdp,
     }
     return {"fsdp": True, "fsdp_config": config}
 

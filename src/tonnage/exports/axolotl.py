@@ -202,7 +202,7 @@ AXOLOTL: Final = Target(
     },
     besides=besides,
     why=WHY,
-    beneath=finetuners.beneath,
+    engine="axolotl",
     write=write,
     reread=reread,
 )

@@ -12,7 +12,7 @@ from tonnage.engines.hf_trainer import SHARDED
 from tonnage.exports.export import File, Wish
 
 if TYPE_CHECKING:
-    from tonnage.plans import Plan
+    pass
 
 EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     **SHAPES,
@@ -47,8 +47,3 @@ def shared(wish: Wish) -> dict[str, Any]:
         "max_grad_norm": None if plan.clip_grad_norm is None else float(plan.clip_grad_norm),
         **lora,
     }
-
-
-def beneath(plan: Plan) -> str:
-    """The engine that has their memory; the Trainer's own leaves checkpointing to FSDP2, and they do not."""
-    return "accelerate" if plan.shard in SHARDED else "hf-trainer"

@@ -161,6 +161,11 @@ def reread(folder: Path) -> Mapping[str, Any]:
     return {name: getattr(value, "value", value) for name, value in found.items()}
 
 
+def _beneath(plan: Plan) -> str:
+    """The engine that has its memory; the Trainer's own leaves checkpointing to FSDP2, and it does not."""
+    return "accelerate" if plan.shard in SHARDED else "hf-trainer"
+
+
 LLAMA_FACTORY: Final = Target(
     name="llama-factory",
     packages=("llamafactory",),
@@ -172,7 +177,7 @@ LLAMA_FACTORY: Final = Target(
     },
     besides=besides,
     why=WHY,
-    beneath=finetuners.beneath,
+    beneath=_beneath,
     write=write,
     reread=reread,
 )
