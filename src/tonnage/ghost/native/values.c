@@ -270,6 +270,13 @@ void values_copy(void *target, const void *source, size_t bytes)
     }
 }
 
+/* The same for Python code of ours, which must not be a copy of the program's: not logged, and also while a stream
+ * captures a graph. */
+API void ghost_copy_values(void *target, const void *source, uint64_t bytes)
+{
+    values_copy(target, source, bytes);
+}
+
 static void fill_host(unsigned char *target, int value, int value_bytes, size_t bytes)
 {
     if (value_bytes == 1) {

@@ -32,6 +32,8 @@ class Native:
         library.ghost_zero_host.restype = None
         library.ghost_copy_host.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
         library.ghost_copy_host.restype = None
+        library.ghost_copy_values.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+        library.ghost_copy_values.restype = None
         library.ghost_reads_zero.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
         library.ghost_known.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
         self.mark: Callable[[int], None] = library.ghost_mark
@@ -53,6 +55,10 @@ class Native:
     def copy_host(self, target: int, source: int, count_bytes: int) -> None:
         """Copy within the host; pages of the source that were never touched touch none of the target."""
         self._library.ghost_copy_host(target, source, count_bytes)
+
+    def copy_values(self, target: int, source: int, count_bytes: int) -> None:
+        """Copy between host and card what is known, without asking the driver for it."""
+        self._library.ghost_copy_values(target, source, count_bytes)
 
     def reads_zero(self, address: int, count_bytes: int) -> bool:
         """Whether all of this host memory is zero; pages that were never touched stay so."""

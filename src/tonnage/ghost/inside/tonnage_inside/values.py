@@ -127,7 +127,8 @@ class Policy:
         reach = _reach(tensor)
         if not self.native.known(tensor.data_ptr(), reach * tensor.element_size()):
             return None
-        flat = self.torch.as_strided(tensor, (reach,), (1,), tensor.storage_offset()).cpu()
+        flat = self.torch.empty(reach, dtype=tensor.dtype, device="cpu")
+        self.native.copy_values(flat.data_ptr(), tensor.data_ptr(), flat.nbytes)
         return self.torch.as_strided(flat, tensor.shape, tensor.stride())
 
     def write(self, tensor: Any, values: Any) -> None:
@@ -139,10 +140,14 @@ class Policy:
         if tensor.numel() == 0 or 0 in tensor.stride():
             return
         place = torch.as_strided(tensor, (reach,), (1,), tensor.storage_offset())
-        flat = torch.empty(reach, dtype=tensor.dtype) if reach == tensor.numel() else self.known(place)
+        whole = reach == tensor.numel()
+        flat = torch.empty(reach, dtype=tensor.dtype, device="cpu") if whole else self.known(place)
         if flat is not None:
             torch.as_strided(flat, tensor.shape, tensor.stride()).copy_(values)
-            place.copy_(flat)
+            if self.native is None:
+                place.copy_(flat)
+            else:
+                self.native.copy_values(place.data_ptr(), flat.data_ptr(), flat.nbytes)
 
     def _follow(self, tensor: Any, rule: Callable[[Any], Any]) -> None:
         """The fresh tensor's values are `rule(offsets of its elements)`, for it and for all views of it."""
@@ -165,6 +170,13 @@ class Policy:
             offsets = offsets.unsqueeze(-1) + self.torch.arange(size) * stride
         return rule(offsets).to(tensor.dtype)
 
+    def _filled(self, result: Any, values: Any) -> Any:
+        """A result with other values: of a wrapped one by a copy of the program's own kind."""
+        if type(result) is not self.torch.Tensor:
+            return result.copy_(values)
+        self.write(result, values)
+        return result
+
     # -- torch
 
     def _patch_finite(self) -> None:
@@ -176,7 +188,7 @@ class Policy:
             if torch.compiler.is_compiling() or not result.is_cuda:
                 return result
             self.use("finite")
-            return result.copy_(torch.ones(result.shape, dtype=torch.bool))
+            return self._filled(result, torch.ones(result.shape, dtype=torch.bool, device="cpu"))
 
         torch.isfinite = isfinite
         torch.Tensor.isfinite = isfinite
@@ -255,7 +267,7 @@ class Policy:
                 values = self.read(tensor)
                 if values is None:
                     self.use("all")
-                return result.copy_(torch.tensor(True if values is None else bool(values.all())))
+                return self._filled(result, torch.tensor(values is None or bool(values.all()), device="cpu"))
 
             return everywhere
 
@@ -288,7 +300,7 @@ class Policy:
             first = (found for given, found in zip(grads, made, strict=False) if given is None)
             for found in first:
                 scalar = type(found) is torch.Tensor and found.is_cuda and found.numel() == 1
-                if scalar and not torch.cuda.is_current_stream_capturing():
+                if scalar:
                     self.write(found, torch.ones(found.shape, dtype=found.dtype))
             return made
 
