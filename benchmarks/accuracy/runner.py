@@ -34,7 +34,10 @@ def predict(
 ) -> list[tuple[Row, Predicted]]:
     """Each row with what the ghost says of it; `at_once` jobs at a time (default: one a core)."""
     jobs = {row.job: row for row in rows}
-    scripts = {name: [row for row in jobs.values() if row.script == name] for name in {row.script for row in rows}}
+    scripts = {
+        name: [row for row in jobs.values() if row.script == name]
+        for name in dict.fromkeys(row.script for row in rows)
+    }
     few = [chosen for chosen in scripts.values() if len(chosen) < FEW]
     many = [chosen for chosen in scripts.values() if len(chosen) >= FEW]
     most = at_once or len(os.sched_getaffinity(0))
