@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,6 +56,8 @@ def test_cards_that_differ_or_are_too_few_are_said(monkeypatch):
     put(monkeypatch, card(0))
     with pytest.raises(UsageError, match="This machine has 1 x NVIDIA GeForce RTX 3090, and 8 were asked for"):
         parse_cluster("8xhere")
+    with pytest.raises(UsageError, match="'1xhere' is 1 GPUs, but 2 were asked for"):
+        parse_cluster("1xhere", gpus=2)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,48 @@ def test_a_machine_without_a_driver_says_so(monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlInit", init)
     with pytest.raises(CannotEstimate, match=r"cannot be read.*Name a card with --gpu"):
         here.visible()
+
+
+class NVMLError(Exception):
+    pass
+
+
+def divided_cards():
+    """NVML of a machine with a whole card, and one of which two parts of seven are made."""
+
+    def part(card, place):
+        if place not in (0, 3):
+            raise NVMLError
+        return f"part {place} of {card}"
+
+    def capability(handle):
+        if handle.startswith("part"):
+            raise NVMLError
+        return 8, 0
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlMemory_v2=2,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: f"card {index}",
+        nvmlDeviceGetMigMode=lambda card: (card == "card 1", False),
+        nvmlDeviceGetMaxMigDeviceCount=lambda card: 7,
+        nvmlDeviceGetMigDeviceHandleByIndex=part,
+        nvmlDeviceGetName=lambda handle: f"name of {handle}",
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetMemoryInfo=lambda handle, version: SimpleNamespace(total=5 * GIB, reserved=GIB, used=0),
+        nvmlDeviceGetCudaComputeCapability=capability,
+    )
+
+
+def test_a_divided_card_is_its_parts(monkeypatch):
+    monkeypatch.setattr(here, "_nvml", divided_cards)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = here.visible()
+    assert [one.name for one in found] == ["name of card 0", "name of part 0 of card 1", "name of part 3 of card 1"]
+    assert {(one.capacity_bytes, one.capability) for one in found} == {(4 * GIB, (8, 0))}
 
 
 @pytest.mark.ghost

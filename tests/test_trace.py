@@ -3,6 +3,7 @@
 import contextlib
 import zipfile
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tonnage import trace as traces
 from tonnage.errors import UnreadableFile
+from tonnage.timeline import timeline
 from tonnage.trace import Claim, Mark, Trace
 
 EVENTS = [("segment_alloc", 0, 2097152, 0, 0), ("alloc", 0, 1000, 0, 1), ("free_requested", 0, 1000, 0, 1)]
@@ -59,6 +61,15 @@ def test_events_and_activities_are_read_from_the_columns() -> None:
         128,
         7,
     )
+
+
+@pytest.mark.parametrize(
+    ("repeated", "good"), [((0, 1), True), ((), True), ((1,), False), ((0, 9), False), ((1, 0), False)]
+)
+def test_repeated_steps_begin_at_marks_that_are_there(tmp_path: Path, repeated: tuple[int, ...], good: bool) -> None:
+    path = save(replace(example(), repeated=repeated), tmp_path / "a.trace")
+    with contextlib.nullcontext() if good else pytest.raises(UnreadableFile, match="repeated"):
+        assert timeline(traces.load(path)).marks == example().marks
 
 
 @pytest.mark.parametrize("member", ["trace.json", "events.mark", "log"])

@@ -263,12 +263,12 @@ def parse_cluster(
     if gpu_memory_bytes is not None and gpu_memory_bytes < 1:
         raise UsageError(f"The GPU memory is {gpu_memory_bytes} bytes; it must be above zero.")
     nodes, per_node, name = _split(spec)
+    if per_node is not None and gpus is not None and gpus != nodes * per_node:
+        raise UsageError(f"{spec!r} is {nodes * per_node} GPUs, but {gpus} were asked for; give one of the two.")
     if normalise(name) == HERE:
         return _here(nodes, per_node or gpus, gpu_memory_bytes)
     if per_node is None:
         nodes, per_node = _machines(gpus or 1)
-    elif gpus is not None and gpus != nodes * per_node:
-        raise UsageError(f"{spec!r} is {nodes * per_node} GPUs, but {gpus} were asked for; give one of the two.")
     return Cluster(device=_device(name, gpu_memory_bytes), gpus_per_node=per_node, nodes=nodes)
 
 

@@ -384,7 +384,8 @@ def _categories(trace: Trace, events: _Events, blocks: _Blocks) -> Numbers:
     category[received] = np.minimum(category[received], _COMMUNICATION)
     category[(category == _ACTIVATION) & _outlived(trace, events, blocks)] = _WORKSPACE
     for first, later in _repetitions(trace, events, blocks):
-        category[later] = category[first[: len(later)]]
+        count = min(len(first), len(later))
+        category[later[:count]] = category[first[:count]]
     return category
 
 

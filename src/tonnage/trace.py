@@ -265,6 +265,15 @@ def _check(trace: Trace) -> None:
     if len(marks) and not (0 <= min(marks) and max(marks) < max(len(trace.marks), 1)):
         raise UnreadableFile("The trace is damaged: an event points at a mark that is not there.")
 
+    _check_repeated(trace.repeated, len(trace.marks))
+
+
+def _check_repeated(repeated: tuple[int, ...], marks: int) -> None:
+    """A step and at least one repetition, one behind the other."""
+    ordered = len(repeated) != 1 and list(repeated) == sorted(repeated)
+    if not ordered or (repeated and not (0 <= repeated[0] and repeated[-1] < marks)):
+        raise UnreadableFile("The trace is damaged: steps that are repeated begin at marks that are not there.")
+
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     size = archive.getinfo(name).file_size

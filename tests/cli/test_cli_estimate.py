@@ -7,6 +7,7 @@ from lines import is_one_line
 
 import estimates
 from tonnage import here, saved
+from tonnage.device import parse_cluster
 from tonnage.estimates import CATEGORIES, Estimate
 from tonnage.job import Job
 from tonnage.plans import Plan
@@ -150,3 +151,12 @@ def test_a_full_disk_does_not_cost_the_answer(tonnage, calls):
     assert ended.out.startswith("FITS")
     assert is_one_line(ended.err)
     assert "No space left on device" in ended.err
+
+
+def test_another_card_than_the_files_has_its_own_memory(calls, tonnage, tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text('schema_version = 1\nmodel = "gpt2"\ngpu = "2x4x"\ngpu_memory_bytes = 25769803776\n')
+    assert tonnage("estimate", "--offline", "--plan", str(path)).code == 0
+    assert (calls.cluster.gpus, calls.cluster.device.capacity_bytes) == (8, 24 * 2**30)
+    assert tonnage("estimate", "--offline", "--plan", str(path), "--gpu", "t4").code == 0
+    assert calls.cluster == parse_cluster("t4")

@@ -4,6 +4,7 @@ import json
 
 from solutions import Formula, question
 from tonnage.report import plans, plans_html
+from tonnage.search.memory import steps_run
 from tonnage.search.solve import search
 
 
@@ -59,3 +60,12 @@ def test_json_has_what_the_contract_names():
     assert {"name", "plan", "estimate", "reasons"} <= set(best)
     assert {"technique", "why", "saves_bytes", "costs_seconds"} == set(best["reasons"][0])
     assert best["estimate"]["time"]["step_seconds"] > 0
+
+
+def test_what_of_a_step_was_run_is_said_in_both():
+    solution = solved(gpu="8xa100-80gb")
+    best = solution.plans[0].candidate
+    assert steps_run(best)[1] > 0
+    for shown in (" ".join(plans.render(solution).split()), plans_html.page(solution)):
+        assert "of the best plan one step was made" in shown
+        assert "run on the ghost" in shown

@@ -84,8 +84,9 @@ def estimate(
     wanted.check()
     if plan is not None:
         kept = planfile.read(plan)
-        model, gpu = model or kept.model, gpu or (None if here else kept.gpu)
-        gpu_memory = gpu_memory or kept.gpu_memory_bytes
+        model = model or kept.model
+        if gpu is None and not here:  # the memory is that of the file's card
+            gpu, gpu_memory = kept.gpu, gpu_memory or kept.gpu_memory_bytes
         options = kept.under(options)
     if model is None:
         raise UsageError("No MODEL was given; name one (`tonnage models` lists some), or a --plan FILE.")

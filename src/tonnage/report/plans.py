@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tonnage.report.canvas import BAD, GOOD, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
-from tonnage.search.memory import micro_batches_run
+from tonnage.search.memory import micro_batches_run, steps_run
 from tonnage.search.unpriced import RANKED
 from tonnage.search.words import describe
 from tonnage.solution import Choice, Nearest, Point, Remedy, Solution, Stage
@@ -41,7 +41,7 @@ def _parts(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     if solution.nearest is not None:
         yield from _nearest(solution.nearest)
     yield from _refused(solution)
-    yield _facts(solution)
+    yield Padding(text(facts(solution), "dim"), (1, 0, 0, 0))
 
 
 def _headline(solution: Solution) -> Table:
@@ -280,7 +280,8 @@ def _refused(solution: Solution) -> Iterator[Part]:
         yield Padding(text(f"and {len(solution.refused) - _REFUSED_ROWS} more (--json has all)", "dim"), (0, 0, 0, 2))
 
 
-def _facts(solution: Solution) -> Padding:
+def facts(solution: Solution) -> str:
+    """How the answer was found: what was looked at, what of a step was run, and what numbers stand on."""
     counts = solution.looked_at or {}
     words = []
     if counts:
@@ -296,7 +297,11 @@ def _facts(solution: Solution) -> Padding:
             words.append(
                 f"{run} of a step's {best.job.grad_accum} micro-batches were run: the others are like the last"
             )
+        _, repeated = steps_run(best)
+        if repeated:
+            more = "the next one is" if repeated == 1 else f"the next {repeated} are"
+            words.append(f"of the best plan one step was made, {more} its requests again, to the same allocator")
     headroom = solution.question["headroom"]
     said = "memory is the ghost's" if solution.unpriced else "seconds are the time model's, memory is the ghost's"
     words.append(f"{headroom:.0%} of the card stays free (--headroom); {said}")
-    return Padding(text("; ".join(words) + ".", "dim"), (1, 0, 0, 0))
+    return "; ".join(words) + "."

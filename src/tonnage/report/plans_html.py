@@ -6,7 +6,7 @@ from typing import Final
 from tonnage.report import markup
 from tonnage.report.markup import key, table, text
 from tonnage.report.palette import LOOKS
-from tonnage.report.plans import cost, order, rates, saving, seconds
+from tonnage.report.plans import cost, facts, order, rates, saving, seconds
 from tonnage.search.words import describe
 from tonnage.solution import Choice, Solution, Stage
 from tonnage.units import gib
@@ -58,6 +58,7 @@ def _parts(solution: Solution, title: str) -> Iterator[str]:
         yield "<h3>Refused</h3>"
         rows_of = [(text(one.what), f'<span class="quiet">{text(one.why)}</span>') for one in solution.refused]
         yield table((), rows_of)
+    yield f'<p class="quiet">{text(facts(solution))}</p>'
 
 
 def _answer(solution: Solution) -> Iterator[str]:

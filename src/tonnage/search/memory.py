@@ -39,6 +39,9 @@ step follows from those before it."""
 STEPS_EXPANDABLE: Final = 2
 """The same where segments expand: what the second leaves behind is what it found, so the third is like it."""
 
+COMPILED: Final = ("adamw-8bit-ao", "adamw-4bit", "adamw-fp8-ao")
+"""Optimizers of torchao, whose step is compiled when it is first made."""
+
 LOOKS: Final = 1
 """Steps of a run that only compares: `depth.seen` tells what the later ones need."""
 
@@ -88,7 +91,7 @@ class Ghosts:
         """
         firsts = [_likely_fullest(one, cluster) for one in candidates]
         pairs = zip(candidates, firsts, strict=True)
-        answers = self._answers([_Run(one, cluster, *_steps(one), first, looks=False) for one, first in pairs])
+        answers = self._answers([_Run(one, cluster, *steps_run(one), first, looks=False) for one, first in pairs])
         groups = [
             [rank for rank in _ranks(one, cluster) if rank != first] if _is_within(answer, budget_bytes) else []
             for one, first, answer in zip(candidates, firsts, answers, strict=True)
@@ -96,7 +99,7 @@ class Ghosts:
         rest = iter(
             self._answers(
                 [
-                    _Run(one, cluster, *_steps(one), rank, looks=False)
+                    _Run(one, cluster, *steps_run(one), rank, looks=False)
                     for one, group in zip(candidates, groups, strict=True)
                     for rank in group
                 ]
@@ -235,7 +238,7 @@ def micro_batches_run(candidate: Candidate) -> int:
     return min(job.grad_accum, MICRO_BATCHES if plan.pp == 1 else plan.pp + 1)
 
 
-def _steps(candidate: Candidate) -> tuple[int, int]:
+def steps_run(candidate: Candidate) -> tuple[int, int]:
     """Of a plan that is shown, how many steps are made, and how many more are the first one's requests again."""
     steps = STEPS_EXPANDABLE if candidate.plan.allocator == "expandable" else STEPS
     return (1, steps - 1) if _is_repetitive(candidate) else (steps, 0)
@@ -244,12 +247,19 @@ def _steps(candidate: Candidate) -> tuple[int, int]:
 def _is_repetitive(candidate: Candidate) -> bool:
     """Whether all steps ask for the same.
 
-    Not where DDP makes its buckets anew in the second step, a budget is kept by what was seen before, lengths are
-    drawn, something happens once besides the steps, or a trainer of others makes them.
+    Not where DDP makes its buckets anew in the second step, the first one compiles kernels, a loop holds what the
+    step before returned, a budget is kept by what was seen before, lengths are drawn, something happens once besides
+    the steps, or a trainer of others makes them.
     """
     job, plan = candidate.job, candidate.plan
     once = job.eval_batch, job.generate, job.resume != "none", job.save_checkpoint != "none", job.lengths
-    changes = plan.shard in ("ddp", "zero1") or plan.checkpointing.startswith("budget")
+    changes = (
+        plan.shard in ("ddp", "zero1")
+        or plan.optimizer in COMPILED
+        or plan.attention == "flex"
+        or plan.outputs == "loop"
+        or plan.checkpointing.startswith("budget")
+    )
     return plan.engine == "tonnage" and not changes and not any(once)
 
 
