@@ -197,3 +197,27 @@ def test_categories_of_known_blocks(small: Trace) -> None:
     kept = [life for life in walked.lives if life.category == "activation" and life.size_bytes >= 512 * 3000 * 4]
     # Autograd keeps relu's result of each layer for both of its neighbours; up's own product is not needed again.
     assert len([life for life in kept if walked.marks[life.mark].phase == "forward"]) >= 2 * 2
+
+
+TEACHER = """
+import torch
+
+teacher = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)).cuda()
+student = torch.nn.Linear(64, 64).cuda()
+reward = torch.nn.Bilinear(64, 64, 64).cuda()
+optimizer = torch.optim.SGD(student.parameters())
+for step in range(2):
+    x = torch.randn(8, 64, device="cuda")
+    with torch.no_grad():
+        expected = teacher(x)
+        reward(x, expected)
+    (student(x) - expected).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_of_several_networks_the_one_that_is_trained_is_reported(tmp_path: Path) -> None:
+    script = tmp_path / "teacher.py"
+    script.write_text(TEACHER)
+    [trace] = dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=1).traces
+    assert trace.model == {"class": "Linear", "parameters": 64 * 65, "trainable_parameters": 64 * 65}

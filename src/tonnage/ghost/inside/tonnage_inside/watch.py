@@ -62,7 +62,7 @@ class Watch:
         self._backward_seen = False
         self._backward_depth = 0
         self._names: dict[int, str] = {}
-        self._roots: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._roots: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._claimed: dict[int, int] = {}
         self._parameters: dict[int, weakref.ref[Any]] = {}
         self._local = threading.local()
@@ -194,7 +194,6 @@ class Watch:
 
     def _meet(self, root: Any) -> None:
         """A module called from outside any other: learn the names inside it and count what it owns."""
-        self._roots.add(root)
         self._names.update({id(module): name for name, module in root.named_modules()})
         parameters = list(root.parameters())
         for parameter in parameters:
@@ -203,12 +202,13 @@ class Watch:
         if self.script is not None:
             self.script.meet(root)
         total = sum(elements(parameter) for parameter in parameters) + others
+        self._roots[root] = {
+            "class": type(root).__name__,
+            "parameters": total,
+            "trainable_parameters": sum(elements(p) for p in parameters if p.requires_grad) + trainable_of_others,
+        }
         if total >= self.model.get("parameters", 0):
-            self.model = {
-                "class": type(root).__name__,
-                "parameters": total,
-                "trainable_parameters": sum(elements(p) for p in parameters if p.requires_grad) + trainable_of_others,
-            }
+            self.model = self._roots[root]
 
     def _claim_parameters(self, module: Any) -> None:
         """Sharded parameters are gathered into new memory for each use: claim them where they are now.
@@ -297,12 +297,25 @@ class Watch:
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.mark("optimizer", "")
+        if not self.steps and not self._stepped:
+            self._find_trained(optimizer)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in self._parameters:
                     self.claim(parameter, "optimizer_state")  # master copies that no module owns
                 if parameter.grad is not None:
                     self.claim(parameter.grad, "gradient")
+
+    def _find_trained(self, optimizer: Any) -> None:
+        """Of several networks (a reference, a teacher, a reward) the one that is trained is reported."""
+        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        owned = {
+            root: sum(elements(parameter) for parameter in root.parameters() if id(parameter) in updated)
+            for root in list(self._roots)
+        }
+        if len(owned) > 1 and any(owned.values()):
+            best = max(reversed(owned), key=lambda root: (owned[root], self._roots[root]["parameters"]))
+            self.model = self._roots[best]
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         inside = "optimizer" if self._whole_step else "backward" if self._backward_depth else "other"
