@@ -155,6 +155,12 @@ def test_memory_with_a_card_replaces_only_the_memory():
         ({"spec": "8x"}, "No GPU named"),
         ({}, "No GPU named"),
         ({"spec": "a\nb"}, "Unknown GPU"),
+        ({"spec": "h100x8"}, "--gpu 8xh100"),
+        ({"spec": "H100:8"}, "--gpu 8xH100"),
+        ({"spec": "8*h100"}, "--gpu 8xh100"),
+        ({"spec": "8xh100,4xt4"}, "2 kinds of GPUs"),
+        ({"spec": "zork:8"}, "Unknown GPU"),
+        ({"spec": "t4", "gpu_memory_bytes": 24}, "give its unit too"),
     ],
 )
 def test_bad_clusters_are_refused_in_one_line(arguments, words):

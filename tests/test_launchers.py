@@ -6,6 +6,23 @@ from tonnage import launchers
 from tonnage.device import parse_cluster
 from tonnage.errors import UsageError
 
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        (["python", "-I", "train.py"], "-I"),
+        (["env", "A=1", "/usr/bin/python3.11", "-X", "dev", "-uE", "train.py"], "-E"),
+        (["python", "-S", "-m", "train"], "-S"),
+        (["python", "-W", "Ignore", "-Xdev", "-O", "train.py", "-I"], None),
+        (["python", "-m", "train", "-I"], None),
+        (["python", "-c", "print()", "-E"], None),
+        (["./train.sh", "-S"], None),
+    ],
+)
+def test_flags_with_which_python_hears_nothing(command: list[str], flag: str | None) -> None:
+    assert launchers.flag_that_shuts_out(command) == flag
+
+
 ACCELERATE = ["--num_processes", "8", "--use_fsdp", "train.py", "--lr", "1"]
 
 

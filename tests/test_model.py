@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -184,6 +185,26 @@ def test_unusable_configurations_end_in_one_line(config: dict[str, Any]) -> None
     with pytest.raises(UnreadableModel) as caught:
         models.build(reference, dtype=torch.float32, attention=None, device=META)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"hidden_act": "zork"}, "hidden_act is 'zork'"),
+        ({"rope_scaling": {"rope_type": "zork", "factor": 2.0}}, "rope_scaling.rope_type is 'zork'"),
+        ({"pad_token_id": 10**6}, "Padding_idx"),
+    ],
+)
+def test_what_transformers_does_not_know_is_named_by_its_field(changed: dict[str, Any], said: str) -> None:
+    reference = ModelRef(name="mine", kind="config", config={**TINY["llama"], **changed})
+    with pytest.raises(UnreadableModel) as caught:
+        models.build(reference, dtype=torch.float32, attention=None, device=META)
+    assert said in str(caught.value)
+
+
+def test_more_tokens_than_a_host_holds_are_refused() -> None:
+    with pytest.raises(UsageError, match="134,217,728"):
+        models.batch(replace(tiny_job("llama"), seq_len=10**20), nn.Identity(), torch.float32)
 
 
 class Regression(nn.Module):

@@ -45,6 +45,11 @@ def test_what_is_said_comes_before_what_was_kept(tmp_path):
     assert (options["tp"], options["checkpointing"], options["shard"]) == (2, "full", "zero3")
 
 
+def test_a_plan_that_is_not_there(tmp_path):
+    with pytest.raises(UnreadableFile, match=r"plan\.toml is not there"):
+        planfile.read(tmp_path / "plan.toml")
+
+
 HEAD = 'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n'
 
 

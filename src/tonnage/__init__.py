@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from tonnage.api import estimate, plan
     from tonnage.device import Cluster, Device
     from tonnage.dryrun import run as dry_run
+    from tonnage.errors import TonnageError
     from tonnage.estimates import Estimate
     from tonnage.ghost.pool import Worker
     from tonnage.job import Job
@@ -23,6 +24,7 @@ __all__ = [
     "Job",
     "Plan",
     "Solution",
+    "TonnageError",
     "Trace",
     "Worker",
     "dry_run",
@@ -37,6 +39,7 @@ _HOME = {
     "Job": "tonnage.job",
     "Plan": "tonnage.plans",
     "Solution": "tonnage.solution",
+    "TonnageError": "tonnage.errors",
     "Trace": "tonnage.trace",
     "Worker": "tonnage.ghost.pool",
     "dry_run": "tonnage.dryrun",

@@ -25,6 +25,10 @@ HERE: Final = "here"
 _GENERIC_MODEL: Final = "a100-80gb"
 """The card whose kernels and workspaces a GPU known only by its memory is assumed to have."""
 
+_OTHER_SPEC = re.compile(
+    r"(?P<name>.+?)\s*[x×*:]\s*(?P<count>[0-9]+)|(?P<number>[0-9]+)\s*[*:]\s*(?P<card>.+)", re.IGNORECASE
+)
+"""How others write several GPUs: h100:8, H100x8, 8*h100."""
 _SPEC = re.compile(r"\s*(?:([0-9]+)\s*[x×]\s*)?(?:([0-9]+)\s*[x×]\s*)?(.*?)\s*", re.IGNORECASE)
 
 
@@ -262,6 +266,10 @@ def parse_cluster(
         raise UsageError(f"The number of GPUs is {gpus}; it must be at least 1.")
     if gpu_memory_bytes is not None and gpu_memory_bytes < 1:
         raise UsageError(f"The GPU memory is {gpu_memory_bytes} bytes; it must be above zero.")
+    if gpu_memory_bytes is not None and gpu_memory_bytes < MIB:
+        raise UsageError(
+            f"The GPU memory is {gpu_memory_bytes} bytes, less than 1 MiB; give its unit too, such as 24GiB."
+        )
     nodes, per_node, name = _split(spec)
     if per_node is not None and gpus is not None and gpus != nodes * per_node:
         raise UsageError(f"{spec!r} is {nodes * per_node} GPUs, but {gpus} were asked for; give one of the two.")
@@ -312,11 +320,23 @@ def _device(name: str, memory_bytes: int | None) -> Device:
     if normalise(name) == CPU:
         return host_device(memory_bytes)
     if name:
+        _check_form(name)
         device = find_device(name)
         return device if memory_bytes is None else device.with_capacity(memory_bytes)
     if memory_bytes is None:
         raise UsageError("No GPU named; give --gpu (t4, 8xA100-80GB, 4x8xH100) or --gpu-memory 24GiB.")
     return generic_device(memory_bytes)
+
+
+def _check_form(name: str) -> None:
+    """Refuse other ways of writing several GPUs, with ours.  Raises UsageError."""
+    kinds = [part for part in re.split(r"\s*[,+]\s*", name) if part]
+    if len(kinds) > 1 and normalise(kinds[0]) in _names():
+        raise UsageError(f"{name!r} names {len(kinds)} kinds of GPUs; a job runs on one: --gpu {kinds[0]}.")
+    other = _OTHER_SPEC.fullmatch(name)
+    if other is not None and normalise(other["name"] or other["card"]) in _names():
+        written = f"{other['count'] or other['number']}x{other['name'] or other['card']}"
+        raise UsageError(f"{name!r}: write the number of GPUs in front: --gpu {written}.")
 
 
 @cache

@@ -73,6 +73,11 @@ def run(
         raise UsageError("No command to run; write it after two dashes: tonnage dry-run --gpu t4 -- python train.py")
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be run; at least 1.")
+    if flag := launchers.flag_that_shuts_out(command):
+        raise UsageError(
+            f"Python started with {flag} ignores the environment or the site by which the ghost is reached; "
+            f"leave {flag} out."
+        )
     any_libraries()
     python = interpreter(command)
     torch = find(python, torch_version, progress)

@@ -71,6 +71,22 @@ def is_launched(command: list[str]) -> bool:
     return False
 
 
+def flag_that_shuts_out(command: list[str]) -> str | None:
+    """The flag with which the command's Python reads neither PYTHONPATH nor sitecustomize: -I, -E or -S."""
+    words = iter(command)
+    if not any(Path(word).name.startswith("python") for word in words):
+        return None
+    for word in words:
+        if not word.startswith("-") or word[1:2] in ("m", "c", ""):
+            return None
+        if word[1:2] in ("X", "W"):
+            if len(word) == 2:
+                next(words, None)
+        elif not word.startswith("--") and (found := next((each for each in "IES" if each in word), None)):
+            return f"-{found}"
+    return None
+
+
 def program(command: list[str]) -> str:
     """The name of what the command runs: its script or module, without the path."""
     try:

@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 
 Batch = dict[str, torch.Tensor]
 
+_STUMBLED: Final = (
+    *(ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError, ImportError, AssertionError),
+)
+"""What transformers' code raises over a configuration that does not fit together."""
+
+MOST_TOKENS: Final = 2**27
+"""Of a micro-batch: its token ids and labels then take 2 GiB of the host's memory."""
+
 _LAYERDROPS: Final = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "speech_encoder_layerdrop")
 
 
@@ -155,8 +163,8 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
     try:
         with torch.device("meta"), without_initialisation(), quiet():
             network = _class(head)._from_config(_own_part(config, _class(head)), dtype=dtype, **chosen)
-    except (ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError, ImportError) as error:
-        raise UnreadableModel(f"transformers cannot build {ref.name}: {_first_line(error)}") from error
+    except _STUMBLED as error:
+        raise UnreadableModel(f"transformers cannot build {ref.name}: {_said(error, fields)}") from error
     heads.remember(network, head)
     network.tie_weights()
     _without_values(network)
@@ -359,6 +367,11 @@ def batch(job: Job, module: nn.Module, dtype: torch.dtype) -> Batch:
 
     `dtype` is that of images.  A factory's module may offer `batch(job)`; a Hugging Face model inside it will do.
     """
+    if job.tokens_per_micro_batch > MOST_TOKENS:
+        raise UsageError(
+            f"A micro-batch of {job.micro_batch:,} x {job.seq_len:,} tokens is more than the {MOST_TOKENS:,} that "
+            "are run; choose less of either."
+        )
     own = getattr(module, "batch", None)
     if callable(own):
         made: Batch = own(job)
@@ -383,6 +396,23 @@ def loss_of(output: Any) -> torch.Tensor:
             "a tuple that starts with one, or an object with .loss."
         )
     return loss
+
+
+def _said(error: Exception, fields: dict[str, Any]) -> str:
+    """What the error says; of a word that a table of transformers lacks, which field has it."""
+    if not isinstance(error, KeyError) or not error.args:
+        return _first_line(error)
+    named = list(_fields_with(error.args[0], fields))
+    return f"{', '.join(named)} is {error}, which is not known there" if named else f"KeyError: {error}"
+
+
+def _fields_with(wanted: Any, fields: dict[str, Any]) -> Iterator[str]:
+    """The names of fields that have or hold a value, those of inner configurations with theirs in front."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            yield from (f"{name}.{inner}" for inner in _fields_with(wanted, value))
+        elif value == wanted or (isinstance(value, list) and wanted in value):
+            yield name
 
 
 def _first_line(error: Exception) -> str:

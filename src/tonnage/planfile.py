@@ -76,6 +76,8 @@ def read(path: Path) -> PlanFile:
         if path.stat().st_size > _MOST_BYTES:
             raise UnreadableFile(f"{path} is larger than 1 MiB, which no plan is.")
         document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UnreadableFile(f"{path} is not there; give a file that tonnage plan --save wrote.") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UnreadableFile(f"{path} is not a plan that can be read ({' '.join(str(error).split())}).") from error
     version = document.pop("schema_version", None)

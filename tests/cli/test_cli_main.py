@@ -23,6 +23,16 @@ def test_help_names_every_command(tonnage):
     assert all(name in ended.out for name in COMMANDS)
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_no_error(closed):
+    ended = subprocess.run(["sh", "-c", f'exec "$0" -m tonnage devices t4 {closed}', sys.executable])
+    assert ended.returncode == 0
+
+
+def test_a_command_that_is_nearly_right_is_named(tonnage):
+    assert "Did you mean 'estimate'? See tonnage --help." in tonnage("estiamte").err
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_and_a_page_that_names_its_options(command, tonnage, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")

@@ -157,6 +157,15 @@ def test_a_script_that_needs_a_computed_value(dry_run: Any) -> None:
     assert "only a real GPU computes" in message
 
 
+def test_a_script_that_clears_its_environment(dry_run: Any) -> None:
+    completed(dry_run("unusual.py", "clears-its-environment"))
+
+
+def test_a_place_is_told_as_seen_from_where_the_command_was_given(dry_run: Any) -> None:
+    message = failed(dry_run("unusual.py", "fails-elsewhere"))
+    assert f"(at {os.path.relpath(UNUSUAL)}:" in message
+
+
 def test_a_script_that_dies(dry_run: Any) -> None:
     assert "SIGABRT" in failed(dry_run("unusual.py", "dies"))
 

@@ -114,6 +114,14 @@ def test_offline_and_not_cached_is_one_line_with_a_way_out(tmp_path: Path) -> No
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TONNAGE_CACHE", str(tmp_path / "file"))
+    site = make_torch(tmp_path / "site", "2.13.0+cpu", None)
+    with pytest.raises(GhostUnavailable, match="set TONNAGE_CACHE"):
+        wheel.find(interpreter_with(tmp_path / "bin", site))
+
+
 @pytest.mark.parametrize("version", ["latest", "2", "2.13; rm -rf /", "../2.13"])
 def test_an_absurd_version_is_refused(tmp_path: Path, version: str) -> None:
     python = interpreter_with(tmp_path / "bin", make_torch(tmp_path / "site", "2.13.0+cpu", None))

@@ -187,6 +187,13 @@ def main() -> None:
         second_rank()
     elif what == "in-backward":
         in_backward()
+    elif what == "clears-its-environment":
+        os.environ.clear()
+        train()
+    elif what == "fails-elsewhere":
+        train(1)
+        os.chdir("/")
+        raise RuntimeError("no luck")
     elif what == "dies":
         train()
         os.abort()

@@ -46,11 +46,23 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def main() -> None:
     """The `tonnage` program.  Asked to end, it ends what it started first: ghosts and the user's command."""
+    _open_standard_streams()
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # not every system has both
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup stays nohup
             signal.signal(number, _end)
     sys.exit(run(sys.argv[1:]))
+
+
+def _open_standard_streams() -> None:
+    """Give those that the caller closed somewhere to go: else the next file that is opened takes their numbers."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _end(number: int, frame: object) -> NoReturn:
@@ -84,7 +96,8 @@ def _usage_message(error: Exception) -> str | None:
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "tonnage"
     message = str(error.format_message()).strip()
-    return f"{message} See {where} --help." if message.endswith(".") else f"{message}. See {where} --help."
+    ended = message.removesuffix("?.") + "?" if message.endswith("?.") else message  # some versions end it twice
+    return f"{ended} See {where} --help." if ended.endswith((".", "?")) else f"{ended}. See {where} --help."
 
 
 def _fail(message: str, code: int) -> int:

@@ -78,6 +78,7 @@ class Worker:
             variables.pop(name, None)  # each job says which allocator it wants
         package = str(Path(__file__).parents[2])
         variables["PYTHONPATH"] = f"{variables['PYTHONPATH']}:{package}"
+        variables.pop("PYTHONOPTIMIZE", None)  # transformers cannot be imported without its docstrings
         # Else torch.cuda.is_available(), which transformers 5.0 asks while it is imported, makes forks useless.
         variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         return variables

@@ -115,8 +115,14 @@ def _cuda_major(torch: Path) -> int | None:
 
 def _fetch(python: str, version: str, folder: Path, progress: Progress) -> None:
     """Download torch and its triton into a temporary folder, unpack, and rename into place."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="fetching-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix="fetching-", dir=folder.parent))
+    except OSError as error:
+        raise GhostUnavailable(
+            f"The CUDA build of torch {version} is needed, and {folder.parent} is no folder that it can be put into "
+            f"({error.strerror}); set TONNAGE_CACHE to one."
+        ) from error
     try:
         progress(f"fetching the CUDA build of torch {version} (about 0.5 GB, once) into {folder.parent}")
         wheel = _download(python, f"torch==={version}", scratch)

@@ -165,6 +165,12 @@ const struct config *config(void)
     return &settings;
 }
 
+/* At the start of the process: a program may clear its environment before it uses a GPU. */
+__attribute__((constructor)) static void read_at_start(void)
+{
+    config();
+}
+
 /* Changes one setting.  0: done; 1: unknown key or bad value; 2: too late, a device is in use. */
 API int ghost_set(const char *key, const char *value)
 {

@@ -30,22 +30,23 @@ def install() -> None:
     expect(*IMPORT_TORCH)
     script = Script()
     script.listen()
-    after_import("torch", lambda torch: _torch_is_here(torch, script))
+    told = dict(os.environ)  # a script may clear its environment before it imports torch
+    after_import("torch", lambda torch: _torch_is_here(torch, script, told))
 
 
-def _torch_is_here(torch: ModuleType, script: Script) -> None:
+def _torch_is_here(torch: ModuleType, script: Script, told: dict[str, str]) -> None:
     from torch.optim import optimizer
 
     ghost = native.load()
-    watch = Watch(torch, ghost, stop_after_steps=int(os.environ.get("TONNAGE_STEPS", "3")))
+    watch = Watch(torch, ghost, stop_after_steps=int(told.get("TONNAGE_STEPS", "3")))
     policy = values.Policy(torch, ghost)
     if ghost is not None:
         policy.install()
-        saves.Saves(torch, Path(os.environ["TONNAGE_OUT"]) / "saved", policy.use).install()
+        saves.Saves(torch, Path(told["TONNAGE_OUT"]) / "saved", policy.use).install()
         ghost.log(True)
     ranks.prepare(torch, ghost)
-    source = os.environ.get("TONNAGE_SOURCE", "ghost")
-    recording = Recording(watch, os.environ["TONNAGE_OUT"], source, policy.assumed)
+    source = told.get("TONNAGE_SOURCE", "ghost")
+    recording = Recording(watch, told["TONNAGE_OUT"], source, policy.assumed)
     watch.on_stop = recording.stop
     watch.script = script
     watch.start()

@@ -12,6 +12,17 @@ from typing import Any
 _OURS = os.path.dirname(__file__)
 
 
+def _here() -> str:
+    """The folder that the program was started in; "" where it is gone."""
+    try:
+        return os.path.join(os.getcwd(), "")
+    except OSError:
+        return ""
+
+
+_STARTED_IN = _here()
+
+
 def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
     """The outcome that an uncaught exception means.  Phase and module are those of the failed allocation."""
     is_oom = type(error).__name__ == "OutOfMemoryError"
@@ -27,9 +38,11 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
 
 
 def frames(stack: traceback.StackSummary) -> list[str]:
-    """`file:line function` of each frame that is not ours, outermost first."""
+    """`file:line function` of each frame that is not ours, outermost first; files as seen from the first folder."""
     return [
-        f"{frame.filename}:{frame.lineno} {frame.name}" for frame in stack if os.path.dirname(frame.filename) != _OURS
+        f"{frame.filename.removeprefix(_STARTED_IN)}:{frame.lineno} {frame.name}"
+        for frame in stack
+        if os.path.dirname(frame.filename) != _OURS
     ]
 
 

@@ -34,6 +34,7 @@ ACTIONS = {
     )
 }
 
+_CONTEXT_BYTES = int(os.environ.get("GHOST_CONTEXT_BYTES", "0"))  # before the program changes its environment
 
 NO_MORE = (0, sys.maxsize)
 """After the last counted mark: it never comes."""
@@ -184,7 +185,7 @@ def device_facts(torch: Any, device: int) -> dict[str, Any]:
         "name": properties.name,
         "total_bytes": properties.total_memory,
         "capability": f"{properties.major}.{properties.minor}",
-        "context_bytes": int(os.environ.get("GHOST_CONTEXT_BYTES", "0")),
+        "context_bytes": _CONTEXT_BYTES,
         "devices": torch.cuda.device_count(),
     }
 
