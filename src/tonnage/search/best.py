@@ -84,10 +84,6 @@ class Search:
     """Those that were looked at, seem to fit and are to be run whole."""
     seen: set[int] = field(default_factory=set)
     """The identities of all that were looked at or run."""
-    looked: dict[int, int] = field(default_factory=dict)
-    """By identity, the least that a look has shown."""
-    beyond: dict[tuple[bool, ...], float] = field(default_factory=dict)
-    """By `_kind`, how many times what a look has shown whole runs took at least."""
     put_off: set[int] = field(default_factory=set)
     """The identities of those that were looked at and would not be the fastest for all their need."""
     impossible: set[int] = field(default_factory=set)
@@ -175,20 +171,13 @@ class Search:
             if not isinstance(need, Need):
                 self._fails(one, need)
                 continue
-            self.expected.learn(one, need.least_bytes)
-            self.looked[id(one)] = need.least_bytes
+            self.expected.look(one, need.least_bytes)
             if need.least_bytes > self._capacity:
                 self._does_not_fit(one, gib(need.process_bytes))
-            elif need.least_bytes * self.beyond.get(_kind(one), 1 / EDGE) <= self._capacity or self._would_lead(one):
+            elif need.least_bytes * self.expected.beyond(one, 1 / EDGE) <= self._capacity or self._would_lead(one):
                 self.seem.append(one)
             else:
                 self.put_off.add(id(one))
-
-    def _learn_beyond(self, one: Priced, peak_bytes: int) -> None:
-        """What a whole run of its kind takes at least beyond what a look has shown."""
-        if id(one) in self.looked:
-            found = peak_bytes / self.looked[id(one)]
-            self.beyond[_kind(one)] = min(found, self.beyond.get(_kind(one), found))
 
     def _would_lead(self, one: Priced) -> bool:
         return all(_faster(one, other) for other in (*(other for other, _ in self.found), *self.seem))
@@ -215,7 +204,6 @@ class Search:
                 self._fails(one, answer)
                 continue
             peak = answer.peak.process_bytes
-            self._learn_beyond(one, peak)
             self.expected.learn(one, peak if answer.fits else max(peak, self._capacity))
             if fits(answer, self.question):
                 found.append((one, answer))
@@ -309,12 +297,6 @@ def difference(one: Priced, other: Priced) -> float:
 def alike(one: Priced, other: Priced) -> bool:
     """Whether showing both would be showing one plan twice."""
     return difference(one, other) < DIFFERENT
-
-
-def _kind(one: Priced) -> tuple[bool, ...]:
-    """What decides how much of a rank's memory a look of a few layers does not show."""
-    plan = one.candidate.plan
-    return (plan.pp > 1, plan.tp > 1, plan.checkpointing == "none")
 
 
 def _faster(one: Priced, other: Priced) -> bool:

@@ -1,11 +1,12 @@
 """What runs say of candidates that were not run: interpolation between traces.
 
 The least memory of a candidate is known, and what runs usually need beyond it.  How much of that runs like it really
-needed corrects the latter.
+needed corrects the latter.  A look shows less than a whole run needs; by how much, whole runs of its kind say.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import inf, log
 from typing import Any, Final
 
@@ -27,22 +28,49 @@ _ERROR_UNKNOWN: Final = 0.4
 """The same where there was no run like it."""
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What a run has shown."""
+
+    one: Priced
+    """Of whom."""
+    need_bytes: int
+    """Peak of the process; of a look without what the allocator keeps in reserve."""
+    looked: bool
+    """Whether only a few layers were run."""
+
+
 class Expectation:
     """Runs so far, by what decides how far a need is above the least."""
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[Any, ...], list[tuple[Priced, float]]] = {}
+        self._runs: dict[tuple[Any, ...], list[_Seen]] = {}
+        self._beyond: dict[tuple[bool, ...], float] = {}
+
+    def look(self, one: Priced, least_bytes: int) -> None:
+        """Note the least that a look has shown a candidate to need."""
+        self._runs.setdefault(_like(one), []).append(_Seen(one, least_bytes, looked=True))
 
     def learn(self, one: Priced, need_bytes: int) -> None:
-        """Note what a candidate was found to need."""
-        self._runs.setdefault(_like(one), []).append((one, float(need_bytes)))
+        """Note what a candidate was found to need, run whole."""
+        runs = self._runs.setdefault(_like(one), [])
+        for look in runs:
+            if look.one is one and look.looked:
+                beyond = need_bytes / look.need_bytes
+                self._beyond[_kind(one)] = min(beyond, self._beyond.get(_kind(one), beyond))
+        runs.append(_Seen(one, need_bytes, looked=False))
+
+    def beyond(self, one: Priced, unknown: float = 1.0) -> float:
+        """How many times what a look has shown whole runs of a kind took at least; `unknown` before any."""
+        return self._beyond.get(_kind(one), unknown)
 
     def bytes(self, one: Priced) -> float:
         """What a candidate is expected to need."""
         found = self._nearest(one)
         if found is None:
             return one.least_bytes + one.beyond_bytes
-        nearest, need = found
+        nearest = found.one
+        need = found.need_bytes * (self.beyond(nearest) if found.looked else 1.0)
         return one.least_bytes + one.beyond_bytes * (need - nearest.least_bytes) / nearest.beyond_bytes
 
     def error(self, one: Priced) -> float:
@@ -50,12 +78,12 @@ class Expectation:
         found = self._nearest(one)
         if found is None:
             return _ERROR_UNKNOWN if one.least_bytes else inf
-        return _ERROR_OF_LIKE + _ERROR_APART * _apart(one, found[0])
+        return _ERROR_OF_LIKE + _ERROR_APART * _apart(one, found.one)
 
-    def _nearest(self, one: Priced) -> tuple[Priced, float] | None:
-        """The run that is most like a candidate, the latest of equally near ones, and its need."""
+    def _nearest(self, one: Priced) -> _Seen | None:
+        """The run that is most like a candidate, the latest of equally near ones."""
         runs = self._runs.get(_like(one), ())
-        return min(reversed(runs), key=lambda run: _apart(one, run[0]), default=None)
+        return min(reversed(runs), key=lambda run: _apart(one, run.one), default=None)
 
 
 def _like(one: Priced) -> tuple[Any, ...]:
@@ -71,6 +99,12 @@ def _like(one: Priced) -> tuple[Any, ...]:
         plan.accum_sync or job.grad_accum == 1,
         *(getattr(plan, name) for name in OFFLOADS),
     )
+
+
+def _kind(one: Priced) -> tuple[bool, ...]:
+    """What decides how much of a rank's memory a look of a few layers does not show."""
+    plan = one.candidate.plan
+    return (plan.pp > 1, plan.tp > 1, plan.checkpointing == "none")
 
 
 def _apart(one: Priced, other: Priced) -> float:
