@@ -46,6 +46,7 @@ class Formula:
     def __init__(self) -> None:
         self.asked: list[Candidate] = []
         self.looked: list[Candidate] = []
+        self.foreseen: list[Candidate] = []
 
     @property
     def runs(self) -> int:
@@ -60,6 +61,9 @@ class Formula:
     def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need]:
         self.looked += candidates
         return [of_run(self._answer(one, cluster)) for one in candidates]
+
+    def ahead(self, asks: Sequence[tuple[Candidate, bool]], cluster: Cluster) -> None:
+        self.foreseen += [one for one, _ in asks]
 
     @staticmethod
     def _answer(candidate: Candidate, cluster: Cluster) -> Estimate:

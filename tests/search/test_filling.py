@@ -24,6 +24,9 @@ class Ghosts:
     def __init__(self, slope=1.0):
         self.slope, self.tried = slope, []
 
+    def ahead(self, asks, cluster):
+        """Nobody is idle."""
+
     def need(self, candidates, cluster):
         return [of_run(self._answer(one, cluster)) for one in candidates]
 

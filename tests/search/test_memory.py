@@ -1,12 +1,18 @@
-"""Which candidates need one step made, the others being its requests again."""
+"""Which candidates need one step made, the others being its requests again; and workers that work ahead."""
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
 
-from solutions import question
+from solutions import Formula, question
+from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
+from tonnage.search import memory
+from tonnage.search.depth import Look
 from tonnage.search.memory import COMPILED, STEPS, STEPS_EXPANDABLE, steps_run
+from tonnage.search.solve import search
 from tonnage.solution import Candidate
 from tonnage.techniques import choices
 
@@ -35,3 +41,88 @@ def test_steps_are_made_where_they_follow_from_those_before(plan, job, expected)
 
 def test_compiled_optimizers_are_optimizers():
     assert set(COMPILED) <= set(choices("optimizer"))
+
+
+class Worker:
+    """Stands where a warm ghost process stands."""
+
+    def __init__(self):
+        self.closed = False
+        self.begun, self.killed = threading.Event(), threading.Event()
+
+    def kill(self):
+        self.killed.set()
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    """All that were started; each run is answered by the formula of `solutions`."""
+    made = []
+
+    def start(ghosts):
+        made.append(Worker())
+        ghosts._workers.append(made[-1])
+        return made[-1]
+
+    def on(run, worker):
+        answer = Formula._answer(run.candidate, run.cluster)
+        if run.looks:
+            return Look(allocated_bytes={"forward": answer.peak.process_bytes}, by_category=answer.peak.by_category)
+        return answer
+
+    monkeypatch.setattr(memory.Ghosts, "_start", start)
+    monkeypatch.setattr(memory._Run, "on", on)
+    return made
+
+
+def solved(asked, **options):
+    with memory.Ghosts(lambda text: None, **options) as ghosts:
+        return search(asked, ghosts, top=4)
+
+
+@pytest.mark.parametrize("asked", [{"gpu": "8xh100-80gb"}, {"gpu": "2x8xa100-80gb", "model": "qwen2.5-32b"}], ids=str)
+def test_work_ahead_changes_no_answer(asked, workers, monkeypatch):
+    asked = question(**asked)
+    ahead = [solved(asked, count=count) for count in (2, 3, 2)]
+    monkeypatch.setattr(memory.Ghosts, "ahead", lambda self, asks, cluster: None)
+    plain = solved(asked, count=2)
+    assert plain.status == "found"
+    assert ahead == [plain] * 3
+
+
+def test_work_ahead_is_what_is_asked_next():
+    """Of all that is looked at and run, most was foreseen, and of that little is not asked."""
+    ghosts = Formula()
+    search(question(gpu="8xh100-80gb"), ghosts, top=4)
+    asked = {repr(one) for one in (*ghosts.looked, *ghosts.asked)}
+    foreseen = {repr(one) for one in ghosts.foreseen}
+    assert len(foreseen & asked) >= 0.8 * len(asked)
+    assert len(foreseen - asked) <= 0.25 * len(asked)
+
+
+def test_an_interruption_ends_what_is_at_work(workers, monkeypatch):
+    def on(run, worker):
+        worker.begun.set()
+        assert worker.killed.wait(10)
+        raise CannotEstimate("The ghost process ended early.")
+
+    monkeypatch.setattr(memory._Run, "on", on)
+    asked = question()
+    some = [Candidate(job=asked.job, plan=Plan(shard=shard)) for shard in ("ddp", "zero2", "zero3")]
+    before = threading.active_count()
+
+    def interrupted():
+        with memory.Ghosts(lambda text: None, count=2) as ghosts:
+            ghosts.ahead([(one, True) for one in some], asked.cluster)
+            while len(workers) < 2 or not all(worker.begun.wait(10) for worker in workers):
+                time.sleep(0.001)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert all(worker.killed.is_set() and worker.closed for worker in workers)
+    assert len(workers) == 2, "nothing begins after the end"
+    assert threading.active_count() == before

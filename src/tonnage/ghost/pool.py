@@ -48,10 +48,13 @@ def request(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, re
 class Worker:
     """A ghost process that imported torch once.  Use it as a context manager; `run` as often as wanted.
 
-    `torch_version` runs another torch than the installed one.  Raises GhostUnavailable.
+    `torch_version` runs another torch than the installed one; without `wait` the first job waits for the import.
+    Raises GhostUnavailable.
     """
 
-    def __init__(self, torch_version: str | None = None, progress: Progress = lambda text: None) -> None:
+    def __init__(
+        self, torch_version: str | None = None, progress: Progress = lambda text: None, *, wait: bool = True
+    ) -> None:
         self.torch_version = torch_version
         """The version that was asked for; None for the installed one."""
         progress("starting the ghost")
@@ -68,8 +71,10 @@ class Worker:
             bufsize=1,
             start_new_session=True,
         )
-        with self._abandoned_on_error():
-            self._read()
+        self._ready = False
+        if wait:
+            with self._abandoned_on_error():
+                self._wait_until_ready()
 
     @staticmethod
     def _environment(torch: Any) -> dict[str, str]:
@@ -95,6 +100,7 @@ class Worker:
             raise CannotEstimate("The worker is closed; start another one.")
         with self._abandoned_on_error():
             asked = request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated)
+            self._wait_until_ready()
             answer = self._ask(asked | {"trace": str(target)})
         if answer["error"] is not None:
             raise _BY_EXIT_CODE.get(answer["exit_code"], CannotEstimate)(answer["error"])
@@ -113,7 +119,7 @@ class Worker:
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            self._kill()
+            self.kill()
         self._process.stdout.close()
         self._errors.close()
         self._folder.cleanup()
@@ -137,14 +143,20 @@ class Worker:
         try:
             yield
         except BaseException:
-            self._kill()
+            self.kill()
             self.close()
             raise
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the process and what it runs at once; who waits for an answer gets CannotEstimate."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+    def _wait_until_ready(self) -> None:
+        """Until it has imported torch, which it says once."""
+        if not self._ready:
+            self._ready = bool(self._read())
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None

@@ -7,9 +7,10 @@ fit is run whole, as many as are wanted side by side; only what was run whole is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from math import inf
 from typing import Final
 
 from tonnage.costs.answer import as_time
@@ -51,6 +52,9 @@ ROOM: Final = 0.15
 WITH_ROOM: Final = 3
 """Plans asked for, from which on one of them leaves room."""
 
+AHEAD: Final = 2
+"""Candidates that idle workers run because they are likely to be next, after all that is sure to be asked."""
+
 _MOST_ROOMY: Final = 2
 """Candidates that are tried to find that one."""
 
@@ -74,6 +78,8 @@ class Search:
     """Who runs candidates."""
     say: Callable[[str], None]
     """Progress."""
+    afterwards: Callable[[Candidate], Sequence[Candidate]] = lambda best: ()
+    """What will be looked at besides when the search has ended with this plan as the best."""
     found: list[tuple[Priced, Estimate]] = field(default_factory=list)
     """Plans that fit, fastest first, no two of the same kind."""
     too_large: list[Priced] = field(default_factory=list)
@@ -90,6 +96,12 @@ class Search:
     """The identities of those that need no run to be refused."""
     expected: Expectation = field(default_factory=Expectation)
     """What runs so far say of those to come."""
+    order: list[Priced] = field(default_factory=list)
+    """Candidates, fastest first."""
+    first: int = 0
+    """How many plans of different kinds are looked for before one that leaves room."""
+    top: int = 0
+    """How many plans are looked for."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("priced", "below_bound", "ruled_out"), 0))
     """How many candidates met which end without a run."""
 
@@ -100,8 +112,9 @@ class Search:
             self.counts["priced"] += len(order)
             self.say(f"{len(order):,} combinations{' with offload' if offload else ''} priced; running the fastest")
             first = max(top - 1, 1) if top >= WITH_ROOM else top
+            self.order, self.first, self.top = order, first, top
             self._verify(order, first)
-            self._verify_doubtful(order)
+            self._verify_doubtful()
             if self.found:
                 del self.found[first:]
                 if first < top and not self._leaves_room(order):
@@ -116,22 +129,30 @@ class Search:
                 batch = self._batch(likely)
                 if not batch:
                     break
+                self._foresee(batch)
                 self._look(batch)
             if not self.seem:
                 return
+            self._foresee()
             self._run()
 
-    def _verify_doubtful(self, order: list[Priced]) -> None:
+    def _verify_doubtful(self) -> None:
         """Run some that are not likely to fit, but would beat what was found: those nearest to the card first."""
         for _ in range(MOST_DOUBTFUL):
-            best = self.found[0][0].seconds_per_token if self.found else float("inf")
-            faster = [one for one in order if one.seconds_per_token < best and id(one) not in self.seen]
-            doubtful = [one for one in faster if LIKELY < self._expected_part(one) <= 1 + self.expected.error(one)]
-            batch = self._batch(self._hopeful(sorted(doubtful, key=self._expected_part)))
+            doubtful = self._doubtful([one for one, _ in self.found])
+            batch = self._batch(self._hopeful(doubtful))
             if not batch:
                 return
+            self._foresee(batch)
             self._look(batch)
             self._run()
+
+    def _doubtful(self, found: Sequence[Priced]) -> list[Priced]:
+        """Those that may fit, are not likely to, and are faster than all that were found."""
+        best = min((one.seconds_per_token for one in found), default=inf)
+        faster = [one for one in self.order if one.seconds_per_token < best and id(one) not in self.seen]
+        doubtful = [one for one in faster if LIKELY < self._expected_part(one) <= 1 + self.expected.error(one)]
+        return sorted(doubtful, key=self._expected_part)
 
     def _leaves_room(self, order: list[Priced]) -> bool:
         """Where all plans nearly fill the card, add the fastest that does not; False if none was added."""
@@ -140,6 +161,7 @@ class Search:
             return False
         roomier = (one for one in order if id(one) not in self.seen and self._expected_part(one) <= 1 - ROOM)
         for one in islice(filter(self._is_possible, roomier), _MOST_ROOMY):
+            self._foresee([one])
             self._look([one])
             for roomy, estimate in self._fitting():
                 if estimate.peak.process_bytes <= room:
@@ -163,7 +185,7 @@ class Search:
     def _look(self, batch: list[Priced]) -> None:
         """See what they need, and note those that seem to fit."""
         self.seen |= {id(one) for one in batch}
-        certain = [one for one in batch if self._expected_part(one) * (1 + self.expected.error(one)) <= 1]
+        certain = [one for one in batch if self._is_certain(one)]
         rest = [one for one in batch if one not in certain]
         needs = self.ghosts.need([one.candidate for one in rest], self.question.cluster)
         self.seem += certain
@@ -178,6 +200,43 @@ class Search:
                 self.seem.append(one)
             else:
                 self.put_off.add(id(one))
+
+    def _is_certain(self, one: Priced) -> bool:
+        """Whether runs so far say enough to run it whole without a look."""
+        return self._expected_part(one) * (1 + self.expected.error(one)) <= 1
+
+    def _foresee(self, batch: Sequence[Priced] = ()) -> None:
+        """Let idle workers run ahead what comes after a batch if runs are as expected; this changes no answer."""
+        supposed = [*(one for one, _ in self.found), *self.seem]
+        supposed += [one for one in batch if self._expected_part(one) <= 1]
+        best = min(supposed, key=lambda one: one.seconds_per_token, default=None)
+        asks = [(one.candidate, self._is_certain(one)) for one in batch]
+        asks += [(one.candidate, True) for one in self.seem]
+        asks += [(one, False) for one in (self.afterwards(best.candidate) if best else ())]
+        after = islice(self._after(supposed, {id(one) for one in batch}), AHEAD)
+        asks += [(one.candidate, self._is_certain(one)) for one in after]
+        self.ghosts.ahead(asks, self.question.cluster)
+
+    def _after(self, supposed: list[Priced], batch: set[int]) -> Iterator[Priced]:
+        """Who is likely to be looked at next if these are found: in the order of `run`."""
+        if len(supposed) >= self.first and not batch:
+            yield from islice((one for one in self._doubtful(supposed) if self._is_open(one, batch)), 1)
+        for one in self.order:
+            if len(supposed) >= self.top:
+                return
+            roomy = self.top > self.first <= len(supposed) and all(
+                self._expected_part(other) > 1 - ROOM for other in supposed
+            )
+            if not roomy and any(alike(one, other) and not _faster(one, other) for other in supposed):
+                continue
+            if self._expected_part(one) <= (1 - ROOM if roomy else LIKELY) and self._is_open(one, batch):
+                supposed = [*supposed, one]
+                yield one
+
+    def _is_open(self, one: Priced, batch: set[int]) -> bool:
+        """Whether nothing is known of it, nor asked."""
+        passed = id(one) in self.seen or id(one) in self.impossible or id(one) in batch
+        return not passed and self._obstacle(one) is None
 
     def _would_lead(self, one: Priced) -> bool:
         return all(_faster(one, other) for other in (*(other for other, _ in self.found), *self.seem))
@@ -236,18 +295,28 @@ class Search:
         """Whether nothing but a run could say that a candidate does not fit, or cannot be run."""
         if id(one) in self.impossible:
             return False
-        if one.least_bytes > self._capacity:
-            self.counts["below_bound"] += 1
-        elif any(_needs_no_less(one.candidate, other.candidate) for other in self.too_large):
-            self.counts["ruled_out"] += 1
+        obstacle = self._obstacle(one)
+        if obstacle is None:
+            return True
+        if isinstance(obstacle, UsageError):
+            what, _, why = str(obstacle).partition(": ")
+            self._refuse(what, why)
         else:
-            try:
-                check(one.candidate.job, one.candidate.plan, self.question.cluster)
-                return True
-            except UsageError as error:
-                self._refuse(str(error).partition(":")[0], str(error).partition(": ")[2])
+            self.counts[obstacle] += 1
         self.impossible.add(id(one))
         return False
+
+    def _obstacle(self, one: Priced) -> str | UsageError | None:
+        """What says without a run that a candidate does not fit (a name of `counts`), or cannot be run."""
+        if one.least_bytes > self._capacity:
+            return "below_bound"
+        if any(_needs_no_less(one.candidate, other.candidate) for other in self.too_large):
+            return "ruled_out"
+        try:
+            check(one.candidate.job, one.candidate.plan, self.question.cluster)
+        except UsageError as error:
+            return error
+        return None
 
     @property
     def _tried(self) -> int:

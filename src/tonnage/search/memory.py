@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from queue import SimpleQueue
 from types import TracebackType
@@ -21,6 +21,7 @@ from tonnage.search import waiting
 from tonnage.search.bounds import under_way
 from tonnage.search.depth import Look, Need, depths, extrapolated, of_run, seen, with_layers
 from tonnage.search.pricing import shape_of
+from tonnage.search.turns import Turns
 from tonnage.solution import Candidate
 
 if TYPE_CHECKING:
@@ -69,12 +70,15 @@ class Ghosts:
         self._count = count or max(1, min(4, os.cpu_count() or 1))
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
         self._workers: list[Worker] = []
-        self._threads = ThreadPoolExecutor(self._count)
-        self._known: dict[tuple[Any, ...], Answer] = {}
-        self.runs = 0
-        """Ranks of candidates that were run or taken from the shelf."""
+        self._turns: Turns[_Run, Answer] = Turns(self._count, self._run)
+        self._ended = False
         for _ in range(self._count):
             self._idle.put(None)
+
+    @property
+    def runs(self) -> int:
+        """Ranks of candidates that were asked for, each run or taken from the shelf."""
+        return self._turns.count
 
     @property
     def count(self) -> int:
@@ -89,47 +93,39 @@ class Ghosts:
         Of ranks that differ the one that is likely to need most comes first; where it needs more than `budget_bytes`
         (default: the card), the others are not asked.
         """
-        firsts = [_likely_fullest(one, cluster) for one in candidates]
-        pairs = zip(candidates, firsts, strict=True)
-        answers = self._answers([_Run(one, cluster, *steps_run(one), first, looks=False) for one, first in pairs])
-        groups = [
-            [rank for rank in _ranks(one, cluster) if rank != first] if _is_within(answer, budget_bytes) else []
-            for one, first, answer in zip(candidates, firsts, answers, strict=True)
+        firsts = [self._turns.ask(_first(one, cluster)) for one in candidates]
+        others: list[list[Future[Answer]]] = []
+        for one, first in zip(candidates, firsts, strict=True):
+            within = _is_within(first.result(), budget_bytes)
+            others.append([self._turns.ask(run) for run in _others(one, cluster)] if within else [])
+        return [
+            _worst([each.result() for each in (first, *rest)]) for first, rest in zip(firsts, others, strict=True)
         ]
-        rest = iter(
-            self._answers(
-                [
-                    _Run(one, cluster, *steps_run(one), rank, looks=False)
-                    for one, group in zip(candidates, groups, strict=True)
-                    for rank in group
-                ]
-            )
-        )
-        return [_worst([answer, *(next(rest) for _ in group)]) for answer, group in zip(answers, groups, strict=True)]
 
     def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
         """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
-        wide = roomy(cluster)
-        groups = [
-            [_Run(run, wide, _look_steps(run), 0, _likely_fullest(one, cluster), looks=True) for run in _looks(one)]
-            for one in candidates
+        groups = [[self._turns.ask(run) for run in _looks(one, cluster)] for one in candidates]
+        return [
+            _needed(one, [each.result() for each in group]) for one, group in zip(candidates, groups, strict=True)
         ]
-        answers = iter(self._answers([run for group in groups for run in group]))
-        return [_needed(one, [next(answers) for _ in group]) for one, group in zip(candidates, groups, strict=True)]
 
-    def _answers(self, wanted: Sequence[_Run]) -> list[Answer]:
-        keys = [one.key for one in wanted]
-        missing = {key: one for key, one in zip(keys, wanted, strict=True) if key not in self._known}
-        found = self._threads.map(self._run, missing.values())
-        self._known |= dict(zip(missing, found, strict=True))
-        return [self._known[key] for key in keys]
+    def ahead(self, asks: Sequence[tuple[Candidate, bool]], cluster: Cluster) -> None:
+        """Say what is likely to be asked next, in place of what was said before: idle workers run it meanwhile.
+
+        Candidates, each with whether it is to be run whole: then the rank that is likely to need most has its turn,
+        and the others come last of all.  It changes no answer.
+        """
+        turns = [run for one, whole in asks for run in ([_first(one, cluster)] if whole else _looks(one, cluster))]
+        rest = [run for one, whole in asks if whole for run in _others(one, cluster)]
+        self._turns.guess([*turns, *rest])
 
     def _run(self, wanted: _Run) -> Answer:
         worker = self._idle.get()
         try:
+            if self._ended:
+                raise CannotEstimate("The search has ended.")
             if worker is None:
                 worker = self._start()
-            self.runs += 1
             return wanted.on(worker)
         except (UsageError, CannotEstimate) as error:
             return error
@@ -139,8 +135,10 @@ class Ghosts:
     def _start(self) -> Worker:
         from tonnage.ghost.pool import Worker
 
-        worker = Worker(self._torch, self._progress)
+        worker = Worker(self._torch, self._progress, wait=False)
         self._workers.append(worker)
+        if self._ended:  # meanwhile, without having seen this one
+            worker.kill()
         return worker
 
     def __enter__(self) -> Ghosts:
@@ -149,7 +147,16 @@ class Ghosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        """End all, also what is at work ahead, or for somebody who was interrupted."""
+        self._ended = True
+        self._turns.end()
+        idle = [self._idle.get() for _ in range(self._idle.qsize())]
+        for busy in self._workers:
+            if busy not in idle:
+                busy.kill()
+        for each in idle:
+            self._idle.put(each)
+        self._turns.join()
         for worker in self._workers:
             worker.close()
 
@@ -187,6 +194,29 @@ class _Run:
         if self.looks:
             return waiting.looked(seen(found), more)
         return _said_of(waiting.estimated(found.estimate, more, asked, self.cluster), asked, job)
+
+
+def _first(candidate: Candidate, cluster: Cluster) -> _Run:
+    """The rank that is likely to need most, whole."""
+    return _whole(candidate, cluster, _likely_fullest(candidate, cluster))
+
+
+def _others(candidate: Candidate, cluster: Cluster) -> list[_Run]:
+    """The other ranks, whole."""
+    first = _likely_fullest(candidate, cluster)
+    return [_whole(candidate, cluster, rank) for rank in _ranks(candidate, cluster) if rank != first]
+
+
+def _whole(candidate: Candidate, cluster: Cluster, rank: int) -> _Run:
+    return _Run(candidate, cluster, *steps_run(candidate), rank, looks=False)
+
+
+def _looks(candidate: Candidate, cluster: Cluster) -> list[_Run]:
+    """The runs that tell what a candidate needs: of itself, or of two shallower ones."""
+    rank, wide = _likely_fullest(candidate, cluster), roomy(cluster)
+    found = depths(candidate.job, candidate.plan)
+    few = [replace(candidate, job=with_layers(candidate.job, layers)) for layers in found or ()]
+    return [_Run(one, wide, _look_steps(one), 0, rank, looks=True) for one in few or [candidate]]
 
 
 def _ranks(candidate: Candidate, cluster: Cluster) -> tuple[int, ...]:
@@ -275,14 +305,6 @@ def _said_of(found: Estimate, asked: Job, run: Job) -> Estimate:
     words = f"{run.grad_accum} of {asked.grad_accum} micro-batches of a step were run: the others are like the last"
     coverage = replace(found.coverage, run=(*found.coverage.run, words))
     return replace(found, job={**found.job, "grad_accum": asked.grad_accum}, coverage=coverage)
-
-
-def _looks(candidate: Candidate) -> list[Candidate]:
-    """The runs that tell what a candidate needs: itself, or two shallower ones."""
-    found = depths(candidate.job, candidate.plan)
-    if found is None:
-        return [candidate]
-    return [replace(candidate, job=with_layers(candidate.job, layers)) for layers in found]
 
 
 def _needed(candidate: Candidate, answers: Sequence[Answer]) -> Need | Failure:

@@ -70,7 +70,7 @@ class _Without:
 def reasons(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Reason, ...]:
     """One for each technique of a plan that the user did not ask for."""
     chosen = choice.candidate
-    taken_back = [one for name in _techniques(chosen.plan, question) if (one := _without(name, chosen, question))]
+    taken_back = _taken_back(chosen, question)
     answers = ghosts.need([chosen, *(one.candidate for one in taken_back)], question.cluster)
     whole = answers[0]
     found = []
@@ -80,6 +80,16 @@ def reasons(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Reason,
             saved = answer.process_bytes - whole.process_bytes
         found.append(_reason(one, choice, question, saved, answer))
     return tuple(found)
+
+
+def looks(chosen: Candidate, question: Question) -> list[Candidate]:
+    """All that `reasons` and `path` of a candidate ask for."""
+    stages = [candidate for _, candidate in _stages(chosen, question)]
+    return [chosen, *(one.candidate for one in _taken_back(chosen, question)), *stages[:-1]]
+
+
+def _taken_back(chosen: Candidate, question: Question) -> list[_Without]:
+    return [one for name in _techniques(chosen.plan, question) if (one := _without(name, chosen, question))]
 
 
 def _techniques(plan: Plan, question: Question) -> list[str]:
@@ -162,23 +172,7 @@ def _seconds(candidate: Candidate, question: Question) -> float | None:
 
 def path(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Stage, ...]:
     """Memory from the baseline to a plan, technique by technique, where everything fits; the plan's as it was run."""
-    chosen = choice.candidate
-    plans: list[tuple[str, Plan]] = [("baseline", _baseline(chosen.plan, question))]
-    for names in PATH:
-        changes = {name: getattr(chosen.plan, name) for name in names}
-        following = replace(plans[-1][1], **changes)
-        if following.shard == "none" and following != chosen.plan:
-            following = replace(following, shard=plans[-1][1].shard)
-        if following != plans[-1][1]:
-            added = [name for name in names if getattr(following, name) != getattr(plans[-1][1], name)]
-            plans.append((" + ".join(_word(name, getattr(following, name)) for name in added), following))
-    if plans[-1][1] != chosen.plan:
-        plans.append(("as planned", chosen.plan))
-    known = [
-        (change, candidate)
-        for change, plan in plans
-        if (candidate := _of_same_batch(chosen, plan, question)) is not None
-    ]
+    known = _stages(choice.candidate, question)
     answers = ghosts.need([candidate for _, candidate in known[:-1]], question.cluster)
     answers.append(of_run(choice.estimate))
     return tuple(
@@ -192,6 +186,26 @@ def path(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Stage, ...
         for (change, _), answer in zip(known, answers, strict=True)
         if isinstance(answer, Need)
     )
+
+
+def _stages(chosen: Candidate, question: Question) -> list[tuple[str, Candidate]]:
+    """What is added, and the candidate with it, from the baseline to the chosen one."""
+    plans: list[tuple[str, Plan]] = [("baseline", _baseline(chosen.plan, question))]
+    for names in PATH:
+        changes = {name: getattr(chosen.plan, name) for name in names}
+        following = replace(plans[-1][1], **changes)
+        if following.shard == "none" and following != chosen.plan:
+            following = replace(following, shard=plans[-1][1].shard)
+        if following != plans[-1][1]:
+            added = [name for name in names if getattr(following, name) != getattr(plans[-1][1], name)]
+            plans.append((" + ".join(_word(name, getattr(following, name)) for name in added), following))
+    if plans[-1][1] != chosen.plan:
+        plans.append(("as planned", chosen.plan))
+    return [
+        (change, candidate)
+        for change, plan in plans
+        if (candidate := _of_same_batch(chosen, plan, question)) is not None
+    ]
 
 
 def _baseline(plan: Plan, question: Question) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from tonnage.errors import CannotEstimate
@@ -12,7 +13,7 @@ from tonnage.search.filling import fill
 from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import nearest
 from tonnage.search.pricing import fastest_first
-from tonnage.search.reasons import path, reasons
+from tonnage.search.reasons import looks, path, reasons
 from tonnage.search.space import Question, candidates
 from tonnage.search.trade import frontier
 from tonnage.search.unpriced import unknown_because
@@ -51,7 +52,7 @@ def search(
 ) -> Solution:
     """`solve` with ghosts that are there already."""
     asked = _asked(question)
-    found = Search(question, ghosts, progress)
+    found = Search(question, ghosts, progress, partial(looks, question=question) if explain else lambda best: ())
     try:
         found.run(top)
         fill(found, top)
@@ -77,6 +78,7 @@ def search(
     stages: tuple[Stage, ...] = ()
     if explain:
         progress("taking each technique back, to see what it is for")
+        ghosts.ahead([(one, False) for one in looks(choices[0].candidate, question)], question.cluster)
         choices[0] = replace(choices[0], reasons=reasons(choices[0], question, ghosts))
         stages = path(choices[0], question, ghosts)
     points: tuple[Point, ...] = ()
