@@ -32,8 +32,11 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
+    _disable_current_modes,
     is_traceable_wrapper_subclass,
 )
 from torch.utils._pytree import tree_map_only
@@ -44,7 +47,7 @@ from tonnage.errors import CannotEstimate
 from tonnage.ghost.process import INSIDE
 from tonnage.known import KnownValues, tensors_in
 from tonnage.step import World
-from tonnage.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
+from tonnage.trace import ACTIONS, EVENT_COLUMNS, Activity, Claim, Mark, Trace, packed
 
 if TYPE_CHECKING:
     from tonnage.device import Cluster
@@ -65,6 +68,14 @@ _DROPOUT: Final = torch.ops.aten.native_dropout.default
 _ALLOCATED: Final = ("segment_alloc", "alloc")
 _FREED: Final = ("free_requested", "free_completed", "segment_free")
 _CODES: Final = {name: code for code, name in enumerate(ACTIONS)}
+_EXCHANGES: Final = ("c10d", "_c10d_functional")
+_COLLECTIVES: Final = {
+    **dict.fromkeys(("allreduce_", "all_reduce", "all_reduce_"), "AllReduce"),
+    **dict.fromkeys(("allgather_", "_allgather_base_", "all_gather_into_tensor"), "AllGather"),
+    **dict.fromkeys(("_reduce_scatter_base_", "reduce_scatter_tensor"), "ReduceScatter"),
+    "broadcast_": "Broadcast",
+}
+"""Operations by which ranks exchange, as NCCL calls what they do."""
 _OURS: Final = (__file__, str(Path(__file__).parent / "portable"))
 """What the program did not call itself is no part of its stack."""
 _LINE_BYTES: Final = 64
@@ -204,6 +215,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """The number of the mark that events belong to."""
         self.on_shortage: Callable[[int], None] = lambda requested_bytes: None
         """Told of a request that does not fit, before OutOfMemoryError is raised."""
+        self.collectives: list[Activity] = []
+        """What ranks exchanged, of which this one's part is on the device."""
+        self._groups: dict[str, int] = {}
+        self._pauses = 0
         self._blocks: dict[int, _Block] = {}
         self._results: list[tuple[weakref.ref[torch.Tensor], str]] = []
         self._sum: _Sum | None = None
@@ -218,6 +233,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation and look at the storages of its results."""
         kwargs = kwargs or {}
+        if self._pauses:
+            return op(*args, **kwargs)
+        if DTensor in types:  # which makes it operations on parts, and exchanges between them
+            return NotImplemented
         if (
             op.namespace == "prim"
         ):  # questions of autograd about devices and layouts, in the middle of other operations
@@ -241,11 +260,27 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         else:
             for tensor in _plain(result if op is not _DROPOUT else result[::-1]):
                 self.see(tensor)
+        if op.namespace in _EXCHANGES:
+            self._note_exchange(op, args, result)
         if self.temporaries is not None:
             self._use(self.temporaries(self, op, args, kwargs, result))
         if torch.is_grad_enabled():
             self._results += [(weakref.ref(leaf), name) for leaf in tensors_in(result) for name in _numbers(op, args)]
         return result
+
+    def _note_exchange(self, op: Any, args: Any, result: Any) -> None:
+        """Note which memory a collective sends from and writes to."""
+        name = _COLLECTIVES.get(op.overloadpacket.__name__)
+        given = args if op.namespace == "c10d" else (args, result)  # which names what it writes to first
+        tensors = [tensor for tensor in tensors_in(given) if tensor.device == self.device]
+        if name is None or not tensors:
+            return
+        group = _group_of(args)
+        number = self._groups.setdefault(group.group_name, len(self._groups))
+        size_bytes = min(tensor.numel() * tensor.element_size() for tensor in tensors)
+        first, last = self.address(tensors[-1]), self.address(tensors[0])
+        layout = (group.size(), number, group.rank())
+        self.collectives.append(Activity("collective", name, self.mark(), 0, layout, 0, 0, size_bytes, first, last))
 
     def _accumulates(self, op: Any, args: Any) -> bool:
         """Whether this may be autograd adding a gradient to what is there already, which it does in place if it can.
@@ -331,6 +366,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         finally:
             self.adds_in_place = False
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within it nothing is heard: tensors that are made are not the program's."""
+        self._pauses += 1
+        try:
+            yield
+        finally:
+            self._pauses -= 1
+
     def hold(self, size_bytes: int) -> None:
         """Take a block that is never given back."""
         self._allocate(size_bytes)
@@ -375,6 +419,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             saved = getattr(tensor.grad_fn, f"_saved_{name}", None) if tensor is not None else None
             if isinstance(saved, torch.Tensor) and saved.device == self.device:
                 self.see(saved)
+
+
+def _group_of(args: Any) -> Any:
+    """The process group that a collective is given: itself, boxed, or by its name."""
+    for each in args:
+        if isinstance(each, torch.ScriptObject) and each._type().name() == "ProcessGroup":
+            return dist.ProcessGroup.unbox(each)
+        if isinstance(each, dist.ProcessGroup):
+            return each
+    return dist.distributed_c10d._resolve_process_group(args[-1])
 
 
 def _key(storage: torch.UntypedStorage) -> int:
@@ -432,7 +486,14 @@ def watching(recorder: Recorder, fake: FakeTensorMode) -> Iterator[Any]:
     watch = inside("watch").Watch(torch, address=recorder.address)
     recorder.mark = lambda: len(watch.marks) - 1
     recorder.on_shortage = lambda requested: watch.out_of_memory(0, requested, recorder.memory.capacity_bytes, 0)
-    patches = (_outside_the_dispatcher(recorder), _converted_as_real(), _alone_in_ddp(), _unnoticed(), watch.hooked())
+    patches = (
+        _outside_the_dispatcher(recorder),
+        _converted_as_real(),
+        _alone_in_ddp(),
+        _unheard_propagation(recorder),
+        _unnoticed(),
+        watch.hooked(),
+    )
     with fake, recorder, ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
@@ -464,7 +525,10 @@ def _outside_the_dispatcher(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def _alone_in_ddp() -> Iterator[None]:
-    """What DDP asks of its peers in C++, which reads values: equal parameters, averages, one order of buckets."""
+    """What DDP asks of its peers in C++, which reads values: equal parameters, averages, one order of buckets.
+
+    Left out is the comparison of shapes before anything is run (a number for each rank, given back at once).
+    """
     replicated = torch.nn.parallel.DistributedDataParallel
     build, compare = replicated.__init__, getattr(dist, "_verify_params_across_processes", None)
     if compare is None:  # a torch without distributed
@@ -474,8 +538,9 @@ def _alone_in_ddp() -> Iterator[None]:
     @functools.wraps(build)
     def built(self: Any, *arguments: Any, **options: Any) -> None:
         build(self, *arguments, **options)
-        self.register_comm_hook(None, lambda _state, bucket: _averaged_in_place(bucket))  # DDP reads annotations
-        self.reducer = _FirstBuckets(self.reducer)
+        self.register_comm_hook(self.process_group, lambda group, bucket: _averaged_in_place(group, bucket))
+        self.reducer = _Unanimous(self.reducer)
+        self.logger = None if self.logger is None else _Untimed(self.logger)
 
     dist._verify_params_across_processes = lambda *arguments: None
     replicated.__init__ = built
@@ -486,8 +551,8 @@ def _alone_in_ddp() -> Iterator[None]:
         replicated.__init__ = build
 
 
-class _FirstBuckets:
-    """DDP's reducer, which divides gradients anew in the second step, without that: the bytes are the same."""
+class _Unanimous:
+    """DDP's reducer, which divides gradients anew in the second step, among peers that do it as this rank does."""
 
     def __init__(self, reducer: Any) -> None:
         self._reducer = reducer
@@ -496,14 +561,68 @@ class _FirstBuckets:
         return getattr(self._reducer, name)
 
     def _rebuild_buckets(self) -> bool:
-        return False
+        with _OwnWord():
+            return bool(self._reducer._rebuild_buckets())
 
 
-def _averaged_in_place(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+class _Untimed:
+    """DDP's logger, without the times that it would take: there is no card to ask."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing took any time."""
+
+
+class _OwnWord(TorchDispatchMode):  # type: ignore[misc]
+    """DDP tells its peers an order and reads what the first of them told: here what it told itself.
+
+    C++ writes and reads these whole numbers of the host by their address, so they are in real memory.
+    """
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation; what would be sent from the host and come back stays there."""
+        kwargs = kwargs or {}
+        on_host = kwargs.get("device") in (None, torch.device("cpu"))
+        if op is torch.ops.aten.empty.memory_format and kwargs.get("dtype") == torch.int32 and on_host:
+            with _disable_current_modes():
+                return op(*args, **kwargs)
+        if op is torch.ops.aten.copy_.default and torch.Tensor in map(type, args):
+            return args[0]
+        return op(*args, **kwargs)
+
+
+def _averaged_in_place(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     """The bucket's own memory, as DDP's own averaging has it."""
+    group.allreduce([bucket.buffer()])
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())
     return done
+
+
+@contextmanager
+def _unheard_propagation(recorder: Recorder) -> Iterator[None]:
+    """DTensor finds out shapes of results by fake tensors of its own, of which the program has none."""
+    name = "_propagate_tensor_meta_non_cached"
+    propagate = getattr(ShardingPropagator, name, None)
+    if propagate is None:
+        yield
+        return
+
+    @functools.wraps(propagate)
+    def unheard(*arguments: Any, **options: Any) -> Any:
+        with recorder.paused():
+            return propagate(*arguments, **options)
+
+    setattr(ShardingPropagator, name, unheard)
+    try:
+        yield
+    finally:
+        setattr(ShardingPropagator, name, propagate)
 
 
 @contextmanager
@@ -643,4 +762,13 @@ def _trace(
         marks=tuple(Mark(step=done, phase=phase, module=module) for done, phase, module in watch.marks),
         claims=tuple(Claim(mark=mark, address=address, category=kind) for mark, address, kind in watch.claims),
         event_columns=memory.columns(),
+        **_exchanged(recorder),
     )
+
+
+def _exchanged(recorder: Recorder) -> dict[str, Any]:
+    """What ranks exchanged on a card, as a Trace has it; on the host, where nothing but tensors takes memory, not."""
+    if recorder.device.type != "cuda":
+        return {}
+    names = tuple(sorted({each.name for each in recorder.collectives}))
+    return {"names": names, "log": b"".join(packed(each, names) for each in recorder.collectives)}

@@ -10,7 +10,7 @@ import struct
 import sys
 import zipfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -86,6 +86,14 @@ class Activity(NamedTuple):
     bytes: int
     address: int
     address2: int
+
+
+def packed(activity: Activity, names: Sequence[str]) -> bytes:
+    """The activity as a record of a Trace's log, its name one of these."""
+    kind = next(code for code, name in KERNEL_KINDS.items() if name == activity.kind)
+    place = names.index(activity.name)
+    _, _, mark, device, grid, block, stream, count, address, address2 = activity
+    return _RECORD.pack(kind, device, 0, mark, place, *grid, block, 0, stream, count, address, address2)
 
 
 class Mark(NamedTuple):

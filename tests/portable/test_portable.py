@@ -38,7 +38,7 @@ def test_its_interval_is_wider_than_that_of_the_context() -> None:
 @pytest.mark.parametrize(
     ("plan", "options", "word"),
     [
-        (Plan(shard="ddp"), {}, "shard=ddp"),
+        (Plan(shard="ddp", reduce_dtype="bf16"), {}, "reduce-dtype=bf16 and shard=ddp"),
         (Plan(attention="flex"), {}, "flex"),
         (Plan(optimizer_offload="cpu"), {}, "optimizer-offload=cpu"),
         (Plan(), {"generate": 4}, "generate=4"),
@@ -49,9 +49,9 @@ def test_what_it_does_not_imitate_it_refuses(plan: Plan, options: dict[str, obje
         estimate(plan, **options)
 
 
-def test_it_imitates_one_card() -> None:
-    with pytest.raises(UsageError, match="one card alone"):
-        predict.estimate(tiny_job(), Plan(), parse_cluster("2xt4"), source="meta")
+def test_of_several_cards_it_imitates_those_that_share_no_matrix() -> None:
+    with pytest.raises(UsageError, match="source=meta with tp=2"):
+        predict.estimate(tiny_job(), Plan(tp=2), parse_cluster("2xt4"), source="meta")
 
 
 def test_sources_are_named() -> None:

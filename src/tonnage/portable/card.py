@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import DefaultDeviceType
+
+from tonnage.portable.streams import Streams
 
 if TYPE_CHECKING:
     from tonnage.device import Device
@@ -54,13 +58,30 @@ class _Asked(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function."""
         kwargs = kwargs or {}
+        if isinstance(function, OpOverload):  # the dispatcher's call, handed on: C++ asked for it
+            return function(*args, **kwargs)
         if function is torch.tensor:  # which reads what tensors among its data hold without asking the dispatcher
             args = (tree_map_only(FakeTensor, _number, args[0]), *args[1:])
+        elif function is torch.Tensor.to:
+            args, kwargs = _moved(*args, **kwargs)
         self._fake.meta_is_meant, before = _means_meta(args, kwargs), self._fake.meta_is_meant
         try:
             return function(*args, **kwargs)
         finally:
             self._fake.meta_is_meant = before
+
+
+def _moved(tensor: torch.Tensor, *rest: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `tensor.to` is given, where it names the card: its dtype alone if it is there, which C++ does not know."""
+    named = isinstance(rest[0], str | torch.device) if rest else "device" in options
+    target = torch.device(rest[0] if rest else options["device"]) if named else None
+    if target is None or target.type != CARD.type:
+        return (tensor, *rest), options
+    others = {name: value for name, value in options.items() if name != "device"}
+    if tensor.device != CARD:
+        return (tensor, CARD, *rest[1:]), others
+    has_dtype = "dtype" in options or any(isinstance(each, torch.dtype) for each in rest)
+    return (tensor, *([] if has_dtype else [tensor.dtype]), *rest[1:]), others
 
 
 def _number(tensor: torch.Tensor) -> Any:
@@ -76,15 +97,19 @@ def _means_meta(args: Any, kwargs: Any) -> bool:
 
 
 @contextmanager
-def present(device: Device) -> Iterator[FakeCard]:
+def present(device: Device, streams: Streams | None = None, cards: int = 1) -> Iterator[FakeCard]:
     """Within it torch takes the card to be there; gives the mode whose tensors are the card's."""
     fake = FakeCard(allow_non_fake_inputs=True)  # imports what must not meet the answers
     with ExitStack() as stack:
-        for name, answer in _answers(device).items():
+        streams = streams or Streams(CARD)
+        for name, answer in {**_answers(device, cards), **streams.answers()}.items():
             stack.enter_context(patch.object(torch.cuda, name, answer))
+        stack.enter_context(patch.object(torch.accelerator, "current_stream", lambda device=None: streams.current))
         stack.enter_context(patch.object(DefaultDeviceType, "_default_device_type", CARD.type))
         stack.enter_context(patch.object(torch.Tensor, "_make_subclass", staticmethod(_made_of_meta())))
         stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
+        for name in ("device", "is_cuda", "is_meta"):
+            stack.enter_context(patch.object(DTensor, name, _of_the_local(name), create=True))
         stack.enter_context(patch.object(FakeTensor, "is_cuda", _is_of("cuda"), create=True))
         stack.enter_context(patch.object(FakeTensor, "is_meta", _is_of("meta"), create=True))
         stack.enter_context(patch.object(optimizer, "_foreach_supported_types", _foreach_types()))
@@ -112,6 +137,11 @@ def _is_of(kind: str) -> property:
     return property(lambda tensor: tensor.device.type == kind)
 
 
+def _of_the_local(name: str) -> property:
+    """A divided tensor is where its part is; C++ would answer for it, which knows of no card."""
+    return property(lambda tensor: getattr(tensor._local_tensor, name))
+
+
 def _foreach_types() -> list[type]:
     """What optimizers' default, which is to update all parameters at once on a card, is for."""
     return [*optimizer._foreach_supported_types, FakeTensor]
@@ -130,7 +160,7 @@ def _made_of_meta() -> Callable[..., torch.Tensor]:
     return made
 
 
-def _answers(device: Device) -> dict[str, Any]:
+def _answers(device: Device, cards: int) -> dict[str, Any]:
     """What torch.cuda says of the card."""
     major, minor = device.capability
     properties = SimpleNamespace(
@@ -150,7 +180,7 @@ def _answers(device: Device) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "device_count": lambda: 1,
+        "device_count": lambda: cards,
         "current_device": lambda: 0,
         "set_device": nothing,
         "synchronize": nothing,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tonnage.allocator import AllocatorSettings, CachingAllocator, Driver, OutOfMemory, Shortage
@@ -19,7 +20,10 @@ _CODES = {name: code for code, name in enumerate(ACTIONS)}
 class CardMemory:
     """The replica of the allocator (`tonnage.allocator`) on a card of which the CUDA context has its part."""
 
-    def __init__(self, device: Device, settings: AllocatorSettings, torch_version: str) -> None:
+    def __init__(
+        self, device: Device, settings: AllocatorSettings, torch_version: str, stream: Callable[[], int]
+    ) -> None:
+        self._stream = stream
         self.capacity_bytes = device.capacity_bytes
         driver = Driver(device.capacity_bytes, taken_bytes=device.context_bytes)
         self._allocator = CachingAllocator(driver, settings, torch_version=torch_version)
@@ -43,7 +47,7 @@ class CardMemory:
         """A block as torch's allocator chooses it.  Raises DoesNotFit."""
         self._allocator.mark = mark
         try:
-            return self._allocator.malloc(size_bytes)
+            return self._allocator.malloc(size_bytes, self._stream())
         except OutOfMemory as error:
             raise DoesNotFit(_in_torchs_words(error.shortage)) from None
 

@@ -28,6 +28,9 @@ IMITATED: Final[Mapping[str, tuple[str, ...]]] = {
     "activation_offload": ("cpu",),
     "attention": ("eager", "math", "efficient", "flash", "cudnn"),
     "loss": ("chunked", "fused", "torch"),
+    "shard": ("ddp", "zero1", "zero2", "zero3", "hsdp"),
+    "accum_sync": ANY,
+    "reduce_dtype": ANY,
 }
 """Values of options that were compared with the ghost, beside each option's default."""
 
@@ -44,8 +47,8 @@ RESERVED_RESIDUAL: Final = 0.05
 
 def refusals(job: Job, plan: Plan, cluster: Cluster) -> Iterator[Refusal]:
     """What stands against imitating the step."""
-    if cluster.gpus > 1:
-        yield _refusal(f"gpus={cluster.gpus}", "it imitates one card alone")
+    if plan.reduce_dtype is not None and plan.shard in ("ddp", "zero1"):
+        yield _refusal(f"reduce-dtype={plan.reduce_dtype} and shard={plan.shard}", "DDP's own averaging alone is run")
     for value in (job, plan):
         for item, _ in options(type(value)):
             chosen = getattr(value, item.name)

@@ -3,7 +3,8 @@
 The real `tonnage.step` runs on fake tensors of the card (`card`): autograd, optimizers and the network's own code are
 the real ones.  What torch's C++ decides by a tensor's device is decided here as on CUDA (`choices`, `autocast`); what
 kernels take inside themselves comes from formulas and from a table that a ghost made (`temporaries`); memory is dealt
-out by the replica of the caching allocator.
+out by the replica of the caching allocator, to each stream from its own pool (`streams`).  Of several ranks one runs,
+in a process group that exchanges nothing (`group`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib
 import importlib.util
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,9 @@ import torch
 
 from tonnage.allocator import AllocatorSettings
 from tonnage.errors import CannotEstimate, TonnageError
-from tonnage.portable import autocast, card, choices
+from tonnage.portable import autocast, card, choices, group
 from tonnage.portable.memory import CardMemory
+from tonnage.portable.streams import Streams
 from tonnage.portable.temporaries import Temporaries
 from tonnage.record import Recorder, steps_of, watching
 from tonnage.techniques import chosen, environment
@@ -39,12 +41,14 @@ def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3
     device = cluster.device
     options = environment(plan).get("PYTORCH_ALLOC_CONF", "")
     settings = AllocatorSettings.parse(options, torch_version=torch.__version__)
-    recorder = Recorder(
-        card.CARD, CardMemory(device, settings, torch.__version__), Temporaries(device, table()["inside"])
-    )
+    together = cluster.gpus > 1 or plan.shard != "none"
+    streams = Streams(card.CARD)
+    memory = CardMemory(device, settings, torch.__version__, stream=lambda: streams.current.number)
+    recorder = Recorder(card.CARD, memory, Temporaries(device, table()["inside"]))
     _import_libraries(job, plan)
     with (
-        card.present(device) as fake,
+        card.present(device, streams) as fake,
+        group.of(cluster.gpus, rank) if together else nullcontext(),
         autocast.on_card(table()["autocast"]),
         choices.on_card(device.capability, recorder.adding_in_place),
         watching(recorder, fake) as watch,

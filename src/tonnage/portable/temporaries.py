@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tonnage.portable import quantities, reductions
+from tonnage.portable import packed, quantities, reductions
 
 if TYPE_CHECKING:
     from tonnage.device import Device
@@ -44,6 +44,8 @@ class Temporaries:
             self._hold_workspace(recorder, args[0])
         elif packet in _SUMS:
             return self._partial_sums(args, kwargs, _SUMS[packet])
+        elif packet is not None and op.namespace == "fsdp" and packet.__name__ in packed.OF:
+            return packed.OF[packet.__name__](args, kwargs, self._device)
         elif packet is not None and packet.__name__ in self._table and _on_card(result):
             return self._blocks(packet.__name__, quantities.OF[packet.__name__](args, kwargs, result))
         return ()
