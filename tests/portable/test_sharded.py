@@ -154,7 +154,7 @@ def test_what_is_on_the_card_is_not_moved_there() -> None:
     with card.present(EIGHT.device) as fake, fake:
         tensor = torch.zeros(3, device="cuda:0")
         assert tensor.to("cuda") is tensor.to(card.CARD, non_blocking=True) is tensor.to(device="cuda:0") is tensor
-        assert tensor.to("cuda", torch.float32) is tensor
+        assert tensor.to("cuda", torch.float32) is tensor.to("cuda", None, True) is tensor
         assert tensor.to("cuda", copy=True) is not tensor
         assert tensor.to("cuda", torch.float16).dtype == torch.float16
         assert torch.zeros(3).to("cuda").device == card.CARD

@@ -73,15 +73,14 @@ class _Asked(TorchFunctionMode):  # type: ignore[misc]
 
 def _moved(tensor: torch.Tensor, *rest: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `tensor.to` is given, where it names the card: its dtype alone if it is there, which C++ does not know."""
-    named = isinstance(rest[0], str | torch.device) if rest else "device" in options
-    target = torch.device(rest[0] if rest else options["device"]) if named else None
-    if target is None or target.type != CARD.type:
+    named = rest[0] if rest else options.get("device")
+    if not isinstance(named, str | torch.device) or torch.device(named).type != CARD.type:
         return (tensor, *rest), options
-    others = {name: value for name, value in options.items() if name != "device"}
+    others = {name: value for name, value in options.items() if name not in ("device", "dtype")}
+    dtype = rest[1] if len(rest) > 1 else options.get("dtype")
     if tensor.device != CARD:
-        return (tensor, CARD, *rest[1:]), others
-    has_dtype = "dtype" in options or any(isinstance(each, torch.dtype) for each in rest)
-    return (tensor, *([] if has_dtype else [tensor.dtype]), *rest[1:]), others
+        return (tensor, CARD, dtype, *rest[2:]), others
+    return (tensor, dtype or tensor.dtype, *rest[2:]), others
 
 
 def _number(tensor: torch.Tensor) -> Any:
