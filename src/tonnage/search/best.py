@@ -21,7 +21,7 @@ from tonnage.search import space
 from tonnage.search.depth import Need, depths
 from tonnage.search.expectation import Expectation
 from tonnage.search.memory import Failure, Ghosts
-from tonnage.search.pricing import Priced, fastest_first
+from tonnage.search.pricing import Priced, fastest_first, least
 from tonnage.search.space import OFFLOADS, ORDER, Question
 from tonnage.search.words import describe
 from tonnage.solution import Candidate, Choice, Refused
@@ -53,7 +53,7 @@ WITH_ROOM: Final = 3
 """Plans asked for, from which on one of them leaves room."""
 
 AHEAD: Final = 2
-"""Candidates that idle workers run because they are likely to be next, after all that is sure to be asked."""
+"""Candidates that idle workers run because they are likely to be next."""
 
 _MOST_ROOMY: Final = 2
 """Candidates that are tried to find that one."""
@@ -108,8 +108,7 @@ class Search:
     def run(self, top: int) -> None:
         """Find `top` plans of different kinds; with the host's memory only where there is none without."""
         for offload in (False, True):
-            order = fastest_first(space.candidates(self.question, offload=offload), self.question.cluster)
-            self.counts["priced"] += len(order)
+            order = self._priced(list(space.candidates(self.question, offload=offload)))
             self.say(f"{len(order):,} combinations{' with offload' if offload else ''} priced; running the fastest")
             first = max(top - 1, 1) if top >= WITH_ROOM else top
             self.order, self.first, self.top = order, first, top
@@ -120,6 +119,13 @@ class Search:
                 if first < top and not self._leaves_room(order):
                     self._verify(order, top)
                 return
+
+    def _priced(self, every: list[Candidate]) -> list[Priced]:
+        """Those that may fit by what they cannot do without, fastest first."""
+        possible = [one for one in every if least(one, self.question.cluster) <= self._capacity]
+        self.counts["below_bound"] += len(every) - len(possible)
+        self.counts["priced"] += len(possible)
+        return fastest_first(possible, self.question.cluster)
 
     def _verify(self, order: list[Priced], top: int) -> None:
         """Run those that are likely to fit, fastest first, until `top` kinds of them do."""
@@ -207,14 +213,15 @@ class Search:
 
     def _foresee(self, batch: Sequence[Priced] = ()) -> None:
         """Let idle workers run ahead what comes after a batch if runs are as expected; this changes no answer."""
-        supposed = [*(one for one, _ in self.found), *self.seem]
-        supposed += [one for one in batch if self._expected_part(one) <= 1]
-        best = min(supposed, key=lambda one: one.seconds_per_token, default=None)
-        asks = [(one.candidate, self._is_certain(one)) for one in batch]
-        asks += [(one.candidate, True) for one in self.seem]
+        known = [*(one for one, _ in self.found), *self.seem]
+        best = min(known, key=lambda one: one.seconds_per_token, default=None)
+        supposed = [*known, *(one for one in batch if self._expected_part(one) <= 1)]
+        after = list(islice(self._after(supposed, {id(one) for one in batch}), AHEAD))
+        certain = [one for one in (*batch, *after) if self._is_certain(one)]
+        asks = [(one.candidate, False) for one in batch if one not in certain]
+        asks += [(one.candidate, True) for one in (*self.seem, *certain)]  # the longest runs
         asks += [(one, False) for one in (self.afterwards(best.candidate) if best else ())]
-        after = islice(self._after(supposed, {id(one) for one in batch}), AHEAD)
-        asks += [(one.candidate, self._is_certain(one)) for one in after]
+        asks += [(one.candidate, False) for one in after if one not in certain]
         self.ghosts.ahead(asks, self.question.cluster)
 
     def _after(self, supposed: list[Priced], batch: set[int]) -> Iterator[Priced]:
@@ -302,16 +309,15 @@ class Search:
             what, _, why = str(obstacle).partition(": ")
             self._refuse(what, why)
         else:
-            self.counts[obstacle] += 1
+            self.counts["ruled_out"] += 1
         self.impossible.add(id(one))
         return False
 
-    def _obstacle(self, one: Priced) -> str | UsageError | None:
-        """What says without a run that a candidate does not fit (a name of `counts`), or cannot be run."""
-        if one.least_bytes > self._capacity:
-            return "below_bound"
-        if any(_needs_no_less(one.candidate, other.candidate) for other in self.too_large):
-            return "ruled_out"
+    def _obstacle(self, one: Priced) -> Candidate | UsageError | None:
+        """What says without a run that a candidate does not fit, one that failed, or that it cannot be run."""
+        for other in self.too_large:
+            if _needs_no_less(one.candidate, other.candidate):
+                return other.candidate
         try:
             check(one.candidate.job, one.candidate.plan, self.question.cluster)
         except UsageError as error:

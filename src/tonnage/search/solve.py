@@ -60,7 +60,7 @@ def search(
         return Solution(status="unknown", question=asked, refused=(Refused(what="time", why=str(error)),))
     counts = {**found.counts, "run": ghosts.runs}
     refused = tuple(found.refused.values())
-    if not found.counts["priced"]:
+    if not found.counts["priced"] and not found.counts["below_bound"]:
         why = "the constraints leave no combination that divides the global batch, the heads and the layers"
         return Solution(status="unsupported", question=asked, refused=(Refused(what="all", why=why),))
     if not found.found:
