@@ -202,6 +202,7 @@ def test_categories_of_known_blocks(small: Trace) -> None:
 TEACHER = """
 import torch
 
+torch.ones(2, device="cuda", requires_grad=True).sum().backward()  # as libraries try it while they are imported
 teacher = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)).cuda()
 student = torch.nn.Linear(64, 64).cuda()
 reward = torch.nn.Bilinear(64, 64, 64).cuda()
@@ -221,3 +222,4 @@ def test_of_several_networks_the_one_that_is_trained_is_reported(tmp_path: Path)
     script.write_text(TEACHER)
     [trace] = dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=1).traces
     assert trace.model == {"class": "Linear", "parameters": 64 * 65, "trainable_parameters": 64 * 65}
+    assert marks_of(trace, 64 * 64 * 64 * 4) == [(0, "load", "")], "the reward's weights"

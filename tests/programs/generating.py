@@ -1,9 +1,22 @@
-"""Generates after a training step, as many scripts do to look at samples."""
+"""Generates after a training step, as many scripts do to look at samples; then a loss of functional gradients."""
 
 import json
 
 import torch
 from families import VOCABULARY, build
+
+
+def masked_loss(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """With the guards of losses that are made to be compiled: Unsloth's, by `torch.func`."""
+    safe = torch.where(torch.isfinite(logits), logits, torch.zeros_like(logits))
+    rows = mask.sum(1) + torch.isnan(logits).any() + (mask == 1).all()
+    return (safe.float().logsumexp(-1) * mask).sum() / rows.sum()
+
+
+def slopes(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Like the logits."""
+    [gradient], _ = torch.func.grad_and_value(masked_loss, argnums=(0,))(logits, mask)
+    return gradient
 
 
 def main() -> None:
@@ -21,12 +34,15 @@ def main() -> None:
     ends = torch.isin(ended, torch.tensor([1, 2], device="cuda"))
     first = torch.full((2,), ended.shape[1], device="cuda")
     first[ends.any(dim=1)] = ends.int().argmax(dim=1)[ends.any(dim=1)]
+    logits = model(input_ids=ended).logits.detach()
+    compiled = torch.compile(slopes, fullgraph=True, backend="aot_eager")
     kept = (torch.arange(ended.shape[1], device="cuda") <= first[:, None])[:, 4:]
     print(
         json.dumps(
             {
                 "greedy": list(greedy.shape),
                 "sampled": list(sampled.shape),
+                "slopes": [list(way(logits, (ended > 3).long()).shape) for way in (slopes, compiled)],
                 "prompt": ended[:, :4].tolist(),
                 "lengths": [len(row[mask].tolist()) for row, mask in zip(ended[:, 4:], kept, strict=True)],
             }

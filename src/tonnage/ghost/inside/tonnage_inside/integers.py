@@ -13,6 +13,7 @@ KNOWN_BYTES = 1 << 20
 
 _SIZED_BY_VALUES = ("repeat_interleave", "unique", "unique_consecutive", "bincount", "masked_select", "argwhere")
 _READ_OUT = ("tolist", "cpu", "numpy")
+_REPLACED = ("sum", "all", "isfinite", "isnan", "isinf", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _NOT_COMPUTED = ("empty", "empty_like", "new_empty", "rand", "randint", "randperm", "randint_like", "__get__")
 
 
@@ -68,7 +69,12 @@ def known_integers(policy: Policy) -> Any:
         def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
             options = kwargs or {}
             name = getattr(function, "__name__", "")
-            if torch.compiler.is_compiling() or inside_transform() is not None or name in _NOT_COMPUTED:
+            if torch.compiler.is_compiling():
+                # Dynamo takes a tensor's method by its name, but cannot see into what replaced it (see `values`).
+                return (
+                    getattr(args[0], name)(*args[1:], **options) if name in _REPLACED else function(*args, **options)
+                )
+            if inside_transform() is not None or name in _NOT_COMPUTED:
                 return function(*args, **options)
             if name in _READ_OUT and small(args[0]):
                 known = policy.known(args[0])  # of a view that a kernel would have to gather first, too

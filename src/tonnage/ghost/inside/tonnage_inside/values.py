@@ -172,7 +172,7 @@ class Policy:
 
     def _filled(self, result: Any, values: Any) -> Any:
         """A result with other values: of a wrapped one by a copy of the program's own kind."""
-        if type(result) is not self.torch.Tensor:
+        if not self._plain(result):
             return result.copy_(values)
         self.write(result, values)
         return result
@@ -299,7 +299,9 @@ class Policy:
             made = original(outputs, grads, **options)
             first = (found for given, found in zip(grads, made, strict=False) if given is None)
             for found in first:
-                scalar = type(found) is torch.Tensor and found.is_cuda and found.numel() == 1
+                scalar = (
+                    not torch.compiler.is_compiling() and self._plain(found) and found.is_cuda and found.numel() == 1
+                )
                 if scalar:
                     self.write(found, torch.ones(found.shape, dtype=found.dtype))
             return made

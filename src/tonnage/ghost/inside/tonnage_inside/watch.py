@@ -272,7 +272,8 @@ class Watch:
             self._backward_depth -= 1
             if outermost:
                 self._backward_seen = True
-                self.mark("other", "")
+                # A library may try autograd while it is imported: the network is loaded after that.
+                self.mark("other" if self._roots else "load", "")
                 self._claim_gradients()
 
     def _begin_backward(self, _gradients: Any) -> None:
