@@ -2,9 +2,9 @@
 
     python benchmarks/meta.py [MODEL ...] [--plan NAME ...] [--layers N] [--gpu NAME ...]
 
-Two optimizer steps of each on a card of 8 TiB, once on a ghost and once imitated, and how far allocated and reserved
-peaks are apart.  `--layers` cuts each of a model's stacks down to so many layers (default: all).  Prints a Markdown
-table of the rows beyond LIMIT, and a summary of all.
+Two optimizer steps of each on a card of 8 TiB (rank 0 of several: 1 TiB), once on a ghost and once imitated, and how
+far allocated and reserved peaks are apart.  `--layers` cuts each of a model's stacks down to so many layers (default:
+all).  Prints a Markdown table of the rows beyond LIMIT, and a summary of all.
 """
 
 import argparse
@@ -38,8 +38,25 @@ PLANS: dict[str, dict[str, Any]] = {
     "accumulation, clipping": {"grad_accum": 2, "clip_grad_norm": 1},
     "bf16-true loop, expandable": {"precision": "bf16-true", "optimizer": "adamw-loop", "allocator": "expandable"},
 }
+RANKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "ddp, 8 ranks, accumulation": ("8x", {"shard": "ddp", "grad_accum": 2}),
+    "zero1, 8 ranks": ("8x", {"shard": "zero1"}),
+    "zero2, 8 ranks, accumulation": ("8x", {"shard": "zero2", "grad_accum": 2}),
+    "zero3, 8 ranks, checkpointing, clipping": (
+        "8x",
+        {"shard": "zero3", "checkpointing": "full", "clip_grad_norm": 1, "precision": "bf16-true"},
+    ),
+    "zero3, 64 ranks": ("8x8x", {"shard": "zero3"}),
+    "zero3, 64 ranks, lora, expandable": (
+        "8x8x",
+        {"shard": "zero3", "method": "lora", "precision": "bf16-true", "allocator": "expandable"},
+    ),
+    "hsdp, 2 x 8 ranks": ("2x8x", {"shard": "hsdp"}),
+}
+"""Plans for several cards: how many of them, written before the card's name."""
 GPUS = ("a100-80gb", "h100-80gb", "rtx-4090", "t4", "b200")
-CAPACITY_BYTES = 8 * 2**40
+CAPACITY_BYTES = {"one": 8 * 2**40, "several": 2**40}
+"""More than any row needs; of several cards less, as torch reserves addresses for each stream's segments anew."""
 STEPS = 2
 SEQ_LEN = 2048
 LIMIT = 0.005
@@ -89,8 +106,9 @@ def asked(model: str, options: dict[str, Any], layers: int | None) -> tuple[Job,
 
 def compared(model: str, name: str, gpu: str, layers: int | None, worker: Worker) -> Row:
     """Both sources' answers."""
-    job, plan = asked(model, PLANS[name], layers)
-    cluster = parse_cluster(gpu, gpu_memory_bytes=CAPACITY_BYTES)
+    cards, options = RANKS.get(name, ("", PLANS.get(name, {})))
+    job, plan = asked(model, options, layers)
+    cluster = parse_cluster(f"{cards}{gpu}", gpu_memory_bytes=CAPACITY_BYTES["several" if cards else "one"])
     real = predict.estimate(job, plan, cluster, steps=STEPS, worker=worker).estimate.peak
     began = time.perf_counter()
     imitated = predict.estimate(job, plan, cluster, steps=STEPS, source="meta", fresh=True).estimate.peak
@@ -135,7 +153,7 @@ def main() -> None:
     """Compare, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=model_names())
-    parser.add_argument("--plan", nargs="+", choices=PLANS, default=list(PLANS))
+    parser.add_argument("--plan", nargs="+", choices=[*PLANS, *RANKS], default=list(PLANS))
     parser.add_argument("--gpu", nargs="+", default=GPUS)
     parser.add_argument("--layers", type=int)
     chosen = parser.parse_args()

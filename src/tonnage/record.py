@@ -296,7 +296,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
             return False
         block = self._blocks.get(_key(args[0].untyped_storage()))
-        return block is not None and block.maker() is args[0]
+        maker = block.maker() if block is not None else None
+        kept_by_graph = block is not None and maker is None and not args[0]._is_view()  # seen first in forward
+        return maker is args[0] or kept_by_graph
 
     def see(self, tensor: torch.Tensor) -> None:
         """Note the tensor's storage if it is new, or if it has another size than before."""
