@@ -2,6 +2,7 @@
 
 import contextlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -48,6 +49,11 @@ def test_what_is_said_comes_before_what_was_kept(tmp_path):
 def test_a_plan_that_is_not_there(tmp_path):
     with pytest.raises(UnreadableFile, match=r"plan\.toml is not there"):
         planfile.read(tmp_path / "plan.toml")
+
+
+def test_an_endless_file_is_refused():
+    with pytest.raises(UnreadableFile, match=r"larger than 1\.0 MiB"):
+        planfile.read(Path("/dev/zero"))
 
 
 HEAD = 'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n'

@@ -6,7 +6,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from tonnage.errors import UnwritableFile
+from tonnage.errors import UnreadableFile, UnwritableFile
+from tonnage.units import size
 
 
 @contextmanager
@@ -33,6 +34,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             raise
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """The UTF-8 text of a file or a pipe.  Raises UnreadableFile if it is longer, OSError, UnicodeDecodeError."""
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise UnreadableFile(f"{path} is larger than {size(most_bytes)}, which no such file is.")
+    return content.decode("utf-8")
 
 
 def write_text(path: Path, text: str) -> None:

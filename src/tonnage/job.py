@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from tonnage.errors import UsageError
+from tonnage.errors import UnreadableFile, UsageError
+from tonnage.files import read_text
 from tonnage.options import check, fraction, names, number, word
 
 METHODS: Final = ("full", "lora", "qlora")
@@ -14,6 +15,8 @@ USUAL_IMAGE: Final = (1024, 768)
 """Width and height of an image where the family takes any and the job does not say."""
 
 _USUAL: Final = "x".join(map(str, USUAL_IMAGE))
+
+_MOST_BYTES_OF_LENGTHS: Final = 64 * 2**20
 
 LONGEST_STEPS: Final = 2
 """Steps at the longest length before lengths are drawn: the first makes optimizer states, the second holds them."""
@@ -109,8 +112,8 @@ def _numbers(lengths: tuple[str, ...]) -> tuple[str, ...]:
     texts = lengths
     if len(lengths) == 1 and not lengths[0].isdigit():
         try:
-            texts = tuple(Path(lengths[0]).read_text().split())
-        except (OSError, ValueError) as error:
+            texts = tuple(read_text(Path(lengths[0]), _MOST_BYTES_OF_LENGTHS).split())
+        except (OSError, ValueError, UnreadableFile) as error:
             raise UsageError(f"lengths: {lengths[0]} is neither a number nor a file that can be read.") from error
     if (lengths and not texts) or not all(text.isdigit() and int(text) > 0 for text in texts):
         raise UsageError("lengths are whole numbers above zero, with commas between them or in a file, one a line.")

@@ -115,6 +115,9 @@ def elements(parameter: torch.Tensor) -> int:
 class Absent(nn.Identity):  # type: ignore[misc]
     """Stands for a module that another rank holds, and hands on what it gets."""
 
+    attention_type = "full_attention"
+    """What networks of transformers 4 ask each layer for, to choose its mask."""
+
     def forward(self, given: torch.Tensor, *_others: Any, **_named: Any) -> torch.Tensor:
         return given
 
@@ -162,7 +165,7 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
     chosen = {"attn_implementation": attention} if attention else {}
     try:
         with torch.device("meta"), without_initialisation(), quiet():
-            network = _class(head)._from_config(_own_part(config, _class(head)), dtype=dtype, **chosen)
+            network = _class(head)._from_config(_own_part(config, _class(head)), **_in(dtype), **chosen)
     except _STUMBLED as error:
         raise UnreadableModel(f"transformers cannot build {ref.name}: {_said(error, fields)}") from error
     heads.remember(network, head)
@@ -240,6 +243,13 @@ def text_config(config: Any) -> Any:
         return config.get_text_config(decoder=True)
 
 
+def _in(dtype: torch.dtype) -> dict[str, torch.dtype]:
+    """The dtype of weights by the name that `_from_config` has for it, `torch_dtype` before transformers 4.56."""
+    from transformers import PretrainedConfig
+
+    return {"dtype" if hasattr(PretrainedConfig(), "dtype") else "torch_dtype": dtype}
+
+
 def _own_part(config: Any, made: Any) -> Any:
     """The configuration that the class is made from: a part of it for a text model that is listed with the whole."""
     wanted = made.config_class
@@ -281,15 +291,17 @@ def without_memory(network: Any, device: str = "meta") -> Any:
     """Another network of the same class and configuration, to ask for shapes: on `meta`, or among fake tensors."""
     made_by = _class(heads.of(network))
     with torch.device(device), without_initialisation(), quiet():
-        return made_by._from_config(network.config, dtype=torch.float32).eval()
+        return made_by._from_config(network.config, **_in(torch.float32)).eval()
 
 
 @contextmanager
 def without_initialisation() -> Iterator[None]:
     """Make weights without drawing random numbers, in torch's layers, transformers and PEFT alike."""
-    from transformers import initialization
-
-    with initialization.no_init_weights():
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # before transformers 5
+        from transformers.modeling_utils import no_init_weights
+    with no_init_weights():
         yield
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tonnage.errors import UnreadableFile, UsageError
+from tonnage.files import read_text
 from tonnage.job import Job
 from tonnage.options import Option, options
 from tonnage.plans import Plan
@@ -73,9 +74,7 @@ def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None, model
 def read(path: Path) -> PlanFile:
     """What a file says.  Raises UnreadableFile where it is no such file, UsageError for what it must not say."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UnreadableFile(f"{path} is larger than 1 MiB, which no plan is.")
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(path, _MOST_BYTES))
     except FileNotFoundError as error:
         raise UnreadableFile(f"{path} is not there; give a file that tonnage plan --save wrote.") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

@@ -21,6 +21,7 @@ from tonnage.engines.hf_trainer import OPTIMIZERS as TRAINERS
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.exports.axolotl import ATTENTION as AXOLOTLS_ATTENTION
 from tonnage.exports.axolotl import OPTIMIZERS as AXOLOTLS
+from tonnage.files import read_text
 
 _MOST_BYTES: Final = 2**20
 
@@ -89,9 +90,7 @@ def read(path: Path) -> Given:
 
 def _document(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UnreadableFile(f"{path} is larger than 1 MiB, which no such file is.")
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, _MOST_BYTES)
         found = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]

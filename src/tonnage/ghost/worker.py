@@ -129,8 +129,15 @@ def _job(document: dict[str, Any]) -> Job:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, TonnageError):
         return str(error)
-    text = " ".join(str(error).split())
-    return f"The step failed: {type(error).__name__}: {text[:600]}"
+    if isinstance(error, ImportError) and "'transformers" in str(error):
+        import transformers
+
+        lacking = error.msg.partition(" (")[0]  # behind it comes a path
+        return f"transformers {transformers.__version__} does not have what was asked for ({lacking}); upgrade it."
+    told = [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"]
+    if error.__cause__ is not None and str(error.__cause__) not in str(error):  # a pipeline's says where, not what
+        told.append(f"{type(error.__cause__).__name__}: {' '.join(str(error.__cause__).split())[:600]}")
+    return f"The step failed: {'; because of '.join(told)}"
 
 
 if __name__ == "__main__":

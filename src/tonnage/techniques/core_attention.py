@@ -40,10 +40,16 @@ def apply(step: Step) -> Step:
 
 @contextmanager
 def _checkpointed_interface() -> Iterator[None]:
-    from transformers.modeling_utils import AttentionInterface
+    from transformers import __version__, modeling_utils
 
     from tonnage.errors import CannotEstimate
 
+    AttentionInterface: Any = getattr(modeling_utils, "AttentionInterface", None)
+    if not hasattr(AttentionInterface, "get_interface"):
+        raise CannotEstimate(
+            f"The networks of transformers {__version__} do not ask in one place for their attention function, so "
+            "that it cannot be checkpointed alone; choose checkpointing selective, or upgrade transformers."
+        )
     original = AttentionInterface.get_interface
     calls = 0
 
