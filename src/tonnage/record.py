@@ -68,12 +68,13 @@ _DROPOUT: Final = torch.ops.aten.native_dropout.default
 _ALLOCATED: Final = ("segment_alloc", "alloc")
 _FREED: Final = ("free_requested", "free_completed", "segment_free")
 _CODES: Final = {name: code for code, name in enumerate(ACTIONS)}
-_EXCHANGES: Final = ("c10d", "_c10d_functional")
+_EXCHANGES: Final = ("c10d", "_c10d_functional", "_dtensor")
 _COLLECTIVES: Final = {
     **dict.fromkeys(("allreduce_", "all_reduce", "all_reduce_"), "AllReduce"),
     **dict.fromkeys(("allgather_", "_allgather_base_", "all_gather_into_tensor"), "AllGather"),
     **dict.fromkeys(("_reduce_scatter_base_", "reduce_scatter_tensor"), "ReduceScatter"),
     "broadcast_": "Broadcast",
+    "shard_dim_alltoall": "AllToAll",
 }
 """Operations by which ranks exchange, as NCCL calls what they do."""
 _OURS: Final = (__file__, str(Path(__file__).parent / "portable"))
@@ -172,6 +173,10 @@ def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: A
     padded = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
     strides = (padded, 1) if not groups else (rows * padded, padded, 1)
     return a.new_empty_strided((*groups, rows, columns), strides, dtype=dtype)
+
+
+def _waited_for(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _fake_like(known: Any, device: torch.device) -> Any:
@@ -396,7 +401,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.memory.free(address, size, self.mark())
 
     def _formula(self, op: Any) -> Any:
-        """The operation, or what stands in where torch's rule for fake tensors is narrower than its CPU kernel."""
+        """The operation, or what stands in where torch's rule for fake tensors differs from its kernel."""
+        if op is torch.ops._c10d_functional.wait_tensor.default:  # a new tensor for fake ones, the same for real ones
+            return _waited_for
         return _grouped_mm if op is torch.ops.aten._grouped_mm.default else op
 
     def _read(self, op: Any, args: Any) -> Any:
