@@ -38,6 +38,13 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "experts": ("granite-moe", "h100-80gb", {"optimizer": "muon"}),
     "latent attention": ("deepseek", "h100-80gb", {"precision": "bf16-true", "optimizer": "adafactor"}),
+    "divided among eight ranks, clipping": ("smollm2-135m", "8xa100-80gb", {"shard": "zero3", "clip_grad_norm": 1}),
+    "divided among four, averaged across machines": (
+        "gpt2",
+        "16x4xh100-80gb",
+        {"shard": "hsdp", "precision": "bf16-true", "optimizer": "adamw-fused", "allocator": "expandable"},
+    ),
+    "whole on each rank, accumulation": ("vit-base", "8xl4", {"shard": "ddp", "grad_accum": 2}),
     "adapters": ("smollm2-135m", "a100-80gb", {"method": "lora", "loss": "chunked"}),
 }
 SMALL: dict[str, dict[str, Any]] = {
@@ -88,7 +95,8 @@ def test_peaks_are_those_of_the_ghost(row: str, worker: Worker) -> None:
     assert imitated.peak.phase == real.peak.phase
     for mine, its in zip(imitated.phases, real.phases, strict=True):
         assert (mine.name, mine.allocated_bytes) == (its.name, pytest.approx(its.allocated_bytes, rel=0.02))
-    for category in ("parameter", "optimizer_state"):
+    assert imitated.peak.by_category["runtime"] == real.peak.by_category["runtime"]
+    for category in ("parameter", "optimizer_state", "communication"):
         mine, its = imitated.peak.by_category[category], real.peak.by_category[category]
         assert mine == pytest.approx(its, rel=0.02), category
 
