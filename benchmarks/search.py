@@ -5,8 +5,9 @@
 Each question is asked of workers that have started and have run one small job of the same family (the first trace),
 with an empty shelf of traces; `--kept` leaves the shelf as it is.  "start" is that beginning; "answer" what a user
 waits after it, "own" the processor time of all of tonnage's processes in it, which hardly depends on what else the
-machine does; "looks" are candidates seen by one step of a few layers (two runs each), "whole" those that were run as
-they are shown.
+machine does; "at work" is the part of that wait in which a worker runs something; "looks" are candidates seen by one
+step of a few layers (two runs each), "whole" those that were run as they are shown, "in vain" runs that were made
+ahead and that nobody asked for.
 """
 
 import argparse
@@ -46,7 +47,8 @@ class Counted(Ghosts):
 
     def __init__(self) -> None:
         super().__init__(lambda text: None)
-        self.looks = self.whole = 0
+        self.looks = self.whole = self.begun = 0
+        self.busy_seconds = 0.0
 
     def fit(
         self, candidates: Sequence[Candidate], cluster: Cluster, budget_bytes: int | None = None
@@ -58,14 +60,22 @@ class Counted(Ghosts):
         self.looks += len(candidates)
         return super().need(candidates, cluster)
 
+    def _run(self, wanted: Any) -> Any:
+        self.begun += 1
+        began = time.perf_counter()
+        try:
+            return super()._run(wanted)
+        finally:
+            self.busy_seconds += time.perf_counter() - began
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of: {', '.join(QUESTIONS)}")
     parser.add_argument("--kept", action="store_true", help="leave the shelf of traces as it is")
     arguments = parser.parse_args()
-    print("| question | start s | answer s | own s | priced | looks | whole | best plan |")
-    print("|---|---:|---:|---:|---:|---:|---:|---|")
+    print("| question | start s | answer s | own s | at work | priced | looks | whole | in vain | best plan |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---|")
     for name in arguments.questions or QUESTIONS:
         print(row(name, kept=arguments.kept), flush=True)
 
@@ -84,15 +94,16 @@ def row(name: str, *, kept: bool) -> str:
         several = [replace(small, job=replace(small.job, seq_len=128 * (1 + place))) for place in range(ghosts.count)]
         ghosts.need(several, parse_cluster("2xh100-80gb"))
         start = time.perf_counter() - began
-        ghosts.looks = 0
+        ghosts.looks, ghosts.busy_seconds = 0, 0.0
         began, own = time.perf_counter(), own_seconds()
         solution = search(question, ghosts)
         answer, own = time.perf_counter() - began, own_seconds() - own
+        at_work = ghosts.busy_seconds / (ghosts.count * answer)
     assert solution.looked_at is not None
     best = describe(solution.plans[0].candidate) if solution.plans else solution.status
     return (
-        f"| {name} | {start:.1f} | {answer:.1f} | {own:.1f} | {solution.looked_at['priced']:,} | {ghosts.looks} | "
-        f"{ghosts.whole} | {best} |"
+        f"| {name} | {start:.1f} | {answer:.1f} | {own:.1f} | {at_work:.0%} | {solution.looked_at['priced']:,} | "
+        f"{ghosts.looks} | {ghosts.whole} | {ghosts.begun - ghosts.runs} | {best} |"
     )
 
 

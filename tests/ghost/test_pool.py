@@ -106,6 +106,16 @@ def test_an_interrupted_job_leaves_no_process(own_worker: Worker) -> None:
     assert not alive
 
 
+def test_a_worker_that_is_starting_ends_at_once(torch_build: Torch) -> None:
+    worker = Worker(wait=False)
+    process = process_of(worker)
+    worker.kill()
+    assert not process.is_running()
+    with pytest.raises(CannotEstimate, match="ended early"):
+        run(worker)
+    assert worker.closed
+
+
 def test_closing_twice_is_closing(torch_build: Torch) -> None:
     mine = psutil.Process()
     descriptors = mine.num_fds()
