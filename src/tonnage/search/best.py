@@ -213,15 +213,16 @@ class Search:
 
     def _foresee(self, batch: Sequence[Priced] = ()) -> None:
         """Let idle workers run ahead what comes after a batch if runs are as expected; this changes no answer."""
-        known = [*(one for one, _ in self.found), *self.seem]
-        best = min(known, key=lambda one: one.seconds_per_token, default=None)
-        supposed = [*known, *(one for one in batch if self._expected_part(one) <= 1)]
+        found = [one for one, _ in self.found]
+        sure = [*found, *(one for one in self.seem if self._expected_part(one) <= EDGE)]
+        best = min(sure, key=lambda one: one.seconds_per_token, default=None)
+        supposed = [*found, *self.seem, *(one for one in batch if self._expected_part(one) <= 1)]
         after = list(islice(self._after(supposed, {id(one) for one in batch}), AHEAD))
-        certain = [one for one in (*batch, *after) if self._is_certain(one)]
+        certain = [one for one in (*batch, *after[:1]) if self._is_certain(one)]
         asks = [(one.candidate, False) for one in batch if one not in certain]
         asks += [(one.candidate, True) for one in (*self.seem, *certain)]  # the longest runs
         asks += [(one, False) for one in (self.afterwards(best.candidate) if best else ())]
-        asks += [(one.candidate, False) for one in after if one not in certain]
+        asks += [(one.candidate, False) for one in after if not self._is_certain(one)]
         self.ghosts.ahead(asks, self.question.cluster)
 
     def _after(self, supposed: list[Priced], batch: set[int]) -> Iterator[Priced]:
