@@ -20,6 +20,10 @@ ROWS = [
     ((9, 0), torch.bfloat16, {**CAUSAL, "dropout": 0.1}, "flash"),
     ((9, 0), torch.bfloat16, {**CAUSAL, "width": 256}, "cudnn"),
     ((10, 0), torch.bfloat16, {**CAUSAL, "width": 256}, "flash"),
+    ((10, 0), torch.bfloat16, {**CAUSAL, "width": 192, "value_width": 128}, "cudnn"),
+    ((9, 0), torch.bfloat16, {**CAUSAL, "width": 192, "value_width": 128}, "cudnn"),
+    ((8, 0), torch.bfloat16, {**CAUSAL, "width": 192, "value_width": 128}, "efficient"),
+    ((10, 3), torch.bfloat16, CAUSAL, "cudnn"),
     ((12, 0), torch.float16, CAUSAL, "flash"),
     ((7, 5), torch.bfloat16, CAUSAL, "math"),
     ((7, 5), torch.float16, CAUSAL, "efficient"),
@@ -33,14 +37,13 @@ def test_the_kernel_of_attention(
 ) -> None:
     groups, width = (int(call.get(name, default)) for name, default in (("groups", 8), ("width", 64)))  # type: ignore[call-overload]
 
-    def part(heads: int) -> torch.Tensor:
+    def part(heads: int, width: int = width) -> torch.Tensor:
         return torch.empty(2, heads, 128, width, dtype=dtype, device="meta", requires_grad=call.get("trained", True))  # type: ignore[arg-type]
 
     mask = torch.empty(2, 1, 128, 128, dtype=torch.bool, device="meta") if call.get("mask") else None
     dropout = float(call.get("dropout", 0.0))  # type: ignore[arg-type]
-    found = chosen(
-        part(8), part(groups), part(groups), mask, dropout, bool(call.get("causal")), groups != 8, capability
-    )
+    value = part(groups, int(call.get("value_width", width)))  # type: ignore[call-overload]
+    found = chosen(part(8), part(groups), value, mask, dropout, bool(call.get("causal")), groups != 8, capability)
     assert found == kernel
 
 

@@ -166,7 +166,7 @@ def chosen(
         MATH: allowed.math_sdp_enabled(),
         CUDNN: allowed.cudnn_sdp_enabled() and _cudnn(query, key, value, mask, dropout, causal, capability),
     }
-    prefers_cudnn = capability in ((9, 0), (10, 0))
+    prefers_cudnn = capability in ((9, 0), (10, 0), (10, 3))
     order = (CUDNN, FLASH, EFFICIENT, MATH) if prefers_cudnn else (FLASH, EFFICIENT, MATH, CUDNN)
     for kernel in order:
         if may[kernel]:
@@ -222,7 +222,9 @@ def _cudnn(
         return False
     widest = 256 if capability == (9, 0) else 128
     widths = (query.shape[-1], value.shape[-1])
-    return all(width % 8 == 0 and width <= widest for width in widths) and query.shape[1] % key.shape[1] == 0
+    fits = all(width % 8 == 0 and width <= widest for width in widths)
+    latent = capability[0] == 10 and widths == (192, 128)  # DeepSeek's attention
+    return (fits or latent) and query.shape[1] % key.shape[1] == 0
 
 
 def _heads_fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gqa: bool) -> bool:
