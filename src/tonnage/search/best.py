@@ -139,7 +139,6 @@ class Search:
                 self._look(batch)
             if not self.seem:
                 return
-            self._foresee()
             self._run()
 
     def _verify_doubtful(self) -> None:
@@ -251,6 +250,7 @@ class Search:
 
     def _run(self) -> None:
         """Run whole what seems to fit, and keep the fastest of those that are alike."""
+        self._foresee()
         self.found += self._fitting()
         self.found.sort(key=lambda pair: pair[0].seconds_per_token)
         self.found = [
