@@ -113,7 +113,7 @@ FITTING: Final[dict[str, dict[str, Any]]] = {
     "granite_speech_plus": {"projector_config": {"encoder_hidden_size": 1024}, "text_config": {"vocab_size": 49160}},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
-    "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "hunyuan_vl": {"text_config": {"head_dim": 128, "rope_parameters": {"mrope_section": [16, 16, 16, 16]}}},
     "idefics3": {"vision_config": {"image_size": 364, "patch_size": 14}},
     "informer": _FORECAST,
     "instructblip": {"image_token_index": 32000, "text_config": {"vocab_size": 32001}},
@@ -124,6 +124,11 @@ FITTING: Final[dict[str, dict[str, Any]]] = {
         }
     },
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "lw_detr": {
+        "backbone_config": {"out_indices": [2, 4]},
+        "projector_scale_factors": [1.0],
+        "num_feature_levels": 1,
+    },
     "llama4": {
         "vision_config": {
             **{"hidden_size": 1408, "image_size": 336, "projector_input_dim": 4096, "projector_output_dim": 4096},
@@ -135,6 +140,7 @@ FITTING: Final[dict[str, dict[str, Any]]] = {
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},
     "nemotron_h_omni": {"image_token_id": 18},
     "ovis2": {"hidden_size": 4096},
+    "pp_doclayout_v2": {"class_thresholds": [0.5] * 25, "class_order": [*range(25)]},
     "qwen2_vl": {"text_config": {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4}},
     "qwen3_asr": {"audio_config": {"output_dim": 2048}},
     "qwen3_omni_moe_thinker": {
@@ -148,6 +154,7 @@ FITTING: Final[dict[str, dict[str, Any]]] = {
     "t5gemma2": {"encoder": {"vision_config": _SIGLIP}},
     "table-transformer": _LAST,
     "time_series_transformer": _FORECAST,
+    "tipsv2_dpt": {"backbone_config": {"out_indices": [1, 2, 3, 4]}},
     "upernet": {"backbone_config": _FOUR},
     "vipllava": {"vision_feature_layers": [-2, -3], "vision_config": {"hidden_size": 1024}},
     "voxtral": {"audio_token_id": 24},

@@ -25,6 +25,7 @@ __all__ = ["NOT_MADE", "Batch", "assumed", "make"]
 
 NOT_MADE: Final = {
     "blt": "its patches end where entropies say that it computes of the text",
+    "emu3": "the tokens of an image are computed of its pixels",
     "instructblipvideo": "it sees several frames of a video, each with an adapter",
     "molmo2": "its images come with tables of which patches are pooled",
     "musicgen_decoder": "it takes several codebooks at once",

@@ -91,10 +91,11 @@ def and_text(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 
 def with_captions(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     """Pairs of an image and a caption, which is at most as long as the text tower has positions for."""
-    from tonnage.model import longest_text
+    from tonnage.model import longest_text, text_config
 
     config = network.config
-    length = min(job.seq_len, longest_text(network) or job.seq_len)
+    stated = getattr(text_config(config), "max_position_embeddings", None)  # also of a table made as it is needed
+    length = min(job.seq_len, longest_text(network) or stated or job.seq_len)
     words = torch.randint(0, vocabulary(config), (job.micro_batch, length))
     if "pixel_values_videos" in parameters(network):
         return {"input_ids": words, **clips(job, network, dtype)}

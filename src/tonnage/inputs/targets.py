@@ -26,8 +26,13 @@ USUAL_SEGMENTED: Final = 512
 OBJECTS: Final = 8
 """Objects of an image that are detected or segmented; COCO's images have 7.3 on average (Lin et al. 2014)."""
 
-_OF_640: Final = ("rt_detr", "rt_detr_v2", "d_fine", "deimv2", "lw_detr", "rf_detr", "pp_doclayout_v3")
-"""Types whose processors make squares of 640 pixels."""
+_DETECTED: Final = {
+    **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2", "lw_detr"), 640),
+    **dict.fromkeys(("pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"), 800),
+    "rf_detr": 560,  # what RF-DETR's base model is trained on: ten windows of 4 x 14 pixels
+    **dict.fromkeys(("pp_ocrv5_mobile_det", "pp_ocrv5_server_det"), (736, 960)),  # at most 960, multiples of 32
+}
+"""Height and width that the processors of other types make of an image of 3:4."""
 
 
 def classified_images(job: Job, network: Any, dtype: torch.dtype) -> Batch:
@@ -50,7 +55,12 @@ def classified_videos(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 
 def detected_objects(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     """Images with OBJECTS boxes in each; see `tonnage.training` for the form that forwards take."""
-    usual = 640 if network.config.model_type in _OF_640 else USUAL_DETECTED
+    if "labels" not in parameters(network):
+        raise CannotEstimate(
+            f"{type(network).__name__} takes no labels and returns without a loss; give package.module:factory "
+            "whose forward returns one."
+        )
+    usual = _DETECTED.get(network.config.model_type, USUAL_DETECTED)
     height, width = _size(job, network.config, usual)
     remark(network, f"images have {width} x {height} pixels and {OBJECTS} objects each")
     shape = (job.micro_batch, OBJECTS)
