@@ -1,5 +1,6 @@
 """What a worker says of a step that failed."""
 
+import errno
 import sys
 from typing import Any
 
@@ -27,3 +28,7 @@ def test_an_old_transformers_is_named(one_line: Any) -> None:
     told = one_line(ImportError("cannot import name 'x' from 'transformers' (/some/where.py)"))
     assert "cannot import name 'x' from 'transformers')" in told
     assert told.endswith("; upgrade it.")
+
+
+def test_a_full_disk_is_named(one_line: Any) -> None:
+    assert "of /some/where;" in one_line(OSError(errno.ENOSPC, "No space left on device", "/some/where"))

@@ -6,11 +6,13 @@ else the message and the exit code.  The parent never touches CUDA, so each chil
 """
 
 import ctypes
+import errno
 import gc
 import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from dataclasses import fields
@@ -134,6 +136,9 @@ def _one_line(error: BaseException) -> str:
 
         lacking = error.msg.partition(" (")[0]  # behind it comes a path
         return f"transformers {transformers.__version__} does not have what was asked for ({lacking}); upgrade it."
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        where = error.filename or tempfile.gettempdir()
+        return f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
     told = [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"]
     if error.__cause__ is not None and str(error.__cause__) not in str(error):  # a pipeline's says where, not what
         told.append(f"{type(error.__cause__).__name__}: {' '.join(str(error.__cause__).split())[:600]}")

@@ -26,7 +26,7 @@ USUAL_SEGMENTED: Final = 512
 OBJECTS: Final = 8
 """Objects of an image that are detected or segmented; COCO's images have 7.3 on average (Lin et al. 2014)."""
 
-_DETECTED: Final = {
+_DETECTED: Final[dict[str, int | tuple[int, int]]] = {
     **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2", "lw_detr"), 640),
     **dict.fromkeys(("pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"), 800),
     "rf_detr": 560,  # what RF-DETR's base model is trained on: ten windows of 4 x 14 pixels
