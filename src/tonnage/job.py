@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tonnage.errors import UnreadableFile, UsageError
-from tonnage.files import read_text
 from tonnage.options import check, fraction, names, number, word
 
 METHODS: Final = ("full", "lora", "qlora")
@@ -109,6 +108,8 @@ class Job:
 
 def _numbers(lengths: tuple[str, ...]) -> tuple[str, ...]:
     """The lengths, or those in the file that a single word names, so that a job is the same wherever it is run."""
+    from tonnage.files import read_text
+
     texts = lengths
     if len(lengths) == 1 and not lengths[0].isdigit():
         try:
