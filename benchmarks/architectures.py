@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections import Counter
 from typing import Any, Final
 
@@ -282,7 +283,8 @@ def table(found: dict[str, str | None]) -> str:
     lines += ["", "| model type | task | what it says |", "|---|---|---|"]
     for name, reason in found.items():
         if reason is not None and kind(reason) != "fp32":
-            lines.append(f"| {name} | {known[name]} | {reason.removeprefix(OWN).strip()} |")
+            told = textwrap.shorten(reason.removeprefix(OWN), 160, placeholder=" ...")
+            lines.append(f"| {name} | {known[name]} | {told} |")
     return "\n".join(lines)
 
 

@@ -23,7 +23,9 @@ def main() -> None:
     """Ask both, over a grid of calls."""
     capability = torch.cuda.get_device_capability()
     count, wrong = 0, []
-    grid = product(DTYPES, WIDTHS, (None, 64, 128), (None, "bool", "float"), (0.0, 0.1), (False, True), (8, 2), TOKENS)
+    grid = product(
+        DTYPES, WIDTHS, (None, 64, 128), (None, "bool", "float"), (0.0, 0.1), (False, True), (8, 2), TOKENS
+    )
     for dtype, width, other, kind, dropout, causal, groups, (asking, asked) in grid:
         for trained in (False, True):
             if (kind and causal) or other == width:

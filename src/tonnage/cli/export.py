@@ -1,6 +1,6 @@
 """`tonnage export plan.toml --to TARGET`: a plan in the words of the trainer that one uses."""
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,13 +93,20 @@ def _write(folder: Path, files: "tuple[File, ...]") -> None:
     """All files or none: they are moved into place when the last one has been written."""
     from tonnage.files import replacing
 
+    made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UnwritableFile(f"The folder {folder} cannot be made ({error.strerror or error}).") from error
-    with ExitStack() as stack:
-        for item in files:
-            stack.enter_context(replacing(folder / item.name)).write(item.text.encode("utf-8"))
+    try:
+        with ExitStack() as stack:
+            for item in files:
+                stack.enter_context(replacing(folder / item.name)).write(item.text.encode("utf-8"))
+    except UnwritableFile:
+        if made:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def _text(made: "Export", folder: Path, checked: "Checked") -> str:
