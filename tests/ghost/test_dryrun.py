@@ -134,6 +134,13 @@ def test_a_script_that_measures_itself_is_still_seen_whole(dry_run: Any) -> None
     assert not any("differs from torch's counter" in line for line in estimate.coverage.modelled)
 
 
+def test_the_hosts_memory_is_the_scripts_and_not_its_traces(dry_run: Any) -> None:
+    answer = dry_run("unusual.py", "often", steps=20)
+    assert answer.run.traces[0].event_count > 200_000
+    (said,) = answer.said
+    assert abs(completed(answer).host.peak_bytes - said["resident_bytes"]) < 16 << 20
+
+
 def test_a_script_with_data_loader_workers(dry_run: Any) -> None:
     answer = dry_run("unusual.py", "workers", steps=10)
     assert completed(answer).host.pinned_bytes > 0

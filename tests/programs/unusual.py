@@ -3,6 +3,7 @@
 python unusual.py crashes|hangs|no-gpu|never-steps|spawns|workers|exits|exits-hard|index|talks|subprocess|dies|...
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -99,6 +100,18 @@ def measures_itself() -> None:
     train(2)
 
 
+def allocates_often() -> None:
+    """Asks for memory a hundred thousand times, and says what the host's came to."""
+    import resource
+
+    import torch
+
+    train(1)
+    for _ in range(100_000):
+        torch.empty(512, device="cuda")
+    print(json.dumps({"resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
+
+
 def with_workers() -> None:
     """Data from two forked workers, pinned."""
     import torch
@@ -157,6 +170,8 @@ def main() -> None:
         on_two_cards()
     elif what == "measures":
         measures_itself()
+    elif what == "often":
+        allocates_often()
     elif what == "workers":
         with_workers()
     elif what == "exits":

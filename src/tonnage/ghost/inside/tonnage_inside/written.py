@@ -44,12 +44,12 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
     """Collect everything and write it to `path`, appearing there only when it is whole."""
     seconds = time.perf_counter() - watch.began
     watch.finish()
-    torch = watch.torch
+    torch, native = watch.torch, watch.native
     device = fullest(torch)
+    pinned_bytes = native.pinned_peak_bytes() if native is not None else 0
+    host_bytes = host.peak_bytes(pinned_bytes)  # before the events are collected, which may take more than the job
     columns = event_columns(torch, watch, device)
     claims = list(watch.claims)  # before the marks that they point at: the program may still be running
-    native = watch.native
-    pinned_bytes = native.pinned_peak_bytes() if native is not None else 0
     rank, world_size = place(torch)
     document = {
         "format_version": FORMAT_VERSION,
@@ -63,7 +63,7 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
         "outcome": outcome or {"kind": "completed"},
         "peaks": peaks(torch, device),
         "host": {
-            "peak_bytes": host.peak_bytes(pinned_bytes),
+            "peak_bytes": host_bytes,
             "pinned_bytes": pinned_bytes,
             "managed_bytes": native.managed_peak_bytes() if native is not None else 0,
         },
