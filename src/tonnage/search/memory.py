@@ -147,15 +147,11 @@ class Ghosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, stack: TracebackType | None
     ) -> None:
-        """End all, also what is at work ahead, or for somebody who was interrupted."""
+        """End all at once, also what is at work ahead, or for somebody who was interrupted."""
         self._ended = True
         self._turns.end()
-        idle = [self._idle.get() for _ in range(self._idle.qsize())]
-        for busy in self._workers:
-            if busy not in idle:
-                busy.kill()
-        for each in idle:
-            self._idle.put(each)
+        for worker in self._workers:
+            worker.kill()
         self._turns.join()
         for worker in self._workers:
             worker.close()
