@@ -21,12 +21,19 @@ Table = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 _PRODUCTS: Final = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten.dot, aten._scaled_mm)
 _SUMS: Final = {aten.sum: 1, aten.mean: 1, aten.linalg_vector_norm: 2}
 """Reductions, and at which place they are given their dimensions."""
+_NORMS: Final = {aten.native_layer_norm: 1, aten.native_layer_norm_backward: 2}
+"""Operations that first copy those of so many first arguments that are not contiguous (layer_norm_kernel.cu)."""
 WORKSPACE_BYTES: Final = {True: 32 * 2**20, False: 8320 * 2**10}
 """cuBLAS's workspace from compute capability 9.0 on, and before (CUDABlas.cpp, parseChosenWorkspaceSize)."""
 
 
 def _on_card(result: Any) -> bool:
     return any(leaf.device.type == "cuda" for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    count: int = tensor.numel() * tensor.element_size()
+    return count
 
 
 class Temporaries:
@@ -44,6 +51,8 @@ class Temporaries:
             self._hold_workspace(recorder, args[0])
         elif packet in _SUMS:
             return self._partial_sums(args, kwargs, _SUMS[packet])
+        elif packet in _NORMS:
+            return [_bytes(each) for each in args[: _NORMS[packet]] if _on_card(each) and not each.is_contiguous()]
         elif packet is not None and op.namespace == "fsdp" and packet.__name__ in packed.OF:
             return packed.OF[packet.__name__](args, kwargs, self._device)
         elif packet is not None and packet.__name__ in self._table and _on_card(result):
