@@ -57,11 +57,16 @@ if TYPE_CHECKING:
 NOT_SEEN: Final = "memory that an operation takes and gives back inside itself: not counted"
 VALUES: Final = "values that were computed and then read: zero"
 
-Temporaries = Callable[["Recorder", Any, Any, Any, Any], Sequence[int]]
-"""What an operation takes and gives back inside itself: bytes of each block, from it, its arguments and its result.
 
-It may have the Recorder hold what is taken for good.
-"""
+class Temporaries(Protocol):
+    """What operations take besides their results, in bytes of each block."""
+
+    def before(self, op: Any, args: Any) -> Sequence[int]:
+        """What it takes before its results, and gives back after them: copies of its arguments."""
+
+    def __call__(self, recorder: Recorder, op: Any, args: Any, kwargs: Any, result: Any) -> Sequence[int]:
+        """What it takes and gives back once its results are there; what is taken for good the Recorder may hold."""
+
 
 _DROPOUT: Final = torch.ops.aten.native_dropout.default
 """Its kernel makes the mask before the result (ATen/native/cuda/Dropout.cu)."""
@@ -260,6 +265,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._values.keep(result, known)
         else:
             self._values.follow(op, args, kwargs, result)
+        copies = self._take(self.temporaries.before(op, args)) if self.temporaries is not None else []
         if self._accumulates(op, args):
             self._sum = _Sum(weakref.ref(result), _key(args[0].untyped_storage()))
         else:
@@ -268,7 +274,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if op.namespace in _EXCHANGES:
             self._note_exchange(op, args, result)
         if self.temporaries is not None:
-            self._use(self.temporaries(self, op, args, kwargs, result))
+            self._give_back(copies)
+            self._give_back(self._take(self.temporaries(self, op, args, kwargs, result)))
         if torch.is_grad_enabled():
             self._results += [(weakref.ref(leaf), name) for leaf in tensors_in(result) for name in _numbers(op, args)]
         return result
@@ -358,10 +365,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if result is not None:
             self.see(result)
 
-    def _use(self, sizes: Sequence[int]) -> None:
-        """Take blocks of these sizes and give them back, the last one first."""
-        addresses = [(self._allocate(size), size) for size in sizes if size]
-        for address, size in reversed(addresses):
+    def _take(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Blocks of these sizes: address and size of each."""
+        return [(self._allocate(size), size) for size in sizes if size]
+
+    def _give_back(self, blocks: list[tuple[int, int]]) -> None:
+        """Free these blocks, the last one first."""
+        for address, size in reversed(blocks):
             self._free(address, size)
 
     @contextmanager

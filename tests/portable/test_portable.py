@@ -13,6 +13,7 @@ from tonnage.ghost import pool
 from tonnage.plans import Plan
 from tonnage.portable import autocast, card, choices, quantities
 from tonnage.portable.step import table
+from tonnage.portable.temporaries import Temporaries
 
 T4 = parse_cluster("t4")
 
@@ -115,3 +116,16 @@ def test_the_table_is_about_operations_that_are_listened_to() -> None:
         for entries in variants.values():
             order = [tuple(entry["capability"]) for entry in entries]
             assert order == sorted(order)
+
+
+def test_layer_norms_copy_what_is_strided() -> None:
+    inside = Temporaries(T4.device, table()["inside"])
+    with card.present(T4.device) as fake, fake:
+        rows = torch.zeros(2, 4, 8, device="cuda:0")
+        columns = torch.zeros(2, 8, 4, device="cuda:0").transpose(1, 2)
+        forward, backward = (
+            getattr(torch.ops.aten, name).default for name in ("native_layer_norm", "native_layer_norm_backward")
+        )
+        assert inside.before(forward, (columns, [8])) == [2 * 4 * 8 * 4]
+        assert inside.before(forward, (rows, [8])) == []
+        assert inside.before(backward, (columns, columns, [8])) == [256, 256]

@@ -44,6 +44,13 @@ class Temporaries:
         self._table = table
         self._handles: set[bool] = set()
 
+    def before(self, op: Any, args: Any) -> Sequence[int]:
+        """Bytes of each copy that is made of an argument before there is room for the result."""
+        packet = getattr(op, "overloadpacket", None)
+        if packet not in _NORMS:
+            return ()
+        return [_bytes(each) for each in args[: _NORMS[packet]] if _on_card(each) and not each.is_contiguous()]
+
     def __call__(self, recorder: Recorder, op: Any, args: Any, kwargs: Any, result: Any) -> Sequence[int]:
         """Bytes of each block that the operation takes and gives back; a product's first workspace stays."""
         packet = getattr(op, "overloadpacket", None)
@@ -51,8 +58,6 @@ class Temporaries:
             self._hold_workspace(recorder, args[0])
         elif packet in _SUMS:
             return self._partial_sums(args, kwargs, _SUMS[packet])
-        elif packet in _NORMS:
-            return [_bytes(each) for each in args[: _NORMS[packet]] if _on_card(each) and not each.is_contiguous()]
         elif packet is not None and op.namespace == "fsdp" and packet.__name__ in packed.OF:
             return packed.OF[packet.__name__](args, kwargs, self._device)
         elif packet is not None and packet.__name__ in self._table and _on_card(result):
