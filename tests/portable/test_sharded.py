@@ -158,3 +158,4 @@ def test_what_is_on_the_card_is_not_moved_there() -> None:
         assert tensor.to("cuda", copy=True) is not tensor
         assert tensor.to("cuda", torch.float16).dtype == torch.float16
         assert torch.zeros(3).to("cuda").device == card.CARD
+        assert torch.zeros(3).to("meta", torch.float16).device.type == "meta"

@@ -63,7 +63,7 @@ class _Asked(TorchFunctionMode):  # type: ignore[misc]
         if function is torch.tensor:  # which reads what tensors among its data hold without asking the dispatcher
             args = (tree_map_only(FakeTensor, _number, args[0]), *args[1:])
         elif function is torch.Tensor.to:
-            args, kwargs = _moved(*args, **kwargs)
+            function, args, kwargs = _moved(*args, **kwargs)
         self._fake.meta_is_meant, before = _means_meta(args, kwargs), self._fake.meta_is_meant
         try:
             return function(*args, **kwargs)
@@ -71,16 +71,21 @@ class _Asked(TorchFunctionMode):  # type: ignore[misc]
             self._fake.meta_is_meant = before
 
 
-def _moved(tensor: torch.Tensor, *rest: Any, **options: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `tensor.to` is given, where it names the card: its dtype alone if it is there, which C++ does not know."""
+def _moved(tensor: torch.Tensor, *rest: Any, **options: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What `tensor.to` is to call, where it names the card or meta, between which C++ sees no difference.
+
+    What is on the card stays there: torch means it by the `meta` that C++ told it (`clip_grad_norm_`).
+    """
     named = rest[0] if rest else options.get("device")
-    if not isinstance(named, str | torch.device) or torch.device(named).type != CARD.type:
-        return (tensor, *rest), options
-    others = {name: value for name, value in options.items() if name not in ("device", "dtype")}
+    kind = torch.device(named).type if isinstance(named, str | torch.device) else ""
     dtype = rest[1] if len(rest) > 1 else options.get("dtype")
-    if tensor.device != CARD:
-        return (tensor, CARD, dtype, *rest[2:]), others
-    return (tensor, dtype or tensor.dtype, *rest[2:]), others
+    if kind == "meta" and tensor.device.type == "cpu":
+        return torch.empty_like, (tensor,), {"device": kind, "dtype": dtype or tensor.dtype}
+    if kind != CARD.type:
+        return torch.Tensor.to, (tensor, *rest), options
+    others = {name: value for name, value in options.items() if name not in ("device", "dtype")}
+    first = (CARD, dtype) if tensor.device != CARD else (dtype or tensor.dtype,)
+    return torch.Tensor.to, (tensor, *first, *rest[2:]), others
 
 
 def _number(tensor: torch.Tensor) -> Any:
