@@ -215,9 +215,10 @@ class Search:
         found = [one for one, _ in self.found]
         sure = [*found, *(one for one in self.seem if self._expected_part(one) <= EDGE)]
         best = min(sure, key=lambda one: one.seconds_per_token, default=None)
-        supposed = [*found, *self.seem, *(one for one in batch if self._expected_part(one) <= 1)]
-        after = list(islice(self._after(supposed, {id(one) for one in batch}), AHEAD))
-        certain = [one for one in (*batch, *after[:1]) if self._is_certain(one)]
+        fitting = [one for one in batch if self._expected_part(one) <= 1]
+        after = list(islice(self._after([*found, *self.seem, *fitting], {id(one) for one in batch}), AHEAD))
+        following = after[:1] if len(fitting) == len(batch) else []
+        certain = [one for one in (*batch, *following) if self._is_certain(one)]
         asks = [(one.candidate, False) for one in batch if one not in certain]
         asks += [(one.candidate, True) for one in (*self.seem, *certain)]  # the longest runs
         asks += [(one, False) for one in (self.afterwards(best.candidate) if best else ())]
