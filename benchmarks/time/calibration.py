@@ -55,7 +55,8 @@ def _utilisation(row: Row) -> float:
 CALIBRATIONS = {
     "eager": Calibration(
         start=Software(
-            name="eager", kernel_seconds=2.5e-5, near_part=0.83, far_part=0.46, gather_overlap=0.3, data_overlap=0.7,
+            name="eager", stops_early=True, kernel_seconds=2.5e-5,
+            near_part=0.83, far_part=0.46, gather_overlap=0.3, data_overlap=0.7,
             memory_factor=1.7, again_seconds=1.5e-3,
         ),
         names=("kernel_seconds", "matmul_factor", "memory_factor", "again_seconds"),

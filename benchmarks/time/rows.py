@@ -253,7 +253,7 @@ def _megatron(raw: Raw) -> Row:
 
 def _fms(raw: Raw) -> Row:
     """The HF Trainer: weights in 16 bits, every layer recomputed, FSDP on two cards; LoRA of the attention (taken for
-    that of all linear modules), also beside weights of 4 bits by bitsandbytes.
+    that of all linear modules), also beside weights of 4 bits by bitsandbytes.  The transformers of then re-entered.
     """
     shape = shape_of(raw["model"])
     if shape is None:
@@ -263,7 +263,7 @@ def _fms(raw: Raw) -> Row:
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], grad_accum=raw["grad_accum"],
         axes=Axes(dp_shard=gpus), dtype="bf16", weight_bytes=2, gradient_bytes=2, autocast=False,
         lora_rank=16 if lora else 0, quantized="bnb" in raw["notes"], checkpointing="full", optimizer="adamw",
-        clipped=True, shard="zero3" if gpus > 1 else "none",
+        repeats_to_end=True, clipped=True, shard="zero3" if gpus > 1 else "none",
     )  # fmt: skip
     return Row(
         source="fms-acceleration (HF Trainer)", software="eager", model=raw["model"], cluster_name="a100",

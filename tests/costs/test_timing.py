@@ -80,6 +80,32 @@ def test_recomputing_costs_about_a_forward_pass():
     assert 0.25 < again.recompute_seconds / plain.compute_seconds < 0.4
 
 
+def test_what_runs_again_stops_before_a_layers_last_product():
+    def again(shape=LLAMA, code=EAGER, **changes):
+        return timing(shape, replace(PLAIN, checkpointing="full", **changes), ONE, code).recompute_seconds
+
+    whole = again(repeats_to_end=True)
+    down = LLAMA.hidden * LLAMA.intermediate / LLAMA.dense_layer_parameters
+    assert 0.6 * down < 1 - again() / whole < down, "of arithmetic, and there is more than arithmetic"
+    assert again(replace(LLAMA, ends_in_norm=True)) == again(replace(LLAMA, ends_in_norm=True), repeats_to_end=True)
+    assert again(lora_rank=8) == again(lora_rank=8, repeats_to_end=True), "adapters follow it"
+    assert again(code=software("nanotron")) == again(code=software("nanotron"), repeats_to_end=True)
+
+
+def test_what_of_a_layer_runs_again_takes_its_part():
+    ways = ("none", "attention", "attention-module", "full")
+    parts = [timing(LLAMA, replace(PLAIN, checkpointing=way), ONE, EAGER).recompute_seconds for way in ways]
+    assert parts == sorted(set(parts))
+    kinds = {
+        "full-reentrant": ("full", True),
+        "attention-module": ("attention-module", False),
+        "sqrt": ("full", False),
+    }
+    for way, expected in kinds.items():
+        work = Work.of(job(), Plan(checkpointing=way), ONE)
+        assert (work.checkpointing, work.repeats_to_end) == expected
+
+
 def test_small_steps_wait_for_the_host_and_large_ones_do_not():
     small = Shape.of(find_model("smollm2-135m").config())
     assert timing(small, replace(PLAIN, seq_len=128), ONE, EAGER).bound_by == "host"

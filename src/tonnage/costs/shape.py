@@ -32,6 +32,9 @@ _LLAMA_LIKE: Final = frozenset(
 _NORMS: Final = {"gemma2": 4, "gemma3_text": 4}
 """Norms of a layer where there are not two."""
 
+_NORMED_LAST: Final = ("gemma2", "gemma3_text", "olmo2")
+"""Whose layers have a norm after their last product."""
+
 _BIASED: Final = {"qwen2": "qkv", "gpt_oss": "qkvo", "gpt2": "all", "gpt_neox": "all", "opt": "all", "phi": "all"}
 _STEPWISE: Final = ("gelu_new", "gelu_fast", "gelu_python")
 _DROPOUTS: Final = ("resid_pdrop", "dropout", "hidden_dropout_prob", "hidden_dropout")
@@ -65,6 +68,8 @@ class Shape:
     """Whether a token sees only those before it."""
     rms_norm: bool = True
     """Root-mean-square norms, which libraries compute in several kernels; False: layer norms, which torch fuses."""
+    ends_in_norm: bool = False
+    """Whether a norm follows a layer's last product."""
     norms: int = 2
     """Norms of a layer."""
     head_norms: bool = False
@@ -233,6 +238,7 @@ def _llama(config: Mapping[str, Any]) -> Shape:
         gated=True,
         vocab=config["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", tied)),
+        ends_in_norm=kind in _NORMED_LAST,
         norms=_NORMS.get(kind, 2),
         head_norms=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
         biases=_BIASED.get(kind, "qkvo" if config.get("attention_bias") else ""),
@@ -323,6 +329,7 @@ def _bert(config: Mapping[str, Any]) -> Shape:
     head = h * h + h + 2 * h + config["vocab_size"]  # transform, its norm, bias of the words
     return _classic(
         config,
+        ends_in_norm=True,
         causal=False,
         tied=bool(config.get("tie_word_embeddings", True)),
         positions=config.get("max_position_embeddings", 512) + config.get("type_vocab_size", 2),

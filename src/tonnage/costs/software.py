@@ -19,6 +19,9 @@ class Software:
     """What it is called here."""
     fused: bool = False
     """Whether norms, rotations, activations and dropout are one kernel each."""
+    stops_early: bool = False
+    """Whether a layer that runs again stops at the last tensor that its backward asks for, as torch's checkpointing
+    does that does not re-enter; False: it runs to its end."""
     balanced: bool = False
     """Whether pipeline stages get layers by their cost; False: equally many."""
     kernel_seconds: float = 6e-6

@@ -46,6 +46,9 @@ _CHOOSING: Final = 0.8
 assumption, with no source."""
 
 _ATTENTION_NAMES: Final = ("attention", "softmax", "rotation")
+_BEFORE_ATTENTION: Final = ("qkv", "query", "key", "value", "query down", "query up", "latent down", "latent up")
+_WHOLE_MODULES: Final = ("full", "attention-module")
+_TO_END: Final = " to its end"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,9 +236,25 @@ def _parts(
 def _runs_again(op: operations.Operation, recomputed: str) -> bool:
     if recomputed == "attention":
         return op.name in _ATTENTION_NAMES
+    if recomputed.startswith("attention-module"):
+        last = op.name == "output" and recomputed.endswith(_TO_END)
+        return op.name in _ATTENTION_NAMES or op.name in _BEFORE_ATTENTION or last
     if recomputed == "selective":
         return op.family not in ("matmul", "attention", "copy")
-    return recomputed == "full"
+    if recomputed == "full":
+        return op.name != "down"
+    return recomputed == "full" + _TO_END
+
+
+def _recomputed(shape: Shape, work: Work, software: Software) -> str:
+    """What runs again of a layer, and whether it does so to its end.
+
+    The result of its last product is kept by nobody, so that torch need not compute it again, unless it goes through
+    a norm or dropout, or adapters follow the product.
+    """
+    followed = shape.ends_in_norm or shape.dropout or work.lora_rank > 0
+    stops = software.stops_early and not work.repeats_to_end and not followed
+    return work.checkpointing + ("" if stops or work.checkpointing not in _WHOLE_MODULES else _TO_END)
 
 
 def _network(
@@ -265,7 +284,7 @@ def _network(
         quantized=work.quantized,
         captured=work.captured,
     )
-    recomputed = work.checkpointing
+    recomputed = _recomputed(shape, work, software)
     (both, again), embedding, head = _parts(shape, part, cluster.device, reached, work.loss, recomputed)
     if shape.experts:
         (routed, routed_again), _, _ = _parts(

@@ -9,8 +9,9 @@ from tonnage.device import Cluster
 from tonnage.job import Job
 from tonnage.plans import Plan
 
-RECOMPUTED: Final = ("none", "full", "attention", "selective")
-"""What of a checkpointed layer runs again: nothing, all, its attention, all but its matrix products."""
+RECOMPUTED: Final = ("none", "full", "attention", "attention-module", "selective")
+"""What of a checkpointed layer runs again: nothing, all, its attention without and with the projections, all but its
+matrix products."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,8 @@ class Work:
     """What runs again, of RECOMPUTED."""
     checkpointed_fraction: float = 1.0
     """Part of the layers that run again."""
+    repeats_to_end: bool = False
+    """Whether a layer that runs again does so to its end, whatever its software stops at."""
     attention: str = "auto"
     """The backend; `auto`: what torch chooses on the card."""
     experts_overlapped: bool = False
@@ -127,6 +130,7 @@ class Work:
             quantized=job.method == "qlora",
             checkpointing=_recomputed(plan),
             checkpointed_fraction=1 / (plan.checkpoint_interval or 1),
+            repeats_to_end=plan.checkpointing == "full-reentrant",
             attention=plan.attention,
             loss=plan.loss,
             optimizer=plan.optimizer,
@@ -143,5 +147,5 @@ def _recomputed(plan: Plan) -> str:
     """What runs again; what a budget chooses is known when it has run, until then it may be everything."""
     if plan.checkpoint_interval or plan.checkpointing.startswith("budget"):
         return "full"
-    known = {"none": "none", "full": "full", "sqrt": "full", "attention": "attention"}
-    return known.get(plan.checkpointing, "selective")
+    known = {"full-reentrant": "full", "sqrt": "full"}
+    return known.get(plan.checkpointing, plan.checkpointing)

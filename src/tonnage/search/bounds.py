@@ -139,7 +139,7 @@ def _activations(shape: Shape, work: Work) -> float:
         query = key = 0  # compressed: what is kept is not bounded here
     whole = {
         "none": query + 2 * key + query + 2 * hidden + (3 if shape.gated else 2) * inner,
-        "attention": 2 * hidden + (3 if shape.gated else 2) * inner,
+        **dict.fromkeys(("attention", "attention-module"), 2 * hidden + (3 if shape.gated else 2) * inner),
         "selective": query + 2 * key + hidden + inner,
         "full": 0,
     }[work.checkpointing]
