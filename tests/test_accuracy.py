@@ -118,13 +118,15 @@ def test_a_checkout_that_is_not_there_is_asked_for(monkeypatch: pytest.MonkeyPat
 
 
 def test_networks_and_libraries_of_then_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.accuracy.scripts import attention_training, lit_gpt_finetune
+    from benchmarks.accuracy.scripts import attention_training, kernels, lit_gpt_finetune
 
     monkeypatch.delenv("LIT_GPT", raising=False)
     with pytest.raises(RuntimeError, match="LIT_GPT does not name a folder"):
         lit_gpt_finetune.measure("lit_gpt", "phi-1_5", 1, 8, None, 1)
     with pytest.raises(RuntimeError, match=r"measured with transformers 4\.46"):
         attention_training.measure("OPTForCausalLM", {}, "eager", 1, 8, "4.46")
+    with pytest.raises(RuntimeError, match=r"measured with Liger-Kernel 0\.2\.1"):
+        kernels.measure("rms_norm", "liger", 8, {}, version="0.2.1")
 
 
 def test_transformer_engine_that_is_not_there_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

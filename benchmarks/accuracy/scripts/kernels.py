@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
+from importlib import metadata
 from statistics import median
 from types import SimpleNamespace
 from typing import Any, Final
@@ -24,12 +25,21 @@ Operation = Callable[[], Any]
 
 
 def measure(
-    kernel: str, provider: str, size: int, setting: Setting, mode: str = "full", workspaces: bool = False
+    kernel: str,
+    provider: str,
+    size: int,
+    setting: Setting,
+    mode: str = "full",
+    workspaces: bool = False,
+    version: str | None = None,
 ) -> dict[str, int]:
     """Bytes at the peak of the median call.
 
-    `workspaces`: whether products of matrices ran in the process before, whose cuBLAS workspaces stay.
+    `workspaces`: whether products of matrices ran in the process before, whose cuBLAS workspaces stay; `version`: of
+    Liger-Kernel, without which the operation is another one.
     """
+    if version and _installed() != version:
+        raise RuntimeError(f"measured with Liger-Kernel {version}, whose operation is another one")
     values = {**setting, "dtype": getattr(torch, setting.get("dtype", "torch.float32").removeprefix("torch."))}
     if workspaces:
         _use_cublas()
@@ -48,6 +58,14 @@ def measure(
             backward(forward())
 
     return {"allocated_bytes": _median_peak_bytes(operation)}
+
+
+def _installed() -> str | None:
+    """The version of Liger-Kernel."""
+    try:
+        return metadata.version("liger-kernel")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _median_peak_bytes(operation: Operation) -> int:
@@ -203,17 +221,21 @@ class _TiledFunction(torch.autograd.Function):
 
 
 def norm(provider: str, size: int, setting: Setting, kind: str) -> Made:
-    from liger_kernel.transformers import LigerLayerNorm, LigerRMSNorm
-    from liger_kernel.transformers.group_norm import LigerGroupNorm
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
     eps = setting["eps"]
     shape: tuple[int, ...] = (setting["M"], size)
-    if kind == "layer":
+    if kind == "layer":  # each from a module of its own: the oldest Liger-Kernel has not all of them
+        from liger_kernel.transformers.layer_norm import LigerLayerNorm
+
         made = {"liger": LigerLayerNorm(hidden_size=size), "huggingface": nn.LayerNorm(size, eps=eps)}
     elif kind == "rms":
+        from liger_kernel.transformers.rms_norm import LigerRMSNorm
+
         made = {"liger": LigerRMSNorm(hidden_size=size, eps=eps), "huggingface": LlamaRMSNorm(size, eps=eps)}
     else:
+        from liger_kernel.transformers.group_norm import LigerGroupNorm
+
         groups = size // setting["channels_per_group"]
         shape = (setting["M"], size, setting["H"])
         made = {
