@@ -34,14 +34,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    is_traceable_wrapper_subclass,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
-from tonnage import inputs
+from tonnage import inputs, peers
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate
 from tonnage.ghost.process import INSIDE
@@ -287,7 +283,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         tensors = [tensor for tensor in tensors_in(given) if tensor.device == self.device]
         if name is None or not tensors:
             return
-        group = _group_of(args)
+        group = peers.group_of(args)
         number = self._groups.setdefault(group.group_name, len(self._groups))
         size_bytes = min(tensor.numel() * tensor.element_size() for tensor in tensors)
         first, last = self.address(tensors[-1]), self.address(tensors[0])
@@ -440,16 +436,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 self.see(saved)
 
 
-def _group_of(args: Any) -> Any:
-    """The process group that a collective is given: itself, boxed, or by its name."""
-    for each in args:
-        if isinstance(each, torch.ScriptObject) and each._type().name() == "ProcessGroup":
-            return dist.ProcessGroup.unbox(each)
-        if isinstance(each, dist.ProcessGroup):
-            return each
-    return dist.distributed_c10d._resolve_process_group(args[-1])
-
-
 def _key(storage: torch.UntypedStorage) -> int:
     """What tells storages apart while they live."""
     return int(storage._cdata)
@@ -508,7 +494,7 @@ def watching(recorder: Recorder, fake: FakeTensorMode) -> Iterator[Any]:
     patches = (
         _outside_the_dispatcher(recorder),
         _converted_as_real(),
-        _alone_in_ddp(),
+        peers.ddp(),
         _unheard_propagation(recorder),
         _unnoticed(),
         watch.hooked(),
@@ -540,87 +526,6 @@ def _outside_the_dispatcher(recorder: Recorder) -> Iterator[None]:
         yield
     finally:
         torch.UntypedStorage.resize_, torch.get_rng_state = resize, get_rng_state  # type: ignore[method-assign]
-
-
-@contextmanager
-def _alone_in_ddp() -> Iterator[None]:
-    """What DDP asks of its peers in C++, which reads values: equal parameters, averages, one order of buckets.
-
-    Left out is the comparison of shapes before anything is run (a number for each rank, given back at once).
-    """
-    replicated = torch.nn.parallel.DistributedDataParallel
-    build, compare = replicated.__init__, getattr(dist, "_verify_params_across_processes", None)
-    if compare is None:  # a torch without distributed
-        yield
-        return
-
-    @functools.wraps(build)
-    def built(self: Any, *arguments: Any, **options: Any) -> None:
-        build(self, *arguments, **options)
-        self.register_comm_hook(self.process_group, lambda group, bucket: _averaged_in_place(group, bucket))
-        self.reducer = _Unanimous(self.reducer)
-        self.logger = None if self.logger is None else _Untimed(self.logger)
-
-    dist._verify_params_across_processes = lambda *arguments: None
-    replicated.__init__ = built
-    try:
-        yield
-    finally:
-        dist._verify_params_across_processes = compare
-        replicated.__init__ = build
-
-
-class _Unanimous:
-    """DDP's reducer, which divides gradients anew in the second step, among peers that do it as this rank does."""
-
-    def __init__(self, reducer: Any) -> None:
-        self._reducer = reducer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._reducer, name)
-
-    def _rebuild_buckets(self) -> bool:
-        with _OwnWord():
-            return bool(self._reducer._rebuild_buckets())
-
-
-class _Untimed:
-    """DDP's logger, without the times that it would take: there is no card to ask."""
-
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._logger, name)
-
-    def set_runtime_stats_and_log(self) -> None:
-        """Nothing took any time."""
-
-
-class _OwnWord(TorchDispatchMode):  # type: ignore[misc]
-    """DDP tells its peers an order and reads what the first of them told: here what it told itself.
-
-    C++ writes and reads these whole numbers of the host by their address, so they are in real memory.
-    """
-
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation; what would be sent from the host and come back stays there."""
-        kwargs = kwargs or {}
-        on_host = kwargs.get("device") in (None, torch.device("cpu"))
-        if op is torch.ops.aten.empty.memory_format and kwargs.get("dtype") == torch.int32 and on_host:
-            with _disable_current_modes():
-                return op(*args, **kwargs)
-        if op is torch.ops.aten.copy_.default and torch.Tensor in map(type, args):
-            return args[0]
-        return op(*args, **kwargs)
-
-
-def _averaged_in_place(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """The bucket's own memory, as DDP's own averaging has it."""
-    group.allreduce([bucket.buffer()])
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(bucket.buffer())
-    return done
 
 
 @contextmanager

@@ -47,8 +47,8 @@ assumption, with no source."""
 
 _ATTENTION_NAMES: Final = ("attention", "softmax", "rotation")
 _BEFORE_ATTENTION: Final = ("qkv", "query", "key", "value", "query down", "query up", "latent down", "latent up")
-_WHOLE_MODULES: Final = ("full", "attention-module")
-_TO_END: Final = " to its end"
+_LAST: Final = {"full": "down", "attention-module": "output"}
+"""Of what runs again whole: its last product."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ def _own(layers: int, each: _Pass, ends: Iterable[_Pass]) -> _Pass:
 
 @lru_cache(maxsize=8192)
 def _parts(
-    shape: Shape, part: Slice, device: Device, reached: Card, loss: str, recomputed: str
+    shape: Shape, part: Slice, device: Device, reached: Card, loss: str, recomputed: str, stops_early: bool
 ) -> tuple[tuple[Seconds, Seconds], Seconds, Seconds]:
     """Seconds of a layer (both passes; what runs again), of the embedding and of the head."""
 
@@ -229,32 +229,29 @@ def _parts(
         return seconds(passes.forward) + seconds(passes.backward)
 
     one = operations.layer(shape, part)
-    again = seconds(tuple(op for op in one.forward if _runs_again(op, recomputed)))
+    again = seconds(tuple(op for op in one.forward if _runs_again(op, recomputed, stops_early)))
     return (both(one), again), both(operations.embedding(shape, part)), both(operations.head(shape, part, loss))
 
 
-def _runs_again(op: operations.Operation, recomputed: str) -> bool:
+def _runs_again(op: operations.Operation, recomputed: str, stops_early: bool) -> bool:
+    if stops_early and op.name == _LAST.get(recomputed):
+        return False
     if recomputed == "attention":
         return op.name in _ATTENTION_NAMES
-    if recomputed.startswith("attention-module"):
-        last = op.name == "output" and recomputed.endswith(_TO_END)
-        return op.name in _ATTENTION_NAMES or op.name in _BEFORE_ATTENTION or last
+    if recomputed == "attention-module":
+        return op.name in (*_BEFORE_ATTENTION, *_ATTENTION_NAMES, "output")
     if recomputed == "selective":
         return op.family not in ("matmul", "attention", "copy")
-    if recomputed == "full":
-        return op.name != "down"
-    return recomputed == "full" + _TO_END
+    return recomputed == "full"
 
 
-def _recomputed(shape: Shape, work: Work, software: Software) -> str:
-    """What runs again of a layer, and whether it does so to its end.
+def _stops_early(shape: Shape, work: Work, software: Software) -> bool:
+    """Whether what runs again leaves out its last product, whose result nobody keeps.
 
-    The result of its last product is kept by nobody, so that torch need not compute it again, unless it goes through
-    a norm or dropout, or adapters follow the product.
+    Torch need not compute that again, unless it goes through a norm or dropout, or adapters follow the product.
     """
     followed = shape.ends_in_norm or shape.dropout or work.lora_rank > 0
-    stops = software.stops_early and not work.repeats_to_end and not followed
-    return work.checkpointing + ("" if stops or work.checkpointing not in _WHOLE_MODULES else _TO_END)
+    return software.stops_early and not work.repeats_to_end and not followed
 
 
 def _network(
@@ -284,11 +281,11 @@ def _network(
         quantized=work.quantized,
         captured=work.captured,
     )
-    recomputed = _recomputed(shape, work, software)
-    (both, again), embedding, head = _parts(shape, part, cluster.device, reached, work.loss, recomputed)
+    recomputed, stops = work.checkpointing, _stops_early(shape, work, software)
+    (both, again), embedding, head = _parts(shape, part, cluster.device, reached, work.loss, recomputed, stops)
     if shape.experts:
         (routed, routed_again), _, _ = _parts(
-            shape, replace(part, experts=True), cluster.device, reached, work.loss, recomputed
+            shape, replace(part, experts=True), cluster.device, reached, work.loss, recomputed, stops
         )
         share = shape.expert_layers / shape.layers
         both = both * (1 - share) + routed * share

@@ -1,0 +1,102 @@
+"""What a rank asks of its peers where there are none: DDP's questions are answered by what this rank says itself.
+
+For steps on fake tensors: a process group that only counts ranks exchanges nothing, and C++ that reads what it got
+would read no values.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+
+def group_of(args: Any) -> Any:
+    """The process group that a collective is given: itself, boxed, or by its name."""
+    for each in args:
+        if isinstance(each, torch.ScriptObject) and each._type().name() == "ProcessGroup":
+            return dist.ProcessGroup.unbox(each)
+        if isinstance(each, dist.ProcessGroup):
+            return each
+    return dist.distributed_c10d._resolve_process_group(args[-1])
+
+
+@contextmanager
+def ddp() -> Iterator[None]:
+    """What DDP asks of its peers in C++, which reads values: equal parameters, averages, one order of buckets.
+
+    Left out is the comparison of shapes before anything is run (a number for each rank, given back at once).
+    """
+    replicated = torch.nn.parallel.DistributedDataParallel
+    build, compare = replicated.__init__, dist._verify_params_across_processes
+
+    @functools.wraps(build)
+    def built(self: Any, *arguments: Any, **options: Any) -> None:
+        build(self, *arguments, **options)
+        self.register_comm_hook(self.process_group, lambda group, bucket: _averaged_in_place(group, bucket))
+        self.reducer = _Unanimous(self.reducer)
+        self.logger = None if self.logger is None else _Untimed(self.logger)
+
+    dist._verify_params_across_processes = lambda *arguments: None
+    replicated.__init__ = built
+    try:
+        yield
+    finally:
+        dist._verify_params_across_processes = compare
+        replicated.__init__ = build
+
+
+class _Instead:
+    """All of another object but what a subclass says itself."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+class _Unanimous(_Instead):
+    """DDP's reducer, which divides gradients anew in the second step, among peers that do it as this rank does."""
+
+    def _rebuild_buckets(self) -> bool:
+        with _OwnWord():
+            return bool(self._original._rebuild_buckets())
+
+
+class _Untimed(_Instead):
+    """DDP's logger, without the times that it would take: there is no card to ask."""
+
+    def set_runtime_stats_and_log(self) -> None:
+        """Nothing took any time."""
+
+
+class _OwnWord(TorchDispatchMode):  # type: ignore[misc]
+    """DDP tells its peers an order and reads what the first of them told: here what it told itself.
+
+    C++ writes and reads these whole numbers of the host by their address, so they are in real memory.
+    """
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation; what would be sent from the host and come back stays there."""
+        kwargs = kwargs or {}
+        on_host = kwargs.get("device") in (None, torch.device("cpu"))
+        if op is torch.ops.aten.empty.memory_format and kwargs.get("dtype") == torch.int32 and on_host:
+            with _disable_current_modes():
+                return op(*args, **kwargs)
+        if op is torch.ops.aten.copy_.default and torch.Tensor in map(type, args):
+            return args[0]
+        return op(*args, **kwargs)
+
+
+def _averaged_in_place(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """The bucket's own memory, as DDP's own averaging has it."""
+    group.allreduce([bucket.buffer()])
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
