@@ -29,8 +29,8 @@ OBJECTS: Final = 8
 _DETECTED: Final[dict[str, int | tuple[int, int]]] = {
     **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2", "lw_detr"), 640),
     **dict.fromkeys(("pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"), 800),
-    "rf_detr": 560,  # what RF-DETR's base model is trained on: ten windows of 4 x 14 pixels
-    **dict.fromkeys(("pp_ocrv5_mobile_det", "pp_ocrv5_server_det"), (736, 960)),  # at most 960, multiples of 32
+    "rf_detr": 560,  # taken: ten windows of 4 x 14 pixels; its processor's default, DETR's, is not divided by windows
+    **dict.fromkeys(("pp_ocrv5_mobile_det", "pp_ocrv5_server_det"), (736, 960)),  # `limit_side_len` 960, times of 32
 }
 """Height and width that the processors of other types make of an image of 3:4."""
 
