@@ -8,7 +8,7 @@ from typing import Any, Final
 from tonnage.axes import axes
 from tonnage.costs.answer import with_time
 from tonnage.device import CPU, Cluster
-from tonnage.errors import GhostUnavailable, UsageError
+from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.summary import Run, summarise
@@ -81,6 +81,7 @@ class _Asked:
         """The rank's Trace, and whether it was kept from an earlier run of the same."""
         job, plan, cluster, steps = self.job, self.plan, self.cluster, self.steps
         if cluster.device.id == CPU:
+            _check_torch()
             from tonnage import record
 
             self.progress(f"recording {steps} steps on the CPU without computing them")
@@ -107,6 +108,7 @@ class _Asked:
         return request(self.job, self.plan, self.cluster, rank=rank, steps=self.steps, repeated=self.repeated)
 
     def _imitated(self, rank: int) -> Trace:
+        _check_torch()
         from tonnage.portable import step
 
         self.progress(f"imitating {self.steps} steps on a {self.cluster.device.id}")
@@ -145,9 +147,22 @@ def _check_portable(job: Job, plan: Plan, cluster: Cluster, torch_version: str |
         raise UsageError(f"{refusal}")
 
 
+def _check_torch() -> None:
+    """What records a step asks everywhere whether ranks share something.  Raises CannotEstimate."""
+    import torch
+
+    if not torch.distributed.is_available():
+        raise CannotEstimate(
+            f"The installed torch {torch.__version__} was built without torch.distributed, and no step is recorded "
+            "without; install a wheel of the package index: pip install torch."
+        )
+
+
 def _started(torch_version: str | None, progress: Progress) -> Any:
     from tonnage.ghost.pool import Worker
+    from tonnage.ghost.process import any_libraries
 
+    any_libraries()
     try:
         return Worker(torch_version, progress)
     except GhostUnavailable as error:

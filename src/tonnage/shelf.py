@@ -136,7 +136,8 @@ def _in_flux(distribution: Path) -> bool:
     if not distribution.name.startswith(_IN_FLUX):
         return False
     try:
-        return bool(json.loads((distribution / "direct_url.json").read_text())["dir_info"].get("editable"))
+        said = json.loads((distribution / "direct_url.json").read_text(encoding="utf-8"))
+        return bool(said["dir_info"].get("editable"))
     except (OSError, ValueError, KeyError):
         return False
 
@@ -151,7 +152,7 @@ def _torch_builds(version: str | None) -> list[str]:
     said = []
     for folder in folders:
         with suppress(OSError):
-            said.append((folder / "version.py").read_text())
+            said.append((folder / "version.py").read_text(encoding="utf-8"))
     return said
 
 

@@ -76,9 +76,13 @@ def print_json(document: Any) -> None:
 
 
 def emit(text: str) -> None:
-    """Put text on standard output.  A reader that has seen enough is no error; a full disk is: UnwritableFile."""
+    """Put text on standard output.  A reader that has seen enough is no error; a full disk is: UnwritableFile.
+
+    Letters that its encoding does not have (of names, on a Windows console) are written as escapes.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         _silence()

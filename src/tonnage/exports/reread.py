@@ -83,7 +83,8 @@ def _asked(name: str, folder: Path) -> dict[str, Any]:
             env=_environment(),
             cwd=folder,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired as error:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from tonnage import trace
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, TonnageError, TrialFailed, UsageError
-from tonnage.ghost.process import environment
+from tonnage.ghost.process import any_libraries, environment
 from tonnage.ghost.wheel import Progress, find
 from tonnage.job import Job
 from tonnage.plans import Plan
@@ -57,6 +57,7 @@ class Worker:
     ) -> None:
         self.torch_version = torch_version
         """The version that was asked for; None for the installed one."""
+        any_libraries()
         progress("starting the ghost")
         torch = find(sys.executable, torch_version, progress)
         self._folder = tempfile.TemporaryDirectory(prefix="tonnage-")

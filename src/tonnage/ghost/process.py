@@ -32,7 +32,7 @@ def libraries(cuda_major: int) -> Path:
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise GhostUnavailable(
             f"A ghost GPU needs Linux on x86-64; this is {platform.system()} on {platform.machine()}. "
-            "Run tonnage in a Linux container or machine."
+            "Run tonnage in a Linux container or machine; here `tonnage estimate MODEL --source meta` can do."
         )
     folder = _BUILT / f"cuda{cuda_major}"
     if not (folder / "libghost.so").exists():

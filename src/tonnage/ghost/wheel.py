@@ -106,7 +106,7 @@ def _cuda_major(torch: Path) -> int | None:
     if not (torch / "lib" / "libtorch_cuda.so").exists():
         return None
     try:
-        text = (torch / "version.py").read_text()
+        text = (torch / "version.py").read_text(encoding="utf-8")
     except OSError:
         return None
     match = re.search(r"^cuda\b[^=]*=\s*'(\d+)", text, re.MULTILINE)
@@ -193,6 +193,7 @@ def _compile(python: str, folder: Path) -> None:
 def _required_triton(folder: Path) -> str | None:
     """`triton==X` or `triton~=X` as this torch's metadata asks for it on Linux; None if it asks for none."""
     for metadata in folder.glob("torch-*.dist-info/METADATA"):
-        match = re.search(r"^Requires-Dist: triton\s*\(?([=~<>!][^\s;)]*)", metadata.read_text(), re.MULTILINE)
+        said = metadata.read_text(encoding="utf-8")
+        match = re.search(r"^Requires-Dist: triton\s*\(?([=~<>!][^\s;)]*)", said, re.MULTILINE)
         return f"triton{match[1]}" if match else None
     return None

@@ -93,5 +93,5 @@ def _import_libraries(job: Job, plan: Plan) -> None:
 @cache
 def table() -> dict[str, Any]:
     """What a ghost told: see `benchmarks/portable`."""
-    found: dict[str, Any] = json.loads((files("tonnage.portable") / "portable.json").read_text())
+    found: dict[str, Any] = json.loads((files("tonnage.portable") / "portable.json").read_text(encoding="utf-8"))
     return found

@@ -16,6 +16,7 @@ from tonnage.costs.work import Work
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates import Estimate
+from tonnage.ghost.process import any_libraries
 from tonnage.job import Job
 from tonnage.search import waiting
 from tonnage.search.bounds import under_way
@@ -66,6 +67,7 @@ class Ghosts:
     """
 
     def __init__(self, progress: Callable[[str], None], count: int | None = None, torch: str | None = None) -> None:
+        any_libraries()
         self._progress, self._torch = progress, torch
         self._count = count or max(1, min(4, os.cpu_count() or 1))
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
