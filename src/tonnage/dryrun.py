@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from tonnage import launchers
 from tonnage import trace as traces
 from tonnage.device import Cluster
 from tonnage.errors import TrialFailed, UsageError
+from tonnage.ghost import cards
 from tonnage.ghost.process import any_libraries, environment, interpreter, programs
 from tonnage.ghost.wheel import find
 from tonnage.summary import Run, summarise
@@ -47,7 +48,9 @@ class Left:
     beside: tuple[Trace, ...]
     """Of further processes with the rank of one of those: a program may start others that use the GPU."""
     cut_off: tuple[dict[str, Any], ...]
-    """How far the processes came that left no trace: rank, steps, peaks, host_bytes."""
+    """How far the processes came that left no trace: rank, name, steps, peaks, host_bytes."""
+    named: Mapping[int, tuple[int, str]]
+    """Rank and name of each process that used the GPU, by its number."""
 
 
 def run(
@@ -83,12 +86,15 @@ def run(
     torch = find(python, torch_version, progress)
     settings = {key.removeprefix("GHOST_").lower(): value for key, value in cluster.device.ghost_settings().items()}
     with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
+        account = Path(folder) / "cards"
+        cards.create(account)
         prepared = environment(
             torch=torch,
             inherit=variables,
             watch_into=Path(folder),
             steps=steps,
             devices=cluster.gpus_per_node,
+            cards=str(account),
             **settings,
         )
         prepared["PATH"] = os.pathsep.join([str(programs(Path(folder))), prepared.get("PATH", os.defpath)])
@@ -98,8 +104,10 @@ def run(
         progress(f"running {' '.join(command)} on {cluster.gpus_per_node} ghost {cluster.device.id}")
         ended = _run(command, prepared, timeout_seconds, Path(folder))
         left = _left(Path(folder))
+        used = cards.read(account)
     notes = _judged(command, left, ended, steps, timeout_seconds)
-    return summarise(
+    notes += [_note_shared(card, left.named, cluster) for card in used if len(card.holders) > 1]
+    summed = summarise(
         left.traces,
         cluster,
         model={"name": launchers.program(command)},
@@ -107,6 +115,40 @@ def run(
         plan={},
         notes=notes,
     )
+    told = tuple(_told(card, left.named) for card in used)
+    return replace(summed, estimate=replace(summed.estimate, cards=told))
+
+
+def _told(card: cards.Card, named: Mapping[int, tuple[int, str]]) -> dict[str, Any]:
+    """A card as the report's JSON has it; a process that did not use torch has neither rank nor name."""
+    holders = []
+    for holder in card.holders:
+        rank, name = named.get(holder.process, (None, None))
+        told = {"process": holder.process, "rank": rank, "name": name}
+        holders.append({**told, "held_bytes": holder.held_bytes, "peak_bytes": holder.peak_bytes})
+    return {"index": card.index, "peak_bytes": card.peak_bytes, "processes": holders}
+
+
+def _note_shared(card: cards.Card, named: Mapping[int, tuple[int, str]], cluster: Cluster) -> str:
+    """A card that several processes used: what each had, and what they held together."""
+    most = [
+        f"{_called(holder.process, named)} {size(holder.peak_bytes)}"
+        for holder in sorted(card.holders, key=lambda holder: -holder.peak_bytes)
+    ]
+    more = f" and {len(most) - 8} more" if len(most) > 8 else ""
+    apart = sum(holder.peak_bytes for holder in card.holders)
+    summed = f"; had all peaks come at once, {size(apart)}" if apart > card.peak_bytes else ""
+    return (
+        f"GPU {card.index} was used by {len(most)} processes, contexts included {', '.join(most[:8])}{more} at most: "
+        f"together they held at most {size(card.peak_bytes)} of {size(cluster.device.capacity_bytes)}{summed}."
+    )
+
+
+def _called(process: int, named: Mapping[int, tuple[int, str]]) -> str:
+    if process not in named:
+        return f"process {process}"
+    rank, name = named[process]
+    return f"{name} (rank {rank})" if rank else name
 
 
 def _judged(command: list[str], left: Left, ended: int | None, steps: int, timeout_seconds: float) -> list[str]:
@@ -177,9 +219,9 @@ def _note_beside(trace: Trace) -> str:
     """A process that used a card of which another process is reported."""
     ending = " and ran out of memory" if trace.outcome.get("kind") == "oom" else ""
     return (
-        f"Another process of the command used GPU {trace.device.get('index', 0)} too{ending}: at most "
+        f"Another process of the command used GPU {trace.device.get('card', 0)} too{ending}: at most "
         f"{size(trace.peaks.get('allocated_bytes', 0))} allocated, {size(trace.peaks.get('reserved_bytes', 0))} "
-        "reserved, and a context of its own. Here each process had a whole card; on a real one add them up."
+        "reserved, and a context of its own."
     )
 
 
@@ -277,11 +319,13 @@ def _left(folder: Path) -> Left:
     by_rank: dict[int, list[Trace]] = {}
     for trace in sorted(found.values(), key=_importance):
         by_rank.setdefault(trace.rank, []).append(trace)
-    cut_off = [json.loads(path.read_text()) for path in sorted(folder.glob("*.progress")) if path.stem not in found]
+    begun = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.progress"))}
+    cut_off = [told for process, told in begun.items() if process not in found]
     return Left(
         traces=tuple(by_rank[rank][-1] for rank in sorted(by_rank)),
         beside=tuple(trace for rank in sorted(by_rank) for trace in by_rank[rank][:-1]),
         cut_off=tuple(sorted(cut_off, key=lambda process: int(process["rank"]))),
+        named={int(process): (int(told["rank"]), str(told["name"])) for process, told in begun.items()},
     )
 
 

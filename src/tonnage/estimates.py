@@ -168,6 +168,9 @@ class Estimate:
     """The highest use by optimizer step: the first one, and how it goes on."""
     ranks: tuple[dict[str, Any], ...] = field(default_factory=tuple)
     """rank, fits, peak of every rank that was run."""
+    cards: tuple[dict[str, Any], ...] = field(default_factory=tuple)
+    """Of a dry-run, each card that was used: index, peak_bytes (of all its processes together, contexts included) and
+    its processes: process, rank, name, held_bytes (then), peak_bytes."""
     notes: tuple[str, ...] = ()
     """Sentences a reader should not miss, such as `no optimizer step was seen`."""
 
@@ -196,6 +199,7 @@ class Estimate:
                 "curve": tuple(Moment(**moment) for moment in values.get("curve", ())),
                 "steps": tuple(StepPeak(**step) for step in values.get("steps", ())),
                 "ranks": tuple(values.get("ranks", ())),
+                "cards": tuple(values.get("cards", ())),
                 "notes": tuple(values.get("notes", ())),
             }
             return Estimate(**values)

@@ -67,11 +67,13 @@ def test_a_script_that_hangs_says_how_far_it_came(torch_build: Any, tmp_path: Pa
 
 
 def test_a_script_that_hangs_early_has_no_answer(torch_build: Any) -> None:
-    left = dryrun.Left(traces=(Trace(source="ghost", versions={}, device={}, steps=1),), beside=(), cut_off=())
+    left = dryrun.Left(
+        traces=(Trace(source="ghost", versions={}, device={}, steps=1),), beside=(), cut_off=(), named={}
+    )
     with pytest.raises(TrialFailed, match=r"when 1 of 3 optimizer steps were done .* --timeout"):
         dryrun._judged(["python"], left, None, 3, 30.0)
     with pytest.raises(TrialFailed, match="had not used the GPU until then"):
-        dryrun._judged(["python"], dryrun.Left(traces=(), beside=(), cut_off=()), None, 3, 30.0)
+        dryrun._judged(["python"], dryrun.Left(traces=(), beside=(), cut_off=(), named={}), None, 3, 30.0)
 
 
 def test_a_script_that_is_killed_says_how_far_it_came(dry_run: Any) -> None:
@@ -117,6 +119,29 @@ def test_another_process_on_the_same_card_is_named(dry_run: Any) -> None:
     answer = dry_run("unusual.py", "subprocess", steps=20)
     assert any("Another process of the command used GPU 0 too" in note for note in completed(answer).notes)
     assert answer.run.traces[0].steps == 3
+
+
+def test_two_processes_on_one_card_have_its_memory_between_them(dry_run: Any) -> None:
+    answer = dry_run("unusual.py", "beside-a-server", gpu="t4", steps=20)
+    assert answer.error is None, f"{answer.error}\n{answer.output[-2000:]}"
+    estimate = answer.run.estimate
+    killed, stayed = (said["server"] for said in answer.said)
+    context = parse_cluster("t4").device.context_bytes
+    capacity = estimate.cluster["capacity_bytes"]
+    assert answer.said[0]["free"] == capacity - 2 * context - 8 * 2**30
+    assert not estimate.fits
+    assert "Tried to allocate 9.00 GiB" in estimate.oom.message
+    assert f"Process {stayed} has 8.14 GiB memory in use" in estimate.oom.message
+    assert f"Process {killed} " not in estimate.oom.message, "what was killed holds nothing"
+    (card,) = estimate.cards
+    trainer, *servers = sorted(card["processes"], key=lambda each: -each["peak_bytes"])
+    assert trainer["peak_bytes"] == trainer["held_bytes"] == card["peak_bytes"] > 9 * 2**30 + context
+    assert [each["peak_bytes"] for each in servers] == [8 * 2**30 + context] * 2
+    assert {each["process"] for each in servers} == {killed, stayed}
+    assert {(each["rank"], each["name"]) for each in card["processes"]} == {(0, "unusual.py")}
+    (note,) = [note for note in estimate.notes if "GPU 0 was used by 3 processes" in note]
+    assert "together they held at most 9.1" in note
+    assert "had all peaks come at once, 25." in note
 
 
 def test_one_process_on_two_cards_is_reported_for_the_fuller(dry_run: Any) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tonnage.ghost import cards
 from tonnage.ghost.native import build
 
 HERE = Path(__file__).parent
@@ -719,6 +720,121 @@ def test_each_forked_child_has_its_own_card(ghost: Ghost) -> None:
     ghost(program)
 
 
+# ---- cards that processes share
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    cards.create(tmp_path / "cards")
+    return tmp_path / "cards"
+
+
+HOLDS = """
+    import sys
+    assert g.cudaSetDevice(1) == 0 and malloc(20 * MIB)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_processes_on_one_card_have_its_memory_between_them(ghost: Ghost, account: Path) -> None:
+    program = """
+        import signal, subprocess, sys, time
+        other = subprocess.Popen([sys.executable, "-c", os.environ["GHOST_HOLDS"]], stdin=-1, stdout=-1)
+        assert other.stdout.readline() == b"held\\n"
+        device, count, processes = c_void_p(), ctypes.c_uint(5), ctypes.create_string_buffer(24 * 5)
+        g.nvmlDeviceGetHandleByIndex_v2(1, byref(device))
+        assert g.nvmlDeviceGetComputeRunningProcesses_v3(device, byref(count), processes) == 0
+        assert (count.value, struct.unpack_from("<IxxxxQ", processes.raw)) == (1, (other.pid, 21 * MIB))
+        malloc(30 * MIB)
+        assert memory() == (19 * MIB, 50 * MIB), "nobody else is on the first card"
+        assert g.cudaSetDevice(1) == 0 and memory() == (28 * MIB, 50 * MIB)
+        place = malloc(18 * MIB)
+        pointer = c_void_p()
+        assert g.cudaMalloc(byref(pointer), c_size_t(12 * MIB)) == 2
+        assert g.cudaFree(c_void_p(place)) == 0
+        other.kill()
+        while open(f"/proc/{other.pid}/stat").read().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        assert malloc(40 * MIB) and memory() == (9 * MIB, 50 * MIB), "what a process had that was killed is free"
+        assert g.nvmlDeviceGetComputeRunningProcesses_v3(device, byref(count), processes) == 0
+        assert (count.value, struct.unpack_from("<IxxxxQ", processes.raw)) == (1, (os.getpid(), 41 * MIB))
+        print(other.pid, os.getpid())
+    """
+    holds = "from native_prelude import *\n" + textwrap.dedent(HOLDS)
+    settings = {"devices": 2, "total_bytes": 50 << 20, "context_bytes": 1 << 20, "cards": account}
+    other, mine = map(int, ghost(program, holds=holds, **settings).split())
+    first, second = cards.read(account)
+    assert (first.index, first.peak_bytes, [each.process for each in first.holders]) == (0, 31 << 20, [mine])
+    assert (second.index, second.peak_bytes) == (1, 41 << 20)
+    assert [(each.process, each.held_bytes >> 20, each.peak_bytes >> 20) for each in second.holders] == [
+        (other, 0, 21),
+        (mine, 41, 41),
+    ]
+
+
+def test_a_full_card_has_no_room_for_another_context(ghost: Ghost, account: Path) -> None:
+    program = """
+        if os.fork() == 0:
+            os._exit(0 if malloc(46 * MIB) else 1)
+        assert os.wait()[1] == 0
+        assert memory() == (47 * MIB, 50 * MIB), "the first has ended"
+        child = os.fork()
+        if child == 0:
+            os.execv(sys.executable, [sys.executable, "-c", os.environ["GHOST_LATER"]])
+        malloc(45 * MIB)
+        os.kill(child, 10)
+        assert os.wait()[1] == 0
+    """
+    later = """
+        import signal
+        signal.sigwait([10])
+        assert g.cudaSetDevice(0) == 2 and g.cudaMalloc(byref(c_void_p()), c_size_t(2 * MIB)) == 2
+    """
+    program = "import signal, sys\nsignal.pthread_sigmask(signal.SIG_BLOCK, [10])\n" + textwrap.dedent(program)
+    settings = {"total_bytes": 50 << 20, "context_bytes": 3 << 20, "cards": account}
+    ghost(program, later="from native_prelude import *\n" + textwrap.dedent(later), **settings)
+
+
+def test_processes_that_end_leave_room_for_any_number_of_others(ghost: Ghost, account: Path) -> None:
+    program = """
+        for _ in range(300):
+            if os.fork() == 0:
+                os._exit(0 if malloc(30 * MIB) else 1)
+            assert os.wait()[1] == 0
+    """
+    ghost(program, total_bytes=50 << 20, cards=account)
+
+
+def test_many_processes_at_once_never_take_more_than_there_is(ghost: Ghost, account: Path) -> None:
+    program = """
+        children = []
+        for _ in range(4):
+            children.append(os.fork())
+            if not children[-1]:
+                pointer, taken = c_void_p(), 0
+                for _ in range(500):
+                    if g.cudaMalloc(byref(pointer), c_size_t(2 * MIB)) == 0:
+                        assert memory()[0] <= 46 * MIB
+                        assert g.cudaFree(pointer) == 0
+                os._exit(0)
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+        assert memory() == (48 * MIB, 48 * MIB)
+    """
+    ghost(program, total_bytes=48 << 20, cards=account)
+    (card,) = cards.read(account)
+    assert 2 << 20 <= card.peak_bytes <= 8 << 20
+    assert sum(each.held_bytes for each in card.holders) == card.peak_bytes
+
+
+def test_a_file_of_another_size_is_not_used(ghost: Ghost, tmp_path: Path) -> None:
+    (tmp_path / "cards").write_bytes(b"x")
+    process = ghost.start("assert memory() == (5 * MIB, 5 * MIB)", total_bytes=5 << 20, cards=tmp_path / "cards")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "this process has cards of its own" in err
+
+
 # ---- NVML
 
 
@@ -822,6 +938,7 @@ def test_broadcasts_from_every_rank_in_one_group_are_a_gathering(ghost: Ghost) -
 RANKS = """
     import sys
     rank, ranks = int(os.environ["GHOST_TEST_RANK"]), 3
+    assert g.cudaSetDevice(rank) == 0
     c = communicator(ranks, rank, "together")
     a, out = put_numbers(rank + 1, 10 * rank, 7), malloc(8 * 9)
     sums = {SUM: [6, 30, 21], PROD: [6, 0, 343], MAX: [3, 20, 7], MIN: [1, 0, 7], AVG: [2, 10, 7]}
@@ -861,7 +978,7 @@ RANKS = """
 
 
 def test_real_ranks_exchange_small_payloads(ghost: Ghost, tmp_path: Path) -> None:
-    settings = {"real_ranks": 3, "shm": f"test-{os.getpid()}"}
+    settings = {"real_ranks": 3, "devices": 3, "shm": f"test-{os.getpid()}"}
     processes = [ghost.start(RANKS, test_rank=rank, **settings) for rank in range(3)]
     for process in processes:
         _, err = process.communicate(timeout=60)
@@ -872,20 +989,34 @@ def test_real_ranks_exchange_small_payloads(ghost: Ghost, tmp_path: Path) -> Non
 
 def test_a_rank_that_ends_is_named_and_does_not_hang_the_others(ghost: Ghost) -> None:
     program = """
-        import sys
         rank = int(os.environ["GHOST_TEST_RANK"])
+        assert g.cudaSetDevice(rank) == 0
         c = communicator(2, rank, "one leaves")
         if rank == 1:
             os._exit(0)
         a = put_numbers(1)
         assert g.ncclAllReduce(c_void_p(a), c_void_p(a), c_size_t(1), INT64, SUM, c, None) == 6
     """
-    settings = {"real_ranks": 2, "shm": f"test-{os.getpid()}"}
+    settings = {"real_ranks": 2, "devices": 2, "shm": f"test-{os.getpid()}"}
     processes = [ghost.start(program, test_rank=rank, **settings) for rank in range(2)]
     errors = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], errors
     assert "rank 0 of 2 waits in AllReduce for rank 1" in errors[0]
     assert "has ended" in errors[0]
+
+
+def test_two_ranks_on_one_card_are_refused_as_nccl_does(ghost: Ghost) -> None:
+    program = """
+        rank, made = int(os.environ["GHOST_TEST_RANK"]), c_void_p()
+        g.ncclGetLastError.restype = c_char_p
+        assert g.ncclCommInitRank(byref(made), 2, UniqueId(b"one card"), rank) == 5
+        said = f"Duplicate GPU detected : rank {rank} and rank {1 - rank} both on CUDA device 1000"
+        assert g.ncclGetLastError(None) == said.encode()
+    """
+    settings = {"real_ranks": 2, "shm": f"test-{os.getpid()}"}
+    processes = [ghost.start(program, test_rank=rank, **settings) for rank in range(2)]
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
 
 
 def test_a_rank_that_never_comes_is_said_after_the_time_out(ghost: Ghost) -> None:

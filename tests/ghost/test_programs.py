@@ -163,7 +163,8 @@ def test_what_a_program_asks_about_the_card(dry_run: Any) -> None:
     assert said["taken"] == said["kept"]
     table, listed, queried = said["smi"]
     assert (len(table), listed[1]) == (3, "GPU 1: NVIDIA A100-SXM4-40GB")
-    assert queried == [f"NVIDIA A100-SXM4-40GB, {said['total'] >> 20} MiB, [N/A]"]
+    assert f"  {(said['total'] - said['mem_get_info_free']) >> 20}MiB / {said['nvml_total'] >> 20}MiB " in table[1]
+    assert queried == [f"NVIDIA A100-SXM4-40GB, {said['nvml_total'] >> 20} MiB, [N/A]"]
     assert said["reserved"] < said["nvml_used"] < said["nvml_total"]
 
 

@@ -42,6 +42,7 @@ def main() -> None:
                     smi("--query-gpu=name,memory.total,serial", "--format=csv,noheader", "-i", "1"),
                 ],
                 "mem_get_info_total": after[1],
+                "mem_get_info_free": torch.cuda.mem_get_info()[0],
                 "kept": kept.numel(),
                 "taken": before[0] - after[0],
                 "nvml_total": memory.total,

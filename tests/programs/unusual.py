@@ -112,6 +112,32 @@ def allocates_often() -> None:
     print(json.dumps({"resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 
+def beside_a_server() -> None:
+    """Trains beside another process that holds most of the card: one that is killed, and one that stays."""
+    import torch
+
+    for stays in (False, True):
+        server = subprocess.Popen([sys.executable, __file__, "serves"], stdout=subprocess.PIPE)
+        assert server.stdout is not None
+        server.stdout.readline()  # it holds its memory
+        print(json.dumps({"free": torch.cuda.mem_get_info()[0], "server": server.pid}), flush=True)
+        if not stays:
+            server.kill()
+            server.wait()
+        train(1)
+        torch.empty(9 * 2**30, dtype=torch.uint8, device="cuda")
+        torch.cuda.empty_cache()
+
+
+def serves() -> None:
+    """Holds eight GiB until it is killed."""
+    import torch
+
+    _held = torch.empty(8 * 2**30, dtype=torch.uint8, device="cuda")
+    print("serves", flush=True)
+    time.sleep(3600)
+
+
 def with_workers() -> None:
     """Data from two forked workers, pinned."""
     import torch
@@ -166,6 +192,10 @@ def main() -> None:
     elif what == "subprocess":
         train(3)
         subprocess.run([sys.executable, __file__, "exits"], check=True)
+    elif what == "beside-a-server":
+        beside_a_server()
+    elif what == "serves":
+        serves()
     elif what == "two-cards":
         on_two_cards()
     elif what == "measures":

@@ -163,7 +163,8 @@ def _shortage(estimate: Estimate) -> str:
     if oom is None:
         return f"The card was full; {used}."
     asked = shortage(oom.message).asked_bytes
-    request = f"{size(asked)} more asked for" if asked is not None else "more asked for"
+    what = "room for a CUDA context" if "CUDA error" in oom.message else "more"
+    request = f"{size(asked)} more asked for" if asked is not None else f"{what} asked for"
     return f"Out of memory in {moment(oom.step, oom.phase, oom.layer)}: {request}; {used}."
 
 

@@ -125,6 +125,8 @@ static bool apply(const char *key, const char *value)
         return set_text(s->report, sizeof s->report, value);
     if (strcmp(key, "SHM") == 0)
         return set_text(s->shm, sizeof s->shm, value);
+    if (strcmp(key, "CARDS") == 0)
+        return set_text(s->cards, sizeof s->cards, value);
     return false;
 }
 
@@ -142,7 +144,7 @@ static void read_environment(void)
         "DEVICES",      "TOTAL_BYTES",  "CONTEXT_BYTES",    "RESERVED_BYTES", "NAME",      "CAPABILITY",
         "SMS",          "THREADS_PER_SM", "L2_BYTES",       "SHARED_PER_BLOCK_BYTES",      "SHARED_PER_SM_BYTES",
         "REGISTERS_PER_SM", "BUS_BITS", "MEMORY_KHZ",       "CLOCK_KHZ",      "EVENTS",    "LOG",
-        "REPORT",       "SHM",          "REAL_RANKS",       "TIMEOUT_SECONDS",
+        "REPORT",       "SHM",          "CARDS",            "REAL_RANKS",     "TIMEOUT_SECONDS",
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char variable[64];

@@ -1,4 +1,4 @@
-/* Devices: how many, what they are, and how many bytes of each are taken by this process. */
+/* Devices: how many, what they are, and which this process uses. */
 #define _GNU_SOURCE
 #include "ghost.h"
 
@@ -10,10 +10,7 @@
 
 __thread int current_device;
 
-static struct {
-    bool active;
-    uint64_t used, peak;
-} devices[MAX_DEVICES];
+static bool active[MAX_DEVICES];
 static int first_process;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -119,24 +116,24 @@ static bool valid(int device)
     return device >= 0 && device < device_count();
 }
 
-void device_use(int device)
+cudaError_t device_use(int device)
 {
-    if (!valid(device) || __atomic_load_n(&devices[device].active, __ATOMIC_ACQUIRE))
-        return;
+    if (!valid(device) || __atomic_load_n(&active[device], __ATOMIC_ACQUIRE))
+        return SUCCESS;
     pthread_mutex_lock(&lock);
-    if (!devices[device].active) {
-        devices[device].used += config()->context_bytes;
-        devices[device].peak = devices[device].used;
+    bool fits = active[device] || card_take(device_physical(device), config()->context_bytes);
+    if (fits) {
         if (!first_process)
             first_process = getpid();
-        __atomic_store_n(&devices[device].active, true, __ATOMIC_RELEASE);
+        __atomic_store_n(&active[device], true, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&lock);
+    return fits ? SUCCESS : ERROR_OUT_OF_MEMORY;
 }
 
 bool device_active(int device)
 {
-    return valid(device) && devices[device].active;
+    return valid(device) && active[device];
 }
 
 bool device_any_active(void)
@@ -151,41 +148,35 @@ int device_process(void)
 
 bool device_take(int device, uint64_t bytes)
 {
-    device_use(device);
-    pthread_mutex_lock(&lock);
-    uint64_t total = config()->total_bytes, used = devices[device].used;
-    bool fits = used <= total && bytes <= total - used;
-    if (fits) {
-        devices[device].used += bytes;
-        if (devices[device].used > devices[device].peak)
-            devices[device].peak = devices[device].used;
-    }
-    pthread_mutex_unlock(&lock);
-    return fits;
+    return device_use(device) == SUCCESS && card_take(device_physical(device), bytes);
 }
 
 void device_give(int device, uint64_t bytes)
 {
-    pthread_mutex_lock(&lock);
-    devices[device].used -= bytes;
-    pthread_mutex_unlock(&lock);
+    card_give(device_physical(device), bytes);
 }
 
 uint64_t device_free_bytes(int device)
 {
-    uint64_t total = config()->total_bytes, used = devices[device].used;
+    uint64_t total = config()->total_bytes, used = card_used(device_physical(device));
     return used < total ? total - used : 0;
 }
 
 /* Bytes this process has of the device, its context included. */
 API uint64_t ghost_device_used(int device)
 {
-    return device >= 0 && device < MAX_DEVICES ? devices[device].used : 0;
+    return valid(device) ? card_used_here(device_physical(device)) : 0;
 }
 
 API uint64_t ghost_device_peak(int device)
 {
-    return device >= 0 && device < MAX_DEVICES ? devices[device].peak : 0;
+    return valid(device) ? card_peak_here(device_physical(device)) : 0;
+}
+
+/* A device's number among all cards of the machine. */
+API int ghost_device_card(int device)
+{
+    return device_physical(device);
 }
 
 /* Resident blocks per multiprocessor by compute capability: CUDA programming guide, table of technical
@@ -377,16 +368,14 @@ API cudaError_t cudaSetDevice(int device)
     if (!valid(device))
         return runtime_result(ERROR_INVALID_DEVICE);
     current_device = device;
-    device_use(device); /* since CUDA 12 this makes the context */
-    return SUCCESS;
+    return runtime_result(device_use(device)); /* since CUDA 12 this makes the context */
 }
 
 API cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags)
 {
     if (!valid(device))
         return runtime_result(ERROR_INVALID_DEVICE);
-    device_use(device);
-    return SUCCESS;
+    return runtime_result(device_use(device));
 }
 
 API cudaError_t cudaSetValidDevices(int *list, int count)

@@ -144,9 +144,8 @@ static CUcontext context_of(int device)
 
 API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-    device_use(device);
     *context = context_of(device);
-    return SUCCESS;
+    return device_use(device);
 }
 
 API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
@@ -179,11 +178,10 @@ API CUresult cuCtxGetCurrent(CUcontext *context)
 
 API CUresult cuCtxSetCurrent(CUcontext context)
 {
-    if (context) {
-        current_device = context->device;
-        device_use(current_device);
-    }
-    return SUCCESS;
+    if (!context)
+        return SUCCESS;
+    current_device = context->device;
+    return device_use(current_device);
 }
 
 static __thread int stack[16];
@@ -549,10 +547,10 @@ API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device_pointer, void *poi
 
 API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
-    device_use(current_device);
+    CUresult result = device_use(current_device);
     *free_bytes = device_free_bytes(current_device);
     *total_bytes = config()->total_bytes;
-    return SUCCESS;
+    return result;
 }
 
 API CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdeviceptr pointer)

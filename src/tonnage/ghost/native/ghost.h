@@ -79,6 +79,7 @@ struct config {
     int timeout_seconds;
     char report[1024];
     char shm[128];
+    char cards[1024]; /* file of the account that processes share; "": none */
 };
 
 const struct config *config(void);
@@ -126,8 +127,8 @@ int device_physical(int device);       /* a device's number among all cards */
 int device_of_physical(int physical);  /* the device that a card is, -1 if it is not visible */
 int device_process(void);              /* the process that first used a device, 0 if none did */
 
-void device_use(int device); /* first use of a device by the process: its context takes memory */
-void devices_changed(void);  /* the number of cards was set anew */
+cudaError_t device_use(int device); /* first use of a device by the process: its context takes memory */
+void devices_changed(void);         /* the number of cards was set anew */
 bool device_active(int device);
 bool device_any_active(void);
 bool device_take(int device, uint64_t bytes); /* false: does not fit */
@@ -137,6 +138,21 @@ int device_attribute(int attribute, int device);
 int blocks_per_multiprocessor(void);
 void card_uuid(int card, unsigned char bytes[16]);
 void card_uuid_text(int card, char text[48]);
+
+/* ---- what is taken of the machine's cards, by their number among all (cards.c) -------------------- */
+
+struct card_process {
+    int process;
+    uint64_t bytes;
+};
+
+bool card_take(int card, uint64_t bytes); /* false: the processes together have not so much left */
+void card_give(int card, uint64_t bytes);
+uint64_t card_used(int card); /* by all processes */
+uint64_t card_used_here(int card);
+uint64_t card_peak_here(int card);
+int card_processes(int card, struct card_process *list, int room); /* how many hold something; at most `room` are told */
+bool process_ended(int process); /* also when only its exit code is left */
 
 /* ---- the log (log.c) ---------------------------------------------------------------------------- */
 

@@ -223,10 +223,10 @@ API cudaError_t cudaFree(void *pointer)
 
 API cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 {
-    device_use(current_device);
+    cudaError_t result = device_use(current_device);
     *free_bytes = device_free_bytes(current_device);
     *total_bytes = config()->total_bytes;
-    return SUCCESS;
+    return runtime_result(result);
 }
 
 /* ---- stream-ordered pools ---- */

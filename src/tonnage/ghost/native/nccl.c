@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NCCL_SUCCESS = 0, NCCL_SYSTEM_ERROR = 2, NCCL_INVALID_ARGUMENT = 4, NCCL_REMOTE_ERROR = 6 };
+enum { NCCL_SUCCESS, NCCL_SYSTEM_ERROR = 2, NCCL_INVALID_ARGUMENT = 4, NCCL_INVALID_USAGE = 5, NCCL_REMOTE_ERROR = 6 };
 enum { OP_SUM, OP_PROD, OP_MAX, OP_MIN, OP_AVG };
 
 #if GHOST_CUDA == 12
@@ -219,6 +219,23 @@ static int fail(int code, const char *text)
     return code;
 }
 
+/* NCCL takes one rank a card.  The number is the card's place on the bus, in NCCL's own words. */
+static int refuse_sharing(const struct ncclComm *c)
+{
+    int card = device_physical(c->device);
+    if (!meeting_exchange(c->meeting, &card, sizeof card, "the communicator's start"))
+        return fail(NCCL_SYSTEM_ERROR, "the other ranks did not join; see the ghost's message on stderr");
+    for (int i = 0; i < c->ranks; i++) {
+        if (i == c->rank || *(const int *)meeting_given(c->meeting, i) != card)
+            continue;
+        char text[128];
+        snprintf(text, sizeof text, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x", c->rank, i,
+                 (unsigned)(card + 1) << 12);
+        return fail(NCCL_INVALID_USAGE, text);
+    }
+    return NCCL_SUCCESS;
+}
+
 static int start(ncclComm_t *result, int ranks, int rank, uint64_t key, bool emulated)
 {
     *result = NULL;
@@ -233,6 +250,12 @@ static int start(ncclComm_t *result, int ranks, int rank, uint64_t key, bool emu
         if (!c->meeting) {
             free(c);
             return fail(NCCL_SYSTEM_ERROR, "the other ranks did not join; see the ghost's message on stderr");
+        }
+        int refused = refuse_sharing(c);
+        if (refused != NCCL_SUCCESS) {
+            meeting_leave(c->meeting);
+            free(c);
+            return refused;
         }
     }
     *result = c;

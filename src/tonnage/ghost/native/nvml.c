@@ -1,11 +1,10 @@
-/* NVML: all cards of the machine, as nvidia-smi would show them, whatever CUDA_VISIBLE_DEVICES says.  One process,
- * this one, uses them; they are idle. */
+/* NVML: all cards of the machine, as nvidia-smi would show them, whatever CUDA_VISIBLE_DEVICES says, with what the
+ * processes of the run hold of them.  They are idle. */
 #include "ghost.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { NVML_SUCCESS = 0, NVML_INVALID_ARGUMENT = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6, NVML_INSUFFICIENT_SIZE = 7 };
 
@@ -209,15 +208,9 @@ struct memory_info_v2 {
     unsigned long long total, reserved, free, used;
 };
 
-static uint64_t used_bytes(nvmlDevice_t card)
-{
-    int device = device_of_physical(card->index);
-    return device < 0 ? 0 : ghost_device_used(device);
-}
-
 static uint64_t free_bytes(nvmlDevice_t card)
 {
-    uint64_t total = config()->total_bytes, used = used_bytes(card);
+    uint64_t total = config()->total_bytes, used = card_used(card->index);
     return used < total ? total - used : 0;
 }
 
@@ -247,6 +240,8 @@ API int nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, struct memory_info *inf
 
 /* ---- processes ---- */
 
+#define MAX_LISTED 64
+
 struct process_info {
     unsigned pid;
     unsigned long long used;
@@ -258,18 +253,19 @@ struct process_info_v1 {
     unsigned long long used;
 };
 
-/* This process, once it uses the device; `size` is that of the caller's structure. */
+/* Those that hold something of the card; `size` is that of the caller's structure. */
 static int list_processes(nvmlDevice_t device, unsigned *count, void *list, size_t size)
 {
-    struct process_info info = {.gpu_instance = ~0u, .compute_instance = ~0u};
-    unsigned found = device_active(device_of_physical(device->index)) ? 1 : 0, room = *count;
-    *count = found;
-    if (found > room)
+    struct card_process found[MAX_LISTED];
+    int held = card_processes(device->index, found, MAX_LISTED);
+    unsigned room = *count;
+    *count = (unsigned)(held < MAX_LISTED ? held : MAX_LISTED);
+    if (*count > room)
         return NVML_INSUFFICIENT_SIZE;
-    info.pid = (unsigned)getpid();
-    info.used = used_bytes(device);
-    if (found)
-        memcpy(list, &info, size);
+    for (unsigned i = 0; i < *count; i++) {
+        struct process_info info = {(unsigned)found[i].process, found[i].bytes, ~0u, ~0u};
+        memcpy((char *)list + i * size, &info, size);
+    }
     return NVML_SUCCESS;
 }
 

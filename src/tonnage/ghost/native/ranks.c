@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,23 +48,6 @@ struct goal {
     bool (*reached)(const struct meeting *meeting, int i);
 };
 
-/* A process whose parent has not asked for its end yet is in state Z. */
-static bool ended(int process)
-{
-    char path[64], text[512] = "";
-    if (!process)
-        return false;
-    if (kill(process, 0) != 0)
-        return errno == ESRCH;
-    snprintf(path, sizeof path, "/proc/%d/stat", process);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t got = file < 0 ? 0 : read(file, text, sizeof text - 1);
-    if (file >= 0)
-        close(file);
-    const char *name_end = got > 0 ? strrchr(text, ')') : NULL;
-    return name_end && name_end[1] == ' ' && (name_end[2] == 'Z' || name_end[2] == 'X');
-}
-
 static bool complain(const struct goal *goal, int late, const char *what)
 {
     const struct meeting *m = goal->meeting;
@@ -92,7 +74,7 @@ static bool wait_for(const struct goal *goal, int first, int end)
             if (time - checked < 0.2)
                 continue;
             checked = time;
-            if (ended(m->shared->process[i]) && !goal->reached(m, i))
+            if (process_ended(m->shared->process[i]) && !goal->reached(m, i))
                 return complain(goal, i, "has ended");
             if (time - start > config()->timeout_seconds)
                 return complain(goal, i, "did not come in time (GHOST_TIMEOUT_SECONDS)");

@@ -64,6 +64,10 @@ class Native:
         """Whether all of this host memory is zero; pages that were never touched stay so."""
         return bool(self._library.ghost_reads_zero(address, count_bytes))
 
+    def card(self, device: int) -> int:
+        """The number among all cards of the machine of one of those that this process sees."""
+        return int(self._library.ghost_device_card(device))
+
     def log(self, enabled: bool) -> None:
         """Record kernels, copies and collectives from now on, or stop."""
         self._library.ghost_log_enable(1 if enabled else 0)

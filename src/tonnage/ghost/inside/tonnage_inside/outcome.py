@@ -24,15 +24,21 @@ _STARTED_IN = _here()
 
 
 def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
-    """The outcome that an uncaught exception means.  Phase and module are those of the failed allocation."""
-    is_oom = type(error).__name__ == "OutOfMemoryError"
+    """The outcome that an uncaught exception means.  Phase and module are those of the failed allocation.
+
+    A card too full for one more context is no OutOfMemoryError, which only the allocator raises.
+    """
+    no_context = "CUDA error: out of memory" in str(error)
+    is_oom = no_context or type(error).__name__ == "OutOfMemoryError"
     outcome: dict[str, Any] = {
         "kind": "oom" if is_oom else "failed",
         "message": " ".join(str(error).split()) or type(error).__name__,
         "error": type(error).__name__,
         "stack": frames(traceback.extract_tb(error.__traceback__)),
     }
-    if is_oom and watch.ooms:
+    if no_context:
+        outcome |= watch.here()
+    elif is_oom and watch.ooms:
         outcome |= watch.ooms[-1]
     return outcome
 

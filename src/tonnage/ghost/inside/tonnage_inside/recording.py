@@ -6,6 +6,7 @@ A process that is killed leaves only the former, `PID.progress`.  One that hangs
 
 import contextlib
 import json
+import multiprocessing
 import os
 import sys
 import threading
@@ -19,6 +20,13 @@ from .watch import Watch
 
 STOP = "stop"
 """The name of the pipe; tonnage makes it, and holds its writing end open as long as the program may run."""
+
+
+def _name() -> str:
+    """What a reader would call this process: the program's file, and which of its processes it is."""
+    program = os.path.basename(getattr(sys, "argv", [""])[0]) or "python"
+    process = multiprocessing.current_process().name
+    return program if process == "MainProcess" else f"{program} {process}"
 
 
 class Recording:
@@ -48,6 +56,7 @@ class Recording:
         torch = self.watch.torch
         document = {
             "rank": written.place(torch)[0],
+            "name": _name(),
             "steps": self.watch.steps + self.watch._stepped,  # the latest counts when the next one begins
             "peaks": peaks(torch, written.fullest(torch)),
             "host_bytes": host.resident_peak_bytes(),
@@ -100,7 +109,5 @@ class Recording:
                 pipe.read(1)
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             stack = outcome.frames(traceback.extract_stack(frame)) if frame is not None else []
-            step, phase, module = self.watch.marks[-1]
-            phase = "backward" if phase == "recompute" else phase
-            self.ended = {"kind": "stopped", "step": step + 1, "phase": phase, "module": module, "stack": stack}
+            self.ended = {"kind": "stopped", **self.watch.here(), "stack": stack}
             self.write()

@@ -1,8 +1,9 @@
-"""`nvidia-smi` for programs that call it: which cards the ghost machine has, and nothing of their use.
+"""`nvidia-smi` for programs that call it: which cards the ghost machine has, and what is taken of their memory.
 
 python smi.py [-L] [-i INDEX] [--query-gpu=NAME,... [--format=csv[,noheader][,nounits]]]
 """
 
+import ctypes
 import itertools
 import os
 import sys
@@ -12,7 +13,6 @@ NOT_KNOWN = "[N/A]"
 
 def rows() -> list[dict[str, tuple[str, str]]]:
     """Of each card what is known, by the names of `--query-gpu`: a text and its unit."""
-    memory = str(int(os.environ.get("GHOST_TOTAL_BYTES", "0")) // 2**20)
     name = os.environ.get("GHOST_NAME", NOT_KNOWN)
     count = int(os.environ.get("GHOST_DEVICES", "1"))
     return [
@@ -22,13 +22,21 @@ def rows() -> list[dict[str, tuple[str, str]]]:
             "name": (name, ""),
             "gpu_name": (name, ""),
             "compute_cap": (os.environ.get("GHOST_CAPABILITY", NOT_KNOWN), ""),
-            "memory.total": (memory, " MiB"),
-            "memory.free": (memory, " MiB"),
-            "memory.used": ("0", " MiB"),
+            **memory(index),
             "utilization.gpu": ("0", " %"),
         }
         for index in range(count)
     ]
+
+
+def memory(card: int) -> dict[str, tuple[str, str]]:
+    """As the ghost's NVML says."""
+    nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    handle, said = ctypes.c_void_p(), (ctypes.c_ulonglong * 5)()  # nvmlMemory_v2_t: version, and the four
+    nvml.nvmlDeviceGetHandleByIndex_v2(card, ctypes.byref(handle))
+    nvml.nvmlDeviceGetMemoryInfo_v2(handle, said)
+    names = ("memory.total", "memory.reserved", "memory.free", "memory.used")
+    return {name: (str(count_bytes // 2**20), " MiB") for name, count_bytes in zip(names, said[1:], strict=True)}
 
 
 def queried(names: list[str], cards: list[dict[str, tuple[str, str]]], form: list[str]) -> list[str]:
@@ -52,7 +60,14 @@ def answer(arguments: list[str]) -> list[str]:
     if "-L" in words or "--list-gpus" in words:
         return [f"GPU {card['index'][0]}: {card['name'][0]}" for card in cards]
     head = "NVIDIA-SMI  of a dry-run: these GPUs are not there"
-    return [head, *(f"| {c['index'][0]:>3}  {c['name'][0]}  0MiB / {c['memory.total'][0]}MiB |" for c in cards)]
+    return [
+        head,
+        *(_row(*(card[name][0] for name in ("index", "name", "memory.used", "memory.total"))) for card in cards),
+    ]
+
+
+def _row(index: str, name: str, used: str, total: str) -> str:
+    return f"| {index:>3}  {name}  {used}MiB / {total}MiB |"
 
 
 if __name__ == "__main__":

@@ -357,16 +357,13 @@ class Watch:
 
     def out_of_memory(self, device: int, requested: int, total: int, free: int) -> None:
         """A request could not be served; the arguments are those of torch's observer of such events."""
-        step, phase, module = self.marks[-1]
         self.oom_marks.append(len(self.marks) - 1)
-        self.ooms.append(
-            {
-                "step": step + 1,
-                "phase": "backward" if phase == "recompute" else phase,
-                "module": module,
-                "requested_bytes": requested,
-            }
-        )
+        self.ooms.append({**self.here(), "requested_bytes": requested})
+
+    def here(self) -> dict[str, Any]:
+        """Step, phase and module as of now."""
+        step, phase, module = self.marks[-1]
+        return {"step": step + 1, "phase": "backward" if phase == "recompute" else phase, "module": module}
 
     def finish(self) -> None:
         """The run is over: count the last step and claim what the last backward left."""

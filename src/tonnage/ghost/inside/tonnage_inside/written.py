@@ -55,7 +55,7 @@ def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], so
         "format_version": FORMAT_VERSION,
         "source": source,
         "versions": versions(torch),
-        "device": device_facts(torch, device),
+        "device": device_facts(torch, device, native),
         "rank": rank,
         "world_size": world_size,
         "steps": watch.steps,
@@ -175,12 +175,13 @@ def versions(torch: Any) -> dict[str, str]:
     return found
 
 
-def device_facts(torch: Any, device: int) -> dict[str, Any]:
-    """The card as this process sees it."""
+def device_facts(torch: Any, device: int, native: Any) -> dict[str, Any]:
+    """The card as this process sees it; on a ghost also its number among all cards of the machine."""
     properties = torch.cuda.get_device_properties(device)
     others = {other: peaks(torch, other) for other in range(torch.cuda.device_count()) if other != device}
     return {
         "index": device,
+        "card": native.card(device) if native is not None else device,
         "others": [{"index": other, **found} for other, found in others.items() if found["reserved_bytes"]],
         "name": properties.name,
         "total_bytes": properties.total_memory,
