@@ -18,7 +18,7 @@ from tonnage.device import Cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.ghost import cards
 from tonnage.ghost.process import any_libraries, environment, interpreter, programs
-from tonnage.ghost.wheel import find
+from tonnage.ghost.wheel import Torch, find
 from tonnage.summary import Run, summarise
 from tonnage.trace import Trace
 from tonnage.units import size
@@ -34,6 +34,12 @@ WRITING_SECONDS: Final = 120.0
 LATER_SECONDS: Final = 10.0
 """How long ranks may go on when the process that started them has ended well: some launchers do not wait."""
 
+
+_CARDS: Final = "cards"
+"""The name of the account of the cards in a run's folder."""
+
+_OF_VALUES: Final = ("RuntimeError", "IndexError", "ValueError", "AssertionError", "KeyError", "ZeroDivisionError")
+"""Errors that a number can lead to which was not computed."""
 
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/")
 """What is in the paths of frames that are not the program's own."""
@@ -53,6 +59,20 @@ class Left:
     """Rank and name of each process that used the GPU, by its number."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """The command, run to its end."""
+
+    command: list[str]
+    """As it was run: of one rank alone without its launcher."""
+    ended: int | None
+    """Its exit code; None if it had to be stopped."""
+    left: Left
+    """What its processes left behind."""
+    cards: tuple[cards.Card, ...]
+    """What they held of each card."""
+
+
 def run(
     command: list[str],
     cluster: Cluster,
@@ -68,7 +88,8 @@ def run(
 
     `rank` runs only this rank of the cluster's, in one process and without the command's launcher (torchrun,
     accelerate launch, deepspeed), which is how hundreds of ranks are tried on a laptop.
-    A command that is stopped at the time limit is summed up when every rank made two steps.
+    A command that is stopped at the time limit is summed up when every rank made two steps.  One that fails in its
+    first step, maybe for a value that no ghost computes, is run once more with what can be computed on the host.
     The command's output goes to standard error.  Raises TrialFailed when it fails for a reason other than memory,
     hangs, or never uses the GPU; GhostUnavailable when no ghost can run here; UsageError for an empty command.
     """
@@ -84,39 +105,75 @@ def run(
     any_libraries()
     python = interpreter(command)
     torch = find(python, torch_version, progress)
-    settings = {key.removeprefix("GHOST_").lower(): value for key, value in cluster.device.ghost_settings().items()}
-    with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
-        account = Path(folder) / "cards"
-        cards.create(account)
-        prepared = environment(
-            torch=torch,
-            inherit=variables,
-            watch_into=Path(folder),
-            steps=steps,
-            devices=cluster.gpus_per_node,
-            cards=str(account),
-            **settings,
-        )
-        prepared["PATH"] = os.pathsep.join([str(programs(Path(folder))), prepared.get("PATH", os.defpath)])
-        if rank is not None:
-            command, said = launchers.alone(command, python, rank, cluster, prepared)
-            prepared |= said
-        progress(f"running {' '.join(command)} on {cluster.gpus_per_node} ghost {cluster.device.id}")
-        ended = _run(command, prepared, timeout_seconds, Path(folder))
-        left = _left(Path(folder))
-        used = cards.read(account)
-    notes = _judged(command, left, ended, steps, timeout_seconds)
-    notes += [_note_shared(card, left.named, cluster) for card in used if len(card.holders) > 1]
+
+    def attempt(inherit: Mapping[str, str] | None) -> Attempt:
+        with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
+            prepared = _prepared(torch, cluster, steps, inherit, Path(folder))
+            asked = command
+            if rank is not None:
+                asked, said = launchers.alone(command, python, rank, cluster, prepared)
+                prepared |= said
+            progress(f"running {' '.join(asked)} on {cluster.gpus_per_node} ghost {cluster.device.id}")
+            ended = _run(asked, prepared, timeout_seconds, Path(folder))
+            return Attempt(
+                command=asked, ended=ended, left=_left(Path(folder)), cards=cards.read(Path(folder) / _CARDS)
+            )
+
+    made, notes = attempt(variables), []
+    if (failed := _failed_early(made.left)) is not None:
+        progress("once more, following what the program computes from small values that are known")
+        again = attempt({**(os.environ if variables is None else variables), "TONNAGE_FOLLOW": "1"})
+        if again.left.traces and not any(trace.outcome.get("kind") == "failed" for trace in again.left.traces):
+            made, notes = again, [_note_followed(failed)]
+    notes += _judged(made.command, made.left, made.ended, steps, timeout_seconds)
+    notes += [_note_shared(card, made.left.named, cluster) for card in made.cards if len(card.holders) > 1]
     summed = summarise(
-        left.traces,
+        made.left.traces,
         cluster,
-        model={"name": launchers.program(command)},
-        job={"command": command, "steps": steps},
+        model={"name": launchers.program(made.command)},
+        job={"command": made.command, "steps": steps},
         plan={},
         notes=notes,
     )
-    told = tuple(_told(card, left.named) for card in used)
+    told = tuple(_told(card, made.left.named) for card in made.cards)
     return replace(summed, estimate=replace(summed.estimate, cards=told))
+
+
+def _prepared(
+    torch: Torch, cluster: Cluster, steps: int, inherit: Mapping[str, str] | None, folder: Path
+) -> dict[str, str]:
+    """The environment of the command, and what it needs in the folder."""
+    cards.create(folder / _CARDS)
+    settings = {key.removeprefix("GHOST_").lower(): value for key, value in cluster.device.ghost_settings().items()}
+    prepared = environment(
+        torch=torch,
+        inherit=inherit,
+        watch_into=folder,
+        steps=steps,
+        devices=cluster.gpus_per_node,
+        cards=str(folder / _CARDS),
+        **settings,
+    )
+    return prepared | {"PATH": os.pathsep.join([str(programs(folder)), prepared.get("PATH", os.defpath)])}
+
+
+def _failed_early(left: Left) -> Trace | None:
+    """A rank that failed within its first step, as one does that reads zero for a number by which it goes on."""
+    kinds = {trace.outcome.get("kind") for trace in left.traces}
+    found = next(
+        (trace for trace in left.traces if trace.outcome.get("error") in _OF_VALUES and not trace.steps), None
+    )
+    computed = found is not None and any(mark.phase in ("forward", "evaluation", "backward") for mark in found.marks)
+    return found if computed and "oom" not in kinds else None
+
+
+def _note_followed(failed: Trace) -> str:
+    error, message = failed.outcome.get("error"), _shortened(str(failed.outcome.get("message")), 160)
+    where = _place(failed.outcome.get("stack") or [""])
+    return (
+        f"Where all that is computed reads as zero it fails ({error}: {message}, at {where}). These figures are of a "
+        "second run, in which what is computed from small values that are known is computed on the host."
+    )
 
 
 def _told(card: cards.Card, named: Mapping[int, tuple[int, str]]) -> dict[str, Any]:
@@ -155,7 +212,7 @@ def _judged(command: list[str], left: Left, ended: int | None, steps: int, timeo
     """What a reader of the answer should know of how the command ended.  Raises TrialFailed if there is none."""
     if not left.traces:
         raise TrialFailed(_why_nothing(command, left, ended, timeout_seconds))
-    notes = [_note_beside(trace) for trace in left.beside]
+    notes = [_note_beside(trace) for trace in left.beside if trace.peaks.get("reserved_bytes")]
     if any(trace.outcome.get("kind") == "oom" for trace in left.traces):
         return notes
     for trace in left.traces:
@@ -188,6 +245,8 @@ def _why_failed(trace: Trace) -> str:
     if "invalid device ordinal" in message:
         count = trace.device.get("devices", 1)
         return f"{told}The machine has {count} GPU{'s' if count > 1 else ''}; say how many with --gpu, such as 8xt4."
+    if outcome.get("error") not in _OF_VALUES:
+        return told.rstrip()
     return f"{told}If it needs a value that only a real GPU computes, skip that part in the dry-run."
 
 

@@ -189,6 +189,14 @@ def test_a_script_that_needs_a_computed_value(dry_run: Any) -> None:
     assert "only a real GPU computes" in message
 
 
+def test_a_size_that_was_computed_from_known_numbers_is_found_in_a_second_run(dry_run: Any) -> None:
+    answer = dry_run("unusual.py", "counts")
+    (note,) = [note for note in completed(answer).notes if "second run" in note]
+    assert "RuntimeError: max(): Expected reduction dim" in note
+    assert answer.said == ({"most": 3}, {"most": 3})
+    assert answer.run.traces[0].steps == 2
+
+
 def test_a_script_that_clears_its_environment(dry_run: Any) -> None:
     completed(dry_run("unusual.py", "clears-its-environment"))
 

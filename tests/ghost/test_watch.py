@@ -206,12 +206,15 @@ torch.ones(2, device="cuda", requires_grad=True).sum().backward()  # as librarie
 teacher = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)).cuda()
 student = torch.nn.Linear(64, 64).cuda()
 reward = torch.nn.Bilinear(64, 64, 64).cuda()
+judge = torch.nn.Linear(64, 8192).cuda()  # the largest, and first called when training has begun
 optimizer = torch.optim.SGD(student.parameters())
 for step in range(2):
     x = torch.randn(8, 64, device="cuda")
     with torch.no_grad():
         expected = teacher(x)
         reward(x, expected)
+        if step:
+            judge(x)
     (student(x) - expected).square().mean().backward()
     optimizer.step()
 """
@@ -220,6 +223,6 @@ for step in range(2):
 def test_of_several_networks_the_one_that_is_trained_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "teacher.py"
     script.write_text(TEACHER)
-    [trace] = dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=1).traces
+    [trace] = dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=2).traces
     assert trace.model == {"class": "Linear", "parameters": 64 * 65, "trainable_parameters": 64 * 65}
     assert marks_of(trace, 64 * 64 * 64 * 4) == [(0, "load", "")], "the reward's weights"

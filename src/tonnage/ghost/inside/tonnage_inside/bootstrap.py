@@ -2,7 +2,7 @@
 
 Environment: TONNAGE_OUT (folder for the traces), TONNAGE_STEPS (optimizer steps to run),
 TONNAGE_SOURCE, TONNAGE_ALONE (this process stands for its rank alone, see `ranks`),
-TONNAGE_SETTINGS (see `script`).
+TONNAGE_SETTINGS (see `script`), TONNAGE_FOLLOW (what is computed from small known values is known, see `integers`).
 """
 
 import atexit
@@ -42,6 +42,8 @@ def _torch_is_here(torch: ModuleType, script: Script, told: dict[str, str]) -> N
     policy = values.Policy(torch, ghost)
     if ghost is not None:
         policy.install()
+        if told.get("TONNAGE_FOLLOW"):
+            torch.cuda._lazy_call(lambda: policy.follow_integers(numbers=True))
         saves.Saves(torch, Path(told["TONNAGE_OUT"]) / "saved", policy.use).install()
         ghost.log(True)
     ranks.prepare(torch, ghost)

@@ -14,11 +14,16 @@ KNOWN_BYTES = 1 << 20
 _SIZED_BY_VALUES = ("repeat_interleave", "unique", "unique_consecutive", "bincount", "masked_select", "argwhere")
 _READ_OUT = ("tolist", "cpu", "numpy")
 _REPLACED = ("sum", "all", "isfinite", "isnan", "isinf", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
-_NOT_COMPUTED = ("empty", "empty_like", "new_empty", "rand", "randint", "randperm", "randint_like", "__get__")
+_NOT_COMPUTED = ("empty", "empty_like", "new_empty", "__get__")
+_DRAWN = ("rand", "dropout", "bernoulli", "multinomial", "normal", "uniform", "exponential")
+"""In the names of functions whose results are drawn: the host's generator is left alone."""
 
 
-def known_integers(policy: Policy) -> Any:
-    """A mode in which operations on small integers whose values are known have known results."""
+def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
+    """A mode in which operations on small integers whose values are known have known results.
+
+    With `numbers`, those on all small tensors: a detector's boxes and its matching.
+    """
     torch = policy.torch
     host = torch.device("cpu")
     inside_transform = torch._C._functorch.peek_interpreter_stack
@@ -42,7 +47,7 @@ def known_integers(policy: Policy) -> Any:
     def small(value: Any) -> bool:
         if not isinstance(value, torch.Tensor) or not value.is_cuda:
             return False
-        return not value.dtype.is_floating_point and value.nbytes <= KNOWN_BYTES
+        return (numbers or not value.dtype.is_floating_point) and value.nbytes <= KNOWN_BYTES
 
     def on_card(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -74,7 +79,7 @@ def known_integers(policy: Policy) -> Any:
                 return (
                     getattr(args[0], name)(*args[1:], **options) if name in _REPLACED else function(*args, **options)
                 )
-            if inside_transform() is not None or name in _NOT_COMPUTED:
+            if inside_transform() is not None or name in _NOT_COMPUTED or any(word in name for word in _DRAWN):
                 return function(*args, **options)
             if name in _READ_OUT and small(args[0]):
                 known = policy.known(args[0])  # of a view that a kernel would have to gather first, too

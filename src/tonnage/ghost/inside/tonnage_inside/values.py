@@ -703,10 +703,10 @@ class Policy:
 
             module._preprocess_mask_arguments = _preprocess_mask_arguments  # type: ignore[attr-defined]
 
-    def follow_integers(self) -> None:
-        """From here on, in this thread, what is computed from known integers is known."""
+    def follow_integers(self, *, numbers: bool = False) -> None:
+        """From here on, in this thread, what is computed from known integers is known; or of all small `numbers`."""
         if self.torch._C._len_torch_function_stack() == 0:
-            known_integers(self)().__enter__()
+            known_integers(self, numbers=numbers)().__enter__()
 
     def _patch_multimodal(self, module: ModuleType) -> None:
         """Sizes of images, audio and video are integers on the card: what is computed from known ones is known.

@@ -59,6 +59,7 @@ class Watch:
         self._occasion = ""
         self._stepped = False
         self._whole_step = False
+        self._trained_found = False
         self._backward_seen = False
         self._backward_depth = 0
         self._names: dict[int, str] = {}
@@ -207,7 +208,7 @@ class Watch:
             "parameters": total,
             "trainable_parameters": sum(elements(p) for p in parameters if p.requires_grad) + trainable_of_others,
         }
-        if total >= self.model.get("parameters", 0):
+        if not self._trained_found and total >= self.model.get("parameters", 0):
             self.model = self._roots[root]
 
     def _claim_parameters(self, module: Any) -> None:
@@ -314,7 +315,8 @@ class Watch:
             root: sum(elements(parameter) for parameter in root.parameters() if id(parameter) in updated)
             for root in list(self._roots)
         }
-        if len(owned) > 1 and any(owned.values()):
+        if any(owned.values()):
+            self._trained_found = True
             best = max(reversed(owned), key=lambda root: (owned[root], self._roots[root]["parameters"]))
             self.model = self._roots[best]
 
