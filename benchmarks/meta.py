@@ -52,6 +52,13 @@ RANKS: dict[str, tuple[str, dict[str, Any]]] = {
         {"shard": "zero3", "method": "lora", "precision": "bf16-true", "allocator": "expandable"},
     ),
     "hsdp, 2 x 8 ranks": ("2x8x", {"shard": "hsdp"}),
+    "tp 8, 8 ranks": ("8x", {"tp": 8}),
+    "tp 4, ddp, 16 ranks, clipping": ("2x8x", {"tp": 4, "shard": "ddp", "clip_grad_norm": 1}),
+    "tp 2, zero3, 64 ranks, checkpointing": (
+        "8x8x",
+        {"tp": 2, "shard": "zero3", "checkpointing": "full", "precision": "bf16-true"},
+    ),
+    "tp 4 on whole sequences, zero3, 8 ranks": ("8x", {"tp": 4, "shard": "zero3", "sequence_parallel": "off"}),
 }
 """Plans for several cards: how many of them, written before the card's name."""
 GPUS = ("a100-80gb", "h100-80gb", "rtx-4090", "t4", "b200")

@@ -7,6 +7,8 @@ would read no values.
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +26,12 @@ def group_of(args: Any) -> Any:
         if isinstance(each, dist.ProcessGroup):
             return each
     return dist.distributed_c10d._resolve_process_group(args[-1])
+
+
+def known_to_fake_tensors() -> None:
+    """Have torch know what collectives give for fake tensors, which before 2.11 only one of its tools tells it."""
+    if importlib.util.find_spec("torch.distributed._meta_registrations") is None:
+        importlib.import_module("torch.distributed._tools.fake_collectives")
 
 
 @contextmanager

@@ -279,7 +279,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _note_exchange(self, op: Any, args: Any, result: Any) -> None:
         """Note which memory a collective sends from and writes to."""
         name = _COLLECTIVES.get(op.overloadpacket.__name__)
-        given = args if op.namespace == "c10d" else (args, result)  # which names what it writes to first
+        whole = op.namespace == "c10d"  # which names what it writes to first
+        given = args if whole else result if name == "AllReduce" else (args, result)  # of a copy, in its place
         tensors = [tensor for tensor in tensors_in(given) if tensor.device == self.device]
         if name is None or not tensors:
             return
@@ -488,6 +489,7 @@ def recording(device: torch.device, capacity_bytes: int) -> Iterator[tuple[Recor
 @contextmanager
 def watching(recorder: Recorder, fake: FakeTensorMode) -> Iterator[Any]:
     """Within it tensors are fake and the Recorder hears of them; gives a Watch."""
+    peers.known_to_fake_tensors()
     watch = inside("watch").Watch(torch, address=recorder.address)
     recorder.mark = lambda: len(watch.marks) - 1
     recorder.on_shortage = lambda requested: watch.out_of_memory(0, requested, recorder.memory.capacity_bytes, 0)

@@ -45,9 +45,16 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"shard": "hsdp", "precision": "bf16-true", "optimizer": "adamw-fused", "allocator": "expandable"},
     ),
     "whole on each rank, accumulation": ("vit-base", "8xl4", {"shard": "ddp", "grad_accum": 2}),
+    "matrices divided among eight, autocast on their parts": (
+        "llama",
+        "8xa100-80gb",
+        {"tp": 8, "shard": "none", "clip_grad_norm": 1},
+    ),
+    "matrices divided among four, experts, sharded": ("granite-moe", "8xh100-80gb", {"tp": 4, "shard": "zero3"}),
     "adapters": ("smollm2-135m", "a100-80gb", {"method": "lora", "loss": "chunked"}),
 }
 SMALL: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", "vocab_size": 8000},
     "granite-moe": {"model_type": "mixtral", "num_local_experts": 8, "vocab_size": 8000},
     "deepseek": {
         "model_type": "deepseek_v3",
@@ -96,7 +103,8 @@ def test_peaks_are_those_of_the_ghost(row: str, worker: Worker) -> None:
     for mine, its in zip(imitated.phases, real.phases, strict=True):
         assert (mine.name, mine.allocated_bytes) == (its.name, pytest.approx(its.allocated_bytes, rel=0.02))
     assert imitated.peak.by_category["runtime"] == real.peak.by_category["runtime"]
-    for category in ("parameter", "optimizer_state", "communication"):
+    alone = "tp" not in options  # else several buffers have one address between two marks, and which was sent is open
+    for category in ("parameter", "optimizer_state", *(("communication",) if alone else ())):
         mine, its = imitated.peak.by_category[category], real.peak.by_category[category]
         assert mine == pytest.approx(its, rel=0.02), category
 

@@ -50,9 +50,9 @@ def test_what_it_does_not_imitate_it_refuses(plan: Plan, options: dict[str, obje
         estimate(plan, **options)
 
 
-def test_of_several_cards_it_imitates_those_that_share_no_matrix() -> None:
-    with pytest.raises(UsageError, match="source=meta with tp=2"):
-        predict.estimate(tiny_job(), Plan(tp=2), parse_cluster("2xt4"), source="meta")
+def test_of_several_cards_it_imitates_those_that_share_no_sequence() -> None:
+    with pytest.raises(UsageError, match="source=meta with cp=2"):
+        predict.estimate(tiny_job(), Plan(cp=2), parse_cluster("2xt4"), source="meta")
 
 
 def test_sources_are_named() -> None:

@@ -36,6 +36,8 @@ class FakeCard(FakeTensorMode):  # type: ignore[misc]
 
     meta_is_meant = False
     """Whether the function that the program called is about tensors without memory."""
+    number_is_put = False
+    """Whether something is put into a part of a tensor: a number comes from the host."""
     avoid_device_init = True
     """`torch.tensor` must not look for the card's memory by itself."""
 
@@ -44,7 +46,8 @@ class FakeCard(FakeTensorMode):  # type: ignore[misc]
         kwargs = dict(kwargs or {})
         device = kwargs.get("device")
         if device is not None and not self.meta_is_meant and torch.device(device).type == "meta":
-            kwargs["device"] = CARD
+            put = self.number_is_put and op is torch.ops.aten.scalar_tensor.default
+            kwargs["device"] = torch.device("cpu") if put else CARD
         return super().__torch_dispatch__(op, types, args, kwargs)
 
 
@@ -111,6 +114,8 @@ def present(device: Device, streams: Streams | None = None, cards: int = 1) -> I
         stack.enter_context(patch.object(torch.accelerator, "current_stream", lambda device=None: streams.current))
         stack.enter_context(patch.object(DefaultDeviceType, "_default_device_type", CARD.type))
         stack.enter_context(patch.object(torch.Tensor, "_make_subclass", staticmethod(_made_of_meta())))
+        stack.enter_context(patch.object(DTensor, "__new__", _divided_with_keys()))
+        stack.enter_context(patch.object(torch.Tensor, "__setitem__", _put(fake)))
         stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
         for name in ("device", "is_cuda", "is_meta"):
             stack.enter_context(patch.object(DTensor, name, _of_the_local(name), create=True))
@@ -146,6 +151,22 @@ def _of_the_local(name: str) -> property:
     return property(lambda tensor: getattr(tensor._local_tensor, name))
 
 
+def _divided_with_keys() -> Callable[..., DTensor]:
+    """`DTensor.__new__`, whose tensors have the keys of where their part is: C++ knows that to be `meta`."""
+    original = DTensor.__new__
+
+    def made(cls: type, local: torch.Tensor, spec: Any, *, requires_grad: bool) -> DTensor:
+        tensor = original(cls, local, spec, requires_grad=requires_grad)
+        if local.device != CARD:
+            return tensor
+        with torch._C._DisableTorchDispatch():  # what follows detaches it, which would make another one
+            found = torch.Tensor._make_subclass(cls, tensor, requires_grad, device_for_backend_keys=CARD)
+        found._spec, found._local_tensor = spec, local
+        return found
+
+    return made
+
+
 def _foreach_types() -> list[type]:
     """What optimizers' default, which is to update all parameters at once on a card, is for."""
     return [*optimizer._foreach_supported_types, FakeTensor]
@@ -162,6 +183,20 @@ def _made_of_meta() -> Callable[..., torch.Tensor]:
         return make(cls, data, requires_grad, **options)
 
     return made
+
+
+def _put(fake: FakeCard) -> Callable[..., None]:
+    """`Tensor.__setitem__`, which makes a tensor of a number: for a card on the host, for `meta` on `meta`."""
+    original = torch.Tensor.__setitem__
+
+    def put(tensor: torch.Tensor, place: Any, value: Any) -> None:
+        fake.number_is_put, before = tensor.device.type == CARD.type, fake.number_is_put
+        try:
+            original(tensor, place, value)
+        finally:
+            fake.number_is_put = before
+
+    return put
 
 
 def _answers(device: Device, cards: int) -> dict[str, Any]:
@@ -184,6 +219,7 @@ def _answers(device: Device, cards: int) -> dict[str, Any]:
     return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: False,
         "device_count": lambda: cards,
         "current_device": lambda: 0,
         "set_device": nothing,

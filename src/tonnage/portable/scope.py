@@ -31,6 +31,8 @@ IMITATED: Final[Mapping[str, tuple[str, ...]]] = {
     "shard": ("ddp", "zero1", "zero2", "zero3", "hsdp"),
     "accum_sync": ANY,
     "reduce_dtype": ANY,
+    "tp": ANY,
+    "sequence_parallel": ANY,
 }
 """Values of options that were compared with the ghost, beside each option's default."""
 

@@ -63,6 +63,10 @@ class Stream:
         """Its work is done."""
         return True
 
+    def is_capturing(self) -> bool:
+        """No graph is made."""
+        return False
+
 
 class Streams:
     """The streams of one card, and which of them is current."""

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils._pytree import tree_leaves
 
-from tonnage.portable import packed, quantities, reductions
+from tonnage.portable import packed, quantities, reductions, splits
+from tonnage.portable.workspaces import PRODUCTS, Workspaces
 
 if TYPE_CHECKING:
     from tonnage.device import Device
@@ -18,17 +19,19 @@ aten = torch.ops.aten
 Table = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
 """By operation and variant: from which compute capability on which blocks are taken, each as bytes by number."""
 
-_PRODUCTS: Final = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmv, aten.mv, aten.dot, aten._scaled_mm)
 _SUMS: Final = {aten.sum: 1, aten.mean: 1, aten.linalg_vector_norm: 2}
 """Reductions, and at which place they are given their dimensions."""
 _NORMS: Final = {aten.native_layer_norm: 1, aten.native_layer_norm_backward: 2}
 """Operations that first copy those of so many first arguments that are not contiguous (layer_norm_kernel.cu)."""
-WORKSPACE_BYTES: Final = {True: 32 * 2**20, False: 8320 * 2**10}
-"""cuBLAS's workspace from compute capability 9.0 on, and before (CUDABlas.cpp, parseChosenWorkspaceSize)."""
 
 
 def _on_card(result: Any) -> bool:
     return any(leaf.device.type == "cuda" for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+
+
+def _converted(tensor: torch.Tensor, result: torch.Tensor) -> Sequence[int]:
+    """The copy that is made of a tensor of another dtype than the result's."""
+    return () if tensor.dtype == result.dtype else (tensor.numel() * result.element_size(),)
 
 
 def _bytes(tensor: torch.Tensor) -> int:
@@ -42,7 +45,7 @@ class Temporaries:
     def __init__(self, device: Device, table: Table) -> None:
         self._device = device
         self._table = table
-        self._handles: set[bool] = set()
+        self._workspaces = Workspaces(device.capability, torch.__version__)
 
     def before(self, op: Any, args: Any) -> Sequence[int]:
         """Bytes of each copy that is made of an argument before there is room for the result."""
@@ -54,22 +57,18 @@ class Temporaries:
     def __call__(self, recorder: Recorder, op: Any, args: Any, kwargs: Any, result: Any) -> Sequence[int]:
         """Bytes of each block that the operation takes and gives back; a product's first workspace stays."""
         packet = getattr(op, "overloadpacket", None)
-        if packet in _PRODUCTS:
-            self._hold_workspace(recorder, args[0])
-        elif packet in _SUMS:
+        if packet in PRODUCTS:
+            return self._workspaces.take(recorder, op, args, kwargs)
+        if packet in _SUMS:
             return self._partial_sums(args, kwargs, _SUMS[packet])
-        elif packet is not None and op.namespace == "fsdp" and packet.__name__ in packed.OF:
+        if packet is aten._scaled_dot_product_flash_attention:
+            return splits.forward(args, kwargs, self._device, torch.__version__)
+        if packet is not None and op.namespace == "fsdp" and packet.__name__ in packed.OF:
             return packed.OF[packet.__name__](args, kwargs, self._device)
-        elif packet is not None and packet.__name__ in self._table and _on_card(result):
-            return self._blocks(packet.__name__, quantities.OF[packet.__name__](args, kwargs, result))
+        if packet is not None and packet.__name__ in self._table and _on_card(result):
+            known = self._blocks(packet.__name__, quantities.OF[packet.__name__](args, kwargs, result))
+            return (*_converted(args[0], result), *known) if packet is aten.cumsum else known
         return ()
-
-    def _hold_workspace(self, recorder: Recorder, tensor: torch.Tensor) -> None:
-        """One for each thread that multiplies: the program's, and autograd's own for the card."""
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward not in self._handles and tensor.device == recorder.device:
-            self._handles.add(in_backward)
-            recorder.hold(WORKSPACE_BYTES[self._device.capability >= (9, 0)])
 
     def _partial_sums(self, args: Any, kwargs: Any, place: int) -> Sequence[int]:
         tensor = args[0]
