@@ -52,7 +52,7 @@ def test_what_it_does_not_imitate_it_refuses(plan: Plan, options: dict[str, obje
 
 def test_of_several_cards_it_imitates_those_that_share_no_sequence() -> None:
     with pytest.raises(UsageError, match="source=meta with cp=2"):
-        predict.estimate(tiny_job(), Plan(cp=2), parse_cluster("2xt4"), source="meta")
+        predict.estimate(tiny_job(), Plan(cp=2, shard="zero3"), parse_cluster("2xt4"), source="meta")
 
 
 def test_sources_are_named() -> None:
