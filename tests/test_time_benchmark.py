@@ -9,7 +9,7 @@ from benchmarks.time import regret
 from benchmarks.time.alternatives import Prospect
 from benchmarks.time.calibration import CALIBRATIONS, known, toml
 from benchmarks.time.fit import errors, fit, predicted, summary
-from benchmarks.time.recipes import of_experts
+from benchmarks.time.recipes import completed, of_experts, of_release
 from benchmarks.time.rows import Left, load, own, read
 
 from tonnage.axes import Axes
@@ -142,13 +142,37 @@ def test_chances_of_stalls_are_those_of_the_runs_that_tell(rows):
 
 
 def test_recipes_by_network_card_and_release():
-    row = {"model": "Qwen3_235B_a22B", "gpu_norm": "GB200", "precision": "MXFP8", "pp": 8, "ep": 32}
+    row = {
+        "model": "Qwen3_235B_a22B",
+        "gpu_norm": "GB200",
+        "precision": "MXFP8",
+        "pp": 8,
+        "ep": 32,
+        "phase": "pretrain",
+    }
+    row["source_repo"] = "NVIDIA-NeMo/Megatron-Bridge"
     old, new = ({**row, "notes": f"container {release} NeMo Container"} for release in ("26.04.01", "26.06"))
-    assert of_experts(old) == {"captured": "part"}
+    assert of_experts(old) == {"captured": "part", "experts_whole": True}
     assert of_experts(new)["captured"] == "all"
     assert of_experts(new)["experts_fused"]
-    assert of_experts({**new, "gpu_norm": "H100", "precision": "FP8"}) == {"experts_overlapped": True}
-    assert of_experts({**new, "model": "Grok 1 314b"}) == of_experts({**row, "model": "DeepSeekV3"}) == {}
+    hopper = of_experts({**new, "gpu_norm": "H100", "precision": "FP8"})
+    assert hopper == {"experts_overlapped": True, "experts_whole": True}
+    assert of_experts({**new, "model": "Grok 1 314b"}) == {"experts_even": True}
+    deepseek = of_experts({**old, "model": "DeepSeekV3", "gpu_norm": "B300", "pp": 16})
+    assert deepseek["stage_layers"] == (4,) * 15 + (2,)
+    assert sum(deepseek["stage_layers"]) == 61 + 1
+    assert deepseek["checkpointing"] == "latent"
+
+
+def test_what_tables_do_not_say_and_have_wrong_is_the_recipes():
+    launcher = {"source_repo": "NVIDIA/NeMo-Framework-Launcher", "phase": "pretrain", "precision": "fp8", "pp": 4}
+    mixtral = completed({**launcher, "model": "MIXTRAL-8x7B"})
+    assert (mixtral["precision"], mixtral["ep"]) == ("bf16", 8)
+    assert completed({**launcher, "model": "LLAMA2-13B"})["vp"] == 10
+    assert completed({**launcher, "model": "LLAMA2-13B", "vp": 5})["vp"] == 5
+    assert of_release({**launcher, "model": "Nemotron-8B"})["loss"] == "plain"
+    assert of_release({**launcher, "model": "Nemotron-8B", "source_repo": "NVIDIA/NeMo"})["loss"] == "compiled"
+    assert "packing" in of_release({**launcher, "model": "LLAMA2-7B", "phase": "sft"})
 
 
 def test_a_layout_of_another_batch_is_left_out():

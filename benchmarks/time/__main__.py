@@ -107,8 +107,8 @@ def _lines(by_model: Sequence[tuple[Row, float]], by_cluster: Sequence[tuple[Row
 def _group(row: Row) -> str:
     if row.software == "megatron" and row.shape.experts:
         return f"{row.source}, {row.cluster_name}"
-    if row.cluster_name == "GB200":
-        return f"{row.source}, GB200 (calibrated only its card's products)"
+    if row.cluster_name in ("GB200", "GB300"):
+        return f"{row.source}, {row.cluster_name} (calibrated only its card's products)"
     if row.software == "eager" and row.cluster_name == "a100":
         return f"{row.source}, A100 (not calibrated)"
     if row.software == "nanotron":

@@ -33,8 +33,10 @@ class Calibration:
     """What a field's doubling must be worth: the more, the less the networks tell of the fields."""
     of_experts: tuple[str, ...] = ()
     """The fields that are calibrated afterwards on networks with experts, which count by the root of their rows: rows
-    of one network repeat each other, but two are not worth as much as thirty.  gpt-oss is only judged: how its
-    attention with sinks was computed in which release is not known, and it takes half of the step."""
+    of one network repeat each other, but two are not worth as much as thirty.  gpt-oss is only judged: what its
+    experts' biases take in one kernel is not known."""
+    experts_prior: float = PRIOR
+    """The prior of these."""
     rows: str
     """In words."""
 
@@ -95,12 +97,15 @@ CALIBRATIONS = {
     ),
     "megatron": Calibration(
         start=Software(
-            name="megatron", fused=True, kernel_seconds=2.5e-5, tensor_exposed=0.6, data_overlap=0.9,
-            sends_exposed=0.3, expert_factor=1.6, fused_expert_factor=1.3,
+            name="megatron", fused=True, kernel_seconds=5e-5, memory_factor=1.3, tensor_exposed=0.6, data_overlap=0.9,
+            sends_exposed=0.3, expert_factor=1.2, fused_expert_factor=1.0, looped_kernel_seconds=1e-5,
         ),
         names=("matmul_factor", "memory_factor", "tensor_exposed", "near_part", "far_part", "sends_exposed"),
         takes=lambda row: not row.shape.experts and row.cluster_name == "H100",
-        of_experts=("expert_factor", "fused_expert_factor", "expert_overlap", "kernel_seconds"),
+        of_experts=(
+            *("expert_factor", "fused_expert_factor", "expert_overlap", "kernel_seconds", "looped_kernel_seconds"),
+        ),
+        experts_prior=10 * PRIOR,  # four networks for five fields
         rows="NeMo's, Megatron-Bridge's and dgxc-benchmarking's networks on 8 to 2,048 H100; experts also Blackwell",
     ),
     "internevo": Calibration(
@@ -126,7 +131,7 @@ def calibrated(name: str, rows: Iterable[Row]) -> Software:
     if not (how.of_experts and experts):
         return found
     count = Counter(row.model for row in experts)
-    return fit(experts, found, how.of_experts, lambda row: 1 / sqrt(count[row.model]))
+    return fit(experts, found, how.of_experts, lambda row: 1 / sqrt(count[row.model]), how.experts_prior)
 
 
 def with_interval(software: Software, left_out: Sequence[float]) -> Software:

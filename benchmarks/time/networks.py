@@ -22,18 +22,20 @@ _CATALOG: Final = {
 }  # fmt: skip
 
 _CLASSIC: Final = {"rms_norm": False, "gated": False, "tied": False, "parts": 1}
+_GPT3: Final = {**_CLASSIC, "rotary": 0.0, "biases": "all", "dropout": True}
+_NEMOTRON: Final = {**_CLASSIC, "rotary": 0.5, "squared_activation": True}
 
 _GIVEN: Final[dict[str, dict[str, Any]]] = {
     # layers, width, heads, key heads, inner width, words: NeMo's and dgxc-benchmarking's recipes
-    "gpt3-5b": {"sizes": (24, 4096, 32, 32, 16384, 51200), "biases": "all", "rotary": 0.0, **_CLASSIC},
-    "gpt3-20b": {"sizes": (44, 6144, 48, 48, 24576, 51200), "biases": "all", "rotary": 0.0, **_CLASSIC},
-    "gpt3-175b": {"sizes": (96, 12288, 96, 96, 49152, 51200), "biases": "all", "rotary": 0.0, **_CLASSIC},
-    "nemotron-8b": {"sizes": (32, 4096, 32, 32, 16384, 256000), "rotary": 0.5, **_CLASSIC},
-    "nemotron4 15b": {"sizes": (32, 6144, 48, 8, 24576, 256000), "rotary": 0.5, **_CLASSIC},
-    "nemotron-22b": {"sizes": (40, 6144, 48, 48, 24576, 256000), "rotary": 0.5, **_CLASSIC},
-    "nemotron4 340b": {"sizes": (96, 18432, 96, 8, 73728, 256000), "rotary": 0.5, **_CLASSIC},
-    "nemotron-340b": {"sizes": (96, 18432, 96, 8, 73728, 256000), "rotary": 0.5, **_CLASSIC},
-    "nemotron 340b": {"sizes": (96, 18432, 96, 8, 73728, 256000), "rotary": 0.5, **_CLASSIC},
+    "gpt3-5b": {"sizes": (24, 4096, 32, 32, 16384, 51200), **_GPT3},
+    "gpt3-20b": {"sizes": (44, 6144, 48, 48, 24576, 51200), **_GPT3},
+    "gpt3-175b": {"sizes": (96, 12288, 96, 96, 49152, 51200), **_GPT3},
+    "nemotron-8b": {"sizes": (32, 4096, 32, 32, 16384, 256000), **_NEMOTRON},
+    "nemotron4 15b": {"sizes": (32, 6144, 48, 8, 24576, 256000), **_NEMOTRON},
+    "nemotron-22b": {"sizes": (40, 6144, 48, 48, 24576, 256000), **_NEMOTRON},
+    "nemotron4 340b": {"sizes": (96, 18432, 96, 8, 73728, 256000), **_NEMOTRON},
+    "nemotron-340b": {"sizes": (96, 18432, 96, 8, 73728, 256000), **_NEMOTRON},
+    "nemotron 340b": {"sizes": (96, 18432, 96, 8, 73728, 256000), **_NEMOTRON},
     "grok 1 314b": {
         **{"sizes": (64, 6144, 48, 8, 32768, 131072), "gated": True, "tied": True},
         **{"experts": 8, "experts_per_token": 2, "expert_intermediate": 32768},

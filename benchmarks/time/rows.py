@@ -9,7 +9,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tonnage.axes import Axes
 from tonnage.costs.answer import price
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
-from tonnage.device import Cluster, find_device
+from tonnage.device import Cluster, Device, find_device
 from tonnage.errors import TonnageError
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
@@ -108,9 +108,20 @@ def _count(left: dict[str, dict[str, int]], raw: Raw, reason: str) -> None:
     reasons[reason] = reasons.get(reason, 0) + 1
 
 
+def _device(card: str) -> Device:
+    """The card, also one that the catalog does not have.
+
+    GB300: a B300 of 1.4 kW, 15, 5 and 2.5 PFLOP/s with 4, 8 and 16 bits (GB300 NVL72's figures, 72 of them).
+    """
+    if card != "gb300":
+        return find_device(card)
+    known = find_device("b300")
+    return replace(known, peak_flops=replace(known.peak_flops, fp4=15000e12, fp8=5000e12, bf16=2500e12))
+
+
 def _cluster(card: str, gpus: int, per_node: int = 8, **known: Any) -> Cluster:
     nodes = max(1, gpus // per_node)
-    return Cluster(device=find_device(card), gpus_per_node=min(gpus, per_node), nodes=nodes, **known)
+    return Cluster(device=_device(card), gpus_per_node=min(gpus, per_node), nodes=nodes, **known)
 
 
 def _noted(raw: Raw, name: str) -> int:
@@ -204,7 +215,7 @@ def _nanotron(raw: Raw) -> Row:
     )  # fmt: skip
 
 
-_CARDS = {"H100": "h100-80gb", "B200": "b200", "GB200": "gb200", "B300": "b300"}
+_CARDS = {"H100": "h100-80gb", "B200": "b200", "GB200": "gb200", "B300": "b300", "GB300": "gb300"}
 _DTYPES = {
     **dict.fromkeys(("bf16", "BF16"), "bf16"),
     **dict.fromkeys(("fp8", "FP8", "MXFP8", "FP8-CS", "FP8-MX", "fp8_mx", "fp8 current scaling"), "fp8"),
@@ -215,16 +226,22 @@ _DTYPES = {
 def _megatron(raw: Raw) -> Row:
     """NeMo and Megatron-Bridge: Transformer Engine, sequence parallelism, distributed optimizer, exchanges
     overlapped."""
+    raw = recipes.completed(raw)
     shape = shape_of(raw["model"], raw.get("layers"))
     if shape is None:
         raise Left("network not in the catalog or our list")
+    if shape.latent_rank:  # DeepSeek is trained to predict two tokens: a layer and the head once more
+        shape = replace(shape, layers=shape.layers + 1, predicted=2)
     card, dtype = _CARDS.get(raw["gpu_norm"]), _DTYPES.get(raw.get("precision") or "")
     if card is None or dtype is None:
         raise Left(f"card or precision not known here ({raw['gpu_norm']}, {raw.get('precision')})")
     if not (raw.get("micro_batch") and raw.get("global_batch") and raw.get("seq_len") and raw.get("tp")):
         raise Left("batch, length or layout not stated")
-    if "lora" in (raw["phase"] + raw["model"]).lower() or "Megatron-FSDP" in (raw.get("sharding") or ""):
+    adapters = re.search("lora|peft", (raw["phase"] + raw["model"]).lower())
+    if adapters or "Megatron-FSDP" in (raw.get("sharding") or ""):
         raise Left("LoRA or Megatron-FSDP: too few rows of their own")
+    if recipes.regressed(raw):
+        raise Left("its container's cuDNN is known to be slow (cudnn-frontend#256)")
     tp, pp, cp = raw["tp"], raw.get("pp") or 1, raw.get("cp") or 1
     data = raw["n_gpus"] // (tp * pp * cp)
     if data * tp * pp * cp != raw["n_gpus"] or raw["global_batch"] % (raw["micro_batch"] * data):
@@ -234,8 +251,8 @@ def _megatron(raw: Raw) -> Row:
         grad_accum=raw["global_batch"] // (raw["micro_batch"] * data),
         axes=Axes(pp=pp, dp_replicate=data, cp=cp, tp=tp, ep=raw.get("ep") or 1),
         schedule="interleaved" if raw.get("vp") else "1f1b", virtual_stages=raw.get("vp") or 1,
-        sequence_parallel=True, dtype=dtype, weight_bytes=2, gradient_bytes=4, autocast=False, accumulated_bytes=4,
-        loss="fused", optimizer="adamw-fused", clipped=True, shard="zero1",
+        sequence_parallel=True, dtype=dtype, weight_bytes=2, autocast=False, accumulated_bytes=4,
+        optimizer="adamw-fused", clipped=True, shard="zero1", **recipes.of_release(raw),
         **(recipes.of_experts(raw) if shape.experts else {}),
     )  # fmt: skip
     speed = raw.get("tokens_per_sec_per_gpu")
@@ -246,7 +263,7 @@ def _megatron(raw: Raw) -> Row:
         source=f"{sources.get(raw['source_repo'], 'NeMo')}, {'experts' if shape.experts else 'dense'}",
         software="megatron", model=f"{shape.hidden} x {shape.intermediate} x {shape.experts}",
         cluster_name=raw["gpu_norm"],
-        shape=shape, work=work, cluster=_cluster(card, raw["n_gpus"], 64 if raw["gpu_norm"] == "GB200" else 8),
+        shape=shape, work=work, cluster=_cluster(card, raw["n_gpus"], 64 if raw["gpu_norm"].startswith("GB") else 8),
         seconds=work.step_tokens / (speed * raw["n_gpus"]), raw=raw,
     )  # fmt: skip
 

@@ -98,7 +98,64 @@ def test_experts_are_multiplied_together_but_one_by_one_under_autocast():
     assert sum(op.kernels for op in together) == 2 + 4  # gate and up are one matrix; two products each in backward
     assert sum(op.kernels for op in one_by_one) == 8 * sum(op.kernels for op in together)
     assert sum(op.flops for op in one_by_one) == sum(op.flops for op in together)
-    assert sum(op.kernels for op in of_experts(fused=True, dtype="fp8", ep=4)) == 2 * (2 + 4) * 3
+    assert sum(op.kernels for op in of_experts(fused=True, dtype="fp8", ep=4)) == 2 * (2 + 4)
+    assert sum(op.products for op in of_experts(fused=True, ep=4)) == 2 * (2 + 4)  # each fills the card by itself
+    assert sum(op.products for op in of_experts(fused=True, ep=4, experts_fused=True)) == 2 + 4
+
+
+def test_ranks_with_experts_of_their_own_multiply_as_much_as_ranks_with_parts_of_all():
+    """Half of the tokens with whole matrices, or all with halves: fewer bytes, as half of the rows are handed on."""
+    parts, whole = (of_experts(fused=True, tp=2, ep=4, experts_whole=whole) for whole in (False, True))
+    assert sum(op.flops for op in whole) == sum(op.flops for op in parts)
+    routed = [operations.layer(MIXTRAL, Slice(tokens=512, seq_len=512, tp=2, experts=True, experts_whole=own))
+              for own in (False, True)]  # fmt: skip
+    moved = [sum(op.bytes for op in layer.forward if op.name == "routing") for layer in routed]
+    assert moved[0] == 2 * moved[1]
+
+
+def casts_of(shape, **fields):
+    layer = operations.layer(shape, Slice(tokens=10, seq_len=10, fused=True, dtype="fp8", **fields))
+    ops = [op for op in (*layer.forward, *layer.backward) if op.name.startswith("cast for")]
+    return sum(op.bytes for op in ops), sum(op.kernels for op in ops)
+
+
+def test_narrow_operands_are_cast_in_passes_of_their_own_by_hand():
+    shape = replace(LLAMA, parts=1)
+    # operands: qkv's and the gate's after a norm (1 byte), output's and down's (4); gradients of all four results (4)
+    operands = 4096 + 4 * 4096 + 4096 + 4 * 14336
+    results = 4 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
+    assert casts_of(shape) == (10 * (operands + results), 8)
+    assert operations.layer(shape, Slice(tokens=10, seq_len=10, fused=True, dtype="bf16")).forward != ()
+    wide = operations.layer(shape, Slice(tokens=10, seq_len=10, fused=True))
+    assert not any(op.name.startswith("cast for") for op in (*wide.forward, *wide.backward))
+
+
+def test_experts_are_cast_one_by_one_unless_one_kernel_does_it_all():
+    loop, fused = (casts_of(MIXTRAL, experts=True, ep=2, experts_fused=whole) for whole in (False, True))
+    assert loop[1] - fused[1] == 2 * 2 * 4  # two products, both passes, four experts
+    assert loop[0] > fused[0]
+
+
+GPT_OSS = Shape.of(find_model("gpt-oss-20b").config())
+
+
+def test_clamped_experts_with_biases_take_passes_that_one_kernel_spares():
+    def around(**fields):
+        layer = operations.layer(GPT_OSS, Slice(tokens=10, seq_len=10, experts=True, **fields))
+        return sum(op.bytes for op in layer.forward if op.name in ("clamp", "expert biases"))
+
+    assert around(fused=True) == 10 * 4 * (16 * 2880 + 28 * 2880)
+    assert around(fused=True, experts_fused=True) == around() == 0
+
+
+def test_the_loss_moves_less_the_more_of_its_steps_are_one_kernel():
+    part = Slice(tokens=8, seq_len=8, fused=True)
+    moved = {
+        loss: sum(op.bytes for op in (*passes.forward, *passes.backward) if op.family == "loss")
+        for loss, passes in ((loss, operations.head(LLAMA, part, loss)) for loss in ("plain", "compiled", "fused"))
+    }
+    logits = 8 * 128256
+    assert moved == {"plain": 62 * logits, "compiled": 28 * logits, "fused": 4 * logits}
 
 
 def test_one_expert_on_a_rank_is_still_an_expert():

@@ -84,6 +84,10 @@ class Slice:
     """Whether this layer has experts, where the network has."""
     captured: str = "none"
     """Launches that a CUDA graph replays, of CAPTURED."""
+    experts_fused: bool = False
+    """Whether experts' products, their activation and casts are one kernel."""
+    experts_whole: bool = False
+    """Whether tensor-parallel ranks have experts of their own, rather than parts of each."""
 
 
 CAPTURED: Final = ("none", "part", "all")
@@ -151,7 +155,8 @@ def layer(shape: Shape, part: Slice) -> Passes:
             adapter = _expert_adapter if whole else _adapter
             forward.append(adapter(product, part))
             backward.append(adapter(product, part, backward=True))
-    for ahead, behind in (_attention(shape, part), _pointwise(shape, part), _weights(shape, part)):
+    for others in (_attention, _pointwise, _weights, _casts):
+        ahead, behind = others(shape, part)
         forward += ahead
         backward += behind
     return Passes(_launched(forward, part), _launched(backward, part))
@@ -181,8 +186,9 @@ def products(shape: Shape, part: Slice) -> Iterator[Product]:
         yield from _feed_forward(shape, "", T, shape.intermediate / t)
         return
     yield Product("router", T, h, shape.experts)
-    routed = T * shape.experts_per_token
-    yield from _feed_forward(shape, "expert ", routed, shape.expert_intermediate / t, shape.experts / part.ep)
+    apart = t if part.experts_whole else 1  # then each has but its part of the tokens
+    routed, width = T * shape.experts_per_token / apart, shape.expert_intermediate * apart / t
+    yield from _feed_forward(shape, "expert ", routed, width, shape.experts / part.ep)
     if shape.shared_intermediate:
         yield from _feed_forward(shape, "shared ", T, shape.shared_intermediate / t)
 
@@ -213,14 +219,14 @@ def _latent(shape: Shape, part: Slice) -> Iterator[Product]:
 def _looped(product: Product, part: Slice, operation: Operation) -> Operation:
     """A product with the kernels that it takes where it is of experts.
 
-    Fused codes launch one for each expert, with 8 bits two more that cast its rows.  torch has one for all of
-    them, but none under autocast, where it multiplies expert by expert.
+    Fused codes launch one for each expert, unless one kernel does it all.  torch has one for all of them, but none
+    under autocast, where it multiplies expert by expert.
     """
-    if not product.of_experts:
+    if not product.of_experts or part.experts_fused:
         return operation
     count = operation.products * round(product.matrices)
     if part.fused:
-        return replace(operation, kernels=count * (3 if kept_dtype(part.dtype) != part.dtype else 1))
+        return replace(operation, kernels=count, products=count)
     return replace(operation, kernels=count, products=count) if part.casts else operation
 
 
@@ -313,6 +319,7 @@ def _pointwise(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
             passing("rotation", rotated * turned, _few(part, 8)),
             passing("activation", active, _few(part, 2)),
             *_routing(shape, part, 1),
+            *_around_experts(shape, part),
         ],
         [
             _norm(shape, part, stream, rotated, backward=True),
@@ -320,6 +327,7 @@ def _pointwise(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
             passing("rotation backward", rotated * turned_back, _few(part, 16)),
             passing("activation backward", 2 * active, _few(part, 4)),
             *_routing(shape, part, 2),
+            *_around_experts(shape, part, backward=True),
         ],
     )
 
@@ -338,7 +346,11 @@ def _active(shape: Shape, part: Slice, e: float) -> float:
     """Bytes of an activation for each inner value: SiLU (2 e) and the gate's product (3 e), or GELU (2 e).
 
     Written out, GELU's tanh formula is eight kernels, of which autocast runs the power and what follows in fp32: 60.
+    A squared ReLU is written out in fused codes too (torch.pow(relu(x), 2), which NeMo does not compile): 4 e, and in
+    backward 10 e.
     """
+    if shape.squared_activation:
+        return 14 / 3 * e  # over three passes, of which backward has two
     if not shape.gated:
         return 60 if shape.stepwise_activation and not part.fused else 2 * e
     return 3 * e if part.fused else 5 * e
@@ -370,8 +382,30 @@ def _routing(shape: Shape, part: Slice, passes: int) -> list[Operation]:
     if not part.experts:
         return []
     e = ELEMENT_BYTES[kept_dtype(part.dtype)]
-    moved = part.tokens * shape.experts_per_token * shape.hidden * 4 * e
+    moved = part.tokens * shape.experts_per_token * shape.hidden * 4 * e / (part.tp if part.experts_whole else 1)
     return [Operation("routing", "pointwise", part.dtype, 0, passes * moved, 24 * passes)]
+
+
+def _around_experts(shape: Shape, part: Slice, *, backward: bool = False) -> list[Operation]:
+    """What Megatron's grouped experts compute in plain torch, unless one kernel does it all.
+
+    Clamping both halves and putting them together: 16 bytes an inner value, 20 backward.  Adding the last product's
+    bias times the router's weights, expert by expert, in fp32: 28 bytes a value, 40 backward.  (Megatron-LM
+    core_v0.16.0, `weighted_bias_quick_geglu_impl` and `TEGroupedMLP._apply_bias`.)
+    """
+    if not (part.fused and part.experts) or part.experts_fused:
+        return []
+    rows = part.tokens * shape.experts_per_token / (part.tp if part.experts_whole else 1)
+    suffix = " backward" if backward else ""
+    found: list[Operation] = []
+    if shape.clamped_activation:
+        moved = rows * shape.expert_intermediate * (20 if backward else 16)
+        found.append(Operation("clamp" + suffix, "pointwise", part.dtype, 0, moved, 6 if backward else 3))
+    if shape.expert_biases:
+        moved, count = rows * shape.hidden * (40 if backward else 28), round(shape.experts / part.ep)
+        kernels = count * (6 if backward else 3)
+        found.append(Operation("expert biases" + suffix, "pointwise", part.dtype, 0, moved, kernels, grouped=True))
+    return found
 
 
 def layer_weights(shape: Shape, part: Slice) -> float:
@@ -379,7 +413,8 @@ def layer_weights(shape: Shape, part: Slice) -> float:
     if not part.experts:
         return shape.dense_layer_parameters / part.tp
     routed = shape.experts * shape.expert_parameters
-    return (shape.expert_layer_parameters - routed) / part.tp + routed / (part.tp * part.ep)
+    divided = part.ep * (1 if part.experts_whole else part.tp)
+    return (shape.expert_layer_parameters - routed) / part.tp + routed / divided
 
 
 def _weights(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
@@ -395,6 +430,34 @@ def _weights(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation
     return [cast], [
         Operation("cast of gradients", "copy", part.dtype, 0, weights * 6, modules)
     ] if part.trained else []
+
+
+_AFTER_NORM: Final = ("qkv", "query", "key", "value", "query down", "latent down", "gate", "up")
+"""Products whose operand a norm writes."""
+
+
+def _casts(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
+    """Casts of operands to 8 or 4 bits; each is needed along rows for one product and along columns for another.
+
+    A kernel reads 2 bytes and writes both (4); a norm writes its own result narrow, which leaves a pass more for the
+    columns (1).  Backward casts the gradient of each product's result.  Those of experts are cast one by one.
+    """
+    if kept_dtype(part.dtype) == part.dtype or not part.fused:
+        return [], []
+    ahead, behind = [], []
+    for product in products(shape, part):
+        if product.of_experts and part.experts_fused:
+            continue
+        read = product.m * product.k * (1 if product.name in _AFTER_NORM else 4)
+        count = round(product.matrices) if product.of_experts else 1
+        ahead.append(_cast(product, part, "", read, count))
+        behind.append(_cast(product, part, " backward", product.m * product.n * 4, count))
+    return ahead, behind
+
+
+def _cast(product: Product, part: Slice, suffix: str, moved: float, kernels: int) -> Operation:
+    name = f"cast for {product.name}{suffix}"
+    return Operation(name, "pointwise", part.dtype, 0, moved, kernels, grouped=product.of_experts)
 
 
 @lru_cache(maxsize=4096)
@@ -415,17 +478,15 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
 
     Bytes of the loss for each of T V logits: eager code casts to fp32 (e + 4) and takes the logarithm of the softmax
     (8), backward writes its gradient (12) and casts it (4 + e); codes with a loss divided by words do the softmax in
-    steps (24 more, 6 more); a fused loss reads and writes logits once (2 e); in slices as the plain one, with the
-    product once more.
+    steps (24 more, 6 more), which compiled are four (cast and maximum 6, exponentials 8, their division 8, gradient
+    with its cast 6: Megatron-LM's fused_cross_entropy.py); a fused loss reads and writes logits once (2 e); in slices
+    as the plain one, with the product once more.
     """
     words = shape.vocab / part.tp
     product = Product("head", part.tokens, shape.hidden, words)
     dtype = kept_dtype(part.dtype)
-    e = ELEMENT_BYTES[dtype]
     logits = part.tokens * words
-    ahead, behind = (12 + e, 16 + e) if loss != "fused" else (2 * e, 0)
-    if part.fused and loss != "fused":
-        ahead, behind = ahead + 24, behind + 6
+    ahead, behind = _loss_bytes(part, loss)
     again = [product.operation(dtype, " again")] if loss == "chunked" else []
     slices = 8 if loss != "plain" else 1
     norm = _norm(shape, part, part.tokens * shape.hidden / shape.norms, 0)
@@ -437,3 +498,13 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
             Operation("loss backward", "loss", dtype, 0, logits * behind, 6 * slices),
         ),
     )
+
+
+def _loss_bytes(part: Slice, loss: str) -> tuple[float, float]:
+    """What the loss moves for each logit, forward and backward; see `head`."""
+    e = ELEMENT_BYTES[kept_dtype(part.dtype)]
+    if loss == "fused":
+        return 2 * e, 0
+    if loss == "compiled":
+        return 22, 6
+    return (36 + e, 22 + e) if part.fused else (12 + e, 16 + e)

@@ -67,6 +67,8 @@ class Seconds:
     """Of the products of experts."""
     kernels: float = 0.0
     """Kernels launched (a number)."""
+    looped: float = 0.0
+    """Of these, the ones that a loop over experts launches."""
 
     @property
     def total(self) -> float:
@@ -80,6 +82,7 @@ class Seconds:
             self.memory + other.memory,
             self.experts + other.experts,
             self.kernels + other.kernels,
+            self.looped + other.looped,
         )
 
     def __mul__(self, times: float) -> "Seconds":
@@ -95,6 +98,7 @@ class Seconds:
             self.memory * memory,
             self.experts * experts,
             self.kernels * kernels,
+            self.looped * kernels,
         )
 
 
@@ -133,11 +137,12 @@ def seconds(operations: Iterable[Operation], device: Device, reached: Card, *, b
     A product takes its operations at the reached part of the peak, or its bytes if those take longer, and the time in
     which the card fills and drains.  All else is bound by memory.
     """
-    compute = attention = memory = experts = kernels = 0.0
+    compute = attention = memory = experts = kernels = looped = 0.0
     rate = bandwidth(device) * reached.memory
     for op in operations:
         passing = op.bytes / rate
         kernels += op.kernels
+        looped += op.kernels if op.grouped else 0
         if op.family == "matmul":
             part = {"fp32": reached.fp32, "fp8": reached.fp8, "fp4": reached.fp4}.get(op.dtype, reached.matmul)
             if not op.aligned and op.dtype != "fp32":
@@ -153,7 +158,7 @@ def seconds(operations: Iterable[Operation], device: Device, reached: Card, *, b
             attention += _attention_seconds(op, device, reached, backend, seq_len) + op.kernels * reached.pass_seconds
         else:
             memory += passing + op.kernels * reached.pass_seconds
-    return Seconds(compute, attention, memory, experts, kernels)
+    return Seconds(compute, attention, memory, experts, kernels, looped)
 
 
 def _attention_seconds(op: Operation, device: Device, reached: Card, backend: str, seq_len: int) -> float:

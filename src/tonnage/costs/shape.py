@@ -80,6 +80,12 @@ class Shape:
     """Rows of learned positions."""
     stepwise_activation: bool = False
     """Whether libraries compute the activation in several kernels (GELU by its tanh formula, written out)."""
+    squared_activation: bool = False
+    """Whether the activation is a squared ReLU."""
+    clamped_activation: bool = False
+    """Whether both halves of a gated activation are clamped first."""
+    predicted: int = 1
+    """Tokens that each position predicts, for each of which the head is computed."""
     dropout: bool = False
     """Whether the residual stream is dropped out."""
     biases: str = ""
@@ -181,9 +187,14 @@ class Shape:
         return self.experts * (self.hidden + (1 if self.biases == "qkvo" else 0))
 
     @property
+    def expert_biases(self) -> bool:
+        """Whether experts' products have biases."""
+        return self.experts > 0 and self.biases == "qkvo"
+
+    @property
     def expert_parameters(self) -> int:
         """Weights of one routed expert."""
-        bias = 2 * self.expert_intermediate + self.hidden if self.biases == "qkvo" else 0
+        bias = 2 * self.expert_intermediate + self.hidden if self.expert_biases else 0
         return self.feed_forward_parameters(self.expert_intermediate) + bias
 
     @property
@@ -250,6 +261,7 @@ def _llama(config: Mapping[str, Any]) -> Shape:
         window=window,
         window_fraction=fraction,
         extra_parameters=extra,
+        clamped_activation=kind == "gpt_oss",
         **_experts(config),
     )
 

@@ -26,6 +26,8 @@ class Software:
     """Whether pipeline stages get layers by their cost; False: equally many."""
     kernel_seconds: float = 6e-6
     """Of the host for each kernel that it launches."""
+    looped_kernel_seconds: float = 0.0
+    """Of the host for each of those that a loop over experts launches, where it is not Python's; 0: the same."""
     matmul_factor: float = 1.0
     """Times the card's time for arithmetic."""
     attention_factor: float = 1.0

@@ -9,9 +9,9 @@ from tonnage.device import Cluster
 from tonnage.job import Job
 from tonnage.plans import Plan
 
-RECOMPUTED: Final = ("none", "full", "attention", "attention-module", "selective")
+RECOMPUTED: Final = ("none", "full", "attention", "attention-module", "selective", "latent", "norms")
 """What of a checkpointed layer runs again: nothing, all, its attention without and with the projections, all but its
-matrix products."""
+matrix products, what widens compressed queries, keys and values, its norms and activation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,12 @@ class Work:
     """Of the pipeline."""
     virtual_stages: int = 1
     """Stages on each rank of an interleaved pipeline."""
+    stage_layers: tuple[int, ...] = ()
+    """Layers of each stage, where a recipe divides them otherwise than its code does."""
     sequence_parallel: bool = True
     """With tensor parallelism: whether norms and residuals are divided too."""
+    tensor_beside: bool = True
+    """Whether exchanges of tensor parallelism run beside products, where the code does that."""
     dtype: str = "bf16"
     """Of matrix products; `tf32` and `fp8` among them."""
     weight_bytes: int = 4
@@ -60,10 +64,14 @@ class Work:
     """Whether tokens are handed to experts while another micro-batch computes."""
     experts_fused: bool = False
     """Whether experts' products, their activation and casts are one kernel for all experts of a rank."""
+    experts_whole: bool = False
+    """Whether tensor-parallel ranks have experts of their own, rather than parts of each."""
+    experts_even: bool = False
+    """Whether each expert gets equally many rows and is multiplied by a product of its own."""
     captured: str = "none"
     """Launches that a CUDA graph replays: `none`, `part` (all but those of experts' products) or `all`."""
     loss: str = "plain"
-    """`plain`, `chunked` or `fused`."""
+    """`plain`, `compiled` (where it is divided by words), `chunked` or `fused`."""
     optimizer: str = "adamw"
     """Its name as in a Plan."""
     clipped: bool = False
