@@ -58,6 +58,14 @@ RANKS: dict[str, tuple[str, dict[str, Any]]] = {
         "8x8x",
         {"tp": 2, "shard": "zero3", "checkpointing": "full", "precision": "bf16-true"},
     ),
+    "pp 2, zero2, 8 ranks": ("8x", {"pp": 2, "shard": "zero2", "grad_accum": 4}),
+    "pp 2 x 2 stages, tp 2, ddp, 8 ranks": (
+        "8x",
+        {
+            **{"pp": 2, "pp_schedule": "interleaved", "tp": 2, "shard": "ddp"},
+            **{"grad_accum": 4, "precision": "bf16-true", "optimizer": "adamw-fused"},
+        },
+    ),
     "tp 4 on whole sequences, zero3, 8 ranks": ("8x", {"tp": 4, "shard": "zero3", "sequence_parallel": "off"}),
 }
 """Plans for several cards: how many of them, written before the card's name."""

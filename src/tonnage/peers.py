@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -59,6 +60,42 @@ def ddp() -> Iterator[None]:
         replicated.__init__ = build
 
 
+@contextmanager
+def pairs(together: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """What is sent from rank to rank lives as long as the work of sending it, as NCCL's has it.
+
+    Where several such are asked for at once their work is one, which holds nothing; `together` is held meanwhile.
+    """
+    module = dist.distributed_c10d
+    names = ("isend", "irecv", "batch_isend_irecv")
+    originals = {name: getattr(module, name) for name in names}
+    at_once = False
+
+    def one(name: str) -> Callable[..., Any]:
+        @functools.wraps(originals[name])
+        def called(tensor: Any, *arguments: Any, **options: Any) -> Any:
+            work = originals[name](tensor, *arguments, **options)
+            return work if at_once or work is None else _Holding(work, tensor)
+
+        return called
+
+    @functools.wraps(originals["batch_isend_irecv"])
+    def batch(asked: Any) -> Any:
+        nonlocal at_once
+        at_once = True
+        try:
+            with together():
+                return originals["batch_isend_irecv"](asked)
+        finally:
+            at_once = False
+
+    changed = {"isend": one("isend"), "irecv": one("irecv"), "batch_isend_irecv": batch}
+    with ExitStack() as stack:
+        for place in (dist, module):
+            stack.enter_context(patch.multiple(place, **changed))
+        yield
+
+
 class _Instead:
     """All of another object but what a subclass says itself."""
 
@@ -67,6 +104,14 @@ class _Instead:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
+
+
+class _Holding(_Instead):
+    """Work, and the tensor that it is about."""
+
+    def __init__(self, original: Any, tensor: Any) -> None:
+        super().__init__(original)
+        self._tensor = tensor
 
 
 class _Unanimous(_Instead):

@@ -75,6 +75,8 @@ _COLLECTIVES: Final = {
     **dict.fromkeys(("allgather_", "_allgather_base_", "all_gather_into_tensor"), "AllGather"),
     **dict.fromkeys(("_reduce_scatter_base_", "reduce_scatter_tensor"), "ReduceScatter"),
     "broadcast_": "Broadcast",
+    "send": "Send",
+    "recv_": "Recv",
     "shard_dim_alltoall": "AllToAll",
 }
 """Operations by which ranks exchange, as NCCL calls what they do."""
@@ -223,7 +225,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Told of a request that does not fit, before OutOfMemoryError is raised."""
         self.collectives: list[Activity] = []
         """What ranks exchanged, of which this one's part is on the device."""
-        self._groups: dict[str, int] = {}
+        self._groups: dict[tuple[str, ...], int] = {}
+        self._together = False
+        """Whether sends and receives are asked for at once, which is one exchange of the whole group."""
         self._pauses = 0
         self._blocks: dict[int, _Block] = {}
         self._results: list[tuple[weakref.ref[torch.Tensor], str]] = []
@@ -285,11 +289,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if name is None or not tensors:
             return
         group = peers.group_of(args)
-        number = self._groups.setdefault(group.group_name, len(self._groups))
+        peer = args[2] if name in ("Send", "Recv") else 0
+        size, place, key = group.size(), group.rank(), (group.group_name,)
+        if name in ("Send", "Recv") and not self._together:  # NCCL makes a communicator for the two
+            size, key, place = 2, (*key, str(peer)), int(place > peer)
+        layout = (size, self._groups.setdefault(key, len(self._groups)), place)
         size_bytes = min(tensor.numel() * tensor.element_size() for tensor in tensors)
         first, last = self.address(tensors[-1]), self.address(tensors[0])
-        layout = (group.size(), number, group.rank())
-        self.collectives.append(Activity("collective", name, self.mark(), 0, layout, 0, 0, size_bytes, first, last))
+        self.collectives.append(
+            Activity("collective", name, self.mark(), 0, layout, peer, 0, size_bytes, first, last)
+        )
 
     def _accumulates(self, op: Any, args: Any) -> bool:
         """Whether this may be autograd adding a gradient to what is there already, which it does in place if it can.
@@ -379,6 +388,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             yield
         finally:
             self.adds_in_place = False
+
+    @contextmanager
+    def exchanging_together(self) -> Iterator[None]:
+        """Within it sends and receives are one exchange."""
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -497,6 +515,7 @@ def watching(recorder: Recorder, fake: FakeTensorMode) -> Iterator[Any]:
         _outside_the_dispatcher(recorder),
         _converted_as_real(),
         peers.ddp(),
+        peers.pairs(recorder.exchanging_together),
         _unheard_propagation(recorder),
         _unnoticed(),
         watch.hooked(),

@@ -51,10 +51,15 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"tp": 8, "shard": "none", "clip_grad_norm": 1},
     ),
     "matrices divided among four, experts, sharded": ("granite-moe", "8xh100-80gb", {"tp": 4, "shard": "zero3"}),
+    "stages of a pipeline that divide matrices too": (
+        "llama",
+        "8xh100-80gb",
+        {"pp": 2, "tp": 2, "shard": "zero2", "grad_accum": 3, "precision": "bf16-true"},
+    ),
     "adapters": ("smollm2-135m", "a100-80gb", {"method": "lora", "loss": "chunked"}),
 }
 SMALL: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama", "vocab_size": 8000},
+    "llama": {"model_type": "llama", "vocab_size": 8000, "num_hidden_layers": 4},
     "granite-moe": {"model_type": "mixtral", "num_local_experts": 8, "vocab_size": 8000},
     "deepseek": {
         "model_type": "deepseek_v3",

@@ -159,3 +159,21 @@ def test_what_is_on_the_card_is_not_moved_there() -> None:
         assert tensor.to("cuda", torch.float16).dtype == torch.float16
         assert torch.zeros(3).to("cuda").device == card.CARD
         assert torch.zeros(3).to("meta", torch.float16).device.type == "meta"
+
+
+def test_stages_send_one_to_one_and_both_ways_at_once() -> None:
+    """What is only sent goes through a communicator of two, an exchange through that of all three stages."""
+    trace = step.run(tiny_job(grad_accum=4), Plan(pp=3), parse_cluster("3xa100-80gb"), rank=1, steps=1)
+    sent = {(each.name, each.grid[0]) for each in exchanged(trace)}
+    assert sent == {("Send", 2), ("Recv", 2), ("Send", 3), ("Recv", 3)}
+    assert trace.outcome["kind"] == "completed"
+
+
+def test_ranks_one_after_the_other_do_not_take_each_others_groups() -> None:
+    from torch.distributed.pipelining.stage import PipelineStage
+
+    asked, sending = dict(vars(PipelineStage)), dist.isend
+    for rank in (0, 4):
+        trace = step.run(tiny_job(grad_accum=2), Plan(pp=2, tp=2, shard="zero3"), EIGHT, rank=rank, steps=1)
+        assert (trace.rank, trace.outcome["kind"]) == (rank, "completed")
+    assert (dict(vars(PipelineStage)), dist.isend) == (asked, sending)

@@ -33,6 +33,9 @@ IMITATED: Final[Mapping[str, tuple[str, ...]]] = {
     "reduce_dtype": ANY,
     "tp": ANY,
     "sequence_parallel": ANY,
+    "pp": ANY,
+    "pp_schedule": ANY,
+    "pp_stages": ANY,
 }
 """Values of options that were compared with the ghost, beside each option's default."""
 

@@ -49,6 +49,7 @@ def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3
     with (
         card.present(device, streams) as fake,
         group.of(cluster.gpus, rank) if together else nullcontext(),
+        group.voting_alone() if plan.pp > 1 else nullcontext(),
         autocast.on_card(table()["autocast"]),
         choices.on_card(device.capability, recorder.adding_in_place),
         watching(recorder, fake) as watch,

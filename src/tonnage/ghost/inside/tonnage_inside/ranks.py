@@ -173,7 +173,7 @@ def act_alone(distributed: Any, native: Native | None = None) -> None:
             if hasattr(module, name):
                 setattr(module, name, function)
     after_import("deepspeed.runtime.zero.utils", _agree_alone)
-    after_import("torch.distributed.pipelining.stage", _vote_alone)
+    after_import("torch.distributed.pipelining.stage", vote_alone)
 
 
 def _agree_alone(module: ModuleType) -> None:
@@ -182,7 +182,7 @@ def _agree_alone(module: ModuleType) -> None:
     module.get_lst_from_rank0 = list  # type: ignore[attr-defined]
 
 
-def _vote_alone(module: ModuleType) -> None:
+def vote_alone(module: ModuleType) -> None:
     """The stages of a pipeline vote on whether the shapes given to each suffice: alone, the own vote is the result.
 
     Before torch 2.13 there is no vote.
