@@ -225,7 +225,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """Told of a request that does not fit, before OutOfMemoryError is raised."""
         self.collectives: list[Activity] = []
         """What ranks exchanged, of which this one's part is on the device."""
-        self._groups: dict[tuple[str, ...], int] = {}
+        self._groups: dict[tuple[str, str], int] = {}
         self._together = False
         """Whether sends and receives are asked for at once, which is one exchange of the whole group."""
         self._pauses = 0
@@ -290,9 +290,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             return
         group = peers.group_of(args)
         peer = args[2] if name in ("Send", "Recv") else 0
-        size, place, key = group.size(), group.rank(), (group.group_name,)
+        size, place, key = group.size(), group.rank(), (group.group_name, "")
         if name in ("Send", "Recv") and not self._together:  # NCCL makes a communicator for the two
-            size, key, place = 2, (*key, str(peer)), int(place > peer)
+            size, key, place = 2, (key[0], str(peer)), int(place > peer)
         layout = (size, self._groups.setdefault(key, len(self._groups)), place)
         size_bytes = min(tensor.numel() * tensor.element_size() for tensor in tensors)
         first, last = self.address(tensors[-1]), self.address(tensors[0])
