@@ -204,9 +204,11 @@ import torch
 
 torch.ones(2, device="cuda", requires_grad=True).sum().backward()  # as libraries try it while they are imported
 teacher = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)).cuda()
-student = torch.nn.Linear(64, 64).cuda()
+student = torch.nn.Linear(64, 64).cuda().requires_grad_(False)
 reward = torch.nn.Bilinear(64, 64, 64).cuda()
 judge = torch.nn.Linear(64, 8192).cuda()  # the largest, and first called when training has begun
+student(torch.randn(8, 64, device="cuda"))  # before it is said that it is trained
+student.requires_grad_(True)
 optimizer = torch.optim.SGD(student.parameters())
 for step in range(2):
     x = torch.randn(8, 64, device="cuda")

@@ -196,19 +196,12 @@ class Watch:
     def _meet(self, root: Any) -> None:
         """A module called from outside any other: learn the names inside it and count what it owns."""
         self._names.update({id(module): name for name, module in root.named_modules()})
-        parameters = list(root.parameters())
-        for parameter in parameters:
+        for parameter in root.parameters():
             self._parameters[id(parameter)] = weakref.ref(parameter)
-        others, trainable_of_others = elsewhere(root)
         if self.script is not None:
             self.script.meet(root)
-        total = sum(elements(parameter) for parameter in parameters) + others
-        self._roots[root] = {
-            "class": type(root).__name__,
-            "parameters": total,
-            "trainable_parameters": sum(elements(p) for p in parameters if p.requires_grad) + trainable_of_others,
-        }
-        if not self._trained_found and total >= self.model.get("parameters", 0):
+        self._roots[root] = counted(root)
+        if not self._trained_found and self._roots[root]["parameters"] >= self.model.get("parameters", 0):
             self.model = self._roots[root]
 
     def _claim_parameters(self, module: Any) -> None:
@@ -318,7 +311,7 @@ class Watch:
         if any(owned.values()):
             self._trained_found = True
             best = max(reversed(owned), key=lambda root: (owned[root], self._roots[root]["parameters"]))
-            self.model = self._roots[best]
+            self.model = counted(best)  # it may have been called before what is trained was chosen
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         inside = "optimizer" if self._whole_step else "backward" if self._backward_depth else "other"
@@ -440,6 +433,17 @@ def _scales(weight: Any) -> Iterator[Any]:
     while state is not None:
         yield from (t for t in (state.absmax, state.code, getattr(state, "offset", None)) if t is not None)
         state = getattr(state, "state2", None)
+
+
+def counted(root: Any) -> dict[str, Any]:
+    """A network's class, and how many numbers it has now, of these how many to train."""
+    parameters = list(root.parameters())
+    others, trainable_of_others = elsewhere(root)
+    return {
+        "class": type(root).__name__,
+        "parameters": sum(elements(parameter) for parameter in parameters) + others,
+        "trainable_parameters": sum(elements(p) for p in parameters if p.requires_grad) + trainable_of_others,
+    }
 
 
 def elements(parameter: Any) -> int:
