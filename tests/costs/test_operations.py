@@ -8,9 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tonnage.catalog import find_model
-from tonnage.costs import operations
+from tonnage.costs import operations, rates
 from tonnage.costs.operations import Slice
 from tonnage.costs.shape import Shape
+from tonnage.device import find_device
 
 LLAMA = Shape(
     layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, value_dim=128, intermediate=14336, gated=True,
@@ -186,3 +187,21 @@ def test_torchs_formula_multiplies_scores_in_fp32():
     assert {op.dtype for op in scores} == {"fp32"}
     eager = operations.layer(LLAMA, Slice(tokens=512, seq_len=512, backend="eager"))
     assert layer.flops == eager.flops
+
+
+def test_kept_scores_pass_through_memory_and_the_softmax_through_the_cards_arithmetic():
+    """4 bytes of products, 5 of dropout and 3 of the softmax, backward 8, 5 and 4; an A100 is slower in fp32 than
+    its memory, an L4 is not."""
+    gpt = replace(LLAMA, dropout=True)
+    layer = operations.layer(gpt, Slice(tokens=100, seq_len=100, fused=True, backend="eager"))
+    forward, backward = (
+        sum(op.bytes for op in ops if op.name.startswith(("scores", "softmax"))) / (100 * 100 * 32)
+        for ops in (layer.forward, layer.backward)
+    )
+    assert (forward, backward) == (12, 17)
+    softmax = next(op for op in layer.forward if op.family == "softmax")
+    for name, bound in (("a100-40gb", softmax.flops / 19.5e12), ("l4", softmax.bytes / (300e9 * 0.77))):
+        device = find_device(name)
+        reached = replace(rates.card(device), pass_seconds=0.0)
+        found = rates.seconds([softmax], device, reached, backend="eager", seq_len=100)
+        assert found.memory == pytest.approx(bound)

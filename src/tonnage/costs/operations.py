@@ -23,7 +23,7 @@ def kept_dtype(dtype: str) -> str:
     return "bf16" if dtype in ("fp8", "fp4") else dtype
 
 
-FAMILIES: Final = ("matmul", "attention", "pointwise", "norm", "loss", "embedding", "optimizer", "copy")
+FAMILIES: Final = ("matmul", "attention", "softmax", "pointwise", "norm", "loss", "embedding", "optimizer", "copy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +265,10 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     """Scores, softmax and their product with the values; backward has five products where forward has two.
 
     Kernels that keep no scores skip what the mask hides; others compute it, and move b heads s^2 scores: fused code
-    8 bytes each forward (written, through the softmax, read) and 12 backward, 12 and 14 with dropout.  Eager code
-    scales, masks, casts and takes a softmax in fp32: 15 and 21; under autocast, where the mask's fp32 makes scores
-    fp32, 25 and 37: what an H200 took for gpt2-medium and llama-3.2-1b more than with flash attention, at the rate of
-    eager code's other passes.  torch's formula ("math") multiplies in fp32 too.
+    as `_fused_scores` says.  Eager code scales, masks, casts and takes a softmax in fp32: 15 bytes forward and 21
+    backward; under autocast, where the mask's fp32 makes scores fp32, 25 and 37: what an H200 took for gpt2-medium
+    and llama-3.2-1b more than with flash attention, at the rate of eager code's other passes.  torch's formula
+    ("math") multiplies in fp32 too.
     """
     heads = max(shape.heads / part.tp, 1)
     widths = heads * (shape.head_dim + shape.value_dim)
@@ -285,19 +285,38 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     flops = 2.0 * part.tokens * part.seq_len * widths
     wide = part.backend == "math" and dtype != "tf32"  # torch's own formula is computed in fp32
     ahead, behind = (25, 37) if wide or part.residual_bytes == 4 else (15, 21)
-    if part.fused:
-        ahead, behind = (12, 14) if shape.dropout else (8, 12)
     products = "fp32" if wide else dtype
+    forward = Operation("attention", "matmul", products, flops, kept, 2, products=2)
+    backward = Operation("attention backward", "matmul", products, 2 * flops, 2 * kept, 4, products=4)
+    if part.fused:
+        return [forward, *_fused_scores(shape, scores)], [backward, *_fused_scores(shape, scores, backward=True)]
     return (
-        [
-            Operation("attention", "matmul", products, flops, kept, 2, products=2),
-            Operation("softmax", "pointwise", dtype, 0, scores * ahead, 2 if part.fused else 7),
-        ],
-        [
-            Operation("attention backward", "matmul", products, 2 * flops, 2 * kept, 4, products=4),
-            Operation("softmax backward", "pointwise", dtype, 0, scores * behind, 2 if part.fused else 7),
-        ],
+        [forward, Operation("softmax", "pointwise", dtype, 0, scores * ahead, 7)],
+        [backward, Operation("softmax backward", "pointwise", dtype, 0, scores * behind, 7)],
     )
+
+
+_SOFTMAX_FLOPS: Final = 88
+"""Of Megatron's fused softmax for each score in either pass, at the card's fp32 peak: 4.5 ps on an A100, whose memory
+would take 2.3; A10G, L4 and V100 take what their memory takes (Aceso's operator times, `enc-attention-softmax`)."""
+
+
+def _fused_scores(shape: Shape, scores: float, *, backward: bool = False) -> list[Operation]:
+    """What fused codes do with scores of 16 bits besides products.
+
+    Products write and read them (4 bytes, backward 8), dropout reads, writes and keeps a mask (5 in both passes), the
+    softmax reads what the mask does not hide and writes all: 4 bytes, backward 6; causal 3 and 4 (Aceso's operator
+    times on A10G and L4 within 10 %).
+    """
+    suffix = " backward" if backward else ""
+    kept = 3 if shape.causal else 4
+    if backward:
+        kept = 4 if shape.causal else 6
+    passed = (8 if backward else 4) + (5 if shape.dropout else 0)
+    return [
+        Operation("scores" + suffix, "pointwise", "bf16", 0, scores * passed, 1 if shape.dropout else 0),
+        Operation("softmax" + suffix, "softmax", "bf16", _SOFTMAX_FLOPS * scores, scores * kept),
+    ]
 
 
 def _pointwise(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:

@@ -157,6 +157,8 @@ def seconds(operations: Iterable[Operation], device: Device, reached: Card, *, b
         elif op.family == "attention":
             attention += _attention_seconds(op, device, reached, backend, seq_len) + op.kernels * reached.pass_seconds
         else:
+            if op.family == "softmax":
+                passing = max(passing, op.flops / peak_flops(device, "fp32"))
             memory += passing + op.kernels * reached.pass_seconds
     return Seconds(compute, attention, memory, experts, kernels, looped)
 

@@ -45,7 +45,7 @@ _CHOOSING: Final = 0.8
 """What op-level checkpointing, which looks at each operation in Python, costs the host relative to launching it: an
 assumption, with no source."""
 
-_ATTENTION_NAMES: Final = ("attention", "softmax", "rotation")
+_ATTENTION_NAMES: Final = ("attention", "scores", "softmax", "rotation")
 _BEFORE_ATTENTION: Final = ("qkv", "query", "key", "value", "query down", "query up", "latent down", "latent up")
 _NAMED: Final = {"latent": ("query up", "latent up", "rotation"), "norms": ("norms", "activation", "clamp")}
 _LAST: Final = {"full": "down", "attention-module": "output"}
