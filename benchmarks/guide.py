@@ -19,11 +19,12 @@ from tonnage.device import Cluster, find_device, parse_cluster
 from tonnage.errors import TonnageError
 from tonnage.estimates import Estimate
 from tonnage.job import Job
+from tonnage.layers.few import roomy
 from tonnage.modelref import resolve
 from tonnage.plans import Plan
 from tonnage.search.best import fits
 from tonnage.search.depth import Need
-from tonnage.search.memory import Ghosts, roomy
+from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import smallest
 from tonnage.search.space import OFFLOADS, Question
 from tonnage.solution import Candidate

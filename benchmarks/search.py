@@ -25,7 +25,8 @@ from tonnage import shelf
 from tonnage.api import request
 from tonnage.device import Cluster, parse_cluster
 from tonnage.estimates import Estimate
-from tonnage.search.depth import Need, with_layers
+from tonnage.layers.few import with_layers
+from tonnage.search.depth import Need
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.solve import search
 from tonnage.search.space import Question

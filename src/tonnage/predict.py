@@ -10,6 +10,8 @@ from tonnage.costs.answer import with_time
 from tonnage.device import CPU, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.job import Job
+from tonnage.layers.continuing import continued
+from tonnage.layers.few import depths_to_continue, layers_of, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.summary import Run, summarise
 from tonnage.trace import Trace
@@ -28,6 +30,7 @@ def estimate(
     rank: int | None = None,
     steps: int = 3,
     repeated: int = 0,
+    few_layers: bool = False,
     torch_version: str | None = None,
     worker: Any = None,
     source: str = "ghost",
@@ -40,9 +43,12 @@ def estimate(
     worst is reported and the others are listed.
     For the device `cpu` nothing is run on a ghost: the step is recorded here, without computing (see `record`).
     With the source `meta` this is so for every card, whose choices are imitated (see `portable`).  `worker` is a warm
-    `tonnage.ghost.pool.Worker` to use instead of a new one.  With `repeated`, of one step on a ghost, so many more
-    ask the allocator for what that one asked, without its program.  Where the same was run before, its Trace is taken
-    from the shelf (`tonnage.shelf`) and nothing is run, unless `fresh`.
+    `tonnage.ghost.pool.Worker` to use instead of a new one.
+
+    With `repeated`, of one step on a ghost, so many more ask the allocator for what that one asked, without its
+    program.  With `few_layers`, that one step is not made either where networks of a few layers say what it asks for
+    (`tonnage.layers`).  Where the same was run before, its Trace is taken from the shelf (`tonnage.shelf`), and
+    nothing is run, unless `fresh`.
 
     Raises UsageError when a technique refuses the job, CannotEstimate when the model cannot be built,
     GhostUnavailable when no ghost can run here.
@@ -55,7 +61,9 @@ def estimate(
     if rank is not None and not 0 <= rank < cluster.gpus:
         raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
     with ExitStack() as stack:
-        asked = _Asked(job, plan, cluster, steps, repeated, torch_version, worker, source, fresh, progress, stack)
+        asked = _Asked(
+            job, plan, cluster, steps, repeated, few_layers, torch_version, worker, source, fresh, progress, stack
+        )
         found = [asked.trace(one) for one in (laid.different if rank is None else (rank,))]
     run = _summed_up([trace for trace, _ in found], job, plan, cluster, steps)
     return _from_the_shelf(run) if all(kept for _, kept in found) else run
@@ -70,6 +78,7 @@ class _Asked:
     cluster: Cluster
     steps: int
     repeated: int
+    few_layers: bool
     torch_version: str | None
     worker: Any
     source: str
@@ -92,12 +101,15 @@ class _Asked:
         version = self.worker.torch_version if self.worker is not None else self.torch_version
         if self.source == "meta":
             _check_portable(job, plan, cluster, version)
-        asked = {**self._request(rank), "source": self.source}
+        depths = depths_to_continue(job, plan) if self.few_layers and self.source == "ghost" else None
+        asked = {**self._request(rank), "source": self.source, "depths": depths}
         key = shelf.key(asked, version)
         kept = shelf.find(key) if key is not None and not self.fresh else None
         if kept is not None:
             return kept, True
-        trace = self._imitated(rank) if self.source == "meta" else self._run(rank)
+        trace = self._continued(rank, depths) if depths is not None else None
+        if trace is None:
+            trace = self._imitated(rank) if self.source == "meta" else self._run(rank)
         if key is not None and key == shelf.key(asked, version):  # nothing was installed meanwhile
             shelf.keep(key, trace)
         return trace, False
@@ -115,13 +127,32 @@ class _Asked:
         return step.run(self.job, self.plan, self.cluster, rank=rank, steps=self.steps)
 
     def _run(self, rank: int) -> Trace:
-        if self.worker is None:
-            self.worker = self.stack.enter_context(_started(self.torch_version, self.progress))
-            self.progress(f"running {self.steps} steps on a ghost {self.cluster.device.id}")
-        found: Trace = self.worker.run(
+        found: Trace = self._worker().run(
             self.job, self.plan, self.cluster, rank=rank, steps=self.steps, repeated=self.repeated
         )
         return found
+
+    def _continued(self, rank: int, depths: tuple[int, int, int]) -> Trace | None:
+        """By networks of a few layers; None where they do not say what all the layers ask for."""
+        worker = self._worker()
+        shallow = replace(self, cluster=roomy(self.cluster), steps=1, repeated=0, few_layers=False)
+        try:
+            runs = [replace(shallow, job=with_layers(self.job, depth)).trace(rank)[0] for depth in depths]
+            return continued(
+                runs,
+                depths,
+                layers_of(self.job),
+                self.repeated,
+                lambda requests: worker.again(requests, self.job, self.plan, self.cluster, rank=rank),
+            )
+        except CannotEstimate:
+            return None
+
+    def _worker(self) -> Any:
+        if self.worker is None:
+            self.worker = self.stack.enter_context(_started(self.torch_version, self.progress))
+            self.progress(f"running {self.steps} steps on a ghost {self.cluster.device.id}")
+        return self.worker
 
 
 def _from_the_shelf(run: Run) -> Run:

@@ -260,7 +260,13 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead) -> Coverage:
 
 
 def _made(trace: Trace) -> str:
-    """How many steps."""
+    """How many steps, and of how many layers."""
+    if trace.layers:
+        *few, layers = trace.layers
+        return (
+            f"1 optimizer step of {', '.join(map(str, few[:-1]))} and {few[-1]} layers, and by what they asked for "
+            f"that of {layers} layers {trace.steps} times, its requests alone,"
+        )
     if trace.repeated:
         return f"1 optimizer step, and {trace.steps - 1} more with its requests alone,"
     return f"{trace.steps} optimizer steps"

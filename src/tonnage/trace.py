@@ -158,6 +158,8 @@ class Trace:
     """Which blocks are parameters, gradients, optimizer states."""
     repeated: tuple[int, ...] = ()
     """Marks at which the only step begins that was made, and each repetition of its requests that follows it."""
+    layers: tuple[int, ...] = ()
+    """Of a network of which only a few layers were run: how many in each run, and at the end how many it has."""
     names: tuple[str, ...] = ()
     """Names of kernels and collectives; the log points at them by index."""
     event_columns: dict[str, "array[int]"] = field(default_factory=dict)
@@ -215,7 +217,7 @@ def write(trace: Trace, archive: zipfile.ZipFile, prefix: str = "") -> None:
     for item in fields(Trace):
         if item.name not in ("marks", "claims", "event_columns", "log"):
             document[item.name] = getattr(trace, item.name)
-    document["marks"] = _marks_to_json(trace.marks)
+    document["marks"] = marks_to_json(trace.marks)
     document["claims"] = [[claim.mark, claim.address, claim.category] for claim in trace.claims]
     archive.writestr(f"{prefix}trace.json", json.dumps(document))
     for name, column in trace.event_columns.items():
@@ -241,7 +243,8 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
         plain = {name: value for name, value in document.items() if name in known}
         for name in ("assumed", "names"):
             plain[name] = tuple(str(text) for text in plain.get(name, ()))
-        plain["repeated"] = tuple(int(mark) for mark in plain.get("repeated", ()))
+        for name in ("repeated", "layers"):
+            plain[name] = tuple(int(number) for number in plain.get(name, ()))
         trace = Trace(
             **plain, marks=marks, claims=claims, event_columns=columns, log=_member(archive, f"{prefix}log")
         )
@@ -303,7 +306,8 @@ def _little_endian(column: "array[int]") -> "array[int]":
     return column
 
 
-def _marks_to_json(marks: tuple[Mark, ...]) -> dict[str, Any]:
+def marks_to_json(marks: tuple[Mark, ...]) -> dict[str, Any]:
+    """Marks with phases and modules written once."""
     phases = sorted({mark.phase for mark in marks})
     modules = sorted({mark.module for mark in marks})
     phase_index = {name: index for index, name in enumerate(phases)}

@@ -1,16 +1,15 @@
 """A few layers, and a few micro-batches, say what many need: beside whole runs on the ghost."""
 
-from dataclasses import replace
-
 import pytest
 
 from networks import tiny_job
 from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
+from tonnage.layers.few import depths, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.predict import estimate
-from tonnage.search.depth import depths, extrapolated, seen, with_layers
-from tonnage.search.memory import MICRO_BATCHES, roomy
+from tonnage.search.depth import extrapolated, seen
+from tonnage.search.memory import MICRO_BATCHES
 
 LAYERS = 24
 
@@ -23,24 +22,6 @@ def worker():
 
 def job(**options):
     return with_layers(tiny_job("llama", **{"seq_len": 256, "micro_batch": 2, **options}), LAYERS)
-
-
-def of_tiny(**changes):
-    found = tiny_job("llama")
-    config = {**found.model.config, "num_hidden_layers": 48, **changes}
-    return replace(found, model=replace(found.model, config=config))
-
-
-def test_depths_follow_the_pattern_of_layers():
-    assert depths(of_tiny(), Plan()) == (2, 4)
-    assert depths(of_tiny(), Plan(shard="zero3")) == (6, 8)
-    assert depths(of_tiny(), Plan(pp=4)) == (4, 8)
-    assert depths(of_tiny(layer_types=["full", "sliding", "sliding"] * 16), Plan()) == (3, 6)
-    assert depths(of_tiny(layer_types=[f"kind {i}" for i in range(48)]), Plan()) is None
-    assert depths(of_tiny(first_k_dense_replace=1), Plan()) == (3, 5)
-    assert depths(of_tiny(num_hidden_layers=8), Plan()) is None  # two of 12 layers together are no less work
-    assert depths(of_tiny(is_encoder_decoder=True), Plan()) is None
-    assert with_layers(of_tiny(layer_types=["a", "b"] * 24), 4).model.config["layer_types"] == ["a", "b", "a", "b"]
 
 
 @pytest.mark.ghost

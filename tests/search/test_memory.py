@@ -8,10 +8,11 @@ import pytest
 
 from solutions import Formula, question
 from tonnage.errors import CannotEstimate
+from tonnage.layers.few import COMPILED
 from tonnage.plans import Plan
 from tonnage.search import memory
 from tonnage.search.depth import Look
-from tonnage.search.memory import COMPILED, STEPS, STEPS_EXPANDABLE, steps_run
+from tonnage.search.memory import STEPS, STEPS_EXPANDABLE, steps_run
 from tonnage.search.solve import search
 from tonnage.solution import Candidate
 from tonnage.techniques import choices

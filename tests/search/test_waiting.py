@@ -8,9 +8,10 @@ from networks import tiny_job
 from tonnage.axes import axes
 from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
+from tonnage.layers.few import with_layers
 from tonnage.plans import Plan
 from tonnage.predict import estimate
-from tonnage.search.depth import seen, with_layers
+from tonnage.search.depth import seen
 from tonnage.search.memory import Ghosts, micro_batches_run
 from tonnage.search.waiting import estimated, looked, waiting_bytes
 from tonnage.solution import Candidate

@@ -19,6 +19,7 @@ from tonnage.errors import CannotEstimate, TonnageError, TrialFailed, UsageError
 from tonnage.ghost.process import any_libraries, environment
 from tonnage.ghost.wheel import Progress, find
 from tonnage.job import Job
+from tonnage.layers.requests import Requests
 from tonnage.plans import Plan
 from tonnage.trace import Trace
 
@@ -96,11 +97,33 @@ class Worker:
 
         One job at a time: threads need a Worker each.  A worker that died or was interrupted is closed.
         """
+        with self._abandoned_on_error():
+            asked = request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated)
+            return self._traced(asked)
+
+    def again(
+        self,
+        requests: Requests,
+        job: Job,
+        plan: Plan,
+        cluster: Cluster,
+        *,
+        rank: int = 0,
+    ) -> Trace:
+        """The Trace of requests, without the program that makes them.
+
+        Raises CannotEstimate.
+        """
+        path = Path(self._folder.name) / "requests"
+        requests.write(path)
+        asked = request(job, plan, cluster, rank=rank, steps=1)
+        return requests.traced(self._traced(asked | {"requests": str(path)}))
+
+    def _traced(self, asked: dict[str, Any]) -> Trace:
         target = Path(self._folder.name) / "trace"
         if self.closed:
             raise CannotEstimate("The worker is closed; start another one.")
         with self._abandoned_on_error():
-            asked = request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated)
             self._wait_until_ready()
             answer = self._ask(asked | {"trace": str(target)})
         if answer["error"] is not None:

@@ -19,7 +19,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from tonnage_inside import outcome, repeating, shortcuts, values, written
+from tonnage_inside import outcome, repeating, requested, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
 from tonnage import inputs, occasions
@@ -102,6 +102,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
     occasions.listen(watch.occasion)
     ghost.log(True)
     ended: dict[str, Any] = {}
+    asked = requested.read(request["requests"], watch) if "requests" in request else None
     try:
         world = World(
             size=request["world_size"],
@@ -109,14 +110,19 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
             gpus_per_node=request["gpus_per_node"],
             device=torch.device("cuda"),
         )
-        kept: object = engine_of(plan).run(job, plan, world, request["steps"])
+        kept: object = None
+        if asked is not None:
+            asked.make()
+        else:
+            kept = engine_of(plan).run(job, plan, world, request["steps"])
         if request["repeated"]:
             watch.repeated = repeating.repeat(watch, request["repeated"])
     except torch.OutOfMemoryError as error:
         ended = outcome.of_exception(error, watch)
         kept = error
     watch.began = began
-    written.write(request["trace"], watch, ended, [*policy.assumed(), *inputs.assumed()], "ghost")
+    columns = asked.columns() if asked is not None else None
+    written.write(request["trace"], watch, ended, [*policy.assumed(), *inputs.assumed()], "ghost", columns)
     del kept  # what was built lives until its trace is written
     return {"error": None, "seconds": time.perf_counter() - began}
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from tonnage.report.canvas import BAD, GOOD, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
-from tonnage.search.memory import micro_batches_run, steps_run
+from tonnage.search.memory import micro_batches_run
 from tonnage.search.unpriced import RANKED
 from tonnage.search.words import describe
 from tonnage.solution import Choice, Nearest, Point, Remedy, Solution, Stage
@@ -297,10 +297,8 @@ def facts(solution: Solution) -> str:
             words.append(
                 f"{run} of a step's {best.job.grad_accum} micro-batches were run: the others are like the last"
             )
-        _, repeated = steps_run(best)
-        if repeated:
-            more = "the next one is" if repeated == 1 else f"the next {repeated} are"
-            words.append(f"of the best plan one step was made, {more} its requests again, to the same allocator")
+        made, _, _ = solution.plans[0].estimate.coverage.run[0].partition(", of torch")
+        words.append(f"of the best plan {made}")
     headroom = solution.question["headroom"]
     said = "memory is the ghost's" if solution.unpriced else "seconds are the time model's, memory is the ghost's"
     words.append(f"{headroom:.0%} of the card stays free (--headroom); {said}")

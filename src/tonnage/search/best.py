@@ -16,9 +16,10 @@ from typing import Final
 from tonnage.costs.answer import as_time
 from tonnage.errors import UsageError
 from tonnage.estimates import Estimate
+from tonnage.layers.few import depths
 from tonnage.predict import check
 from tonnage.search import space
-from tonnage.search.depth import Need, depths
+from tonnage.search.depth import Need
 from tonnage.search.expectation import Expectation
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.pricing import Priced, fastest_first, least

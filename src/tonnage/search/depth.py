@@ -11,32 +11,14 @@ plan that is shown has been run whole.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import lcm
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from tonnage.axes import SHARDING
 from tonnage.estimates import Estimate
-from tonnage.job import Job
-from tonnage.plans import Plan
 from tonnage.timeline import settled
 
 if TYPE_CHECKING:
     from tonnage.summary import Run
-
-WORTH: Final = 3
-"""The deeper of the two runs has at most so much less than the whole, or the whole is run."""
-
-_LEAST: Final = 2
-"""Layers of the shallower run: the first and the last of a network are not like those between."""
-
-_LEAST_SHARDED: Final = 6
-"""The same where weights are gathered: buffers for several layers are in use at once, whatever the depth."""
-
-_FURTHER: Final = 2
-"""Layers more in the deeper run, at least."""
-
 
 _FIXED: Final = ("communication", "cached", "runtime")
 """Categories that do not grow with depth."""
@@ -92,52 +74,6 @@ def of_run(run: Estimate | Look) -> Need:
         least_bytes=peak.process_bytes,
         whole=True,
     )
-
-
-def depths(job: Job, plan: Plan) -> tuple[int, int] | None:
-    """Numbers of layers for two runs in place of one; None where the whole is as well, or layers are not alike."""
-    config = job.model.config
-    layers = config.get("num_hidden_layers")
-    if not isinstance(layers, int) or config.get("is_encoder_decoder") or config.get("mlp_only_layers"):
-        return None
-    if plan.checkpointing.startswith("budget"):
-        return None  # a number of bytes for all layers together
-    period = _period(config)
-    if period is None:
-        return None
-    first = int(config.get("first_k_dense_replace") or 0)
-    if plan.pp > 1:
-        stages = plan.pp * (plan.pp_stages if plan.pp_schedule == "interleaved" else 1)
-        if first or stages % period:
-            return None
-        period = stages
-    least = _LEAST_SHARDED if plan.shard in SHARDING else _LEAST
-    small = first + period * -(-least // period)
-    large = small + period * -(-_FURTHER // period)
-    return (small, large) if large * WORTH <= layers else None
-
-
-def _period(config: Mapping[str, Any]) -> int | None:
-    """After how many layers their kinds repeat; None where they do not."""
-    found = int(config.get("decoder_sparse_step") or 1)
-    found = lcm(found, int(config.get("sliding_window_pattern") or 1), int(config.get("moe_layer_freq") or 1))
-    kinds = config.get("layer_types")
-    if isinstance(kinds, Sequence) and kinds:
-        same = (
-            size for size in range(1, len(kinds)) if all(a == b for a, b in zip(kinds, kinds[size:], strict=False))
-        )
-        repeats = next(same, None)
-        return None if repeats is None else lcm(found, repeats)
-    return found
-
-
-def with_layers(job: Job, layers: int) -> Job:
-    """The job of a network with so many layers, otherwise the same."""
-    config = dict(job.model.config)
-    if isinstance(config.get("layer_types"), Sequence):
-        config["layer_types"] = list(config["layer_types"])[:layers]
-    config["num_hidden_layers"] = layers
-    return replace(job, model=replace(job.model, config=config))
 
 
 def extrapolated(small: Look, large: Look, depths: tuple[int, int], layers: int) -> Need:

@@ -18,19 +18,16 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates import Estimate
 from tonnage.ghost.process import any_libraries
 from tonnage.job import Job
+from tonnage.layers.few import depths, is_repetitive, layers_of, roomy, with_layers
 from tonnage.search import waiting
 from tonnage.search.bounds import under_way
-from tonnage.search.depth import Look, Need, depths, extrapolated, of_run, seen, with_layers
+from tonnage.search.depth import Look, Need, extrapolated, of_run, seen
 from tonnage.search.pricing import shape_of
 from tonnage.search.turns import Turns
 from tonnage.solution import Candidate
 
 if TYPE_CHECKING:
     from tonnage.ghost.pool import Worker
-
-ENOUGH_BYTES: Final = 2**40
-"""1 TiB: a card on which nearly everything fits, so that a peak can be named.  Expandable segments reserve addresses
-for a whole card each, and there are only so many addresses."""
 
 STEPS: Final = 3
 """Of a plan that is shown: the first makes optimizer states, the second holds them, the third is as all others.
@@ -40,9 +37,6 @@ step follows from those before it."""
 
 STEPS_EXPANDABLE: Final = 2
 """The same where segments expand: what the second leaves behind is what it found, so the third is like it."""
-
-COMPILED: Final = ("adamw-8bit-ao", "adamw-4bit", "adamw-fp8-ao")
-"""Optimizers of torchao, whose step is compiled when it is first made."""
 
 LOOKS: Final = 1
 """Steps of a run that only compares: `depth.seen` tells what the later ones need."""
@@ -185,7 +179,14 @@ class _Run:
         asked, plan = self.candidate.job, self.candidate.plan
         job = replace(asked, grad_accum=micro_batches_run(self.candidate))
         found = predict.estimate(
-            job, plan, self.cluster, steps=self.steps, repeated=self.repeated, rank=self.rank, worker=worker
+            job,
+            plan,
+            self.cluster,
+            steps=self.steps,
+            repeated=self.repeated,
+            few_layers=not self.looks,
+            rank=self.rank,
+            worker=worker,
         )
         each = waiting.waiting_bytes(self.candidate, self.cluster, self.rank)
         more = (asked.grad_accum - job.grad_accum) * each
@@ -253,11 +254,6 @@ def _worst(ranks: Sequence[Answer]) -> Estimate | Failure:
     return replace(worst, ranks=tuple(listed))
 
 
-def roomy(cluster: Cluster) -> Cluster:
-    """The same machines with cards on which everything fits."""
-    return replace(cluster, device=cluster.device.with_capacity(ENOUGH_BYTES))
-
-
 def micro_batches_run(candidate: Candidate) -> int:
     """Micro-batches of a step after which nothing new happens."""
     job, plan = candidate.job, candidate.plan
@@ -269,26 +265,7 @@ def micro_batches_run(candidate: Candidate) -> int:
 def steps_run(candidate: Candidate) -> tuple[int, int]:
     """Of a plan that is shown, how many steps are made, and how many more are the first one's requests again."""
     steps = STEPS_EXPANDABLE if candidate.plan.allocator == "expandable" else STEPS
-    return (1, steps - 1) if _is_repetitive(candidate) else (steps, 0)
-
-
-def _is_repetitive(candidate: Candidate) -> bool:
-    """Whether all steps ask for the same.
-
-    Not where DDP makes its buckets anew in the second step, the first one compiles kernels, a loop holds what the
-    step before returned, a budget is kept by what was seen before, lengths are drawn, something happens once besides
-    the steps, or a trainer of others makes them.
-    """
-    job, plan = candidate.job, candidate.plan
-    once = job.eval_batch, job.generate, job.resume != "none", job.save_checkpoint != "none", job.lengths
-    changes = (
-        plan.shard in ("ddp", "zero1")
-        or plan.optimizer in COMPILED
-        or plan.attention == "flex"
-        or plan.outputs == "loop"
-        or plan.checkpointing.startswith("budget")
-    )
-    return plan.engine == "tonnage" and not changes and not any(once)
+    return (1, steps - 1) if is_repetitive(candidate.job, candidate.plan) else (steps, 0)
 
 
 def _look_steps(candidate: Candidate) -> int:
@@ -312,7 +289,6 @@ def _needed(candidate: Candidate, answers: Sequence[Answer]) -> Need | Failure:
     runs = [answer for answer in answers if isinstance(answer, Look)]
     if len(runs) == 1:
         return of_run(runs[0])
-    layers = int(candidate.job.model.config["num_hidden_layers"])
     found = depths(candidate.job, candidate.plan)
     assert found is not None
-    return extrapolated(runs[0], runs[1], found, layers)
+    return extrapolated(runs[0], runs[1], found, layers_of(candidate.job))

@@ -15,6 +15,7 @@ from .imports import after_import
 def install() -> None:
     """Take the shortcuts in torch's parts when they are imported."""
     after_import("torch.distributed.tensor._sharding_prop", _sharding)
+    after_import("torch.distributed.tensor._sharding_prop", _shapes)
     after_import("torch.distributed.tensor._api", _no_constructor)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_param", _own_chunks)
 
@@ -51,6 +52,52 @@ def _sharding(module: ModuleType) -> None:
         )
 
     module.ShardingPropagator.propagate_op_sharding_non_cached = propagate
+
+
+def _shapes(module: ModuleType) -> None:
+    """DTensor learns the shape of an operation's result from fake tensors, which take milliseconds to be made.
+
+    The operation says the same of meta tensors.  Where a device is named, which a meta tensor is not on, and where
+    the operation has nothing to say of them, torch asks its way.
+    """
+    name = "_propagate_tensor_meta_non_cached"
+    original: Callable[[Any, Any], Any] | None = getattr(module.ShardingPropagator, name, None)
+    if original is None:
+        return
+    import torch
+    from torch.utils._pytree import tree_leaves, tree_map_only
+
+    def on_meta(spec: Any) -> Any:
+        of = spec.tensor_meta
+        return torch.empty_strided(of.shape, of.stride, dtype=of.dtype, device="meta")
+
+    def of_result(result: Any) -> Any:
+        if not isinstance(result, torch.Tensor):
+            return None
+        return module.TensorMeta(shape=result.shape, stride=result.stride(), dtype=result.dtype)
+
+    @functools.wraps(original)
+    def propagate(propagator: Any, operation: Any) -> Any:
+        asked = (operation.args_schema, operation.kwargs_schema)
+        if any(isinstance(leaf, torch.device) for leaf in tree_leaves(asked)) or not _has_tensor(asked, module):
+            return original(propagator, operation)
+        try:
+            args, options = tree_map_only(module.DTensorSpec, on_meta, asked)
+            found = operation.op(*args, **options)
+        except (RuntimeError, NotImplementedError):
+            return original(propagator, operation)
+        if isinstance(found, list | tuple):
+            return type(found)(of_result(each) for each in found)
+        return of_result(found)
+
+    setattr(module.ShardingPropagator, name, propagate)
+
+
+def _has_tensor(asked: Any, module: ModuleType) -> bool:
+    """Whether an operation is given a tensor: else it makes one, on a device that goes without saying."""
+    from torch.utils._pytree import tree_leaves
+
+    return any(isinstance(leaf, module.DTensorSpec) for leaf in tree_leaves(asked))
 
 
 def _is_foreach(operation: Any) -> bool:

@@ -40,15 +40,25 @@ NO_MORE = (0, sys.maxsize)
 """After the last counted mark: it never comes."""
 
 
-def write(path: str, watch: Any, outcome: dict[str, Any], assumed: list[str], source: str) -> None:
-    """Collect everything and write it to `path`, appearing there only when it is whole."""
+def write(
+    path: str,
+    watch: Any,
+    outcome: dict[str, Any],
+    assumed: list[str],
+    source: str,
+    columns: "dict[str, array[int]] | None" = None,
+) -> None:
+    """Collect everything and write it to `path`, appearing there only when it is whole.
+
+    `columns` are the events, where they are known; else the allocator is asked for them.
+    """
     seconds = time.perf_counter() - watch.began
     watch.finish()
     torch, native = watch.torch, watch.native
     device = fullest(torch)
     pinned_bytes = native.pinned_peak_bytes() if native is not None else 0
     host_bytes = host.peak_bytes(pinned_bytes)  # before the events are collected, which may take more than the job
-    columns = event_columns(torch, watch, device)
+    columns = columns or event_columns(torch, watch, device)
     claims = list(watch.claims)  # before the marks that they point at: the program may still be running
     rank, world_size = place(torch)
     document = {

@@ -1,0 +1,47 @@
+"""The trace of a deep network from three of shallow ones, its blocks handed out by a real allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tonnage.errors import CannotEstimate
+from tonnage.layers.periods import Pattern
+from tonnage.layers.requests import Requests
+from tonnage.layers.tokens import tokens
+from tonnage.trace import Trace
+
+
+def continued(
+    runs: Sequence[Trace], depths: Sequence[int], layers: int, repeated: int, ask: Callable[[Requests], Trace]
+) -> Trace:
+    """The trace of so many layers from one step each of networks of three depths, and of that step so often again.
+
+    `ask` has an allocator serve requests.  Raises CannotEstimate where what is common to the three does not say what
+    more layers do.
+    """
+    steps = (layers - depths[0]) // (depths[1] - depths[0])
+    try:
+        requests = Requests.of(Pattern.of(*(tokens(run) for run in runs)), steps).again(repeated)
+    except IndexError as error:
+        raise CannotEstimate("The steps of networks of different depth name blocks that are not there.") from error
+    small, middle, large = runs
+    return replace(
+        requests.traced(ask(requests)),
+        versions=large.versions,
+        assumed=large.assumed,
+        layers=(*depths, layers),
+        model=_further(small.model, middle.model, steps),
+        host=_further(small.host, large.host, steps, 2),
+        unknown_calls=_further(small.unknown_calls, large.unknown_calls, steps, 2),
+        unknown_workspaces=_further(small.unknown_workspaces, large.unknown_workspaces, steps, 2),
+    )
+
+
+def _further(small: Mapping[str, Any], large: Mapping[str, Any], steps: int, apart: int = 1) -> dict[str, Any]:
+    """Numbers that grow by as much with each step in depth, of which the two are so many apart."""
+    return {
+        name: small.get(name, 0) + (more - small.get(name, 0)) * steps // apart if type(more) is int else more
+        for name, more in large.items()
+    }

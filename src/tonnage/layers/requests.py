@@ -1,0 +1,206 @@
+"""What a network of any depth asks of the allocator, and its trace when the allocator was asked.
+
+A ghost hears of marks and of blocks alone (`columns`); what is known of the blocks, and which of them ranks exchange,
+is put beside the events that its allocator then writes.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tonnage.layers.periods import Pattern
+from tonnage.layers.tokens import LAYERS_FURTHER, Label, Named
+from tonnage.trace import ACTIONS, Activity, Claim, Mark, Trace, marks_to_json, packed
+
+MARK, ALLOC, FREE = range(3)
+"""Kinds of requests: a mark begins (its number); a block is handed out (bytes, stream) or taken back (its number)."""
+
+_ALLOC: Final = ACTIONS.index("alloc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A collective that a rank takes part in."""
+
+    mark: int
+    name: str
+    layout: tuple[int, int, int]
+    """Ranks, number of the group, this rank in it."""
+    peer: int
+    bytes: int
+    ends: tuple[int, int]
+    """The blocks that are read and written; -1 for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """All that happens, in order, with blocks numbered as they are handed out."""
+
+    marks: tuple[Mark, ...]
+    """Changes of phase and module."""
+    columns: array[int]
+    """Triples: kind of request and its two numbers."""
+    claims: tuple[tuple[int, int, str], ...]
+    """Mark, block and category of what is known of blocks."""
+    exchanges: tuple[Exchange, ...]
+    """Of ranks."""
+    repeated: tuple[int, ...] = ()
+    """Marks at which the step begins, and each repetition of it."""
+
+    @staticmethod
+    def of(pattern: Pattern, steps: int) -> Requests:
+        """Those of a network so many steps in depth beyond the least.  Raises IndexError where a block is missing."""
+        return _Writing().written(pattern, steps)
+
+    def again(self, times: int) -> Requests:
+        """The step so many times more: what it gave back is taken and given back again, in the same order.
+
+        As `tonnage_inside.repeating` does with a step that was made.
+        """
+        if not times:
+            return self
+        began = next((number for number, mark in enumerate(self.marks) if mark.phase != "load"), len(self.marks))
+        step = list(_returned(self.columns, began))
+        marks, columns = list(self.marks), self.columns[:]
+        boundaries = [began]
+        blocks = sum(kind == ALLOC for kind in self.columns[::3])
+        for count in range(1, times + 1):
+            boundaries.append(len(marks))
+            latest, held = -1, dict[int, int]()
+            for kind, block, size, stream, mark in step:
+                if mark != latest:
+                    latest = mark
+                    _, phase, module = self.marks[mark]
+                    columns.extend((MARK, len(marks), 0))
+                    marks.append(Mark(count, "other" if phase == "load" else phase, module))
+                if kind == ALLOC:
+                    held[block] = blocks
+                    blocks += 1
+                    columns.extend((ALLOC, size, stream))
+                else:
+                    columns.extend((FREE, held.pop(block), 0))
+        return replace(self, marks=tuple(marks), columns=columns, repeated=tuple(boundaries))
+
+    def write(self, path: Path) -> None:
+        """Write down what a ghost is to be asked: a line of JSON with the marks, then the requests."""
+        header = {**marks_to_json(self.marks), "repeated": self.repeated}
+        path.write_bytes(json.dumps(header).encode() + b"\n" + self.columns.tobytes())
+
+    def traced(self, run: Trace) -> Trace:
+        """What a ghost wrote when it was asked, with what is known of its blocks."""
+        events = run.event_columns
+        born = [
+            address for action, address in zip(events["action"], events["address"], strict=True) if action == _ALLOC
+        ]
+        claims = (Claim(mark, born[block], category) for mark, block, category in self.claims if block < len(born))
+        names = tuple(dict.fromkeys(each.name for each in self.exchanges))
+        return replace(run, claims=tuple(claims), names=names, log=b"".join(self._log(names, born)))
+
+    def _log(self, names: tuple[str, ...], born: list[int]) -> Iterator[bytes]:
+        for each in self.exchanges:
+            if max(each.ends) >= len(born):  # the memory ran out before
+                return
+            sent, received = (born[end] if end >= 0 else 0 for end in each.ends)
+            layout, peer = each.layout, each.peer
+            yield packed(
+                Activity("collective", each.name, each.mark, 0, layout, peer, 0, each.bytes, sent, received), names
+            )
+
+
+def _returned(columns: array[int], began: int) -> Iterator[tuple[int, int, int, int, int]]:
+    """Blocks that are given back under the mark `began` or later: handed out and taken back, in order.
+
+    Kind of request, block, bytes, stream and mark of each.
+    """
+    requests = list(zip(columns[::3], columns[1::3], columns[2::3], strict=True))
+    mark, returned = -1, set()
+    for kind, first, _ in requests:
+        mark += kind == MARK
+        if kind == FREE and mark >= began:
+            returned.add(first)
+    mark, block = -1, -1
+    for kind, first, second in requests:
+        mark += kind == MARK
+        block += kind == ALLOC
+        if kind == ALLOC and block in returned:
+            yield kind, block, first, second, mark
+        elif kind == FREE and first in returned:
+            yield kind, first, 0, 0, mark
+
+
+class _Writing:
+    """Turns tokens into requests, one after the other."""
+
+    def __init__(self) -> None:
+        self.named = Named()
+        self.marks: list[Mark] = []
+        self.columns: array[int] = array("q")
+        self.claims: list[tuple[int, int, str]] = []
+        self.exchanges: list[Exchange] = []
+        self.layers: dict[str, int] = {}
+        self.ends: list[int] = []
+
+    def written(self, pattern: Pattern, steps: int) -> Requests:
+        """All of them."""
+        write: dict[object, Callable[..., None]] = {
+            name: getattr(self, f"_{name}") for name in ("mark", "alloc", "free", "claim", "exchange", "end")
+        }
+        for (kind, *rest), way, value in pattern.at(steps):
+            write[kind](*rest, way, value)
+        self._leave_out_the_end()
+        return Requests(
+            marks=tuple(self.marks),
+            columns=self.columns,
+            claims=tuple(self.claims),
+            exchanges=tuple(self.exchanges),
+        )
+
+    def _leave_out_the_end(self) -> None:
+        """The last mark, which whoever watches a run sets at its end."""
+        self.marks.pop()
+        del self.columns[-3:]
+        self.claims = [claim for claim in self.claims if claim[0] < len(self.marks)]
+
+    def _mark(self, step: int, phase: str, module: str, way: int, value: int) -> None:
+        if way >= 0:
+            of_list, _, rest = module.partition("#")
+            layer = value + (self.layers.get(of_list, 0) if way == LAYERS_FURTHER else 0)
+            self.layers[of_list] = layer
+            module = f"{of_list}{layer}{rest}"
+        self._ask(MARK, len(self.marks), 0)
+        self.marks.append(Mark(step, phase, module))
+
+    def _alloc(self, phase: str, module: str, size: int, stream: int, way: int, value: int) -> None:
+        self.named.add((phase, module, size, stream))
+        self._ask(ALLOC, size, stream)
+
+    def _free(self, more: str, label: Label, way: int, value: int) -> None:
+        block = self.named.block("free", label, way, value)
+        self.named.end(block)
+        self._ask(FREE, block, 0)
+
+    def _claim(self, category: str, label: Label, way: int, value: int) -> None:
+        self.claims.append((len(self.marks) - 1, self.named.block("claim", label, way, value), category))
+
+    def _exchange(
+        self, name: str, ranks: int, group: int, mine: int, peer: int, size: int, way: int, value: int
+    ) -> None:
+        mark = len(self.marks) - 1
+        self.exchanges.append(
+            Exchange(mark=mark, name=name, layout=(ranks, group, mine), peer=peer, bytes=size, ends=(-1, -1))
+        )
+
+    def _end(self, label: Label | None, way: int, value: int) -> None:
+        """The two ends of an exchange follow it."""
+        there = label is not None and self.named.count(label)
+        end = self.named.block("end", label, way, value) if label is not None and there else -1
+        last = self.exchanges[-1]
+        self.exchanges[-1] = replace(last, ends=(last.ends[1], end))
+
+    def _ask(self, kind: int, first: int, second: int) -> None:
+        self.columns.extend((kind, first, second))

@@ -1,0 +1,216 @@
+"""Networks of a few layers, continued: the requests of a deep one, and what a ghost makes of them."""
+
+from array import array
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from networks import tiny_job
+from tonnage.device import parse_cluster
+from tonnage.errors import CannotEstimate
+from tonnage.ghost.pool import Worker
+from tonnage.layers import few
+from tonnage.layers.few import with_layers
+from tonnage.layers.periods import Pattern
+from tonnage.layers.requests import ALLOC, FREE, MARK, Requests
+from tonnage.layers.tokens import tokens
+from tonnage.plans import Plan
+from tonnage.predict import estimate
+from tonnage.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
+
+SMALL, DEEP = 3, 11
+
+
+class Program:
+    """A made-up step: each layer keeps blocks until backward comes back to it, and the optimizer goes over all."""
+
+    def __init__(self, layers, kept, passing, states, odd=0):
+        self.marks, self.claims = [Mark(0, "load", "")], []
+        self.columns = {name: array("q") for name in EVENT_COLUMNS}
+        self.next_address = 512
+        weights = [self.alloc(1024 + layer % 2 * odd) for layer in range(layers)]
+        held = [[self.passed(layer, passing), *map(self.alloc, kept)][1:] for layer in range(layers)]
+        self.mark("forward", "head")
+        head = self.alloc(4096)
+        for layer in reversed(range(layers)):
+            self.mark("backward", f"layers.{layer}.mlp")
+            gradient = self.alloc(256)
+            for block in held[layer]:
+                self.free(block)
+            self.claim(gradient, "gradient")
+            weights.append(gradient)
+        self.free(head)
+        self.mark("optimizer", "")
+        for _ in range(layers):
+            for size in states:
+                self.alloc(size)
+        several = [self.alloc(2048) for _ in range(layers)]  # a foreach operation's
+        for block in several:
+            self.free(block)
+        self.mark("other", "", 1)
+
+    def passed(self, layer, passing):
+        self.mark("forward", f"layers.{layer}.mlp")
+        for size in passing:
+            self.free(self.alloc(size))
+
+    def mark(self, phase, module, step=0):
+        self.marks.append(Mark(step, phase, module))
+
+    def claim(self, block, category):
+        self.mark("backward", "")
+        self.claims.append(Claim(len(self.marks) - 1, block[0], category))
+
+    def alloc(self, size):
+        block = (self.next_address, size)
+        self.next_address += 2**20
+        self.note("alloc", block)
+        return block
+
+    def free(self, block):
+        for action in ("free_requested", "free_completed"):
+            self.note(action, block)
+
+    def note(self, action, block):
+        values = (ACTIONS.index(action), *block, 0, len(self.marks) - 1)
+        for name, value in zip(EVENT_COLUMNS, values, strict=True):
+            self.columns[name].append(value)
+
+    @property
+    def trace(self):
+        return Trace(
+            source="ghost",
+            versions={},
+            device={},
+            outcome={"kind": "completed"},
+            marks=tuple(self.marks),
+            claims=tuple(self.claims),
+            event_columns=self.columns,
+        )
+
+
+def requests_of(depths, steps, *program, **options):
+    return Requests.of(Pattern.of(*(tokens(Program(layers, *program, **options).trace) for layers in depths)), steps)
+
+
+def asked(requests):
+    """Sizes handed out and blocks taken back; those that follow one another are taken back in any order."""
+    found = []
+    for kind, first, _ in zip(*(requests.columns[place::3] for place in range(3)), strict=True):
+        if kind == FREE and found and isinstance(found[-1], set):
+            found[-1].add(first)
+        elif kind != MARK:
+            found.append(first if kind == ALLOC else {first})
+    return found
+
+
+sizes = st.lists(st.sampled_from([8, 512, 4096, 2**20]), min_size=1, max_size=4)
+
+
+@given(kept=sizes, passing=sizes, states=sizes)
+def test_a_deep_program_asks_for_what_follows_from_three_shallow_ones(kept, passing, states):
+    program = (kept, passing, states)
+    continued = requests_of((SMALL, SMALL + 1, SMALL + 2), DEEP - SMALL, *program)
+    whole = requests_of((DEEP, DEEP + 1, DEEP + 2), 0, *program)
+    assert asked(continued) == asked(whole)
+    assert continued.marks == whole.marks
+    assert continued.claims == whole.claims
+
+
+def test_two_layers_of_activations_by_hand():
+    """Depth 4 from depths 1 to 3: weights, one block a layer until backward, a head, states."""
+    continued = requests_of((1, 2, 3), 3, [100], [7], [1024])
+    weights, forward = [1024] * 4, [7, 100] * 4
+    sizes = [first for kind, first, _ in triples(continued) if kind == ALLOC]
+    assert sizes == [*weights, *forward, 4096, *[256] * 4, *[1024] * 4, *[2048] * 4]
+    blocks = [first for kind, first, _ in triples(continued) if kind == FREE]
+    assert blocks[:4] == [4, 6, 8, 10]  # what passes through a layer, at once
+    assert blocks[4:8] == [11, 9, 7, 5]  # what it keeps, the last layer's first
+    assert [mark.module for mark in continued.marks if mark.phase == "forward"] == [
+        *(f"layers.{layer}.mlp" for layer in range(4)),
+        "head",
+    ]
+
+
+def triples(requests):
+    return list(zip(*(requests.columns[place::3] for place in range(3)), strict=True))
+
+
+def test_layers_that_are_not_alike_are_refused():
+    with pytest.raises(CannotEstimate, match="more than their layers"):
+        requests_of((SMALL, SMALL + 1, SMALL + 2), 1, [8], [8], [8], odd=512)
+
+
+def test_an_unfinished_step_is_refused():
+    trace = replace(Program(3, [8], [8], [8]).trace, outcome={"kind": "oom"})
+    with pytest.raises(CannotEstimate, match="without a shortage"):
+        tokens(trace)
+
+
+def test_repetitions_take_again_what_the_step_gave_back():
+    once = requests_of((1, 2, 3), 0, [100], [7], [1024])
+    twice = once.again(2)
+    more = triples(twice)[len(triples(once)) :]
+    returned = {first for kind, first, _ in triples(once) if kind == FREE}
+    assert sum(kind == ALLOC for kind, _, _ in more) == sum(kind == FREE for kind, _, _ in more) == 2 * len(returned)
+    assert [twice.marks[mark].step for mark in twice.repeated] == [0, 1, 2]
+    assert once.again(0) is once
+
+
+# ---- beside whole runs on a ghost
+
+
+@pytest.fixture(scope="module")
+def worker():
+    with Worker() as made:
+        yield made
+
+
+LAYERS = 24
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(
+    ("gpu", "plan", "fields"),
+    [
+        ("4xa100-40gb", Plan(shard="zero3", checkpointing="full", allocator="expandable"), {"grad_accum": 2}),
+        ("4xa100-40gb", Plan(shard="zero2", loss="chunked", optimizer="adamw-fused"), {}),
+        ("2x2xa100-40gb", Plan(shard="hsdp", checkpointing="every-2"), {}),
+        ("4xa100-40gb", Plan(shard="zero3", tp=2, checkpointing="selective"), {}),
+        ("a100-40gb", Plan(precision="fp16-mixed"), {"method": "lora", "lora_rank": 5}),
+        ("4xa100-40gb", Plan(shard="zero3", cp=2, optimizer="sgd"), {}),
+    ],
+    ids=["zero3", "zero2", "hsdp", "tp", "lora", "cp"],
+)
+def test_a_network_of_few_layers_continued_is_the_whole_one(worker, gpu, plan, fields):
+    job, cluster = with_layers(tiny_job("llama", seq_len=256, **fields), LAYERS), parse_cluster(gpu)
+    whole = estimate(job, plan, cluster, worker=worker, rank=0, steps=1, repeated=2, fresh=True)
+    found = estimate(job, plan, cluster, worker=worker, rank=0, steps=1, repeated=2, few_layers=True, fresh=True)
+    assert found.traces[0].layers == (*few.depths_to_continue(job, plan), LAYERS)
+    assert replace(found.estimate.peak, by_category={}) == replace(whole.estimate.peak, by_category={})
+    largest = whole.estimate.peak.allocated_bytes
+    assert found.estimate.peak.by_category == pytest.approx(whole.estimate.peak.by_category, abs=0.01 * largest)
+    assert found.estimate.phases == whole.estimate.phases
+    assert found.estimate.steps == whole.estimate.steps
+    assert found.estimate.model == whole.estimate.model
+    assert found.traces[0].peaks == whole.traces[0].peaks
+    assert "layers" in found.estimate.coverage.run[0]
+
+
+@pytest.mark.ghost
+def test_what_does_not_fit_does_not_fit_continued(worker):
+    job, plan = with_layers(tiny_job("llama", seq_len=256, method="lora", lora_rank=5), LAYERS), Plan()
+    cluster = parse_cluster("a100-40gb")
+    need = estimate(job, plan, cluster, worker=worker, steps=1, repeated=1, fresh=True).estimate.peak
+    small = replace(cluster, device=cluster.device.with_capacity(need.process_bytes - need.allocated_bytes // 4))
+    options = {"worker": worker, "steps": 1, "repeated": 1, "fresh": True}
+    whole = estimate(job, plan, small, **options).estimate
+    found = estimate(job, plan, small, few_layers=True, **options).estimate
+    assert (found.fits, found.oom.phase, found.oom.step, found.oom.layer) == (
+        False,
+        whole.oom.phase,
+        whole.oom.step,
+        whole.oom.layer,
+    )
