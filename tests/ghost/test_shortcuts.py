@@ -119,3 +119,65 @@ def test_every_event_is_the_same_without_them(monkeypatch: pytest.MonkeyPatch) -
     assert short.peaks == plain.peaks
     launched = [[(one.kind, one.name, one.grid, one.bytes) for one in trace.activities()] for trace in traces]
     assert launched[0] == launched[1]
+
+
+SHAPES = """
+import json
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, empty
+from torch.distributed.tensor._sharding_prop import ShardingPropagator as Propagator
+from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from tonnage_inside import shortcuts
+
+torch.distributed.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+name = "_propagate_tensor_meta_non_cached"
+fake = getattr(Propagator, name)
+shortcuts.install()
+meta = getattr(Propagator, name)
+asked, different = [], []
+
+def both(self, operation):
+    found, expected = meta(self, operation), fake(self, operation)
+    asked.append(str(operation.op))
+    if found != expected:
+        different.append([str(operation.op), str(found), str(expected)])
+    return expected
+
+setattr(Propagator, name, both)
+mesh = init_device_mesh("cpu", (2,))
+
+def divided(*shape, over=None, dtype=torch.float32):
+    value = torch.rand(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    tensor = distribute_tensor(value, mesh, [Replicate() if over is None else Shard(over)], src_data_rank=None)
+    return tensor.requires_grad_(dtype.is_floating_point)
+
+tokens, table = divided(2, 8, dtype=torch.long), divided(32, 16, over=1)
+hidden = functional.embedding(tokens, table).redistribute(mesh, [Replicate()])
+hidden = functional.layer_norm(hidden, (16,), divided(16), divided(16))
+hidden = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-6)
+q, k, v = (functional.linear(hidden, divided(16, 16, over=0)).view(2, 8, 4, 4).transpose(1, 2) for _ in range(3))
+scores = functional.softmax(q @ k.transpose(-2, -1), dim=-1, dtype=torch.float32)
+mixed = functional.dropout(scores, 0.1) @ v
+out = functional.linear(mixed.transpose(1, 2).reshape(2, 8, 16), divided(16, 16, over=1))
+gate, up = (functional.linear(out.redistribute(mesh, [Replicate()]), divided(32, 16, over=0)) for _ in range(2))
+out = functional.silu(gate) * up.to(torch.bfloat16).float()
+logits = functional.linear(out.redistribute(mesh, [Replicate()]), divided(32, 32))
+loss = functional.cross_entropy(logits.flatten(0, 1), divided(16, dtype=torch.long))
+loss.backward()
+torch.cat([table.detach(), table.detach()]).clone().zero_()
+empty(4, 4, device_mesh=mesh, placements=[Shard(0)]).fill_(1)
+table.detach().new_zeros((3, 3), device="cpu")
+print(json.dumps({"asked": sorted(set(asked)), "different": different}))
+"""
+
+
+def test_shapes_of_results_are_those_of_fake_tensors() -> None:
+    command = [sys.executable, "-c", SHAPES]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(INSIDE), "PATH": ""})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["different"] == []
+    assert {"aten.mm.default", "aten.native_layer_norm.default", "aten.embedding.default"} <= set(found["asked"])
+    assert len(found["asked"]) > 30

@@ -111,12 +111,11 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
             device=torch.device("cuda"),
         )
         kept: object = None
+        if asked is None:
+            kept = engine_of(plan).run(job, plan, world, request["steps"])
+            asked = repeating.repetitions(watch, request["repeated"]) if request["repeated"] else None
         if asked is not None:
             asked.make()
-        else:
-            kept = engine_of(plan).run(job, plan, world, request["steps"])
-        if request["repeated"]:
-            watch.repeated = repeating.repeat(watch, request["repeated"])
     except torch.OutOfMemoryError as error:
         ended = outcome.of_exception(error, watch)
         kept = error

@@ -1,6 +1,7 @@
-"""Steps without their program: what they ask of the allocator was worked out elsewhere (`tonnage.layers`).
+"""Steps without their program: what they ask of the allocator is known.
 
 The real allocator is asked for each block, in order, with its size and stream, and gets back what steps give back.
+It need not write down what is known here, which takes longer than to serve it; only its segments are read off it.
 """
 
 import json
@@ -13,51 +14,56 @@ import numpy as np
 from . import written
 
 MARK, ALLOC, FREE = range(3)
-"""Kinds of requests, as `tonnage.layers.requests` numbers them."""
+"""Kinds of requests, three numbers each: a mark begins (its number); a block is handed out (bytes, stream) or taken
+back (its number)."""
 
 _BLOCKS = ("alloc", "free_requested", "free_completed")
 _ALLOCATED, _REQUESTED = (written.ACTIONS[name] for name in _BLOCKS[:2])
 
 
 def read(path: str, watch: Any) -> "Requested":
-    """The requests in a file: a line of JSON with their marks, then the numbers."""
+    """The requests of `tonnage.layers.requests` in a file: a line of JSON with their marks, then the numbers."""
     header, _, numbers = Path(path).read_bytes().partition(b"\n")
     document = json.loads(header)
     phases, modules = document["phases"], document["modules"]
     requests = array("q")
     requests.frombytes(numbers)
-    return Requested(
-        watch,
-        [(step, phases[phase], modules[module]) for step, phase, module in document["rows"]],
-        requests,
-        document["repeated"],
-    )
+    watch.marks.clear()
+    marks = [(step, phases[phase], modules[module]) for step, phase, module in document["rows"]]
+    return Requested(watch, marks, requests, document["repeated"])
 
 
 class Requested:
-    """Requests that are made one by one."""
+    """Requests to be made one by one, behind those that a program has made (`before`, the events of it)."""
 
     def __init__(
-        self, watch: Any, marks: list[tuple[int, str, str]], requests: "array[int]", repeated: list[int]
+        self,
+        watch: Any,
+        marks: list[tuple[int, str, str]],
+        requests: "array[int]",
+        repeated: list[int],
+        before: "dict[str, array[int]] | None" = None,
     ) -> None:
         self.watch = watch
         self.marks = marks
         self.requests = requests
         self.repeated = repeated
+        self.before = before
+        self.first_mark = len(watch.marks)
         self.addresses: list[int] = []
-        self.streams = {0: 0}
+        self.streams: dict[int, int] = {0: 0}
+        self._left_out = False
 
     def make(self) -> None:
         """Ask for all of them.  Raises torch.OutOfMemoryError where the steps would have."""
-        torch, addresses, marks = self.watch.torch, self.addresses, self.marks
-        note = torch._C._cuda_setMemoryMetadata
+        torch, addresses, marks, streams = self.watch.torch, self.addresses, self.marks, self.streams
         allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
         give_back = torch._C._cuda_cudaCachingAllocator_raw_delete
         torch.cuda.init()
-        self._leave_out_blocks()
-        streams = self.streams
-        self.watch.marks.clear()
+        self._left_out = _leave_out_blocks(torch)
+        note = torch._C._cuda_setMemoryMetadata if self._left_out else _nothing
         begin = self.watch.marks.append
+        self.watch.repeated = self.repeated
         for kind, first, second in zip(self.requests[::3], self.requests[1::3], self.requests[2::3], strict=True):
             if kind == FREE:
                 give_back(addresses[first])
@@ -68,27 +74,21 @@ class Requested:
                 addresses.append(allocate(first, streams[second]))
             else:
                 begin(marks[first])
-        self.watch.repeated = self.repeated
-        self.watch.steps = self.marks[-1][0] + 1
+                self.watch.steps = marks[first][0]
+        self.watch.step_made()
 
-    def _leave_out_blocks(self) -> None:
-        """The allocator need not write down what is known here, where it can be told so (torch 2.11 and later)."""
-        record = self.watch.torch.cuda.memory._record_memory_history
-        try:
-            record("all", context=None, clear_history=True, skip_actions=list(_BLOCKS))
-        except TypeError:
-            return
-
-    def columns(self) -> dict[str, "array[int]"]:
-        """The events as the allocator would have written them: its segments among the blocks that were asked for."""
+    def columns(self) -> "dict[str, array[int]]":
+        """All events as the allocator would have written them: its segments among the blocks that were asked for."""
         blocks = self._of_blocks()
         segments, before = self._of_segments()
         born = np.append(np.flatnonzero(blocks["action"] == _ALLOCATED), len(blocks["action"]))
         places = born[before]
         segments["mark"] = np.append(blocks["mark"], blocks["mark"][-1:])[places]
-        return {
-            name: array("q", np.insert(column, places, segments[name]).tobytes()) for name, column in blocks.items()
-        }
+        found = {}
+        for name, column in blocks.items():
+            found[name] = self.before[name][:] if self.before is not None else array("q")
+            found[name].frombytes(np.insert(column, places, segments[name]).tobytes())
+        return found
 
     def _of_blocks(self) -> dict[str, Any]:
         """Of each block that it was handed out; that it was given back and, at once, taken."""
@@ -98,13 +98,14 @@ class Requested:
         events = np.where(kind[asked] == FREE, 2, 1)
         block = np.repeat(number, events)
         of_two = np.arange(len(block)) - np.repeat(np.cumsum(events) - events, events)
-        streams = np.array(list(self.streams.values()), dtype=np.int64)
+        known, stream = np.unique(second[allocated], return_inverse=True)
+        streams = np.array([self.streams[one] for one in known.tolist()], dtype=np.int64)
         return {
             "action": np.where(np.repeat(events, events) == 2, _REQUESTED + of_two, _ALLOCATED),
             "address": np.array(self.addresses, dtype=np.int64)[block],
             "size": first[allocated][block],
-            "stream": streams[second[allocated]][block],
-            "mark": np.repeat((np.cumsum(kind == MARK) - 1)[asked], events),
+            "stream": streams[stream][block],
+            "mark": np.repeat((np.cumsum(kind == MARK) - 1)[asked], events) + self.first_mark,
         }
 
     def _made(self) -> int:
@@ -115,16 +116,25 @@ class Requested:
 
     def _of_segments(self) -> tuple[dict[str, Any], Any]:
         """What the allocator itself wrote down, and for each of it the block before which that was."""
-        torch = self.watch.torch
-        device = torch.cuda.current_device()
         with written.without_collection():
-            events = torch.cuda.memory._snapshot(device)["device_traces"][device]
-            events = [event for event in events if event["action"] not in _BLOCKS]
-        found = {
-            "action": [written.ACTIONS[event["action"]] for event in events],
-            "address": [event.get("addr", event.get("device_free", 0)) for event in events],
-            "size": [event["size"] for event in events],
-            "stream": [event["stream"] for event in events],
-        }
-        before = [int(event["user_metadata"]) for event in events]
-        return {name: np.array(column, dtype=np.int64) for name, column in found.items()}, np.array(before, dtype=int)
+            events = written.events(self.watch.torch)
+            handed_out = np.cumsum([event["action"] == "alloc" for event in events], dtype=int)
+            rest = [place for place, event in enumerate(events) if event["action"] not in _BLOCKS]
+            before = [int(events[place]["user_metadata"]) for place in rest] if self._left_out else handed_out[rest]
+            columns = written.columns_of([events[place] for place in rest])
+        return {name: np.array(column) for name, column in columns.items()}, np.array(before, dtype=int)
+
+
+def _leave_out_blocks(torch: Any) -> bool:
+    """Begin the allocator's history anew, without blocks where it can be told so (torch 2.11 and later)."""
+    record = torch.cuda.memory._record_memory_history
+    try:
+        record("all", context=None, clear_history=True, skip_actions=list(_BLOCKS))
+    except TypeError:
+        record("all", context=None, clear_history=True)
+        return False
+    return True
+
+
+def _nothing(text: str) -> None:
+    """In place of a note where all is written down."""

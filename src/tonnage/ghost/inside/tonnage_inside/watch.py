@@ -337,6 +337,10 @@ class Watch:
 
         module.DeepSpeedEngine._take_model_step = take
 
+    def step_made(self) -> None:
+        """Somebody who has no optimizer made a step."""
+        self._stepped = True
+
     def _next_step(self) -> None:
         """A forward or backward begins: if an optimizer stepped since the last one, a step is complete."""
         if not self._stepped:

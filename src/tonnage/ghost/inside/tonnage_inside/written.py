@@ -103,18 +103,28 @@ def fullest(torch: Any) -> int:
     return max(found, key=lambda device: (found[device]["ooms"], found[device]["reserved_bytes"], -device))
 
 
-def event_columns(torch: Any, watch: Any, device: int) -> dict[str, "array[int]"]:
+def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str, "array[int]"]:
     """The allocator's trace of one device as columns; each event carries the latest mark up to then."""
     with without_collection():
-        events = torch.cuda.memory._snapshot(device)["device_traces"][device]
-        action, address, size, stream, marks = (array("q") for _ in range(5))
-        for event, mark in zip(events, event_marks(events, watch), strict=True):  # each event is looked at once
-            action.append(ACTIONS[event["action"]])
-            address.append(event["addr"] if "addr" in event else event.get("device_free", 0))
-            size.append(event["size"])
-            stream.append(event["stream"])
-            marks.append(mark)
-    return {"action": action, "address": address, "size": size, "stream": stream, "mark": marks}
+        traced = events(torch, device)
+        return {**columns_of(traced), "mark": array("q", event_marks(traced, watch))}
+
+
+def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
+    """What the allocator wrote down of a device, by default the current one."""
+    device = torch.cuda.current_device() if device is None else device
+    found: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device]
+    return found
+
+
+def columns_of(traced: list[dict[str, Any]]) -> dict[str, "array[int]"]:
+    """Events as columns, all but their marks."""
+    return {
+        "action": array("q", [ACTIONS[event["action"]] for event in traced]),
+        "address": array("q", [event.get("addr", event.get("device_free", 0)) for event in traced]),
+        "size": array("q", [event["size"] for event in traced]),
+        "stream": array("q", [event["stream"] for event in traced]),
+    }
 
 
 @contextlib.contextmanager
