@@ -287,11 +287,14 @@ def _configuration(name: str, config: dict[str, Any]) -> Any:
         raise UnreadableModel(f"The configuration of {name} is not valid: {_first_line(error)}") from error
 
 
-def without_memory(network: Any, device: str = "meta") -> Any:
-    """Another network of the same class and configuration, to ask for shapes: on `meta`, or among fake tensors."""
+def without_memory(network: Any, device: str = "meta", config: Any = None) -> Any:
+    """Another network of the same class and configuration, to ask for shapes: on `meta`, or among fake tensors.
+
+    With a `config`, one of the same class and that configuration.
+    """
     made_by = _class(heads.of(network))
     with torch.device(device), without_initialisation(), quiet():
-        return made_by._from_config(network.config, **_in(torch.float32)).eval()
+        return made_by._from_config(config or network.config, **_in(torch.float32)).eval()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ def rows_of(
     try:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         with _disable_current_modes(), fake, _WithoutComputing(), _Scalars(), torch.no_grad():
-            shapes = model.without_memory(network, "cpu")
+            shapes = model.without_memory(network, "cpu", _with_one_layer_of_text(network.config))
             given = {name: torch.empty(each.shape) if each.is_meta else each for name, each in inputs().items()}
             inner = getattr(shapes, "model", shapes)
             ask = getattr(inner, method, None) or getattr(shapes, method)
@@ -102,6 +103,19 @@ def rows_of(
             f"({type(error).__name__}: {' '.join(str(error).split())[:160]}); "
             "give package.module:factory with batch(job), or images=0 for text alone."
         ) from error
+
+
+def _with_one_layer_of_text(config: Any) -> Any:
+    """The configuration of a network that sees or hears as much and reads with one layer, which is not asked."""
+    text = config.get_text_config()
+    if text is config or not isinstance(getattr(text, "num_hidden_layers", None), int):
+        return config
+    changed = copy.deepcopy(config)
+    text = changed.get_text_config()
+    text.num_hidden_layers = 1
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    return changed
 
 
 def _features(found: Any) -> Any:

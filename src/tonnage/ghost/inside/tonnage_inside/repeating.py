@@ -6,8 +6,9 @@ the state in which the step left it; what the step took and kept is there alread
 """
 
 from array import array
-from bisect import bisect_left
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from . import written
 from .requested import ALLOC, FREE, MARK, Requested
@@ -15,51 +16,62 @@ from .requested import ALLOC, FREE, MARK, Requested
 
 def repetitions(watch: Any, times: int) -> Requested:
     """What the only step that was made asked for, so many times more, behind it."""
-    with written.without_collection():
-        before = written.event_columns(watch.torch, watch)
+    before = written.event_columns(watch.torch, watch)
     began = next((number for number, (_, phase, _) in enumerate(watch.marks) if phase != "load"), len(watch.marks))
-    step = list(_returned(before, bisect_left(before["mark"], began)))
+    step = _returned({name: np.array(column) for name, column in before.items()}, began)
+    entered, blocks = len(step.marks), step.blocks
     marks: list[tuple[int, str, str]] = []
     requests = array("q")
-    blocks = 0
     boundaries = [began]
-    for count in range(1, times + 1):
+    for count in range(times):
         boundaries.append(len(watch.marks) + len(marks))
-        latest = -1
-        held: dict[int, int] = {}
-        for birth, size, stream, mark in step:
-            if mark != latest:
-                latest = mark
-                _, phase, module = watch.marks[mark]
-                requests.extend((MARK, len(marks), 0))
-                marks.append((count, "other" if phase == "load" else phase, module))
-            if size >= 0:
-                held[birth] = blocks
-                blocks += 1
-                requests.extend((ALLOC, size, stream))
-            else:
-                requests.extend((FREE, held.pop(birth), 0))
+        further = np.choose(step.requests[:, 0], (count * entered, 0, count * blocks))
+        requests.frombytes((step.requests + np.outer(further, (0, 1, 0))).tobytes())
+        for phase, module in ((watch.marks[mark][1], watch.marks[mark][2]) for mark in step.marks):
+            marks.append((count + 1, "other" if phase == "load" else phase, module))
     found = Requested(watch, marks, requests, boundaries, before)
     found.streams = {stream: stream for stream in set(before["stream"])}
     return found
 
 
-def _returned(columns: dict[str, "array[int]"], began: int) -> list[tuple[int, int, int, int]]:
-    """Blocks that were taken back since an event: when handed out, bytes (-1: taken back), stream, mark; in order.
+class _Step(NamedTuple):
+    """What a step took and gave back."""
+
+    requests: Any
+    """A row of three numbers each; marks and blocks are numbered from 0 as they come."""
+    marks: list[int]
+    """Marks of the step under which something is asked for."""
+    blocks: int
+    """How many blocks are handed out."""
+
+
+def _returned(columns: dict[str, Any], began: int) -> _Step:
+    """The blocks that were taken back under the mark `began` or later.
 
     The first batch is made before anything tells that the step has begun.
     """
-    allocated, completed = written.ACTIONS["alloc"], written.ACTIONS["free_completed"]
-    held: dict[int, int] = {}
-    ended: dict[int, int] = {}
-    for place, (action, address) in enumerate(zip(columns["action"], columns["address"], strict=True)):
-        if action == allocated:
-            held[address] = place
-        elif action == completed:
-            birth = held.pop(address, None)
-            if birth is not None and place >= began:
-                ended[place] = birth
-    sizes, streams, marks = columns["size"], columns["stream"], columns["mark"]
-    found = [(place, birth, -1) for place, birth in ended.items()]
-    found += [(birth, birth, sizes[birth]) for birth in ended.values()]
-    return [(birth, size, streams[birth], marks[place]) for place, birth, size in sorted(found)]
+    births, ends = _lives(columns["action"], columns["address"])
+    inside = columns["mark"][ends] >= began
+    births, ends = np.sort(births[inside]), ends[inside][np.argsort(births[inside])]
+    place = np.concatenate((births, ends))
+    rows = np.zeros((len(place), 3), dtype=np.int64)
+    rows[: len(births)] = np.stack(
+        (np.full(len(births), ALLOC), columns["size"][births], columns["stream"][births]), 1
+    )
+    rows[len(births) :, 0], rows[len(births) :, 1] = FREE, np.arange(len(births))
+    order = np.argsort(place)
+    rows, mark = rows[order], columns["mark"][place[order]]
+    entered = np.flatnonzero(np.append(True, mark[1:] != mark[:-1])[: len(mark)])
+    begins = np.zeros((len(entered), 3), dtype=np.int64)
+    begins[:, 0], begins[:, 1] = MARK, np.arange(len(entered))
+    return _Step(np.insert(rows, entered, begins, axis=0), mark[entered].tolist(), len(births))
+
+
+def _lives(action: Any, address: Any) -> tuple[Any, Any]:
+    """Events that handed out a block, and those that took the same one back."""
+    allocated, completed = (written.ACTIONS[name] for name in ("alloc", "free_completed"))
+    either = np.flatnonzero((action == allocated) | (action == completed))
+    either = either[np.argsort(address[either], kind="stable")]
+    first, second = either[:-1], either[1:]
+    same = (action[first] == allocated) & (action[second] == completed) & (address[first] == address[second])
+    return first[same], second[same]
