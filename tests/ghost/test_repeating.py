@@ -54,6 +54,7 @@ def test_a_repetition_is_the_step_that_follows(worker, gpu, plan, fields):
     for name in ("allocated_bytes", "reserved_bytes"):
         assert again.peaks[name] == real.peaks[name]
     assert repeated.estimate.peak == made.estimate.peak
+    assert repeated.estimate.phases == made.estimate.phases
     assert [step.allocated_bytes for step in repeated.estimate.steps] == [
         step.allocated_bytes for step in made.estimate.steps
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -65,25 +65,24 @@ class Requests:
         if not times:
             return self
         began = next((number for number, mark in enumerate(self.marks) if mark.phase != "load"), len(self.marks))
-        step = list(_returned(self.columns, began))
+        step = _by_mark(self.columns, self.marks, began)
         marks, columns = list(self.marks), self.columns[:]
         boundaries = [began]
         blocks = sum(kind == ALLOC for kind in self.columns[::3])
         for count in range(1, times + 1):
             boundaries.append(len(marks))
-            latest, held = -1, dict[int, int]()
-            for kind, block, size, stream, mark in step:
-                if mark != latest:
-                    latest = mark
-                    _, phase, module = self.marks[mark]
-                    columns.extend((MARK, len(marks), 0))
-                    marks.append(Mark(count, "other" if phase == "load" else phase, module))
-                if kind == ALLOC:
-                    held[block] = blocks
-                    blocks += 1
-                    columns.extend((ALLOC, size, stream))
-                else:
-                    columns.extend((FREE, held.pop(block), 0))
+            held: dict[int, int] = {}
+            for mark, requests in step:
+                _, phase, module = self.marks[mark]
+                columns.extend((MARK, len(marks), 0))
+                marks.append(Mark(count, "other" if phase == "load" else phase, module))
+                for kind, block, size, stream in requests:
+                    if kind == ALLOC:
+                        held[block] = blocks
+                        blocks += 1
+                        columns.extend((ALLOC, size, stream))
+                    else:
+                        columns.extend((FREE, held.pop(block), 0))
         return replace(self, marks=tuple(marks), columns=columns, repeated=tuple(boundaries))
 
     def write(self, path: Path) -> None:
@@ -112,10 +111,12 @@ class Requests:
             )
 
 
-def _returned(columns: array[int], began: int) -> Iterator[tuple[int, int, int, int, int]]:
+def _by_mark(
+    columns: array[int], marks: Sequence[Mark], began: int
+) -> list[tuple[int, list[tuple[int, int, int, int]]]]:
     """Blocks that are given back under the mark `began` or later: handed out and taken back, in order.
 
-    Kind of request, block, bytes, stream and mark of each.
+    Kind of request, block, bytes and stream of each; by the marks under which that is, or at which the phase changes.
     """
     requests = list(zip(columns[::3], columns[1::3], columns[2::3], strict=True))
     mark, returned = -1, set()
@@ -123,14 +124,19 @@ def _returned(columns: array[int], began: int) -> Iterator[tuple[int, int, int, 
         mark += kind == MARK
         if kind == FREE and mark >= began:
             returned.add(first)
+    changes = (
+        number for number in range(max(began, 1), len(marks)) if marks[number].phase != marks[number - 1].phase
+    )
+    found: dict[int, list[tuple[int, int, int, int]]] = {number: [] for number in changes}
     mark, block = -1, -1
     for kind, first, second in requests:
         mark += kind == MARK
         block += kind == ALLOC
         if kind == ALLOC and block in returned:
-            yield kind, block, first, second, mark
+            found.setdefault(mark, []).append((kind, block, first, second))
         elif kind == FREE and first in returned:
-            yield kind, first, 0, 0, mark
+            found.setdefault(mark, []).append((kind, first, 0, 0))
+    return sorted(found.items())
 
 
 class _Writing:

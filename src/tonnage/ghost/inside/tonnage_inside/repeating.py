@@ -18,7 +18,8 @@ def repetitions(watch: Any, times: int) -> Requested:
     """What the only step that was made asked for, so many times more, behind it."""
     before = written.event_columns(watch.torch, watch)
     began = next((number for number, (_, phase, _) in enumerate(watch.marks) if phase != "load"), len(watch.marks))
-    step = _returned({name: np.array(column) for name, column in before.items()}, began)
+    changes = [number for number in range(max(began, 1), len(watch.marks)) if _changes_phase(watch.marks, number)]
+    step = _returned({name: np.array(column) for name, column in before.items()}, began, changes)
     entered, blocks = len(step.marks), step.blocks
     marks: list[tuple[int, str, str]] = []
     requests = array("q")
@@ -34,19 +35,23 @@ def repetitions(watch: Any, times: int) -> Requested:
     return found
 
 
+def _changes_phase(marks: list[tuple[int, str, str]], number: int) -> bool:
+    return marks[number][1] != marks[number - 1][1]
+
+
 class _Step(NamedTuple):
     """What a step took and gave back."""
 
     requests: Any
     """A row of three numbers each; marks and blocks are numbered from 0 as they come."""
     marks: list[int]
-    """Marks of the step under which something is asked for."""
+    """Marks of the step under which something is asked for, or at which its phase changes."""
     blocks: int
     """How many blocks are handed out."""
 
 
-def _returned(columns: dict[str, Any], began: int) -> _Step:
-    """The blocks that were taken back under the mark `began` or later.
+def _returned(columns: dict[str, Any], began: int, changes: list[int]) -> _Step:
+    """The blocks that were taken back under the mark `began` or later; `changes` are marks that must not be missing.
 
     The first batch is made before anything tells that the step has begun.
     """
@@ -61,10 +66,10 @@ def _returned(columns: dict[str, Any], began: int) -> _Step:
     rows[len(births) :, 0], rows[len(births) :, 1] = FREE, np.arange(len(births))
     order = np.argsort(place)
     rows, mark = rows[order], columns["mark"][place[order]]
-    entered = np.flatnonzero(np.append(True, mark[1:] != mark[:-1])[: len(mark)])
+    entered = np.unique(np.append(mark, np.array(changes, dtype=np.int64)))
     begins = np.zeros((len(entered), 3), dtype=np.int64)
     begins[:, 0], begins[:, 1] = MARK, np.arange(len(entered))
-    return _Step(np.insert(rows, entered, begins, axis=0), mark[entered].tolist(), len(births))
+    return _Step(np.insert(rows, np.searchsorted(mark, entered), begins, axis=0), entered.tolist(), len(births))
 
 
 def _lives(action: Any, address: Any) -> tuple[Any, Any]:
