@@ -63,7 +63,6 @@ class Requested:
         self._left_out = _leave_out_blocks(torch)
         note = torch._C._cuda_setMemoryMetadata if self._left_out else _nothing
         begin = self.watch.marks.append
-        self.watch.repeated = self.repeated
         for kind, first, second in zip(self.requests[::3], self.requests[1::3], self.requests[2::3], strict=True):
             if kind == FREE:
                 give_back(addresses[first])
@@ -79,6 +78,8 @@ class Requested:
 
     def columns(self) -> "dict[str, array[int]]":
         """All events as the allocator would have written them: its segments among the blocks that were asked for."""
+        begun = [mark for mark in self.repeated if mark < len(self.watch.marks)]
+        self.watch.repeated = begun if len(begun) > 1 else []  # if the memory did not run out before
         blocks = self._of_blocks()
         segments, before = self._of_segments()
         born = np.append(np.flatnonzero(blocks["action"] == _ALLOCATED), len(blocks["action"]))
