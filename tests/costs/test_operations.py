@@ -205,3 +205,21 @@ def test_kept_scores_pass_through_memory_and_the_softmax_through_the_cards_arith
         reached = replace(rates.card(device), pass_seconds=0.0)
         found = rates.seconds([softmax], device, reached, backend="eager", seq_len=100)
         assert found.memory == pytest.approx(bound)
+
+
+def test_without_a_compiler_narrow_products_cost_more_in_casts_than_they_save():
+    """Of 2,000 tokens: six kernels of 33 bytes a value for operand and weights, and again with both gradients."""
+    wide, narrow = (
+        operations.layer(LLAMA, Slice(tokens=2000, seq_len=2000, dtype=dtype)) for dtype in ("bf16", "fp8")
+    )
+    cast = {op.name: op for op in (*narrow.forward, *narrow.backward) if op.name.startswith("cast for")}
+    assert len(cast) == 2 * 7
+    assert cast["cast for up"].bytes == 33 * (2000 * 4096 + 4096 * 14336)
+    assert cast["cast for up backward"].bytes == 33 * (2000 * (4096 + 2 * 14336) + 4096 * 14336)
+    assert cast["cast for up"].kernels == 12
+    device = find_device("h100-80gb")
+    seconds = [
+        rates.seconds((*ops.forward, *ops.backward), device, rates.card(device), backend="cudnn", seq_len=2000).total
+        for ops in (wide, narrow)
+    ]
+    assert seconds[1] > seconds[0]

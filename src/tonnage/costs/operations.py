@@ -460,11 +460,16 @@ def _casts(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]
 
     A kernel reads 2 bytes and writes both (4); a norm writes its own result narrow, which leaves a pass more for the
     columns (1).  Backward casts the gradient of each product's result.  Those of experts are cast one by one.
+    Eager code: `_cast_by_steps`.
     """
-    if kept_dtype(part.dtype) == part.dtype or not part.fused:
+    if kept_dtype(part.dtype) == part.dtype:
         return [], []
     ahead, behind = [], []
     for product in products(shape, part):
+        if not part.fused:
+            ahead.append(_cast_by_steps(product, part, "", product.m * product.k, 2))
+            behind.append(_cast_by_steps(product, part, " backward", product.m * (product.k + 2 * product.n), 4))
+            continue
         if product.of_experts and part.experts_fused:
             continue
         read = product.m * product.k * (1 if product.name in _AFTER_NORM else 4)
@@ -477,6 +482,16 @@ def _casts(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]
 def _cast(product: Product, part: Slice, suffix: str, moved: float, kernels: int) -> Operation:
     name = f"cast for {product.name}{suffix}"
     return Operation(name, "pointwise", part.dtype, 0, moved, kernels, grouped=product.of_experts)
+
+
+def _cast_by_steps(product: Product, part: Slice, suffix: str, values: float, casts: int) -> Operation:
+    """As torchao's `matmul_with_hp_or_float8_args` casts without torch.compile: each value, and weights once a pass.
+
+    Its largest size (4 and 2 bytes), itself in fp32 (6), times the scale (8), clamped (8), narrow (5), in 6 kernels.
+    Backward casts results' gradients for either product, and operands and weights again.
+    """
+    values += product.matrices * product.k * product.n
+    return Operation(f"cast for {product.name}{suffix}", "pointwise", part.dtype, 0, 33 * values, 6 * casts)
 
 
 @lru_cache(maxsize=4096)
