@@ -66,6 +66,8 @@ RANKS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"grad_accum": 4, "precision": "bf16-true", "optimizer": "adamw-fused"},
         },
     ),
+    "cp 4, zero3, 64 ranks": ("8x8x", {"cp": 4, "shard": "zero3", "precision": "bf16-true"}),
+    "cp 2, tp 2, ddp, 8 ranks": ("8x", {"cp": 2, "tp": 2, "shard": "ddp"}),
     "tp 4 on whole sequences, zero3, 8 ranks": ("8x", {"tp": 4, "shard": "zero3", "sequence_parallel": "off"}),
 }
 """Plans for several cards: how many of them, written before the card's name."""

@@ -95,6 +95,21 @@ def attention() -> Iterator[torch.Tensor]:
                 continue
 
 
+def attention_to_more() -> Iterator[torch.Tensor]:
+    """Of a part of a sequence to all of it, as with context parallelism."""
+    shapes = product((False, True), BF16, ((4, 4), (8, 2)), (256, 1000), (2, 4), (64, 128))
+    for apart, dtype, (heads, groups), tokens, times, width in shapes:
+        sizes = [(1, tokens, heads, width), *[(1, tokens * times, groups, width)] * 2]
+        parts = (leaf(*size, dtype=dtype).transpose(1, 2) for size in sizes)
+        query, key, value = (part.contiguous() if apart else part for part in parts)
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            with sdpa_kernel(backend):
+                try:
+                    yield functional.scaled_dot_product_attention(query, key, value, enable_gqa=groups != heads)
+                except RuntimeError:  # this backend does not serve this call on this card
+                    continue
+
+
 def others() -> Iterator[torch.Tensor]:
     for dtype, (rows, columns) in product(DTYPES, ((256, 512), (1000, 1000), (8192, 2048))):
         yield functional.softmax(leaf(rows, columns, dtype=dtype), dim=-1)
@@ -121,7 +136,7 @@ def main() -> None:
     torch.empty(1, device="cuda")
     start = position()
     with Listener() as listener:
-        for program in (attention, others):
+        for program in (attention, attention_to_more, others):
             for result in program():
                 if result.requires_grad:
                     result.backward(torch.empty_like(result))

@@ -77,9 +77,10 @@ _COLLECTIVES: Final = {
     "broadcast_": "Broadcast",
     "send": "Send",
     "recv_": "Recv",
-    "shard_dim_alltoall": "AllToAll",
+    **dict.fromkeys(("shard_dim_alltoall", "all_to_all_single"), "AllToAll"),
 }
 """Operations by which ranks exchange, as NCCL calls what they do."""
+_PAIRS: Final = ("Send", "Recv")
 _OURS: Final = (__file__, str(Path(__file__).parent / "portable"))
 """What the program did not call itself is no part of its stack."""
 _LINE_BYTES: Final = 64
@@ -232,6 +233,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._blocks: dict[int, _Block] = {}
         self._results: list[tuple[weakref.ref[torch.Tensor], str]] = []
         self._sum: _Sum | None = None
+        self._divided: Any = None
+        """The operation on divided tensors of which operations on parts come next."""
         self._values = KnownValues()
 
     def address(self, tensor: torch.Tensor) -> int:
@@ -246,6 +249,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if self._pauses:
             return op(*args, **kwargs)
         if DTensor in types:  # which makes it operations on parts, and exchanges between them
+            self._divided = op
             return NotImplemented
         if (
             op.namespace == "prim"
@@ -289,16 +293,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if name is None or not tensors:
             return
         group = peers.group_of(args)
-        peer = args[2] if name in ("Send", "Recv") else 0
+        peer = args[2] if name in _PAIRS else 0
         size, place, key = group.size(), group.rank(), (group.group_name, "")
-        if name in ("Send", "Recv") and not self._together:  # NCCL makes a communicator for the two
+        if name in _PAIRS and not self._together:  # NCCL makes a communicator for the two
             size, key, place = 2, (key[0], str(peer)), int(place > peer)
         layout = (size, self._groups.setdefault(key, len(self._groups)), place)
         size_bytes = min(tensor.numel() * tensor.element_size() for tensor in tensors)
         first, last = self.address(tensors[-1]), self.address(tensors[0])
-        self.collectives.append(
-            Activity("collective", name, self.mark(), 0, layout, peer, 0, size_bytes, first, last)
-        )
+        apart = name == "AllToAll" and op.overloadpacket.__name__ == "all_to_all_single" and args[1]
+        calls = [(each, other) for other in range(size) for each in _PAIRS] if apart else [(name, peer)]
+        for called, other in calls:  # parts of different sizes are sent and received one by one
+            self.collectives.append(
+                Activity("collective", called, self.mark(), 0, layout, other, 0, size_bytes, first, last)
+            )
 
     def _accumulates(self, op: Any, args: Any) -> bool:
         """Whether this may be autograd adding a gradient to what is there already, which it does in place if it can.
@@ -308,6 +315,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         torch/csrc/autograd/input_buffer.cpp, can_accumulate_inplace.
         """
         if op is not torch.ops.aten.add.Tensor or type(args[0]) is not FakeTensor:
+            return False
+        if self._divided is op:  # a sum of divided gradients is never made in place
+            self._divided = None
             return False
         if self.adds_in_place:
             return _key(args[0].untyped_storage()) in self._blocks

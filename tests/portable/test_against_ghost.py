@@ -51,6 +51,11 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"tp": 8, "shard": "none", "clip_grad_norm": 1},
     ),
     "matrices divided among four, experts, sharded": ("granite-moe", "8xh100-80gb", {"tp": 4, "shard": "zero3"}),
+    "a ring of four that share a sequence": (
+        "llama",
+        "8xh100-80gb",
+        {"cp": 4, "shard": "zero3", "precision": "bf16-true"},
+    ),
     "stages of a pipeline that divide matrices too": (
         "llama",
         "8xh100-80gb",
@@ -59,7 +64,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "adapters": ("smollm2-135m", "a100-80gb", {"method": "lora", "loss": "chunked"}),
 }
 SMALL: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama", "vocab_size": 8000, "num_hidden_layers": 4},
+    "llama": {"model_type": "llama", "vocab_size": 8000, "num_hidden_layers": 4, "num_attention_heads": 16},
     "granite-moe": {"model_type": "mixtral", "num_local_experts": 8, "vocab_size": 8000},
     "deepseek": {
         "model_type": "deepseek_v3",
@@ -78,7 +83,10 @@ SMALL: dict[str, dict[str, Any]] = {
     },
 }
 """Mixtures of experts whose published sizes are too large for a test, one of them with two layers."""
-SHAPE = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "max_position_embeddings": 1024}
+SHAPE = {
+    **{"hidden_size": 512, "intermediate_size": 1024, "max_position_embeddings": 1024},
+    **{"num_attention_heads": 8, "num_key_value_heads": 8},
+}
 
 
 def asked(name: str, options: dict[str, Any]) -> tuple[Job, Any]:
@@ -108,7 +116,9 @@ def test_peaks_are_those_of_the_ghost(row: str, worker: Worker) -> None:
     for mine, its in zip(imitated.phases, real.phases, strict=True):
         assert (mine.name, mine.allocated_bytes) == (its.name, pytest.approx(its.allocated_bytes, rel=0.02))
     assert imitated.peak.by_category["runtime"] == real.peak.by_category["runtime"]
-    alone = "tp" not in options  # else several buffers have one address between two marks, and which was sent is open
+    alone = (
+        not {"tp", "cp"} & options.keys()
+    )  # else several buffers have one address between two marks, and which was sent is open
     for category in ("parameter", "optimizer_state", *(("communication",) if alone else ())):
         mine, its = imitated.peak.by_category[category], real.peak.by_category[category]
         assert mine == pytest.approx(its, rel=0.02), category

@@ -50,9 +50,10 @@ def test_what_it_does_not_imitate_it_refuses(plan: Plan, options: dict[str, obje
         estimate(plan, **options)
 
 
-def test_of_several_cards_it_imitates_those_that_share_no_sequence() -> None:
-    with pytest.raises(UsageError, match="source=meta with cp=2"):
-        predict.estimate(tiny_job(), Plan(cp=2, shard="zero3"), parse_cluster("2xt4"), source="meta")
+def test_weights_on_the_host_need_a_ghost() -> None:
+    plan = Plan(shard="zero3", param_offload="cpu")
+    with pytest.raises(UsageError, match="source=meta with param-offload=cpu"):
+        predict.estimate(tiny_job(), plan, parse_cluster("2xt4"), source="meta")
 
 
 def test_sources_are_named() -> None:

@@ -114,6 +114,7 @@ def present(device: Device, streams: Streams | None = None, cards: int = 1) -> I
         stack.enter_context(patch.object(torch.accelerator, "current_stream", lambda device=None: streams.current))
         stack.enter_context(patch.object(DefaultDeviceType, "_default_device_type", CARD.type))
         stack.enter_context(patch.object(torch.Tensor, "_make_subclass", staticmethod(_made_of_meta())))
+        stack.enter_context(patch.object(torch.Tensor, "_make_wrapper_subclass", staticmethod(_wrapped_on_meta())))
         stack.enter_context(patch.object(DTensor, "__new__", _divided_with_keys()))
         stack.enter_context(patch.object(torch.Tensor, "__setitem__", _put(fake)))
         stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
@@ -149,6 +150,18 @@ def _is_of(kind: str) -> property:
 def _of_the_local(name: str) -> property:
     """A divided tensor is where its part is; C++ would answer for it, which knows of no card."""
     return property(lambda tensor: getattr(tensor._local_tensor, name))
+
+
+def _wrapped_on_meta() -> Callable[..., torch.Tensor]:
+    """`Tensor._make_wrapper_subclass`, by which torch before 2.9 makes divided tensors: on `meta` for C++ as well."""
+    make = torch.Tensor._make_wrapper_subclass
+
+    def made(cls: type, *arguments: Any, **options: Any) -> torch.Tensor:
+        if issubclass(cls, DTensor) and options.get("device") == CARD:
+            options["device"] = torch.device("meta")
+        return make(cls, *arguments, **options)
+
+    return made
 
 
 def _divided_with_keys() -> Callable[..., DTensor]:

@@ -36,6 +36,7 @@ IMITATED: Final[Mapping[str, tuple[str, ...]]] = {
     "pp": ANY,
     "pp_schedule": ANY,
     "pp_stages": ANY,
+    "cp": ANY,
 }
 """Values of options that were compared with the ghost, beside each option's default."""
 

@@ -18,6 +18,10 @@ DEFAULT: Final = 0
 """The stream on which a program begins, as the allocator's replica numbers it."""
 
 
+_CUDA: Final = 1
+"""The card's kind, as C++ numbers them (c10/core/DeviceType.h)."""
+
+
 class Event:
     """A moment in a stream; it has always passed."""
 
@@ -43,8 +47,10 @@ class Stream:
 
     def __init__(self, device: torch.device, number: int) -> None:
         self.device = device
-        self.number = number
+        self.number = self.stream_id = number
         """What the allocator knows it by."""
+        self.device_index = device.index
+        self.device_type = _CUDA
 
     def wait_event(self, event: Event) -> None:
         """It has passed."""
