@@ -2,11 +2,12 @@
 
     python benchmarks/speed.py [MODEL ...] [--again 2]
 
-Three steps of full fine-tuning in pure bf16 with AdamW, one sequence of 4096 tokens (or as many as the model has
-positions), on one imaginary card of 16 TiB; full checkpointing above 60 billion parameters.  Each estimate runs once
-so that the worker has imported the model's code, then `--again` times, of which the fastest counts.  "own" is
-the processor time of tonnage's processes together, which hardly depends on what else the machine does; "wall" is what
-a user waits; "again" is the same question once more, answered from the shelf of traces, without a ghost.  Slowest
+Three steps, as `tonnage estimate` runs them, of full fine-tuning in pure bf16 with AdamW, one sequence of 4096 tokens
+(or as many as the model has positions), on one imaginary card of 16 TiB; full checkpointing above 60 billion
+parameters.  Each estimate runs once so that the worker has imported the model's code, then `--again` times, of which
+the fastest counts.  "own" is the processor time of tonnage's processes together, which hardly depends on what else the
+machine does; "wall" is what a user waits; "again" is the same question once more, answered from the shelf of traces,
+without a ghost.  Slowest
 first, then small jobs one after the other, and what a user waits for `tonnage --help`.
 """
 
@@ -27,7 +28,7 @@ from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.modelref import resolve
 from tonnage.plans import Plan
-from tonnage.predict import estimate
+from tonnage.predict import estimate, usual_steps
 
 GIB = 2**30
 CARD_BYTES = 2**44
@@ -101,7 +102,8 @@ def of_ranks(model: str, spec: str) -> Case:
 def timed(case: Case, worker: Worker, *, fresh: bool = True) -> Timing:
     """Run the estimate once, or ask again for what was run."""
     wall, own = time.perf_counter(), _processor_seconds()
-    run = estimate(case.job, case.plan, case.cluster, worker=worker, fresh=fresh)
+    made, repeated = usual_steps(case.job, case.plan, case.cluster)
+    run = estimate(case.job, case.plan, case.cluster, steps=made, repeated=repeated, worker=worker, fresh=fresh)
     return Timing(
         own_seconds=_processor_seconds() - own,
         wall_seconds=time.perf_counter() - wall,

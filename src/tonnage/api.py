@@ -22,7 +22,7 @@ def estimate(
     gpus: int | None = None,
     gpu_memory: str | int | None = None,
     rank: int | None = None,
-    steps: int = 3,
+    steps: int | None = None,
     torch_version: str | None = None,
     offline: bool = False,
     worker: Any = None,
@@ -36,18 +36,22 @@ def estimate(
     `options` are the fields of Job and Plan: `tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192,
     shard="zero3", checkpointing="full")`.  `worker` is a warm `tonnage.Worker`, for many estimates in a row.
     `source="meta"` needs no ghost: it imitates the card on any platform, with a wider interval.
-    `fresh` runs the steps even if the same were run before.
+    `fresh` runs the steps even if the same were run before.  Of three steps the later two are the first one's
+    requests again where all are alike (`predict.usual_steps`); with a number of `steps` all are made.
     Raises UsageError, CannotEstimate and their kinds; not fitting is an answer (`Estimate.fits`).
     """
-    from tonnage.predict import estimate as predict
+    from tonnage import predict
 
     job, said = request(model, offline=offline, **options)
-    return predict(
+    cluster = _cluster(gpu, gpus, gpu_memory)
+    made, repeated = (steps, 0) if steps is not None else predict.usual_steps(job, said, cluster, source)
+    return predict.estimate(
         job,
         said,
-        _cluster(gpu, gpus, gpu_memory),
+        cluster,
         rank=rank,
-        steps=steps,
+        steps=made,
+        repeated=repeated,
         torch_version=torch_version,
         worker=worker,
         source=source,

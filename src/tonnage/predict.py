@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from tonnage.axes import axes
@@ -11,10 +12,13 @@ from tonnage.device import CPU, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.job import Job
 from tonnage.layers.continuing import continued
-from tonnage.layers.few import depths_to_continue, layers_of, roomy, with_layers
+from tonnage.layers.few import depths_to_continue, is_repetitive, layers_of, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.summary import Run, summarise
 from tonnage.trace import Trace
+
+STEPS: Final = 3
+"""The first makes optimizer states, the second holds them beside activations, the third is as all others."""
 
 Progress = Callable[[str], None]
 
@@ -28,7 +32,7 @@ def estimate(
     cluster: Cluster,
     *,
     rank: int | None = None,
-    steps: int = 3,
+    steps: int = STEPS,
     repeated: int = 0,
     few_layers: bool = False,
     torch_version: str | None = None,
@@ -65,7 +69,7 @@ def estimate(
             job, plan, cluster, steps, repeated, few_layers, torch_version, worker, source, fresh, progress, stack
         )
         found = [asked.trace(one) for one in (laid.different if rank is None else (rank,))]
-    run = _summed_up([trace for trace, _ in found], job, plan, cluster, steps)
+    run = _summed_up([trace for trace, _ in found], job, plan, cluster, steps + repeated)
     return _from_the_shelf(run) if all(kept for _, kept in found) else run
 
 
@@ -127,9 +131,10 @@ class _Asked:
         return step.run(self.job, self.plan, self.cluster, rank=rank, steps=self.steps)
 
     def _run(self, rank: int) -> Trace:
-        found: Trace = self._worker().run(
-            self.job, self.plan, self.cluster, rank=rank, steps=self.steps, repeated=self.repeated
-        )
+        run = partial(self._worker().run, self.job, self.plan, self.cluster, rank=rank)
+        found: Trace = run(steps=self.steps, repeated=self.repeated)
+        if found.repeated and found.outcome["kind"] == "oom" and not self.few_layers:
+            found = run(steps=self.steps + self.repeated)  # a repetition has no stack to be told
         return found
 
     def _continued(self, rank: int, depths: tuple[int, int, int]) -> Trace | None:
@@ -153,6 +158,15 @@ class _Asked:
             self.worker = self.stack.enter_context(_started(self.torch_version, self.progress))
             self.progress(f"running {self.steps} steps on a ghost {self.cluster.device.id}")
         return self.worker
+
+
+def usual_steps(job: Job, plan: Plan, cluster: Cluster, source: str = "ghost") -> tuple[int, int]:
+    """How many steps are made where nobody says it, and how many more are the first one's requests again.
+
+    Where all steps ask for the same (`tonnage.layers.few.is_repetitive`), one and two; else three and none.
+    """
+    alike = source == "ghost" and cluster.device.id != CPU and is_repetitive(job, plan)
+    return (1, STEPS - 1) if alike else (STEPS, 0)
 
 
 def _from_the_shelf(run: Run) -> Run:

@@ -19,11 +19,28 @@ def test_defaults_are_those_of_job_and_plan(tonnage, calls):
     assert calls.job == Job(model=calls.job.model)
     assert calls.job.model.name == "gpt2"
     assert (calls.cluster.device.id, calls.cluster.gpus) == ("t4", 1)
-    assert {name: calls.options[name] for name in ("rank", "steps", "torch_version")} == {
+    assert {name: calls.options[name] for name in ("rank", "steps", "repeated", "torch_version")} == {
         "rank": None,
-        "steps": 3,
+        "steps": 1,
+        "repeated": 2,
         "torch_version": None,
     }
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "--steps 3",
+        "--gpus 2 --shard ddp",  # buckets are made anew in the second step
+        "--eval-batch 4",
+        "--checkpointing budget=1GiB",
+        "--source meta",
+        "--gpu cpu",
+    ],
+)
+def test_steps_are_made_where_they_are_asked_for_or_differ(tonnage, calls, said):
+    assert tonnage("estimate", "gpt2", "--gpu", "t4", *said.split()).code == 0
+    assert (calls.options["steps"], calls.options["repeated"]) == (3, 0)
 
 
 def test_every_option_arrives(tonnage, calls):

@@ -18,9 +18,9 @@ from tonnage.cli.options import (
     Offline,
     Save,
     Snapshot,
-    Steps,
     TorchVersion,
     cluster_of,
+    count,
     with_request,
 )
 
@@ -42,7 +42,10 @@ def estimate(
             rich_help_panel=CARD,
         ),
     ] = None,
-    steps: Steps = 3,
+    steps: Annotated[
+        int | None,
+        count("--steps", "Optimizer steps to make; default: 3, two of them repeated where all are alike.", CARD),
+    ] = None,
     torch: TorchVersion = None,
     offline: Offline = False,
     plan: Annotated[
@@ -93,12 +96,14 @@ def estimate(
     cluster = cluster_of(gpu, gpus, gpu_memory, here)
     with progress() as say:
         job, techniques = request(model, offline=offline, **options)
+        made, repeated = (steps, 0) if steps is not None else predict.usual_steps(job, techniques, cluster, source)
         run = predict.estimate(
             job,
             techniques,
             cluster,
             rank=rank,
-            steps=steps,
+            steps=made,
+            repeated=repeated,
             torch_version=torch,
             source=source,
             fresh=fresh,
