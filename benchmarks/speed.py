@@ -5,10 +5,10 @@
 Three steps, as `tonnage estimate` runs them, of full fine-tuning in pure bf16 with AdamW, one sequence of 4096 tokens
 (or as many as the model has positions), on one imaginary card of 16 TiB; full checkpointing above 60 billion
 parameters.  Each estimate runs once so that the worker has imported the model's code, then `--again` times, of which
-the fastest counts.  "own" is the processor time of tonnage's processes together, which hardly depends on what else the
-machine does; "wall" is what a user waits; "again" is the same question once more, answered from the shelf of traces,
-without a ghost.  Slowest
-first, then small jobs one after the other, and what a user waits for `tonnage --help`.
+the fastest counts.  "own" is the processor time of tonnage's processes together, which hardly depends on what else
+the machine does; "wall" is what a user waits; "again" is the same question once more, answered from the shelf of
+traces, without a ghost.  Slowest first, then small jobs one after the other, and what a user waits for
+`tonnage --help`.
 """
 
 import argparse
