@@ -97,32 +97,19 @@ class Worker:
 
         One job at a time: threads need a Worker each.  A worker that died or was interrupted is closed.
         """
-        with self._abandoned_on_error():
-            asked = request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated)
-            return self._traced(asked)
+        return self._traced(request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated))
 
-    def again(
-        self,
-        requests: Requests,
-        job: Job,
-        plan: Plan,
-        cluster: Cluster,
-        *,
-        rank: int = 0,
-    ) -> Trace:
-        """The Trace of requests, without the program that makes them.
-
-        Raises CannotEstimate.
-        """
+    def again(self, requests: Requests, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0) -> Trace:
+        """The Trace of requests, without the program that makes them.  Raises CannotEstimate."""
+        self._check_open()
         path = Path(self._folder.name) / "requests"
         requests.write(path)
         asked = request(job, plan, cluster, rank=rank, steps=1)
         return requests.traced(self._traced(asked | {"requests": str(path)}))
 
     def _traced(self, asked: dict[str, Any]) -> Trace:
+        self._check_open()
         target = Path(self._folder.name) / "trace"
-        if self.closed:
-            raise CannotEstimate("The worker is closed; start another one.")
         with self._abandoned_on_error():
             self._wait_until_ready()
             answer = self._ask(asked | {"trace": str(target)})
@@ -131,6 +118,10 @@ class Worker:
         found = trace.load(target)
         target.unlink()
         return found
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise CannotEstimate("The worker is closed; start another one.")
 
     def close(self) -> None:
         """End the process."""
