@@ -350,7 +350,7 @@ def fused_linear_jsd(provider: str, size: int, setting: Setting) -> Made:
         return _jensen_shannon(scores, target_scores)
 
     def forward() -> Any:
-        return fused(states, student, wanted, teacher, None) if provider == "liger" else plain()
+        return fused(states, student, wanted, teacher) if provider == "liger" else plain()
 
     return forward, _scalar(retain=False)
 
