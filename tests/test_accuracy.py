@@ -171,3 +171,40 @@ def test_the_stand_in_for_flash_attention_asks_for_what_torchs_operation_asks_fo
     once, repeatable = (tuple(map(int, line.split())) for line in done.stdout.splitlines())
     assert once[0] == repeatable[0] == 0
     assert repeatable[1] > 2 * once[1], "one fp32 sum of dQ for each group of blocks"
+
+
+COMPILED = """
+import torch
+from benchmarks.accuracy.scripts.older_inductor import Functions
+
+functions = Functions()
+logits = torch.empty(1024, 4, 25216, dtype=torch.bfloat16, device="cuda")
+target = torch.empty(1024, 4, dtype=torch.int64, device="cuda")
+
+def most(step, *of):
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    made = step(*of)
+    print(round((torch.cuda.max_memory_allocated() - before) / 2**20))
+    return made
+
+for call in range(2):
+    copy, largest = most(functions.logits_max, logits)
+    mask, masked, sums, copy = most(functions.predicted_logits, copy, target, largest, 0, 25216)
+    copy, loss = most(functions.cross_entropy_loss, copy, sums)
+    gradient = most(functions.gradients, copy, loss, mask, masked)
+    del copy, largest, mask, masked, sums, loss, gradient
+"""
+
+
+@pytest.mark.ghost
+def test_the_fused_cross_entropy_asks_for_what_torch_2_2_compiled_it_to() -> None:
+    """MiB of each function of Megatron-LM's in torch 2.2.2 on a ghost that told registers, first and second call."""
+    environment = process.environment(torch=wheel.find(sys.executable), capability="8.0", sms=108)
+    environment["PYTHONPATH"] += f":{ROOT}"
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = [394, 1426, 1032, 1230], [394, 394, 0, 592]
+    assert [int(line) for line in done.stdout.splitlines()] == pytest.approx(first + second, abs=1)

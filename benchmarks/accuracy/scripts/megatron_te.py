@@ -10,18 +10,25 @@ import os
 from importlib.util import find_spec
 from typing import Any
 
-from benchmarks.accuracy.scripts import flash_attention, megatron_lm
+from benchmarks.accuracy.scripts import flash_attention, megatron_lm, older_inductor, resuming
 
 IMPORTS = megatron_lm.IMPORTS
 
 
 def measure(
-    program: str, options: dict[str, Any], environment: dict[str, str], unchecked: dict[str, Any] | None = None
+    program: str,
+    options: dict[str, Any],
+    environment: dict[str, str],
+    unchecked: dict[str, Any] | None = None,
+    resumed: bool = False,
+    collected_early: bool = False,
+    older_compiler: bool = False,
 ) -> dict[str, int]:
     """Bytes as `megatron_lm.measure`.
 
     `environment` has the variables that were set beside a launcher's, `unchecked` arguments that the checkout no
-    longer lets through and still has the code for.
+    longer lets through and still has the code for; `resumed` and `collected_early` are those of `resuming`;
+    `older_compiler`: fused functions are compiled as `older_inductor` says.
     """
     if find_spec("transformer_engine") is None:
         raise RuntimeError("transformer_engine is not installed")
@@ -29,6 +36,11 @@ def measure(
     flash_attention.install()
     _set_after_checks(unchecked or {})
     _trust_other_ranks()
+    if older_compiler:
+        older_inductor.install()
+    if resumed:
+        resuming.install(collected_early)
+        options = {**options, "load": resuming.FOLDER}
     return megatron_lm.run(folder / program, options, environment)
 
 

@@ -1,0 +1,98 @@
+"""What resuming does to the memory of Megatron-LM, by its own functions: the checkpoint is what this rank has.
+
+A rank that acts alone gets no answers about what others saved, so nothing is read: the sharded state is made, handed
+to `dist_checkpointing.load` and loaded into model and optimizer as `load_checkpoint` does, and files would have been
+read into the tensors that it names.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+
+FOLDER = "/nowhere"
+"""What `--load` names; asked for by nobody."""
+
+
+def install(collected_early: bool = False) -> None:
+    """Resume in the place of beginning.
+
+    `collected_early`: as under torch up to 2.10, and Python's collector comes by while the checkpoint is loaded.
+    """
+    from megatron.training import training
+
+    if collected_early:
+        _leave_cycles()
+    training.load_checkpoint = _load
+
+
+def _load(model: Any, optimizer: Any, scheduler: Any, *rest: Any, **named: Any) -> tuple[int, int]:
+    """As `load_checkpoint`: the iteration and the operations done so far, here none."""
+    loaded = _loaded(model, optimizer, scheduler)
+    for index, chunk in enumerate(model):
+        chunk.load_state_dict(loaded["model" if len(model) == 1 else f"model{index}"], strict=False)
+    optimizer.load_state_dict(loaded["optimizer"])
+    return 0, 0
+
+
+def _loaded(model: Any, optimizer: Any, scheduler: Any) -> dict[str, Any]:
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing import dict_utils, mapping, serialization
+    from megatron.core.dist_checkpointing.strategies import torch as strategy
+    from megatron.training import checkpointing, get_args
+
+    metadata = checkpointing._build_sharded_state_dict_metadata(get_args())
+    asked = checkpointing.generate_state_dict(
+        get_args(),
+        model,
+        optimizer,
+        scheduler,
+        None,
+        optim_sd_kwargs={"metadata": metadata, "is_loading": True},
+        model_sd_kwargs={"metadata": metadata},
+    )
+    made_here = (mapping.ShardedBase, mapping.ShardedTensorFactory, mapping.LocalNonpersistentObject)
+    common, _ = dict_utils.extract_matching_values(asked, lambda value: not isinstance(value, made_here))
+    with (
+        mock.patch.object(serialization, "verify_checkpoint"),
+        mock.patch.object(serialization, "load_common_state_dict", return_value=common),
+        mock.patch.object(strategy, "_get_filesystem_reader"),
+        mock.patch.object(strategy.checkpoint, "load", _take_what_is_there),
+    ):
+        loaded = dist_checkpointing.load(asked, FOLDER, validate_access_integrity=False)
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def _take_what_is_there(state: dict[str, Any], *reader: Any, **how: Any) -> None:
+    """Tensors stay as they are; what is written as bytes is read back."""
+    for name, value in state.items():
+        if isinstance(value, io.BytesIO):
+            value.seek(0)
+            state[name] = torch.load(value, weights_only=False)
+
+
+def _leave_cycles() -> None:
+    """Traverse states as torch did up to 2.10, and collect meanwhile.
+
+    Its `traverse_state_dict` had a function inside that called itself, and so kept itself, its visitor and the state
+    that this had flattened; 2.11 deletes it ("release reference cycle", torch/distributed/checkpoint/_traverse.py).
+    Such a cycle goes when Python next collects what is young (torch.compile does at each function), unless the collector
+    came by while it was in use: it is old then, and stays until all is looked through, which a step does not bring about.
+    """
+    from megatron.core.dist_checkpointing.strategies import torch as strategy
+
+    traverse = strategy.traverse_state_dict
+
+    def traverse_state_dict(state: Any, visitor: Callable[..., None], *rest: Any) -> None:
+        kept: list[Any] = [visitor]
+        kept.append(kept)
+        traverse(state, visitor, *rest)
+        gc.collect()
+
+    strategy.traverse_state_dict = traverse_state_dict
