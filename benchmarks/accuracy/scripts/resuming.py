@@ -82,8 +82,9 @@ def _leave_cycles() -> None:
 
     Its `traverse_state_dict` had a function inside that called itself, and so kept itself, its visitor and the state
     that this had flattened; 2.11 deletes it ("release reference cycle", torch/distributed/checkpoint/_traverse.py).
-    Such a cycle goes when Python next collects what is young (torch.compile does at each function), unless the collector
-    came by while it was in use: it is old then, and stays until all is looked through, which a step does not bring about.
+    Such a cycle goes when Python next collects what is young (torch.compile does at each function), unless the
+    collector came by while it was in use: it is old then, and stays until all is looked through, which a step does not
+    bring about.
     """
     from megatron.core.dist_checkpointing.strategies import torch as strategy
 
