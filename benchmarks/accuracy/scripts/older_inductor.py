@@ -1,11 +1,11 @@
 """Megatron-LM's fused cross-entropy as the Inductor of torch 2.2 compiles it: what it asks for, in its order.
 
-Written after what torch 2.2.2 and triton 2.2.0 print on a ghost of an A100 (`TORCH_LOGS=output_code`), and compared
-with what they allocate there.  Kernels write in place into fp32 logits.  Where Inductor has two forms of one to choose
-from, it times both at the first call: with a buffer that empties the cache, and with a copy of each tensor that the
-kernel writes into, one for each name that the tensor has.  The sum of exponentials has two forms because the first
-takes 40 registers a thread, more than let an A100 be full (`dynamic_scale_rblock`).  Later versions put those copies
-on the host where they would raise the peak (`copy_args_to_cpu_if_needed`).
+Written after what torch 2.2.2 and triton 2.2.0 print on a ghost of an A100 (`TORCH_LOGS=output_code`), and
+compared with what they allocate there. Kernels write in place into fp32 logits. Where Inductor has two forms of
+one to choose from, it times both at the first call: with a buffer that empties the cache, and with a copy of
+each tensor that the kernel writes into, one for each name that the tensor has. The sum of exponentials has two
+forms because the first takes 40 registers a thread, more than let an A100 be full (`dynamic_scale_rblock`).
+Later versions put those copies on the host where they would raise the peak (`copy_args_to_cpu_if_needed`).
 """
 
 from __future__ import annotations

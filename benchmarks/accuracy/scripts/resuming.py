@@ -64,9 +64,24 @@ def _loaded(model: Any, optimizer: Any, scheduler: Any) -> dict[str, Any]:
         mock.patch.object(strategy, "_get_filesystem_reader"),
         mock.patch.object(strategy.checkpoint, "load", _take_what_is_there),
     ):
-        loaded = dist_checkpointing.load(asked, FOLDER, validate_access_integrity=False)
+        loaded = dist_checkpointing.load(asked, FOLDER, _reader(get_args()), validate_access_integrity=False)
     assert isinstance(loaded, dict)
     return loaded
+
+
+def _reader(args: Any) -> Any:
+    """As `load_checkpoint` chooses it: with `--ckpt-fully-parallel-load` each rank reads a part and sends it on."""
+    from megatron.core import mpu
+    from megatron.core.dist_checkpointing.strategies import fully_parallel
+    from megatron.core.dist_checkpointing.strategies import torch as strategy
+
+    reader = strategy.TorchDistLoadShardedStrategy()
+    if not args.ckpt_fully_parallel_load:
+        return reader
+    group = mpu.get_data_parallel_group(with_context_parallel=True)
+    return fully_parallel.FullyParallelLoadStrategyWrapper(
+        reader, group, exchange_algo=args.ckpt_fully_parallel_load_exchange_algo
+    )
 
 
 def _take_what_is_there(state: dict[str, Any], *reader: Any, **how: Any) -> None:
@@ -83,7 +98,7 @@ def _leave_cycles() -> None:
     Its `traverse_state_dict` had a function inside that called itself, and so kept itself, its visitor and the state
     that this had flattened; 2.11 deletes it ("release reference cycle", torch/distributed/checkpoint/_traverse.py).
     Such a cycle goes when Python next collects what is young (torch.compile does at each function), unless the
-    collector came by while it was in use: it is old then, and stays until all is looked through, which a step does not
+    collector came by while it was in use: it is old then, and stays until all is looked through, which steps do not
     bring about.
     """
     from megatron.core.dist_checkpointing.strategies import torch as strategy
