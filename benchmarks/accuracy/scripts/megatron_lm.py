@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+import tempfile
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,12 +53,18 @@ def checkout() -> Path:
     return Path(os.environ[FOLDER])
 
 
-def run(program: Path, options: dict[str, Any], environment: dict[str, str]) -> dict[str, int]:
-    """As `measure`, with what is installed and the variables of `environment`."""
+def run(program: Path, options: dict[str, Any], environment: dict[str, str], timed: bool = False) -> dict[str, int]:
+    """As `measure`, with what is installed and the variables of `environment`.
+
+    `timed`: Inductor times the forms of each kernel in the first step, as it does with nothing on its shelf.
+    """
     os.environ.update(LAUNCHER | environment)
     _give_samples(program, options)
     equal_shares.install()
-    _choose_without_timing()
+    if timed:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
+    else:
+        _choose_without_timing()
     logged = _listen()
     sys.argv = [str(program), *_words(options)]
     runpy.run_path(str(program), run_name="__main__")
@@ -106,7 +113,7 @@ def _newer_typing() -> None:
 
 
 def _choose_without_timing() -> None:
-    """Inductor times kernels of several forms, with copies and a buffer for it; here nothing can be timed."""
+    """Inductor times kernels of several forms, with copies and a buffer as large as the second-level cache."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     def take_first(kernel: Any, *arguments: Any, **options: Any) -> None:

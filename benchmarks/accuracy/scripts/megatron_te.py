@@ -23,12 +23,14 @@ def measure(
     resumed: bool = False,
     collected_early: bool = False,
     older_compiler: bool = False,
+    timed: bool = False,
 ) -> dict[str, int]:
     """Bytes as `megatron_lm.measure`.
 
     `environment` has the variables that were set beside a launcher's, `unchecked` arguments that the checkout no
     longer lets through and still has the code for; `resumed` and `collected_early` are those of `resuming`;
-    `older_compiler`: fused functions are compiled as `older_inductor` says.
+    `older_compiler`: fused functions are compiled as `older_inductor` says;
+    `timed` is that of `megatron_lm.run`.
     """
     if find_spec("transformer_engine") is None:
         raise RuntimeError("transformer_engine is not installed")
@@ -41,7 +43,7 @@ def measure(
     if resumed:
         resuming.install(collected_early)
         options = {**options, "load": resuming.FOLDER}
-    return megatron_lm.run(folder / program, options, environment)
+    return megatron_lm.run(folder / program, options, environment, timed)
 
 
 def prepare() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -67,6 +68,8 @@ def _loaded(model: Any, optimizer: Any, scheduler: Any) -> dict[str, Any]:
         mock.patch.object(serialization, "load_common_state_dict", of_all_ranks),
         mock.patch.object(strategy, "_get_filesystem_reader"),
         mock.patch.object(strategy.checkpoint, "load", _take_what_is_there),
+        mock.patch.object(torch.distributed, "all_gather_object", _gather_as_from_all),
+        mock.patch.object(torch.distributed, "broadcast", _hold_until_next(torch.distributed.broadcast)),
     ):
         loaded = dist_checkpointing.load(asked, FOLDER, _reader(get_args()), validate_access_integrity=False)
     assert isinstance(loaded, dict)
@@ -84,8 +87,50 @@ def _reader(args: Any) -> Any:
         return reader
     group = mpu.get_data_parallel_group(with_context_parallel=True)
     return fully_parallel.FullyParallelLoadStrategyWrapper(
-        reader, group, exchange_algo=args.ckpt_fully_parallel_load_exchange_algo
+        reader, group, exchange_algo=args.ckpt_fully_parallel_load_exchange_algo, per_rank_object_load=True
     )
+
+
+def _hold_until_next(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    """Broadcasts that nobody waits for keep their tensors until the group's next collective, here a reduction.
+
+    torch lets go of them there once its watchdog, which looks ten times a second, has seen them end.  A whole
+    exchange fits between two looks on a card; on a ghost it takes longer.
+    """
+    held: dict[Any, list[torch.Tensor]] = {}
+    reduce = torch.distributed.all_reduce
+
+    def all_reduce(tensor: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        held.pop(named.get("group"), None)
+        return reduce(tensor, *rest, **named)
+
+    def holding(tensor: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        if named.get("async_op"):
+            held.setdefault(named.get("group"), []).append(tensor)
+        return broadcast(tensor, *rest, **named)
+
+    torch.distributed.all_reduce = all_reduce
+    return holding
+
+
+def _gather_as_from_all(gathered: list[Any], mine: Any, group: Any = None) -> None:
+    """What ranks would have said of their shards.
+
+    Those of this rank's place in another copy of the optimizer have the same; others have as much of experts and
+    optimizer states of their own, and the same other weights.
+    """
+    from megatron.training import get_args
+
+    place = torch.distributed.get_rank(group)
+    places = len(gathered) // get_args().num_distributed_optimizer_instances
+    for index in range(len(gathered)):
+        same = (index - place) % places == 0
+        gathered[index] = mine if same else [_of_another(shard, index % places) for shard in mine]
+
+
+def _of_another(shard: Any, place: int) -> Any:
+    own = any(word in shard.key for word in ("optimizer", "experts"))
+    return replace(shard, key=f"{shard.key} at {place}") if own else shard
 
 
 def _take_what_is_there(state: dict[str, Any], *reader: Any, **how: Any) -> None:
