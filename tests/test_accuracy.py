@@ -8,7 +8,9 @@ import inspect
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -208,3 +210,34 @@ def test_the_fused_cross_entropy_asks_for_what_torch_2_2_compiled_it_to() -> Non
     assert done.returncode == 0, done.stderr
     first, second = [394, 1426, 1032, 1230], [394, 394, 0, 592]
     assert [int(line) for line in done.stdout.splitlines()] == pytest.approx(first + second, abs=1)
+
+
+def test_a_resumed_rank_takes_part_in_what_others_would_have_said_and_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four ranks in two copies of an optimizer, one has the same shards as this one and two have others."""
+    torch = pytest.importorskip("torch")
+    from benchmarks.accuracy.scripts import resuming
+
+    @dataclasses.dataclass(frozen=True)
+    class Shard:
+        key: str
+
+    arguments = SimpleNamespace(num_distributed_optimizer_instances=2)
+    monkeypatch.setitem(sys.modules, "megatron", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "megatron.training", SimpleNamespace(get_args=lambda: arguments))
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group: 3)
+    gathered: list[object] = [None] * 4
+    mine = [Shard("embedding"), Shard("mlp.experts"), Shard("optimizer.moment")]
+    resuming._gather_as_from_all(gathered, mine)
+    other = [Shard("embedding"), Shard("mlp.experts at 0"), Shard("optimizer.moment at 0")]
+    assert gathered == [other, mine, other, mine]
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, group=None: None)
+    broadcast = resuming._hold_until_next(lambda tensor, group=None, async_op=False: None)
+    tensors = [torch.empty(1) for _ in range(3)]
+    alive = [weakref.ref(tensor) for tensor in tensors]
+    broadcast(tensors.pop(0), group="a", async_op=True)
+    broadcast(tensors.pop(0), group="b", async_op=True)
+    broadcast(tensors.pop(0), group="a")  # waited for
+    assert [made() is not None for made in alive] == [True, True, False]
+    torch.distributed.all_reduce(torch.empty(1), group="a")
+    assert [made() is not None for made in alive] == [False, True, False]

@@ -184,7 +184,7 @@ def test_ghost_settings_are_the_card():
     assert settings["GHOST_CAPABILITY"] == "9.0"
     assert settings["GHOST_NAME"] == "NVIDIA H100 80GB HBM3"
     assert settings["GHOST_SHARED_PER_BLOCK_BYTES"] == "232448"
-    assert "GHOST_L2_BYTES" not in find_device("gb200").ghost_settings()
+    assert "GHOST_L2_BYTES" not in find_device("h100-nvl").ghost_settings()
 
 
 def test_context_is_observed_or_derived():
