@@ -1012,6 +1012,8 @@ def test_two_ranks_on_one_card_are_refused_as_nccl_does(ghost: Ghost) -> None:
         assert g.ncclCommInitRank(byref(made), 2, UniqueId(b"one card"), rank) == 5
         said = f"Duplicate GPU detected : rank {rank} and rank {1 - rank} both on CUDA device 1000"
         assert g.ncclGetLastError(None) == said.encode()
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+        communicator(2, rank, "of several on one card")
     """
     settings = {"real_ranks": 2, "shm": f"test-{os.getpid()}"}
     processes = [ghost.start(program, test_rank=rank, **settings) for rank in range(2)]

@@ -219,10 +219,14 @@ static int fail(int code, const char *text)
     return code;
 }
 
-/* NCCL takes one rank a card.  The number is the card's place on the bus, in NCCL's own words. */
+/* NCCL takes one rank a card, from 2.30 on several if told so.  The number is the card's place on the bus, in NCCL's
+ * own words. */
 static int refuse_sharing(const struct ncclComm *c)
 {
     int card = device_physical(c->device);
+    const char *several = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    if (several && strcmp(several, "1") == 0)
+        return NCCL_SUCCESS;
     if (!meeting_exchange(c->meeting, &card, sizeof card, "the communicator's start"))
         return fail(NCCL_SYSTEM_ERROR, "the other ranks did not join; see the ghost's message on stderr");
     for (int i = 0; i < c->ranks; i++) {
