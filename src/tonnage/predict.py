@@ -147,8 +147,14 @@ class _Asked:
                 runs,
                 depths,
                 layers_of(self.job),
-                self.repeated,
-                lambda requests: worker.again(requests, self.job, self.plan, self.cluster, rank=rank),
+                partial(
+                    worker.again,
+                    job=self.job,
+                    plan=self.plan,
+                    cluster=self.cluster,
+                    rank=rank,
+                    repeated=self.repeated,
+                ),
             )
         except CannotEstimate:
             return None

@@ -149,16 +149,6 @@ def test_an_unfinished_step_is_refused():
         tokens(trace)
 
 
-def test_repetitions_take_again_what_the_step_gave_back():
-    once = requests_of((1, 2, 3), 0, [100], [7], [1024])
-    twice = once.again(2)
-    more = triples(twice)[len(triples(once)) :]
-    returned = {first for kind, first, _ in triples(once) if kind == FREE}
-    assert sum(kind == ALLOC for kind, _, _ in more) == sum(kind == FREE for kind, _, _ in more) == 2 * len(returned)
-    assert [twice.marks[mark].step for mark in twice.repeated] == [0, 1, 2]
-    assert once.again(0) is once
-
-
 # ---- beside whole runs on a ghost
 
 

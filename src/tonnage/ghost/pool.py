@@ -99,12 +99,17 @@ class Worker:
         """
         return self._traced(request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated))
 
-    def again(self, requests: Requests, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0) -> Trace:
-        """The Trace of requests, without the program that makes them.  Raises CannotEstimate."""
+    def again(
+        self, requests: Requests, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, repeated: int = 0
+    ) -> Trace:
+        """The Trace of a step's requests, and of so many repetitions, without the program that makes them.
+
+        Raises CannotEstimate.
+        """
         self._check_open()
         path = Path(self._folder.name) / "requests"
         requests.write(path)
-        asked = request(job, plan, cluster, rank=rank, steps=1)
+        asked = request(job, plan, cluster, rank=rank, steps=1, repeated=repeated)
         return requests.traced(self._traced(asked | {"requests": str(path)}))
 
     def _traced(self, asked: dict[str, Any]) -> Trace:

@@ -102,7 +102,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
     occasions.listen(watch.occasion)
     ghost.log(True)
     ended: dict[str, Any] = {}
-    asked = requested.read(request["requests"], watch) if "requests" in request else None
+    asked: requested.Requested | None = None
     try:
         world = World(
             size=request["world_size"],
@@ -111,10 +111,14 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
             device=torch.device("cuda"),
         )
         kept: object = None
-        if asked is None:
+        if "requests" in request:
+            asked = requested.read(request["requests"], watch)
+            asked.make()
+        else:
             kept = engine_of(plan).run(job, plan, world, request["steps"])
-            asked = repeating.repetitions(watch, request["repeated"]) if request["repeated"] else None
-        if asked is not None:
+        if request["repeated"]:
+            before = asked.columns() if asked is not None else written.event_columns(torch, watch)
+            asked = repeating.repetitions(watch, before, request["repeated"])
             asked.make()
     except torch.OutOfMemoryError as error:
         ended = outcome.of_exception(error, watch)

@@ -13,17 +13,15 @@ from tonnage.layers.tokens import tokens
 from tonnage.trace import Trace
 
 
-def continued(
-    runs: Sequence[Trace], depths: Sequence[int], layers: int, repeated: int, ask: Callable[[Requests], Trace]
-) -> Trace:
-    """The trace of so many layers from one step each of networks of three depths, and of that step so often again.
+def continued(runs: Sequence[Trace], depths: Sequence[int], layers: int, ask: Callable[[Requests], Trace]) -> Trace:
+    """The trace of so many layers from one step each of networks of three depths.
 
     `ask` has an allocator serve requests.  Raises CannotEstimate where what is common to the three does not say what
     more layers do.
     """
     steps = (layers - depths[0]) // (depths[1] - depths[0])
     try:
-        requests = Requests.of(Pattern.of(*(tokens(run) for run in runs)), steps).again(repeated)
+        requests = Requests.of(Pattern.of(*(tokens(run) for run in runs)), steps)
     except IndexError as error:
         raise CannotEstimate("The steps of networks of different depth name blocks that are not there.") from error
     small, middle, large = runs

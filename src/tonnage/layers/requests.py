@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -49,46 +49,15 @@ class Requests:
     """Mark, block and category of what is known of blocks."""
     exchanges: tuple[Exchange, ...]
     """Of ranks."""
-    repeated: tuple[int, ...] = ()
-    """Marks at which the step begins, and each repetition of it."""
 
     @staticmethod
     def of(pattern: Pattern, steps: int) -> Requests:
         """Those of a network so many steps in depth beyond the least.  Raises IndexError where a block is missing."""
         return _Writing().written(pattern, steps)
 
-    def again(self, times: int) -> Requests:
-        """The step so many times more: what it gave back is taken and given back again, in the same order.
-
-        As `tonnage_inside.repeating` does with a step that was made.
-        """
-        if not times:
-            return self
-        began = next((number for number, mark in enumerate(self.marks) if mark.phase != "load"), len(self.marks))
-        step = _by_mark(self.columns, self.marks, began)
-        marks, columns = list(self.marks), self.columns[:]
-        boundaries = [began]
-        blocks = sum(kind == ALLOC for kind in self.columns[::3])
-        for count in range(1, times + 1):
-            boundaries.append(len(marks))
-            held: dict[int, int] = {}
-            for mark, requests in step:
-                _, phase, module = self.marks[mark]
-                columns.extend((MARK, len(marks), 0))
-                marks.append(Mark(count, "other" if phase == "load" else phase, module))
-                for kind, block, size, stream in requests:
-                    if kind == ALLOC:
-                        held[block] = blocks
-                        blocks += 1
-                        columns.extend((ALLOC, size, stream))
-                    else:
-                        columns.extend((FREE, held.pop(block), 0))
-        return replace(self, marks=tuple(marks), columns=columns, repeated=tuple(boundaries))
-
     def write(self, path: Path) -> None:
         """Write down what a ghost is to be asked: a line of JSON with the marks, then the requests."""
-        header = {**marks_to_json(self.marks), "repeated": self.repeated}
-        path.write_bytes(json.dumps(header).encode() + b"\n" + self.columns.tobytes())
+        path.write_bytes(json.dumps(marks_to_json(self.marks)).encode() + b"\n" + self.columns.tobytes())
 
     def traced(self, run: Trace) -> Trace:
         """What a ghost wrote when it was asked, with what is known of its blocks."""
@@ -109,34 +78,6 @@ class Requests:
             yield packed(
                 Activity("collective", each.name, each.mark, 0, layout, peer, 0, each.bytes, sent, received), names
             )
-
-
-def _by_mark(
-    columns: array[int], marks: Sequence[Mark], began: int
-) -> list[tuple[int, list[tuple[int, int, int, int]]]]:
-    """Blocks that are given back under the mark `began` or later: handed out and taken back, in order.
-
-    Kind of request, block, bytes and stream of each; by the marks under which that is, or at which the phase changes.
-    """
-    requests = list(zip(columns[::3], columns[1::3], columns[2::3], strict=True))
-    mark, returned = -1, set()
-    for kind, first, _ in requests:
-        mark += kind == MARK
-        if kind == FREE and mark >= began:
-            returned.add(first)
-    changes = (
-        number for number in range(max(began, 1), len(marks)) if marks[number].phase != marks[number - 1].phase
-    )
-    found: dict[int, list[tuple[int, int, int, int]]] = {number: [] for number in changes}
-    mark, block = -1, -1
-    for kind, first, second in requests:
-        mark += kind == MARK
-        block += kind == ALLOC
-        if kind == ALLOC and block in returned:
-            found.setdefault(mark, []).append((kind, block, first, second))
-        elif kind == FREE and first in returned:
-            found.setdefault(mark, []).append((kind, first, 0, 0))
-    return sorted(found.items())
 
 
 class _Writing:

@@ -14,9 +14,8 @@ from . import written
 from .requested import ALLOC, FREE, MARK, Requested
 
 
-def repetitions(watch: Any, times: int) -> Requested:
-    """What the only step that was made asked for, so many times more, behind it."""
-    before = written.event_columns(watch.torch, watch)
+def repetitions(watch: Any, before: "dict[str, array[int]]", times: int) -> Requested:
+    """What the only step asked for whose events are `before`, so many times more, behind it."""
     began = next((number for number, (_, phase, _) in enumerate(watch.marks) if phase != "load"), len(watch.marks))
     changes = [number for number in range(max(began, 1), len(watch.marks)) if _changes_phase(watch.marks, number)]
     step = _returned({name: np.array(column) for name, column in before.items()}, began, changes)

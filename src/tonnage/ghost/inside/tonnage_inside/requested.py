@@ -6,6 +6,7 @@ It need not write down what is known here, which takes longer than to serve it; 
 
 import json
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def read(path: str, watch: Any) -> "Requested":
     requests.frombytes(numbers)
     watch.marks.clear()
     marks = [(step, phases[phase], modules[module]) for step, phase, module in document["rows"]]
-    return Requested(watch, marks, requests, document["repeated"])
+    return Requested(watch, marks, requests)
 
 
 class Requested:
@@ -41,7 +42,7 @@ class Requested:
         watch: Any,
         marks: list[tuple[int, str, str]],
         requests: "array[int]",
-        repeated: list[int],
+        repeated: Sequence[int] = (),
         before: "dict[str, array[int]] | None" = None,
     ) -> None:
         self.watch = watch
