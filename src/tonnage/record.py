@@ -81,6 +81,8 @@ _COLLECTIVES: Final = {
 }
 """Operations by which ranks exchange, as NCCL calls what they do."""
 _PAIRS: Final = ("Send", "Recv")
+_PAIRED: Final = torch.__version__ < (2, 15)
+"""Whether NCCL makes a communicator for the two of each pair; since 2.15 that of all is there already."""
 _OURS: Final = (__file__, str(Path(__file__).parent / "portable"))
 """What the program did not call itself is no part of its stack."""
 _LINE_BYTES: Final = 64
@@ -295,7 +297,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         group = peers.group_of(args)
         peer = args[2] if name in _PAIRS else 0
         size, place, key = group.size(), group.rank(), (group.group_name, "")
-        if name in _PAIRS and not self._together:  # NCCL makes a communicator for the two
+        if name in _PAIRS and not self._together and _PAIRED:
             size, key, place = 2, (key[0], str(peer)), int(place > peer)
         layout = (size, self._groups.setdefault(key, len(self._groups)), place)
         size_bytes = min(tensor.numel() * tensor.element_size() for tensor in tensors)
