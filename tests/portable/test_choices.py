@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from tonnage.portable.choices import chosen
 
@@ -45,6 +46,29 @@ def test_the_kernel_of_attention(
     value = part(groups, int(call.get("value_width", width)))  # type: ignore[call-overload]
     found = chosen(part(8), part(groups), value, mask, dropout, bool(call.get("causal")), groups != 8, capability)
     assert found == kernel
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_what_is_strided_within_a_row_is_for_plain_operations(capability: tuple[int, int]) -> None:
+    query = torch.empty(2, 8, 128, 64, dtype=torch.bfloat16, device="meta")
+    lying = torch.empty(2, 8, 64, 128, dtype=torch.bfloat16, device="meta").transpose(2, 3)
+    bias = torch.empty(2, 128, 128, 8, dtype=torch.bfloat16, device="meta").permute(0, 3, 1, 2)
+    assert chosen(lying, query, query, None, 0.0, False, False, capability) == "math"
+    assert chosen(query, query, query, bias, 0.0, False, False, capability) == "math"
+    learned = bias.contiguous().requires_grad_()
+    assert chosen(query, query, query, learned, 0.0, False, False, capability) == "efficient"
+
+
+@pytest.mark.parametrize(
+    ("version", "dropout", "kernel"),
+    [("2.9.1", 0.0, "flash"), ("2.10.0", 0.1, "cudnn"), ("2.12.0", 0.1, "flash"), ("2.12.0", 0.0, "cudnn")],
+)
+def test_hoppers_kernel_by_version(
+    version: str, dropout: float, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    query = torch.empty(2, 8, 128, 64, dtype=torch.bfloat16, device="meta")
+    assert chosen(query, query, query, None, dropout, True, False, (9, 0)) == kernel
 
 
 def test_no_kernel_is_told_in_torchs_words() -> None:

@@ -160,13 +160,15 @@ def chosen(
 ) -> str:
     """The kernel that torch takes: the first that can serve the call, in the card's order.  Raises RuntimeError."""
     allowed = torch.backends.cuda
+    dense = all(part.stride(-1) == 1 for part in (query, key, value, mask) if part is not None)
+    flash, efficient = allowed.flash_sdp_enabled() and dense, allowed.mem_efficient_sdp_enabled() and dense
     may = {
-        FLASH: allowed.flash_sdp_enabled() and _flash(query, key, value, mask, dropout, causal, gqa, capability),
-        EFFICIENT: allowed.mem_efficient_sdp_enabled() and _efficient(query, key, value, capability),
+        FLASH: flash and _flash(query, key, value, mask, dropout, causal, gqa, capability),
+        EFFICIENT: efficient and _efficient(query, key, value, capability),
         MATH: allowed.math_sdp_enabled(),
-        CUDNN: allowed.cudnn_sdp_enabled() and _cudnn(query, key, value, mask, dropout, causal, capability),
+        CUDNN: allowed.cudnn_sdp_enabled() and dense and _cudnn(query, key, value, mask, dropout, capability),
     }
-    prefers_cudnn = capability in ((9, 0), (10, 0), (10, 3))
+    prefers_cudnn = torch.__version__ >= (2, 10) and capability in ((9, 0), (10, 0), (10, 3))
     order = (CUDNN, FLASH, EFFICIENT, MATH) if prefers_cudnn else (FLASH, EFFICIENT, MATH, CUDNN)
     for kernel in order:
         if may[kernel]:
@@ -215,10 +217,11 @@ def _cudnn(
     value: torch.Tensor,
     mask: torch.Tensor | None,
     dropout: float,
-    causal: bool,
     capability: tuple[int, int],
 ) -> bool:
-    if query.dim() != 4 or query.dtype not in _HALF or capability < (8, 0) or dropout > 0:
+    if query.dim() != 4 or query.dtype not in _HALF or capability < (8, 0):
+        return False
+    if (dropout > 0 and torch.__version__ >= (2, 12)) or (mask is not None and mask.requires_grad):
         return False
     widest = 256 if capability == (9, 0) else 128
     widths = (query.shape[-1], value.shape[-1])

@@ -2,7 +2,7 @@
 
 It then divides the keys among thread blocks too, each with a result of its own in fp32, added up at the end
 (ATen/native/transformers/cuda/flash_attn/flash_api.cpp, num_splits_heuristic).  540 calls on each of four cards, and
-on an A100 with five versions of torch, are as on the ghost.
+on an A100 with six versions of torch, are as on the ghost.
 """
 
 from __future__ import annotations
