@@ -1031,3 +1031,44 @@ def test_a_rank_that_never_comes_is_said_after_the_time_out(ghost: Ghost) -> Non
     assert process.returncode == 0
     assert "did not come in time" in err
     assert list(Path("/dev/shm").glob(f"ghost-test-{os.getpid()}-*")) == []
+
+
+def test_registers_are_those_of_the_machine_code(ghost: Ghost) -> None:
+    """A cubin as ptxas writes it: sections, symbols, and the attribute that has a kernel's registers."""
+    out = ghost("""
+        names, strings = b"\\0.nv.info\\0.symtab\\0.strtab\\0.shstrtab\\0", b"\\0small\\0large\\0"
+        symbols = b"".join(struct.pack("<IBBHQQ", name, 2, 0, 0, 0, 0) for name in (0, 1, 7))
+        info = struct.pack("<BBH", 1, 0x13, 0)  # an attribute without values
+        info += b"".join(struct.pack("<BBHII", 4, 0x2F, 8, index, count) for index, count in ((2, 168), (1, 40)))
+        info += struct.pack("<BBHII", 4, 0x11, 8, 1, 0)  # another one
+        parts, offset, sections = [info, symbols, strings, names], 64, [bytes(64)]
+        for (kind, link, name), part in zip(((1, 0, 1), (2, 3, 10), (3, 0, 18), (3, 0, 26)), parts):
+            sections.append(struct.pack("<IIQQQQIIQQ", name, kind, 0, 0, offset, len(part), link, 0, 1, 0))
+            offset += len(part)
+        header = b"\\x7fELF\\x02\\x01\\x01" + bytes(9)
+        header += struct.pack("<HHIQQQIHHHHHH", 2, 190, 1, 0, 0, offset, 0, 64, 0, 0, 64, 5, 4)
+        image = header + b"".join(parts) + b"".join(sections)
+        module, function, value = c_void_p(), c_void_p(), c_int()
+        for code in (image, b"no machine code" * 8):
+            assert g.cuModuleLoadData(byref(module), code) == 0
+            for kernel in (b"small", b"large", b"other"):
+                assert g.cuModuleGetFunction(byref(function), module, kernel) == 0
+                assert g.cuFuncGetAttribute(byref(value), 4, function) == 0
+                print(value.value)
+    """)
+    assert out.split() == ["40", "168", "32", "32", "32", "32"]
+
+
+@pytest.mark.parametrize("major", build.MAJORS)
+def test_programs_that_link_the_driver_find_it(major: int, libraries: Path, tmp_path: Path) -> None:
+    """triton up to 3.4 compiles a small library with `-lcuda`."""
+    source, target, folder = tmp_path / "a.c", tmp_path / "a.so", libraries / f"cuda{major}"
+    source.write_text("int cuInit(unsigned); int begin(void) { return cuInit(0); }")
+    link = ["-shared", "-fPIC", f"-L{folder}", "-lcuda", f"-Wl,-rpath,{folder}"]
+    build.run([*build.compiler(), "-o", str(target), str(source), *link])
+    program = f"""
+import ctypes, sys
+ctypes.CDLL({str(folder / "libghost.so")!r}, mode=ctypes.RTLD_GLOBAL)  # as in a ghosted process
+sys.exit(ctypes.CDLL({str(target)!r}).begin())
+"""
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -231,6 +231,7 @@ def build_major(major: int, folder: Path, *, strict: bool = False, force: bool =
         ghost = build_ghost(major, work, strict)
         own = implemented(ghost, libraries)
         built = [ghost, *pool.map(lambda library: build_thin(library, own, work), libraries)]
+        built.append(Path(shutil.copy(work / "libcuda.so.1", work / "libcuda.so")))  # what `-lcuda` looks for
         kept = {path.name for path in built}
         for old in folder.iterdir():
             if old.name not in kept and old.name != STAMP:

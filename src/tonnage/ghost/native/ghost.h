@@ -258,6 +258,7 @@ struct function {
     int preferred_carveout;
 };
 
+void cubin_registers(const void *image, void (*found)(void *context, const char *kernel, int registers), void *context);
 struct module *module_new(const void *image);
 struct function *module_function(struct module *module, const char *name);
 void function_attributes(const struct function *function, struct cudaFuncAttributes *attributes);

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a kernel needs is in its machine code, which we do not read: every kernel is taken to use so many
- * registers a thread and no static shared memory. */
+/* What a kernel needs is in its machine code.  Of kernels that are compiled at run time we read the registers
+ * (cubin.c); the others, whose code is compressed, are taken to use so many a thread, and none static shared memory. */
 #define REGISTERS_PER_THREAD 32
 
 /* Code for the card, as nvcc packs it: a wrapper in the program points at a header, followed by entries of
@@ -41,6 +41,7 @@ struct module {
     const struct fatbin_header *code; /* NULL: not in a form we know */
     int binary_version, ptx_version;  /* of the code this card would run; 0 until looked at */
     struct table functions;           /* by hash of the name, for modules loaded at run time */
+    struct table registers;           /* by the same: of a thread, where the code says it */
 };
 
 struct variable {
@@ -54,6 +55,19 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- modules ---- */
 
+static uint64_t name_key(const char *name)
+{
+    uint64_t key = 1469598103934665603ull;
+    for (const char *c = name; *c; c++)
+        key = (key ^ (unsigned char)*c) * 1099511628211ull;
+    return key;
+}
+
+static void note_registers(void *module, const char *kernel, int registers)
+{
+    table_put(&((struct module *)module)->registers, name_key(kernel), (void *)(intptr_t)registers);
+}
+
 struct module *module_new(const void *image)
 {
     struct module *module = calloc(1, sizeof *module);
@@ -63,6 +77,7 @@ struct module *module_new(const void *image)
         header = wrapper->data;
     if (header && header->magic == FATBIN_MAGIC)
         module->code = header;
+    cubin_registers(image, note_registers, module);
     return module;
 }
 
@@ -95,9 +110,7 @@ static void choose_code(struct module *module)
 
 struct function *module_function(struct module *module, const char *name)
 {
-    uint64_t key = 1469598103934665603ull;
-    for (const char *c = name; *c; c++)
-        key = (key ^ (unsigned char)*c) * 1099511628211ull;
+    uint64_t key = name_key(name);
     pthread_mutex_lock(&lock);
     struct function *function = table_get(&module->functions, key);
     if (!function) {
@@ -223,6 +236,13 @@ struct function *function_of(const void *handle)
     return function;
 }
 
+static int registers_of(const struct function *function)
+{
+    struct module *module = function ? function->module : NULL;
+    int known = module ? (int)(intptr_t)table_get(&module->registers, name_key(function->text)) : 0;
+    return known ? known : REGISTERS_PER_THREAD;
+}
+
 void function_attributes(const struct function *function, struct cudaFuncAttributes *attributes)
 {
     memset(attributes, 0, sizeof *attributes);
@@ -233,7 +253,7 @@ void function_attributes(const struct function *function, struct cudaFuncAttribu
     attributes->binaryVersion = module ? module->binary_version : device;
     attributes->ptxVersion = module ? module->ptx_version : device;
     attributes->maxThreadsPerBlock = 1024;
-    attributes->numRegs = REGISTERS_PER_THREAD;
+    attributes->numRegs = registers_of(function);
     attributes->maxDynamicSharedSizeBytes = 48 * 1024;
     if (function && function->max_dynamic_shared_bytes)
         attributes->maxDynamicSharedSizeBytes = function->max_dynamic_shared_bytes;
