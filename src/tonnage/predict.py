@@ -162,7 +162,7 @@ class _Asked:
     def _worker(self) -> Any:
         if self.worker is None:
             self.worker = self.stack.enter_context(_started(self.torch_version, self.progress))
-            self.progress(f"running {self.steps} steps on a ghost {self.cluster.device.id}")
+            self.progress(f"running {self.steps + self.repeated} steps on a ghost {self.cluster.device.id}")
         return self.worker
 
 

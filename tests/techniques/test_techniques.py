@@ -102,6 +102,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"name": "llama", "seq_len": 26}, {"cp": 2, "shard": "ddp"}, H100, "26 tokens cannot be cut into 4 pieces"),
         ({"name": "llama"}, {"cp": 2}, H100, "average gradients, and shard is none"),
         ({"name": "llama"}, {"cp": 2, "shard": "ddp", "attention": "eager"}, H100, "no ring for attention eager"),
+        ({"name": "llama"}, {"cp": 2, "shard": "ddp", "precision": "fp32"}, H100, "plain attention: no ring"),
         (
             {"model": tiny("gemma2", sliding_window=16)},
             {"cp": 2, "shard": "ddp"},

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import divisors
+from tonnage.techniques.attention import AMPERE
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -59,9 +60,21 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     if window := _window(job):
         reason = f"torch's ring attention knows no sliding window, and {job.model.name} has one of {window:,} tokens"
         return _refused(plan, reason, "choose cp 1")
+    if plan.attention == "auto" and _chooses_plain_attention(job, plan, cluster):
+        reason = (
+            "heads that share keys in fp32 or before compute capability 8.0 get torch's plain attention: no ring"
+        )
+        return _refused(plan, reason, "choose attention efficient, or cp 1")
     if cluster.device.id == CPU:
         return _refused(plan, "torch has no ring attention for the CPU", "choose a GPU")
     return None
+
+
+def _chooses_plain_attention(job: Job, plan: Plan, cluster: Cluster) -> bool:
+    """Whether no kernel of torch but the plain one takes such heads: ATen/native/transformers/cuda/sdp_utils.cpp."""
+    text = job.model.config.get("text_config", job.model.config)
+    heads, shared = text.get("num_attention_heads"), text.get("num_key_value_heads")
+    return shared not in (None, heads) and (plan.compute_dtype == "fp32" or cluster.device.capability < AMPERE)
 
 
 def _window(job: Job) -> int:
