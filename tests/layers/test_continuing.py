@@ -4,7 +4,7 @@ from array import array
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import tiny_job
@@ -109,6 +109,7 @@ def asked(requests):
 sizes = st.lists(st.sampled_from([8, 512, 4096, 2**20]), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(kept=sizes, passing=sizes, states=sizes)
 def test_a_deep_program_asks_for_what_follows_from_three_shallow_ones(kept, passing, states):
     program = (kept, passing, states)
