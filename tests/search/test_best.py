@@ -1,6 +1,7 @@
 """The search finds what trying everything finds, and runs little of it."""
 
 import itertools
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -12,6 +13,7 @@ from tonnage.search.best import DIFFERENT, Search, difference
 from tonnage.search.pricing import priced
 from tonnage.search.solve import search
 from tonnage.search.space import candidates
+from tonnage.units import GIB, gib
 
 
 def possible(asked, one):
@@ -104,6 +106,28 @@ def test_reasons_and_path_explain_the_best_plan():
     assert solution.path[-1].process_bytes == best.estimate.peak.process_bytes
     shard = next(reason for reason in best.reasons if reason.technique.startswith("shard="))
     assert shard.saves_bytes >= 0
+
+
+class LooksTooLow(Formula):
+    """Looks show 3 GiB less than whole runs need."""
+
+    def need(self, candidates, cluster):
+        return [
+            replace(one, process_bytes=one.process_bytes - 3 * GIB, whole=False)
+            for one in super().need(candidates, cluster)
+        ]
+
+
+def test_what_a_plan_needs_without_a_technique_is_told_beside_its_whole_run():
+    """Where both were looked at, looks are too low by about as much: their difference is right."""
+    exact, low = (
+        search(question(gpu="8xa100-80gb"), ghosts, top=2).plans[0] for ghosts in (Formula(), LooksTooLow())
+    )
+    assert low.estimate.peak == exact.estimate.peak
+    assert [reason.saves_bytes for reason in low.reasons] == [reason.saves_bytes for reason in exact.reasons]
+    for reason in low.reasons:
+        assert f"~{gib(low.estimate.peak.process_bytes + reason.saves_bytes)}" in reason.why
+    assert not any("~" in reason.why for reason in exact.reasons)
 
 
 def test_constraints_that_leave_nothing():

@@ -1,7 +1,8 @@
 """Why a plan is as it is: each technique taken back on its own, and all of them added one after the other.
 
 Both are runs on the ghost on a card where everything fits, so that what a technique saves is a difference of two
-measured peaks; seconds are those of the time model.
+measured peaks; seconds are those of the time model.  Where few layers were looked at, what the plan would need
+without it is the whole plan's peak and that difference, and marked (~).
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def reasons(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Reason,
         saved = None
         if isinstance(whole, Need) and isinstance(answer, Need):
             saved = answer.process_bytes - whole.process_bytes
+            if not answer.whole and not whole.whole:
+                answer = replace(answer, process_bytes=choice.estimate.peak.process_bytes + saved)
         found.append(_reason(one, choice, question, saved, answer))
     return tuple(found)
 
@@ -144,7 +147,8 @@ def _reason(one: _Without, choice: Choice, question: Question, saved: int | None
     why = DOES[one.name]
     if isinstance(answer, Need):
         need = answer.process_bytes
-        without = f"without it {gib(need)}" if isinstance(one.value, bool) else f"with {other} {gib(need)}"
+        said = gib(need) if answer.whole else f"~{gib(need)}"
+        without = f"without it {said}" if isinstance(one.value, bool) else f"with {other} {said}"
         why += f"; {without}, {'too much' if need > question.budget_bytes else 'which fits as well'}"
         if need <= question.budget_bytes and costs is not None:
             why += ", but slower" if costs < 0 else " at no less time" if costs == 0 else ""

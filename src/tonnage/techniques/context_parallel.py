@@ -61,9 +61,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         reason = f"torch's ring attention knows no sliding window, and {job.model.name} has one of {window:,} tokens"
         return _refused(plan, reason, "choose cp 1")
     if plan.attention == "auto" and _chooses_plain_attention(job, plan, cluster):
-        reason = (
-            "heads that share keys in fp32 or before compute capability 8.0 get torch's plain attention: no ring"
-        )
+        reason = "heads that share keys in fp32 or before compute capability 8.0 get torch's plain attention: no ring"
         return _refused(plan, reason, "choose attention efficient, or cp 1")
     if cluster.device.id == CPU:
         return _refused(plan, "torch has no ring attention for the CPU", "choose a GPU")
