@@ -11,7 +11,7 @@ from tonnage.costs.answer import with_time
 from tonnage.device import CPU, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.job import Job
-from tonnage.layers.continuing import continued
+from tonnage.layers.continuing import continued, requests_of
 from tonnage.layers.few import depths_to_continue, is_repetitive, layers_of, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.summary import Run, summarise
@@ -141,23 +141,14 @@ class _Asked:
         """By networks of a few layers; None where they do not say what all the layers ask for."""
         worker = self._worker()
         shallow = replace(self, cluster=roomy(self.cluster), steps=1, repeated=0, few_layers=False)
+        layers = layers_of(self.job)
         try:
             runs = [replace(shallow, job=with_layers(self.job, depth)).trace(rank)[0] for depth in depths]
-            return continued(
-                runs,
-                depths,
-                layers_of(self.job),
-                partial(
-                    worker.again,
-                    job=self.job,
-                    plan=self.plan,
-                    cluster=self.cluster,
-                    rank=rank,
-                    repeated=self.repeated,
-                ),
-            )
+            requests = requests_of(runs, depths, layers)
         except CannotEstimate:
             return None
+        found = worker.again(requests, self.job, self.plan, self.cluster, rank=rank, repeated=self.repeated)
+        return continued(found, runs, depths, layers)
 
     def _worker(self) -> Any:
         if self.worker is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,20 +13,23 @@ from tonnage.layers.tokens import tokens
 from tonnage.trace import Trace
 
 
-def continued(runs: Sequence[Trace], depths: Sequence[int], layers: int, ask: Callable[[Requests], Trace]) -> Trace:
-    """The trace of so many layers from one step each of networks of three depths.
+def requests_of(runs: Sequence[Trace], depths: Sequence[int], layers: int) -> Requests:
+    """What so many layers ask for, from one step each of networks of three depths.
 
-    `ask` has an allocator serve requests.  Raises CannotEstimate where what is common to the three does not say what
-    more layers do.
+    Raises CannotEstimate where what is common to the three does not say what more layers do.
     """
-    steps = (layers - depths[0]) // (depths[1] - depths[0])
     try:
-        requests = Requests.of(Pattern.of(*(tokens(run) for run in runs)), steps)
+        return Requests.of(Pattern.of(*(tokens(run) for run in runs)), _steps(depths, layers))
     except IndexError as error:
         raise CannotEstimate("The steps of networks of different depth name blocks that are not there.") from error
+
+
+def continued(found: Trace, runs: Sequence[Trace], depths: Sequence[int], layers: int) -> Trace:
+    """The trace of those requests, with what else the runs say of so many layers."""
     small, middle, large = runs
+    steps = _steps(depths, layers)
     return replace(
-        requests.traced(ask(requests)),
+        found,
         versions=large.versions,
         assumed=large.assumed,
         layers=(*depths, layers),
@@ -35,6 +38,11 @@ def continued(runs: Sequence[Trace], depths: Sequence[int], layers: int, ask: Ca
         unknown_calls=_further(small.unknown_calls, large.unknown_calls, steps, 2),
         unknown_workspaces=_further(small.unknown_workspaces, large.unknown_workspaces, steps, 2),
     )
+
+
+def _steps(depths: Sequence[int], layers: int) -> int:
+    """How many steps in depth so many layers are beyond the least."""
+    return (layers - depths[0]) // (depths[1] - depths[0])
 
 
 def _further(small: Mapping[str, Any], large: Mapping[str, Any], steps: int, apart: int = 1) -> dict[str, Any]:
