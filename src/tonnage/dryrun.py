@@ -158,13 +158,11 @@ def _prepared(
 
 
 def _failed_early(left: Left) -> Trace | None:
-    """A rank that failed within its first step, as one does that reads zero for a number by which it goes on."""
-    kinds = {trace.outcome.get("kind") for trace in left.traces}
-    found = next(
-        (trace for trace in left.traces if trace.outcome.get("error") in _OF_VALUES and not trace.steps), None
-    )
-    computed = found is not None and any(mark.phase in ("forward", "evaluation", "backward") for mark in found.marks)
-    return found if computed and "oom" not in kinds else None
+    """A rank that failed within its first step, and had read a number that the card would have computed."""
+    failed = [trace for trace in left.traces if trace.outcome.get("error") in _OF_VALUES and not trace.steps]
+    ran_out = any(trace.outcome.get("kind") == "oom" for trace in left.traces)
+    found = next((trace for trace in failed if trace.outcome.get("computed_reads")), None)
+    return None if ran_out else found
 
 
 def _note_followed(failed: Trace) -> str:
@@ -245,7 +243,7 @@ def _why_failed(trace: Trace) -> str:
     if "invalid device ordinal" in message:
         count = trace.device.get("devices", 1)
         return f"{told}The machine has {count} GPU{'s' if count > 1 else ''}; say how many with --gpu, such as 8xt4."
-    if outcome.get("error") not in _OF_VALUES:
+    if outcome.get("error") not in _OF_VALUES or not outcome.get("computed_reads"):
         return told.rstrip()
     return f"{told}If it needs a value that only a real GPU computes, skip that part in the dry-run."
 

@@ -44,6 +44,14 @@ def test_a_script_that_crashes(dry_run: Any) -> None:
     assert "unusual.py:" in message
 
 
+def test_a_script_that_crashes_early_without_having_read_a_value_is_run_once(dry_run: Any) -> None:
+    answer = dry_run("unusual.py", "crashes-early")
+    message = failed(answer)
+    assert "ValueError: the column has no text" in message
+    assert "value that only a real GPU computes" not in message
+    assert answer.output.count("begins") == 1
+
+
 def test_a_script_that_hangs_says_how_far_it_came(torch_build: Any, tmp_path: Path) -> None:
     variables = process.environment(torch=torch_build, watch_into=tmp_path, steps=20)
     with (

@@ -183,3 +183,12 @@ def test_what_a_technique_refuses_never_reaches_the_ghost(worker: Worker) -> Non
     assert "param_offload" in refused(worker, UsageError, JOB, Plan(param_offload="cpu"))
     with pytest.raises(UsageError, match="Rank 8 does not exist"):
         estimate(JOB, Plan(shard="ddp"), parse_cluster("8xa100-40gb"), worker=worker, rank=8)
+
+
+def test_a_card_smaller_than_a_context(worker: Worker) -> None:
+    cluster = parse_cluster("t4")
+    tiny = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, capacity_bytes=16 * 2**20))
+    found = estimate(JOB, Plan(), tiny, worker=worker)
+    assert not found.estimate.fits
+    assert found.estimate.oom is not None
+    assert "CUDA error: out of memory" in found.estimate.oom.message

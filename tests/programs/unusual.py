@@ -174,6 +174,12 @@ def main() -> None:
     if what == "crashes":
         train(1)
         raise ValueError("the tokenizer has no pad token")
+    if what == "crashes-early":
+        import torch
+
+        torch.nn.Linear(32, 32).cuda()(torch.randn(4, 32, device="cuda"))
+        print("begins", flush=True)
+        raise ValueError("the column has no text")
     if what == "hangs":
         train(4)
         print("hangs", flush=True)

@@ -120,7 +120,9 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
             before = asked.columns() if asked is not None else written.event_columns(torch, watch)
             asked = repeating.repetitions(watch, before, request["repeated"])
             asked.make()
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not outcome.ran_out(error):
+            raise
         ended = outcome.of_exception(error, watch)
         kept = error
     watch.began = began

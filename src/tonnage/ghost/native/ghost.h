@@ -243,6 +243,7 @@ void capture_join(struct CUstream_st *stream, struct capture *capture);
 void values_copy(void *target, const void *source, size_t bytes);
 void values_fill(void *target, int value, int value_bytes, size_t bytes);
 void values_forget(uint64_t address, uint64_t bytes);
+bool values_known(uint64_t address, uint64_t bytes);
 
 /* ---- kernels (launch.c) ------------------------------------------------------------------------- */
 

@@ -114,11 +114,27 @@ API uint64_t ghost_launches(void)
     return launches;
 }
 
+static uint64_t computed_reads;
+
+/* How often the program was told on the host what a kernel would have computed. */
+API uint64_t ghost_computed_reads(void)
+{
+    return computed_reads;
+}
+
+/* It was told so by Python code of ours, in place of a copy. */
+API void ghost_note_computed_read(void)
+{
+    __atomic_fetch_add(&computed_reads, 1, __ATOMIC_RELAXED);
+}
+
 /* Logs an operation and does the part of it that has an effect on the host. */
 void perform(const struct operation *operation)
 {
     if (operation->record.kind)
         log_append(operation->record);
+    if (operation->record.kind == RECORD_COPY_D2H && !values_known((uint64_t)operation->source, operation->width))
+        ghost_note_computed_read();
     if (operation->record.kind == RECORD_KERNEL)
         __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
     switch (operation->action) {

@@ -326,7 +326,7 @@ API void ghost_forget(uint64_t address)
 }
 
 /* Whether every byte of the range is known: copied or filled there, rather than left to a kernel. */
-API int ghost_known(uint64_t address, uint64_t bytes)
+bool values_known(uint64_t address, uint64_t bytes)
 {
     pthread_mutex_lock(&lock);
     uint64_t reached = address, end = address + bytes;
@@ -335,4 +335,9 @@ API int ghost_known(uint64_t address, uint64_t bytes)
         reached = range->start + range->bytes;
     pthread_mutex_unlock(&lock);
     return reached >= end;
+}
+
+API int ghost_known(uint64_t address, uint64_t bytes)
+{
+    return values_known(address, bytes);
 }

@@ -15,7 +15,7 @@ class Native:
         library.ghost_mark.restype = None
         library.ghost_forget.argtypes = [ctypes.c_uint64]
         library.ghost_forget.restype = None
-        for name in ("ghost_pinned_peak_bytes", "ghost_managed_peak_bytes", "ghost_log_data"):
+        for name in ("ghost_pinned_peak_bytes", "ghost_managed_peak_bytes", "ghost_log_data", "ghost_computed_reads"):
             getattr(library, name).restype = ctypes.c_uint64
         library.ghost_nccl_next_split.argtypes = [ctypes.c_int]
         library.ghost_nccl_next_split.restype = None
@@ -35,6 +35,7 @@ class Native:
         library.ghost_copy_values.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
         library.ghost_copy_values.restype = None
         library.ghost_reads_zero.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        library.ghost_note_computed_read.restype = None
         library.ghost_known.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
         self.mark: Callable[[int], None] = library.ghost_mark
         self.forget: Callable[[int], None] = library.ghost_forget
@@ -89,6 +90,14 @@ class Native:
     def managed_peak_bytes(self) -> int:
         """Most bytes of managed memory (cudaMallocManaged) so far."""
         return int(self._library.ghost_managed_peak_bytes())
+
+    def computed_reads(self) -> int:
+        """How often the program was told on the host what a kernel would have computed."""
+        return int(self._library.ghost_computed_reads())
+
+    def note_computed_read(self) -> None:
+        """It was told so by a patch, in place of a copy from the card."""
+        self._library.ghost_note_computed_read()
 
     def next_split(self, ranks: int) -> None:
         """The next part of a communicator that is split off has so many ranks."""

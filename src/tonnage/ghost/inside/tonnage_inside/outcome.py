@@ -26,21 +26,32 @@ _STARTED_IN = _here()
 def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
     """The outcome that an uncaught exception means.  Phase and module are those of the failed allocation.
 
-    A card too full for one more context is no OutOfMemoryError, which only the allocator raises.
+    Of a failure it also says how often the program had asked for what the card computed (`computed_reads`).
     """
-    no_context = "CUDA error: out of memory" in str(error)
-    is_oom = no_context or type(error).__name__ == "OutOfMemoryError"
+    no_context, is_oom = _no_context(error), ran_out(error)
     outcome: dict[str, Any] = {
         "kind": "oom" if is_oom else "failed",
         "message": " ".join(str(error).split()) or type(error).__name__,
         "error": type(error).__name__,
         "stack": frames(traceback.extract_tb(error.__traceback__)),
     }
+    if not is_oom and watch.native is not None:
+        outcome["computed_reads"] = watch.native.computed_reads()
     if no_context:
         outcome |= watch.here()
     elif is_oom and watch.ooms:
         outcome |= watch.ooms[-1]
     return outcome
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether the card's memory did not suffice."""
+    return type(error).__name__ == "OutOfMemoryError" or _no_context(error)
+
+
+def _no_context(error: BaseException) -> bool:
+    """A card too full for one more context is no OutOfMemoryError, which only the allocator raises."""
+    return "CUDA error: out of memory" in str(error)
 
 
 def frames(stack: traceback.StackSummary) -> list[str]:

@@ -42,6 +42,9 @@ ASSUMED = {
     "swapped": "DeepSpeed's files of tensors were not written: reads and writes of them are counted alone",
 }
 
+DECIDING = frozenset({"all", "checks", "exact", "nonzero", "routing"})
+"""Those with which a patch tells the program what else it would have copied from the card."""
+
 
 class Policy:
     """The patches of one process, and which of them were needed."""
@@ -62,6 +65,8 @@ class Policy:
 
     def use(self, name: str) -> None:
         """Note that the assumption `name` was made, unless a more telling one covers it."""
+        if name in DECIDING and self.native is not None:
+            self.native.note_computed_read()
         if not self._quiet:
             self._used[name] = None
 
