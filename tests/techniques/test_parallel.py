@@ -29,7 +29,7 @@ from tonnage.techniques import tensor_parallel
 
 STEPS, MICRO_BATCHES = 2, 2
 IMPORTED_ONCE = [
-    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "mixtral", "qwen3_moe")),
+    *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "gemma2", "mixtral", "qwen3_moe")),
     *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining", "tonnage.step"),
     *("torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "tonnage.clipping"),
     *("transformers.distributed.expert_parallel", "torch.distributed.checkpoint.state_dict"),
@@ -93,6 +93,7 @@ CASES: dict[int, dict[str, Case]] = {
         "ep tp": Case(plan={"ep": 4, "tp": 2, "shard": "zero3"}, network="qwen3_moe"),
         "ep pp": Case(plan={"ep": 2, "pp": 2, "shard": "zero3"}, network="mixtral"),
         "tp ddp": Case(plan={"tp": 2, "shard": "ddp"}),
+        "tp ddp of a network with buffers": Case(plan={"tp": 2, "shard": "ddp"}, network="gemma2"),
         "tp zero1": Case(plan={"tp": 2, "shard": "zero1", "sequence_parallel": "off", "optimizer": "adamw"}),
         "tp zero3": Case(plan={"tp": 2, "shard": "zero3", "checkpointing": "full"}),
         "tp zero3 whole sequences": Case(plan={"tp": 2, "shard": "zero3", "sequence_parallel": "off"}),

@@ -319,7 +319,7 @@ def _tie(ties: list[list[tuple[Any, str]]]) -> None:
 
 
 def _keep_local(module: Any, mesh: DeviceMesh, made: dict[Any, Any]) -> None:
-    """The module's DTensors become plain parameters, of which DTensors are made for each forward.
+    """The module's DTensors become plain parameters and buffers, of which DTensors are made for each forward.
 
     torch's own hooks for this (those of DDP with a 2-D mesh) make new parameters in each step, which neither DDP nor
     an optimizer knows.  `made` has the plain parameters so far: modules that share one go on sharing.
@@ -333,6 +333,10 @@ def _keep_local(module: Any, mesh: DeviceMesh, made: dict[Any, Any]) -> None:
             if parameter not in made:
                 made[parameter] = _local(parameter)
             module._parameters[name] = made[parameter]
+    for name, buffer in module._buffers.items():  # torch's styles replicate them, such as Gemma's scale of embeddings
+        if isinstance(buffer, DTensor):
+            layouts[name] = (buffer.placements, buffer.shape, buffer.stride())
+            module._buffers[name] = buffer.to_local()
     if layouts and not _works_on_local(module):
         module.register_forward_pre_hook(partial(_as_dtensors, mesh=mesh, layouts=layouts), prepend=True)
         module.register_forward_hook(partial(_as_parameters, layouts=layouts), always_call=True)
@@ -356,8 +360,9 @@ def _as_dtensors(module: Any, _arguments: Any, *, mesh: DeviceMesh, layouts: dic
     from torch.distributed.tensor import DTensor
 
     for name, (placements, shape, stride) in layouts.items():
+        local = module._parameters[name] if name in module._parameters else module._buffers[name]
         module.__dict__[name] = DTensor.from_local(
-            module._parameters[name], mesh, placements, run_check=False, shape=shape, stride=stride
+            local, mesh, placements, run_check=False, shape=shape, stride=stride
         )  # an attribute of the instance hides the parameter of that name
 
 
