@@ -9,10 +9,11 @@ import pytest
 from solutions import Formula, need_bytes, question
 from tonnage.errors import UsageError
 from tonnage.predict import check
-from tonnage.search.best import DIFFERENT, Search, difference
+from tonnage.search.best import DIFFERENT, Search, difference, needs_no_less
 from tonnage.search.pricing import priced
 from tonnage.search.solve import search
 from tonnage.search.space import candidates
+from tonnage.solution import Candidate
 from tonnage.units import GIB, gib
 
 
@@ -83,6 +84,27 @@ def test_nobody_is_lost_between_batches():
     found._verify(order, 4)
     assert sorted(map(repr, seen)) == sorted(repr(one.candidate) for one in order)
     assert next(iter(found.refused.values())).why == "no", "what was tried comes before what was not"
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "changes", "expected"),
+    [
+        (2, {}, True),
+        (4, {"cp": 2}, True),
+        (8, {"cp": 4, "checkpointing": "selective"}, True),
+        (2, {"cp": 2}, False),
+        (8, {"cp": 2, "tp": 2}, False),
+        (2, {"checkpointing": "full"}, True),
+        (1, {"checkpointing": "selective"}, False),
+    ],
+)
+def test_as_many_tokens_of_longer_sequences_need_no_less(micro_batch, changes, expected):
+    asked = question(gpu="8xa100-80gb", micro_batch=2)
+    failed = Candidate(job=asked.job, plan=replace(asked.plan, shard="zero3", checkpointing="full"))
+    other = Candidate(job=replace(asked.job, micro_batch=micro_batch), plan=replace(failed.plan, **changes))
+    assert needs_no_less(other, failed) is expected
+    if changes.get("cp"):
+        assert not needs_no_less(failed, other)
 
 
 def test_too_large_says_how_far_and_what_would_help():

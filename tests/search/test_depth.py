@@ -1,5 +1,7 @@
 """A few layers, and a few micro-batches, say what many need: beside whole runs on the ghost."""
 
+from dataclasses import replace
+
 import pytest
 
 from networks import tiny_job
@@ -81,3 +83,17 @@ def test_further_micro_batches_are_like_the_second(worker, gpu, plan):
         for count in (MICRO_BATCHES, 3 * MICRO_BATCHES)
     )
     assert (few.allocated_bytes, few.reserved_bytes) == (many.allocated_bytes, many.reserved_bytes)
+
+
+@pytest.mark.ghost
+def test_a_part_of_more_sequences_needs_no_less_than_as_many_tokens_of_whole_ones(worker):
+    """What `best.needs_no_less` takes for granted."""
+    cluster = parse_cluster("4xa100-40gb")
+    plan = Plan(shard="zero3", checkpointing="full", loss="chunked", allocator="expandable")
+    whole, *parts = (
+        estimate(
+            job(seq_len=2048, micro_batch=cp), replace(plan, cp=cp), cluster, worker=worker, rank=0, steps=1
+        ).estimate.peak
+        for cp in (1, 2, 4)
+    )
+    assert all(part.allocated_bytes >= whole.allocated_bytes for part in parts)

@@ -319,7 +319,7 @@ class Search:
     def _obstacle(self, one: Priced) -> Candidate | UsageError | None:
         """What says without a run that a candidate does not fit, one that failed, or that it cannot be run."""
         for other in self.too_large:
-            if _needs_no_less(one.candidate, other.candidate):
+            if needs_no_less(one.candidate, other.candidate):
                 return other.candidate
         try:
             check(one.candidate.job, one.candidate.plan, self.question.cluster)
@@ -381,10 +381,14 @@ def _faster(one: Priced, other: Priced) -> bool:
     return one.seconds_per_token < other.seconds_per_token
 
 
-def _needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
-    """Whether a candidate differs from one that failed only towards more memory."""
-    job, other = candidate.job, failed.job
-    if job.method != other.method or job.micro_batch < other.micro_batch:
+def needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
+    """Whether a candidate differs from one that failed only towards more memory.
+
+    A part of so many times more sequences that are cut into so many parts is as many tokens, divided by as many ranks,
+    and keys and values of the others besides; only tables of positions are shorter, by less than what the ring holds.
+    """
+    job, other, parts = candidate.job, failed.job, (candidate.plan.cp, failed.plan.cp)
+    if job.method != other.method or job.micro_batch * parts[1] < other.micro_batch * parts[0] or parts[0] < parts[1]:
         return False
     for name, values in ORDER.items():
         mine, theirs = getattr(candidate.plan, name), getattr(failed.plan, name)
@@ -394,5 +398,5 @@ def _needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
             return False
     if "hsdp" in (candidate.plan.shard, failed.plan.shard) and candidate.plan.shard != failed.plan.shard:
         return False  # it divides among fewer ranks than zero2 does
-    same = {name: getattr(failed.plan, name) for name in ORDER}
+    same = {name: getattr(failed.plan, name) for name in (*ORDER, "cp")}
     return replace(candidate.plan, **same) == failed.plan
