@@ -515,3 +515,14 @@ def test_what_a_program_files_away_takes_the_place_of_nothing(dry_run: Any, tmp_
     files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert files == dict.fromkeys(older, "trained for a week")
     assert any(said.startswith("what was saved went into a folder") for said in estimate.coverage.assumed)
+
+
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is missing")
+def test_a_detector_samples_a_quarter_of_objects_and_finds_one_class_for_each_box(dry_run: Any) -> None:
+    answer = dry_run("detects.py")
+    estimate, _ = consistent(answer)
+    (said,) = answer.said
+    assert said["boxes"][0] == 2 * 512, "as many as the sampler takes, of all that were proposed"
+    assert said["masks"] == [2 * 128, 2 * 40], "of objects alone; later of what is kept"
+    assert said["found"] == [40, 40]
+    assert any("samplers find as many objects as they take" in line for line in estimate.coverage.assumed)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from . import diffusion, generation, pretrained, swapped
+from . import detection, diffusion, generation, pretrained, swapped
 from .host import ZEROS
 from .imports import after_import
 from .integers import KNOWN_BYTES, known_integers
@@ -31,6 +31,7 @@ ASSUMED = {
     "exact": "a computed number is nowhere exactly the constant that it is compared with",
     "nonzero": "nonzero() (also boolean indexing, where(mask)) of a computed mask selects every element",
     "routing": "topk of computed scores picks in turn: each expert gets its balanced share of the tokens",
+    "detected": "a detector's samplers find as many objects as they take, and each box that it finds has one class",
     "padding": "attention masks computed on the GPU hold no padding",
     "packing": "position_ids computed on the GPU are one unpacked sequence",
     "generation": "generate() meets no end token: it goes on to its length limit",
@@ -114,6 +115,9 @@ class Policy:
         after_import("transformers.generation.utils", functools.partial(generation.patch, self))
         after_import("transformers.modeling_utils", functools.partial(pretrained.patch, self))
         after_import("transformers.modeling_utils", self._patch_multimodal)
+        after_import("torchvision.models.detection._utils", functools.partial(detection.patch_sampler, self))
+        after_import("torchvision.models.detection.rpn", functools.partial(detection.patch_proposals, self))
+        after_import("torchvision.models.detection.roi_heads", functools.partial(detection.patch_heads, self))
         after_import("diffusers.models.modeling_utils", functools.partial(diffusion.patch, self))
 
     def read(self, tensor: Any) -> Any:
