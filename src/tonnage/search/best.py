@@ -384,8 +384,8 @@ def _faster(one: Priced, other: Priced) -> bool:
 def needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
     """Whether a candidate differs from one that failed only towards more memory.
 
-    Of so many times more sequences, each cut into so many parts, a rank has as many tokens, its weights are divided by
-    as many, and keys and values of the others come besides; only tables of positions are shorter, by less than these.
+    Of so many times more sequences, each cut into so many parts, a rank has as many tokens; its weights are divided
+    by as many, and the others' keys and values come besides. Only tables of positions are shorter, by less than that.
     """
     job, other, parts = candidate.job, failed.job, (candidate.plan.cp, failed.plan.cp)
     if job.method != other.method or job.micro_batch * parts[1] < other.micro_batch * parts[0] or parts[0] < parts[1]:

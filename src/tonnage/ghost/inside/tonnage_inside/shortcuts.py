@@ -17,6 +17,8 @@ def install() -> None:
     after_import("torch.distributed.tensor._sharding_prop", _sharding)
     after_import("torch.distributed.tensor._sharding_prop", _shapes)
     after_import("torch.distributed.tensor._api", _no_constructor)
+    after_import("torch.distributed.tensor._dtensor_spec", _specs)
+    after_import("torch.distributed._functional_collectives", _results_of_exchanges)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_param", _own_chunks)
 
 
@@ -131,6 +133,62 @@ def _no_constructor(module: ModuleType) -> None:
             """As torch's own, outside of any compiler."""
 
         tensor.__init__ = construct
+
+
+_HASHED = ("mesh", "placements", "tensor_meta", "shard_order")
+"""What a DTensor's specification is known by."""
+
+
+def _specs(module: ModuleType) -> None:
+    """How a DTensor is divided is looked through whenever it is said, for each result of each operation.
+
+    In which order its placements divide it follows from them alone: it is found once for each, and what was found so
+    is not looked through again.
+    """
+    spec: Any = getattr(module, "DTensorSpec", None)
+    if spec is None or not hasattr(spec, "_verify_shard_order") or not hasattr(spec, "compute_default_shard_order"):
+        return
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name in _HASHED and "_hash" in vars(self):
+            object.__setattr__(self, "_hash", None)
+
+    spec.compute_default_shard_order = staticmethod(functools.cache(spec.compute_default_shard_order))
+    spec.__setattr__ = set_attribute
+
+
+def _results_of_exchanges(module: ModuleType) -> None:
+    """What an exchange gives is waited for by the first operation on it, whose arguments torch takes apart as a tree.
+
+    Nearly all are a few tensors and numbers in a row; whether an operation makes a view is known once it was asked.
+    """
+    result: Any = getattr(module, "AsyncCollectiveTensor", None)
+    if result is None or not hasattr(module, "_is_view_op"):
+        return
+    import torch
+
+    original = vars(result)["__torch_dispatch__"].__func__
+    module._is_view_op = makes_view = functools.cache(module._is_view_op)  # type: ignore[attr-defined]
+
+    def dispatch(kind: Any, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if kwargs or operation is torch.ops.aten.view.default or not all(map(_is_leaf, args)):
+            return original(kind, operation, types, args, kwargs or {})
+        view = makes_view(operation)
+        plain = [(each.elem if view else each.trigger_wait()) if isinstance(each, result) else each for each in args]
+        found = operation(*plain)
+        if not view:
+            return found
+        return result(found) if isinstance(found, torch.Tensor) else type(found)(map(result, found))
+
+    result.__torch_dispatch__ = classmethod(dispatch)
+
+
+def _is_leaf(argument: Any) -> bool:
+    """Whether an operation's argument has no tensors inside."""
+    if isinstance(argument, list | tuple):
+        return all(isinstance(each, int) for each in argument)
+    return not isinstance(argument, dict)
 
 
 def _own_chunks(module: ModuleType) -> None:
