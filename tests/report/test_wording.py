@@ -10,18 +10,34 @@ import estimates
 from tonnage.estimates import CATEGORIES, StepPeak
 from tonnage.plans import Plan
 from tonnage.report import wording
-from tonnage.report.palette import LOOKS
+from tonnage.report.palette import LOOKS, OTHERS
 
 
 def test_every_category_has_a_look():
     assert tuple(LOOKS) == CATEGORIES
     for part in ("label", "colour", "glyph", "letter"):
-        assert len({getattr(look, part) for look in LOOKS.values()}) == len(LOOKS)
+        assert len({getattr(look, part) for look in (*LOOKS.values(), OTHERS)}) == len(LOOKS) + 1
 
 
 def test_shares_sum_to_the_process():
     estimate = estimates.full_card()
     assert sum(share.bytes for share in wording.shares(estimate)) == estimate.peak.process_bytes
+
+
+def test_what_other_processes_hold_is_not_free():
+    estimate = estimates.scripted()
+    own, capacity = estimate.peak.process_bytes, wording.capacity_bytes(estimate)
+    assert capacity is not None
+    processes = (
+        {"process": 7, "rank": estimate.rank, "held_bytes": 3 * 2**30, "peak_bytes": own + 2**30},
+        {"process": 8, "rank": estimate.rank, "held_bytes": own // 2, "peak_bytes": own},
+        {"process": 9, "rank": None, "held_bytes": 2**30, "peak_bytes": 2**30},
+    )
+    shared = replace(estimate, cards=({"index": 0, "peak_bytes": own + 4 * 2**30, "processes": processes},))
+    assert wording.others_bytes(shared) == 4 * 2**30
+    assert wording.free_bytes(shared) == max(wording.free_bytes(estimate) - 4 * 2**30, 0)
+    assert "beside 4.00 GiB of other processes" in wording.need(shared)
+    assert wording.others_bytes(estimate) == 0
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,11 @@ LOOKS: Final[dict[str, Look]] = {
 }
 """In the order in which they are stacked."""
 
+OTHERS: Final = Look(
+    label="other processes", meaning="of the command, on the same card", colour="#4D4D4D", glyph="▧", letter="X"
+)
+"""What is no category of the process's own."""
+
 FREE_GLYPH: Final = "·"
 FREE_LETTER: Final = "."
 

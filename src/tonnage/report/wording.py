@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from tonnage.estimates import Estimate, Moment, PhasePeak
-from tonnage.report.palette import LOOKS, Look, look
+from tonnage.report.palette import LOOKS, OTHERS, Look, look
 from tonnage.report.shortage import shortage
 from tonnage.units import MIB, count, gib, size
 
@@ -60,7 +60,7 @@ def headline(estimate: Estimate) -> str:
 def is_tight(estimate: Estimate) -> bool:
     """True when it fits, but the upper end of the interval does not."""
     capacity = capacity_bytes(estimate)
-    return estimate.fits and capacity is not None and estimate.peak.high_bytes > capacity
+    return estimate.fits and capacity is not None and estimate.peak.high_bytes + others_bytes(estimate) > capacity
 
 
 def capacity_bytes(estimate: Estimate) -> int | None:
@@ -150,10 +150,11 @@ def need(estimate: Estimate) -> str:
         return _shortage(estimate)
     if capacity is None:
         return f"{gib(peak.process_bytes)} at the peak."
-    free = capacity - peak.process_bytes
-    return (
-        f"{gib(peak.process_bytes)} of {gib(capacity)} ({percent(peak.process_bytes, capacity)}); {gib(free)} free."
-    )
+    others = others_bytes(estimate)
+    beside = f" beside {gib(others)} of other processes" if others else ""
+    free = max(capacity - peak.process_bytes - others, 0)
+    taken = f"{gib(peak.process_bytes)} of {gib(capacity)} ({percent(peak.process_bytes, capacity)})"
+    return f"{taken}{beside}; {gib(free)} free."
 
 
 def _shortage(estimate: Estimate) -> str:
@@ -197,7 +198,24 @@ def shares(estimate: Estimate) -> list[Share]:
     """The pieces of the bar in stacking order, without the empty ones."""
     held = estimate.peak.by_category
     order = [*LOOKS, *(name for name in held if name not in LOOKS)]
-    return [Share(look=look(name), bytes=held[name]) for name in order if held.get(name, 0) > 0]
+    own = [Share(look=look(name), bytes=held[name]) for name in order if held.get(name, 0) > 0]
+    others = others_bytes(estimate)
+    return [*own, Share(look=OTHERS, bytes=others)] if others else own
+
+
+def others_bytes(estimate: Estimate) -> int:
+    """What other processes of a dry-run held of this one's card when they all together held most of it."""
+    found = [
+        (abs((whole(process, "peak_bytes") or 0) - estimate.peak.process_bytes), place, number)
+        for place, card in enumerate(estimate.cards)
+        for number, process in enumerate(card.get("processes", ()))
+        if process.get("rank") == estimate.rank
+    ]
+    if not found:
+        return 0
+    _, place, own = min(found)  # processes of one rank, such as a trainer and its server, differ in their peaks
+    processes = estimate.cards[place]["processes"]
+    return sum(whole(process, "held_bytes") or 0 for number, process in enumerate(processes) if number != own)
 
 
 def free_bytes(estimate: Estimate) -> int:
