@@ -18,8 +18,8 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from `24GiB`, `80GB`, `512MiB` or a plain number.  Raises UsageError."""
-    return _parse(text, _BYTES, "a size such as 24GiB, 80GB or 512MiB")
+    """Whole bytes in `24GiB`, `80GB`, `23.69GiB` (as PyTorch tells a capacity), or a number.  Raises UsageError."""
+    return _parse(text, _BYTES, "a size such as 24GiB, 80GB or 512MiB", whole=False)
 
 
 def parse_count(text: str) -> int:
@@ -27,12 +27,14 @@ def parse_count(text: str) -> int:
     return _parse(text, _COUNT, "a whole number such as 4096 or 4M")
 
 
-def _parse(text: str, multiples: dict[str, int], expected: str) -> int:
+def _parse(text: str, multiples: dict[str, int], expected: str, whole: bool = True) -> int:
+    """The number in its base unit; what is left of a unit is refused if `whole`, and cut off otherwise."""
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in multiples:
         raise UsageError(f"{text!r} is not {expected}.")
-    value = float(match[1]) * multiples[match[2].lower()]
-    if value <= 0 or value != int(value):
+    multiple = multiples[match[2].lower()]
+    value = float(match[1]) * multiple
+    if value < 1 or (value != int(value) and (whole or multiple == 1)):
         raise UsageError(f"{text!r} is not {expected} above zero.")
     return int(value)
 

@@ -1,0 +1,24 @@
+"""How sizes and counts are read."""
+
+import pytest
+
+from tonnage.errors import UsageError
+from tonnage.units import GIB, parse_bytes, parse_count
+
+
+def test_size_as_pytorch_tells_a_capacity() -> None:
+    assert parse_bytes("24GiB") == 24 * GIB
+    assert parse_bytes("23.69GiB") == 25_436_943_810  # 23.69 x 2^30 is ...810.56
+    assert parse_bytes("14.56 GiB") == 15_633_680_957
+
+
+@pytest.mark.parametrize("text", ["1.5", "0GiB", "0.0000000001GiB", "24 G", "-1GiB", "GiB"])
+def test_no_size(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_bytes(text)
+
+
+def test_a_count_is_whole() -> None:
+    assert parse_count("1.5k") == 1500
+    with pytest.raises(UsageError):
+        parse_count("1.0001k")
