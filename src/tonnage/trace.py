@@ -268,15 +268,25 @@ def _check(trace: Trace) -> None:
     lengths = {len(column) for column in trace.event_columns.values()}
     if len(lengths) > 1 or len(trace.log) % _RECORD.size:
         raise UnreadableFile("The trace is damaged: its columns differ in length.")
-    actions, marks = trace.event_columns["action"], trace.event_columns["mark"]
-    if len(actions) and not (0 <= min(actions) and max(actions) < len(ACTIONS)):
+    _check_repeated(trace.repeated, len(trace.marks))
+    if not trace.event_count:
+        return
+    least, most = _extremes(trace.event_columns["action"])
+    if not 0 <= least <= most < len(ACTIONS):
         raise UnreadableFile("The trace is damaged: it holds an unknown event.")
-    if min(trace.event_columns["size"], default=0) < 0:
+    if _extremes(trace.event_columns["size"])[0] < 0:
         raise UnreadableFile("The trace is damaged: it holds an event of negative size.")
-    if len(marks) and not (0 <= min(marks) and max(marks) < max(len(trace.marks), 1)):
+    least, most = _extremes(trace.event_columns["mark"])
+    if not 0 <= least <= most < max(len(trace.marks), 1):
         raise UnreadableFile("The trace is damaged: an event points at a mark that is not there.")
 
-    _check_repeated(trace.repeated, len(trace.marks))
+
+def _extremes(column: "array[int]") -> tuple[int, int]:
+    """The least and the greatest number of a column that has some."""
+    import numpy as np  # fifty times as fast as going through them, and late, as reading the command line needs none
+
+    numbers = np.frombuffer(column, dtype=np.int64)
+    return int(numbers.min()), int(numbers.max())
 
 
 def _check_repeated(repeated: tuple[int, ...], marks: int) -> None:

@@ -14,6 +14,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import tonnage
 from tonnage import dryrun, modelref, predict
@@ -69,6 +71,37 @@ def test_what_comes_after_running_out_of_memory_is_not_before() -> None:
 def test_a_thread_that_has_announced_nothing_is_overtaken_by_the_count() -> None:
     events = [event("alloc", "7"), event("alloc", "3"), event("alloc", "9")]
     assert marks(events, {0: 0, 8: 1}) == [7, 8, 9]
+
+
+def marks_one_by_one(events: list[dict[str, Any]], positions: dict[int, int], ooms: list[int]) -> list[int]:
+    """The same by going through the events once, as they happened."""
+    waiting, ceilings = list(positions.items()), [*ooms, sys.maxsize]
+    latest = seen = 0
+    found = []
+    for each in events:
+        latest = max(latest, int(each.get("user_metadata") or 0))
+        while waiting and waiting[0][1] <= seen and waiting[0][0] <= ceilings[0]:
+            if each["action"] == "free_completed":
+                break
+            latest = max(latest, waiting.pop(0)[0])
+        found.append(latest)
+        if each["action"] == "oom" and len(ceilings) > 1:
+            ceilings.pop(0)
+        seen += each["action"] in ("alloc", "free_requested")
+    return found
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_marks_are_those_of_events_one_by_one(data: st.DataObject) -> None:
+    actions = st.sampled_from(("alloc", "free_requested", "free_completed", "segment_alloc", "oom"))
+    notes = st.one_of(st.none(), st.sampled_from(("", "1", "4", "9")))
+    events = data.draw(st.lists(st.builds(event, actions, notes), max_size=20))
+    numbers = data.draw(st.lists(st.integers(0, 12), unique=True, max_size=6).map(sorted))
+    counts = data.draw(st.lists(st.integers(0, 12), min_size=len(numbers), max_size=len(numbers)).map(sorted))
+    ooms = data.draw(st.lists(st.integers(0, 12), max_size=3).map(sorted))
+    positions = dict(zip(numbers, counts, strict=True))
+    assert marks(events, positions, tuple(ooms)) == marks_one_by_one(events, positions, ooms)
 
 
 OLD = """

@@ -16,7 +16,7 @@ import tempfile
 import time
 import traceback
 from dataclasses import fields
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from tonnage_inside import outcome, repeating, requested, shortcuts, values, written
@@ -41,11 +41,18 @@ def serve() -> None:
     os.dup2(2, 1)  # whatever libraries print must not mix with the answers
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
-        answers.write(json.dumps(_answer(json.loads(line))) + "\n")
+        child, pipe = _asked(json.loads(line))
+        with pipe:
+            reply = pipe.readline()
+        if reply:
+            answers.write(reply)  # before its memory is taken back, which takes a while
+        _, status = os.waitpid(child, 0)
+        if not reply:
+            answers.write(json.dumps(_died(status)) + "\n")
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Fork, let the child do the job, and say how it went."""
+def _asked(request: dict[str, Any]) -> tuple[int, TextIO]:
+    """A forked child that does the job, and what it will say how it went into: one line, or none if it dies."""
     read_end, write_end = os.pipe()
     _import_libraries(request)
     worker = os.getpid()
@@ -62,18 +69,16 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
             answer = {"error": _one_line(error), "exit_code": getattr(error, "exit_code", CannotEstimate.exit_code)}
             if os.environ.get("TONNAGE_DEBUG"):
                 traceback.print_exc()
-        os.write(write_end, json.dumps(answer).encode())
+        os.write(write_end, json.dumps(answer).encode() + b"\n")
         os._exit(0)
     os.close(write_end)
-    with os.fdopen(read_end, "rb") as pipe:
-        reply = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if not reply:
-        reason = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {status >> 8}"
-        return {"error": f"The process that ran the step died ({reason}).", "exit_code": CannotEstimate.exit_code}
-    answer = json.loads(reply)
-    assert isinstance(answer, dict)
-    return answer
+    return child, os.fdopen(read_end)
+
+
+def _died(status: int) -> dict[str, Any]:
+    """What is answered for a child that ended without a word."""
+    reason = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {status >> 8}"
+    return {"error": f"The process that ran the step died ({reason}).", "exit_code": CannotEstimate.exit_code}
 
 
 def _import_libraries(request: dict[str, Any]) -> None:
@@ -116,6 +121,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
             asked.make()
         else:
             kept = engine_of(plan).run(job, plan, world, request["steps"])
+        gc.disable()  # what follows leaves no cycles, and this process ends with it
         if request["repeated"]:
             before = asked.columns() if asked is not None else written.event_columns(torch, watch)
             asked = repeating.repetitions(watch, before, request["repeated"])

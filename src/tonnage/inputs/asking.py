@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 _ATEN = torch.ops.aten
 _BY_INDEX = (_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.default, _ATEN._index_put_impl_.default)
+
+
+_TOWERS = ("vision_config", "audio_config")
+"""What of a configuration says how a network sees and hears."""
+
+_DEPTHS = ("num_hidden_layers", "depth", "encoder_layers", "num_layers")
+"""What such a configuration calls the number of its layers."""
 
 
 class _WithoutComputing(TorchDispatchMode):  # type: ignore[misc]
@@ -88,14 +96,19 @@ def rows_of(
     """
     from tonnage import model
 
-    try:
+    def asked(config: Any) -> int:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with _disable_current_modes(), fake, _WithoutComputing(), _Scalars(), torch.no_grad():
-            shapes = model.without_memory(network, "cpu", _with_one_layer_of_text(network.config))
+        with _disable_current_modes(), _no_function_modes(), fake, _WithoutComputing(), _Scalars(), torch.no_grad():
+            shapes = model.without_memory(network, "cpu", config)
             given = {name: torch.empty(each.shape) if each.is_meta else each for name, each in inputs().items()}
             inner = getattr(shapes, "model", shapes)
             ask = getattr(inner, method, None) or getattr(shapes, method)
             return _rows(_features(ask(**given, **options)))
+
+    try:
+        with contextlib.suppress(Exception):  # a tower of which a certain layer is taken, say
+            return asked(_shallow(network.config, perception=True))
+        return asked(_shallow(network.config))
     except Exception as error:  # whatever a family's code stumbles over
         what = "a sound" if "audio" in method else "an image"
         raise CannotEstimate(
@@ -105,8 +118,11 @@ def rows_of(
         ) from error
 
 
-def _with_one_layer_of_text(config: Any) -> Any:
-    """The configuration of a network that sees or hears as much and reads with one layer, which is not asked."""
+def _shallow(config: Any, *, perception: bool = False) -> Any:
+    """The configuration of a network that reads with one layer, which is not asked.
+
+    With `perception` it sees and hears with one layer as well: how many rows come out does not hang on the others.
+    """
     text = config.get_text_config()
     if text is config or not isinstance(getattr(text, "num_hidden_layers", None), int):
         return config
@@ -115,7 +131,21 @@ def _with_one_layer_of_text(config: Any) -> Any:
     text.num_hidden_layers = 1
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
+    for tower in (getattr(changed, name, None) for name in _TOWERS if perception):
+        for depth in _DEPTHS:
+            if isinstance(getattr(tower, depth, None), int):
+                setattr(tower, depth, 1)
     return changed
+
+
+@contextlib.contextmanager
+def _no_function_modes() -> Iterator[None]:
+    """Without the modes that follow what the card computes: nothing here is on it."""
+    if torch._C._len_torch_function_stack() == 0:
+        yield
+        return
+    with torch.overrides._pop_mode_temporarily(), _no_function_modes():
+        yield
 
 
 def _features(found: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +18,12 @@ _REPLACED = ("sum", "all", "isfinite", "isnan", "isinf", "__eq__", "__ne__", "__
 _NOT_COMPUTED = ("empty", "empty_like", "new_empty", "__get__", "normal")
 _DRAWN = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform", "exponential")
 """In the names of functions whose results are drawn: the host's generator is left alone."""
+
+
+@functools.cache
+def _without_values(name: str) -> bool:
+    """Whether results of a function of this name have no values that could be known."""
+    return name in _NOT_COMPUTED or any(word in name for word in _DRAWN)
 
 
 def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
@@ -56,8 +63,9 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
 
     def wanting(result: Any) -> bool:
         """Whether values of the result are to be found out."""
-        tensors = result if isinstance(result, tuple | list) else (result,)
-        return any(small(each) and policy.known(each) is None for each in tensors)
+        if isinstance(result, tuple | list):
+            return any(wanting(each) for each in result)
+        return small(result) and policy.known(result) is None
 
     def completed(result: Any, values: Any) -> Any:
         """The result, with the values that the host found."""
@@ -79,7 +87,7 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
                 return (
                     getattr(args[0], name)(*args[1:], **options) if name in _REPLACED else function(*args, **options)
                 )
-            if inside_transform() is not None or name in _NOT_COMPUTED or any(word in name for word in _DRAWN):
+            if _without_values(name) or inside_transform() is not None:
                 return function(*args, **options)
             if name in _READ_OUT and small(args[0]):
                 known = policy.known(args[0])  # of a view that a kernel would have to gather first, too

@@ -42,7 +42,7 @@ class Watch:
         self.torch = torch
         self.native = native
         self.stop_after_steps = stop_after_steps
-        self.address = address or cuda_address
+        self.address = address or functools.partial(cuda_address, torch)
         self.on_stop: Callable[[], None] = lambda: None
         self.marks: list[tuple[int, str, str]] = [(0, "load", "")]
         self.claims: list[tuple[int, int, str]] = []
@@ -458,9 +458,10 @@ def elements(parameter: Any) -> int:
     return int(getattr(parameter, "ds_numel", 0) or parameter.numel())
 
 
-def cuda_address(tensor: Any) -> int:
+def cuda_address(torch: Any, tensor: Any) -> int:
     """Where a plain tensor's memory begins on the GPU; 0 for memory elsewhere."""
-    return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
+    with torch._C.DisableTorchFunction():  # modes that follow what a program does need not see this
+        return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
 
 
 def tensors_in(value: Any, kind: type) -> Iterator[Any]:

@@ -8,7 +8,10 @@ import sys
 import time
 import zipfile
 from array import array
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, groupby, repeat
+from operator import itemgetter
 from typing import Any
 
 from . import host, ranks
@@ -35,9 +38,6 @@ ACTIONS = {
 }
 
 _CONTEXT_BYTES = int(os.environ.get("GHOST_CONTEXT_BYTES", "0"))  # before the program changes its environment
-
-NO_MORE = (0, sys.maxsize)
-"""After the last counted mark: it never comes."""
 
 
 def write(
@@ -107,7 +107,7 @@ def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str
     """The allocator's trace of one device as columns; each event carries the latest mark up to then."""
     with without_collection():
         traced = events(torch, device)
-        return {**columns_of(traced), "mark": array("q", event_marks(traced, watch))}
+        return {**columns_of(traced), "mark": event_marks(traced, watch)}
 
 
 def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
@@ -119,11 +119,15 @@ def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
 
 def columns_of(traced: list[dict[str, Any]]) -> dict[str, "array[int]"]:
     """Events as columns, all but their marks."""
+    try:
+        addresses = array("q", map(itemgetter("addr"), traced))
+    except KeyError:  # running out of memory is at no address
+        addresses = array("q", [event.get("addr", event.get("device_free", 0)) for event in traced])
     return {
-        "action": array("q", [ACTIONS[event["action"]] for event in traced]),
-        "address": array("q", [event.get("addr", event.get("device_free", 0)) for event in traced]),
-        "size": array("q", [event["size"] for event in traced]),
-        "stream": array("q", [event["stream"] for event in traced]),
+        "action": array("q", map(ACTIONS.__getitem__, map(itemgetter("action"), traced))),
+        "address": addresses,
+        "size": array("q", map(itemgetter("size"), traced)),
+        "stream": array("q", map(itemgetter("stream"), traced)),
     }
 
 
@@ -139,7 +143,7 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def event_marks(events: list[dict[str, Any]], watch: Any) -> Iterator[int]:
+def event_marks(events: list[dict[str, Any]], watch: Any) -> "array[int]":
     """The mark of each event.
 
     The allocator notes the mark that its thread last announced; marks only grow, so a thread that has announced
@@ -147,26 +151,45 @@ def event_marks(events: list[dict[str, Any]], watch: Any) -> Iterator[int]:
     taken back before a mark (at all marks before torch 2.10, whose allocator takes no notes), the same count here
     finds the mark; a segment belongs to the block that it is for, which comes next, if the memory does not run out.
     """
-    counted = iter(watch.positions.items())
-    upcoming, position = next(counted, NO_MORE)
-    ceilings = iter(watch.oom_marks)
-    ceiling = next(ceilings, sys.maxsize)
-    latest = seen = 0
-    noted = ""
-    for event in events:
-        text = event.get("user_metadata")
-        if text and text != noted:
-            noted = text
-            if text.isdigit() and int(text) > latest:
-                latest = int(text)
-        action = event["action"]
-        while position <= seen and upcoming <= ceiling and action != "free_completed":
-            latest = max(latest, upcoming)
-            upcoming, position = next(counted, NO_MORE)
-        yield latest
-        if action == "oom":
-            ceiling = next(ceilings, sys.maxsize)
-        seen += action in ("alloc", "free_requested")
+    latest = done = 0
+    found = array("q")
+    for place, mark in sorted([*_noted(events), *_counted(events, watch.positions, watch.oom_marks)]):
+        if mark > latest:
+            found.extend(repeat(latest, place - done))
+            latest, done = mark, place
+    found.extend(repeat(latest, len(events) - done))
+    return found
+
+
+def _noted(events: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
+    """At which event a mark is noted for the first of several times, and which."""
+    place = 0
+    for text, alike in groupby(event.get("user_metadata") for event in events):
+        if text and text.isdigit():
+            yield place, int(text)
+        place += len(list(alike))
+
+
+def _counted(
+    events: list[dict[str, Any]], positions: Mapping[int, int], oom_marks: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """At which event a mark begins before which so many blocks were handed out or taken back, and which mark."""
+    actions = [event["action"] for event in events]
+    seen = list(accumulate((action in ("alloc", "free_requested") for action in actions), initial=0))
+    ooms = [place for place, action in enumerate(actions) if action == "oom"]
+    place = 0
+    for mark, count in positions.items():
+        place = max(place, bisect_left(seen, count))
+        refused = bisect_left(oom_marks, mark)  # so often memory had run out when it began
+        if refused > len(ooms):
+            return
+        if refused:
+            place = max(place, ooms[refused - 1] + 1)
+        while place < len(events) and actions[place] == "free_completed":
+            place += 1
+        if place >= len(events):
+            return
+        yield place, mark
 
 
 def marks_document(marks: list[tuple[int, str, str]]) -> dict[str, Any]:
