@@ -1,7 +1,9 @@
 """Sums up Traces in an Estimate: adds what lives outside the allocator, and says what everything rests on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 from tonnage import __version__
@@ -11,7 +13,7 @@ from tonnage.estimates import CATEGORIES, Coverage, Estimate, Host, Moment, OutO
 from tonnage.job import LONGEST_STEPS
 from tonnage.portable.scope import IMITATION, RESERVED_RESIDUAL
 from tonnage.timeline import Timeline, timeline
-from tonnage.trace import Trace
+from tonnage.trace import Mark, Trace
 from tonnage.units import size
 
 CURVE_POINTS: Final = 400
@@ -19,6 +21,10 @@ CURVE_POINTS: Final = 400
 
 BESIDES: Final = ("evaluate", "generate", "save", "resume")
 """Phases besides the steps, of which the curve shows at most as much as leaves the steps two thirds."""
+
+
+_Stretch = tuple[Mark, int, int]
+"""Of marks of one step and phase behind each other the first, and the most bytes allocated and reserved."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +78,8 @@ def _of_rank(
     notes: Sequence[str],
 ) -> Estimate:
     walked = timeline(trace)
+    stretches = list(_stretches(walked))
+    steps = _steps(stretches)
     outside = overheads(
         cluster.device,
         _communicators(trace),
@@ -96,7 +104,7 @@ def _of_rank(
         fits=oom is None,
         rank=trace.rank,
         peak=_peak(walked, outside, _residual(trace, walked)),
-        phases=_phases(walked),
+        phases=_phases(stretches),
         host=Host(
             peak_bytes=trace.host.get("peak_bytes"),
             pinned_bytes=trace.host.get("pinned_bytes", 0),
@@ -106,8 +114,8 @@ def _of_rank(
         coverage=_coverage(trace, walked, outside),
         oom=oom,
         curve=_curve(walked),
-        steps=_steps(walked),
-        notes=(*notes, *_notes(trace, walked), *_lengths(job, walked)),
+        steps=steps,
+        notes=(*notes, *_notes(trace, walked), *_lengths(job, steps)),
     )
 
 
@@ -165,9 +173,9 @@ def _phase_name(phase: str) -> str:
     return {"recompute": "backward", "evaluation": "evaluate"}.get(phase, phase)
 
 
-def _phases(walked: Timeline) -> tuple[PhasePeak, ...]:
+def _phases(stretches: Sequence[_Stretch]) -> tuple[PhasePeak, ...]:
     peaks: dict[str, tuple[int, int]] = {}
-    for mark, (allocated, reserved) in zip(walked.marks, walked.by_mark, strict=True):
+    for mark, allocated, reserved in stretches:
         name = _phase_name(mark.phase)
         before = peaks.get(name, (0, 0))
         peaks[name] = (max(before[0], allocated), max(before[1], reserved))
@@ -177,17 +185,27 @@ def _phases(walked: Timeline) -> tuple[PhasePeak, ...]:
     )
 
 
-def _steps(walked: Timeline) -> tuple[StepPeak, ...]:
+def _steps(stretches: Sequence[_Stretch]) -> tuple[StepPeak, ...]:
     """By optimizer step; what comes after the last one belongs to it."""
-    last = max((mark.step for mark in walked.marks if mark.phase in ("forward", "backward")), default=0)
-    levels: dict[int, tuple[int, int]] = {}
-    for mark, level in zip(walked.marks, walked.by_mark, strict=True):
+    last = max((mark.step for mark, _, _ in stretches if mark.phase in ("forward", "backward")), default=0)
+    peaks: dict[int, tuple[int, int]] = {}
+    for mark, allocated, reserved in stretches:
         step = min(mark.step, last) + 1
-        levels[step] = tuple(map(max, levels.get(step, (0, 0)), level))  # type: ignore[assignment]
+        before = peaks.get(step, (0, 0))
+        peaks[step] = (max(before[0], allocated), max(before[1], reserved))
     return tuple(
         StepPeak(step=step, allocated_bytes=allocated, reserved_bytes=reserved)
-        for step, (allocated, reserved) in levels.items()
+        for step, (allocated, reserved) in peaks.items()
     )
+
+
+def _stretches(walked: Timeline) -> Iterator[_Stretch]:
+    place = 0
+    for _, alike in groupby(walked.marks, key=attrgetter("step", "phase")):
+        marks = list(alike)
+        allocated, reserved = zip(*walked.by_mark[place : place + len(marks)], strict=True)
+        yield marks[0], max(allocated), max(reserved)
+        place += len(marks)
 
 
 def units_of(besides: Sequence[bool]) -> list[range]:
@@ -209,7 +227,9 @@ def units_of(besides: Sequence[bool]) -> list[range]:
 
 def _curve(walked: Timeline) -> tuple[Moment, ...]:
     """The highest use in each of up to CURVE_POINTS stretches of equally many units of marks."""
-    besides = [_phase_name(mark.phase) in BESIDES for mark in walked.marks]
+    phases = {mark.phase for mark in walked.marks}
+    shown_less = {phase for phase in phases if _phase_name(phase) in BESIDES}
+    besides = [mark.phase in shown_less for mark in walked.marks]
     units = units_of(besides or [False] * len(walked.by_mark))
     stride = max(1, -(-len(units) // CURVE_POINTS))
     moments = []
@@ -285,11 +305,10 @@ def _peak_after_recovery(trace: Trace, walked: Timeline) -> int:
     return max((allocated for allocated, _ in walked.by_mark[ran_out + 1 :]), default=0)
 
 
-def _lengths(job: dict[str, Any], walked: Timeline) -> list[str]:
+def _lengths(job: dict[str, Any], steps: Sequence[StepPeak]) -> list[str]:
     """With drawn lengths: the peaks of the steps at the longest one, and those of the others."""
     if not job.get("lengths"):
         return []
-    steps = _steps(walked)
     drawn = [step for step in steps if step.step > LONGEST_STEPS]
     longest = [step for step in steps if step.step <= LONGEST_STEPS]
     said = f"Steps with the longest sequences alone: {_highest(longest)}"
