@@ -176,10 +176,14 @@ LAYERS = 24
     ids=["zero3", "zero2", "hsdp", "tp", "lora", "cp"],
 )
 def test_a_network_of_few_layers_continued_is_the_whole_one(worker, gpu, plan, fields):
-    job, cluster = with_layers(tiny_job("llama", seq_len=256, **fields), LAYERS), parse_cluster(gpu)
-    whole = estimate(job, plan, cluster, worker=worker, rank=0, steps=1, repeated=2, fresh=True)
-    found = estimate(job, plan, cluster, worker=worker, rank=0, steps=1, repeated=2, few_layers=True, fresh=True)
-    assert found.traces[0].layers == (*few.depths_to_continue(job, plan), LAYERS)
+    job = with_layers(tiny_job("llama", seq_len=256, **fields), LAYERS)
+    compare(worker, job, plan, parse_cluster(gpu))
+
+
+def compare(worker, job, plan, cluster, rank=0):
+    whole = estimate(job, plan, cluster, worker=worker, rank=rank, steps=1, repeated=2, fresh=True)
+    found = estimate(job, plan, cluster, worker=worker, rank=rank, steps=1, repeated=2, few_layers=True, fresh=True)
+    assert found.traces[0].layers == (*few.depths_to_continue(job, plan), few.layers_of(job))
     assert replace(found.estimate.peak, by_category={}) == replace(whole.estimate.peak, by_category={})
     largest = whole.estimate.peak.allocated_bytes
     assert found.estimate.peak.by_category == pytest.approx(whole.estimate.peak.by_category, abs=0.01 * largest)
@@ -188,6 +192,14 @@ def test_a_network_of_few_layers_continued_is_the_whole_one(worker, gpu, plan, f
     assert found.estimate.model == whole.estimate.model
     assert found.traces[0].peaks == whole.traces[0].peaks
     assert "layers" in found.estimate.coverage.run[0]
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_stage_of_few_layers_continued_is_the_whole_one(worker, rank):
+    plan = Plan(shard="zero2", pp=2, checkpointing="full", allocator="expandable")
+    job = with_layers(tiny_job("llama", seq_len=256, grad_accum=3), 72)
+    compare(worker, job, plan, parse_cluster("4xa100-40gb"), rank)
 
 
 @pytest.mark.ghost

@@ -39,3 +39,6 @@ def test_only_layers_that_take_long_are_continued():
     assert depths_to_continue(job, Plan(shard="ddp", tp=2)) is None  # whose second step is another
     assert depths_to_continue(job, Plan(shard="zero2", pp=4)) is None
     assert depths_to_continue(of_tiny(num_hidden_layers=14), Plan(shard="zero3")) is None
+    deep = of_tiny(num_hidden_layers=80)
+    assert depths_to_continue(deep, Plan(shard="zero2", pp=2)) == (6, 8, 10)  # a layer of a stage beyond `depths`
+    assert depths_to_continue(deep, Plan(shard="zero2", pp=8)) is None  # ten layers a stage

@@ -28,6 +28,10 @@ _LEAST: Final = 2
 _LEAST_SHARDED: Final = 4
 """The same where weights are gathered: buffers for several layers are in use at once, whatever the depth."""
 
+_WORTH_OF_STAGES: Final = 3
+"""Three runs of a pipeline's stage have at most so much less than all its layers, or all are run: each run takes time
+of its own, for which a stage has few layers."""
+
 _UNEVEN: Final = ("budget", "sqrt")
 """Kinds of checkpointing that do with a layer what hangs on how many there are."""
 
@@ -44,15 +48,19 @@ def depths(job: Job, plan: Plan) -> tuple[int, int] | None:
 def depths_to_continue(job: Job, plan: Plan) -> tuple[int, int, int] | None:
     """Numbers of layers for three runs from which all follow; None where the whole is as well.
 
-    Layers that are neither divided nor adapted take hardly longer than to ask for their memory again; of a pipeline's
-    stages each has too few.
+    Layers that are neither divided nor adapted take hardly longer than to ask for their memory again, except in a
+    pipeline, which takes many micro-batches through them.
     """
-    found = _first_and_period(job, plan) if plan.pp == 1 else None
-    slow = plan.shard in SHARDING or job.method != "full" or max(plan.tp, plan.cp, plan.ep) > 1
+    found = _first_and_period(job, plan)
+    slow = plan.shard in SHARDING or job.method != "full" or max(plan.tp, plan.pp, plan.cp, plan.ep) > 1
     if found is None or not slow or not is_repetitive(job, plan):
         return None
     small, period = found
-    return (small, small + period, small + 2 * period) if 3 * (small + period) <= layers_of(job) else None
+    least = 3 * (small + period)
+    if plan.pp > 1:  # a stage's first and last layer are not like those between
+        small = small + period
+        least = _WORTH_OF_STAGES * 3 * (small + period)
+    return (small, small + period, small + 2 * period) if least <= layers_of(job) else None
 
 
 def layers_of(job: Job) -> int:

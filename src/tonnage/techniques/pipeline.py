@@ -109,4 +109,6 @@ def _own_stage(step: Step, module: nn.Module) -> Any:
     return cut(module, index=step.part * step.plan.pp + place, count=stages(step.plan))
 
 
-PIPELINE: Final = Technique(option="pp", values=("N",), accepts=accepts, apply=apply)
+PIPELINE: Final = Technique(
+    option="pp", values=("N",), accepts=accepts, apply=apply, libraries=("torch.distributed.pipelining",)
+)
