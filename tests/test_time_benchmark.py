@@ -5,7 +5,7 @@ from statistics import median
 from types import SimpleNamespace
 
 import pytest
-from benchmarks.time import regret
+from benchmarks.time import blind, regret
 from benchmarks.time.alternatives import Prospect
 from benchmarks.time.calibration import CALIBRATIONS, known, toml
 from benchmarks.time.fit import errors, fit, predicted, summary
@@ -178,3 +178,26 @@ def test_what_tables_do_not_say_and_have_wrong_is_the_recipes():
 def test_a_layout_of_another_batch_is_left_out():
     assert issubclass(Left, Exception)
     assert any("another global batch" in reason for reason in load()[1]["vinjn/nanotron-ultrascale-playbook"])
+
+
+def test_each_blind_row_keeps_its_first_answer_and_no_code_is_calibrated_on_one():
+    rows = blind.load()
+    assert len(rows) > 400
+    assert all(row.raw["first"] > 0 and row.seconds > 0 for row in rows)
+    calibrating = {row.raw["source_repo"] for row in load()[0]}
+    assert not calibrating & {row.raw["source_repo"] for row in rows}
+    answers = [abs(now) for _, _, now in blind.answers(rows[::7])]
+    assert median(answers) < 0.15
+
+
+def test_first_answers_are_written_once(tmp_path):
+    (tmp_path / "torchtune.jsonl").write_text(
+        '{"all": {"source_repo": "pytorch/torchtune", "micro_batch": 2, "seq_len": 2048, "method": "full"}}\n'
+        '{"model": "llama-3.1-8b", "gpu": "rtx-4090", "tokens_per_second": 1650}\n'
+    )
+    blind.remember(tmp_path)
+    (row,) = blind.load(tmp_path)
+    assert row.raw["first"] == pytest.approx(predicted(row, known("eager")), rel=1e-3)
+    before = (tmp_path / "torchtune.jsonl").read_text()
+    blind.remember(tmp_path)
+    assert (tmp_path / "torchtune.jsonl").read_text() == before

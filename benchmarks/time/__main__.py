@@ -4,6 +4,7 @@
     python -m benchmarks.time --calibrate     print the tables of catalog/times.toml
     python -m benchmarks.time --regret        how much of the best measured throughput our picks reach
     python -m benchmarks.time --kept          errors with the catalog as it is, nothing calibrated
+    python -m benchmarks.time --blind         only the sources that no constant rests on: first answers and today's
 
 `--rows FILE` reads other rows than measurements/published/throughput (JSON lines, also compressed, with the fields of
 those files); with `--kept` and `--regret --kept` a file of rows never seen is judged with what is in the catalog.
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from benchmarks.time import regret
+from benchmarks.time import blind, regret
 from benchmarks.time.calibration import CALIBRATIONS, calibrated, known, leaving_out, toml, with_interval
 from benchmarks.time.fit import errors, summary
 from benchmarks.time.rows import PUBLISHED, Row, load, own, own_stacks
@@ -39,8 +40,12 @@ def main() -> int:
     parser.add_argument("--calibrate", action="store_true", help="print the software tables of times.toml")
     parser.add_argument("--regret", action="store_true", help="the picks on the ultrascale grid")
     parser.add_argument("--kinds", action="store_true", help="with --regret: alternatives as plans have")
+    parser.add_argument("--blind", action="store_true", help="only sources that nothing was calibrated on")
     parser.add_argument("--kept", action="store_true", help="calibrate nothing: take the catalog's constants")
     options = parser.parse_args()
+    if options.blind:
+        _blind()
+        return 0
     rows, left = load(options.rows)
     if options.rows == PUBLISHED:
         ours, ours_left = own()
@@ -55,6 +60,7 @@ def main() -> int:
         _regret(grid, _other_sizes(grid) if options.rows != PUBLISHED else [], options.kept, options.kinds)
     else:
         _report(rows, options.kept)
+        _blind()
         _other_kinds()
         _left_out(left)
     return 0
@@ -121,6 +127,20 @@ def _groups(pairs: Iterable[tuple[Row, float]]) -> dict[str, list[tuple[Row, flo
     for row, error in pairs:
         found[_group(row)].append((row, error))
     return dict(found)
+
+
+def _blind() -> None:
+    """Sources that nothing was calibrated on."""
+    print("\n| source | rows | first answer: median % | p90 % | bias % | today: median % | p90 % | bias % |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row, first, today in blind.answers(blind.load()):
+        found[row.source].append((first, today))
+    everything = [pair for pairs in found.values() for pair in pairs]
+    for source, pairs in (*found.items(), ("all", everything)):
+        both = [summary(one) for one in zip(*pairs, strict=True)]
+        cells = [f"{100 * one['median']:.1f} | {100 * one['p90']:.1f} | {100 * one['bias']:+.1f}" for one in both]
+        print(f"| {source} | {len(pairs)} | {' | '.join(cells)} |")
 
 
 def _other_kinds() -> None:

@@ -22,7 +22,6 @@ WITHIN = {
     **dict.fromkeys(
         (
             "data_overlap",
-            "gather_overlap",
             "tensor_exposed",
             "sends_exposed",
             "expert_overlap",

@@ -170,7 +170,7 @@ def _foundry(raw: Raw) -> Row:
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], grad_accum=raw["grad_accum"],
         axes=Axes(dp_shard=raw["n_gpus"]), dtype="bf16", weight_bytes=4, gradient_bytes=2 if pure else 4,
         autocast=False, checkpointing="full" if raw["activation_checkpointing"] == "full" else "none",
-        attention="flash", optimizer="adamw", clipped=True, shard="zero3",
+        attention="flash", loss="fused", optimizer="adamw", clipped=True, shard="zero3",
     )  # fmt: skip
     name = raw["gpu"].lower()
     card = "h100-80gb" if "h100" in name else "a100-40gb" if "40" in name else "a100-80gb"

@@ -98,6 +98,8 @@ class Device:
     """Peak memory bandwidth by the datasheet."""
     peak_flops: Peaks = field(default_factory=Peaks)
     """Peak operations per second by dtype."""
+    watts: float | None = None
+    """Board power; None: not known, or not what bounds its tensor cores."""
     pcie_generation: int | None = None
     """Generation of the 16-lane PCI Express connection."""
     pcie_bytes_per_second: float | None = None

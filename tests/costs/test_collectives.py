@@ -11,7 +11,7 @@ from tonnage.errors import CannotEstimate
 
 FABRIC = Fabric(
     near_bytes_per_second=100e9, far_bytes_per_second=10e9, half_bytes=0.0, call_seconds=1e-5, hop_seconds=1e-6,
-    far_hop_seconds=1e-5,
+    far_hop_seconds=1e-5, near_hidden=0.5,
 )  # fmt: skip
 
 
@@ -43,3 +43,14 @@ def test_more_bytes_never_take_less(ranks, some, more):
     group = Group(ranks, min(ranks, 8))
     low, high = sorted((some, more))
     assert FABRIC.gather(group, low) <= FABRIC.gather(group, high)
+
+
+def test_an_exchange_slows_down_what_is_computed_beside_it():
+    # 8 ranks: 0.06 of its seconds, and 0.44 of the seconds in which 700 MB pass a link
+    near = FABRIC.gather(Group(8, 8), 800e6)
+    assert FABRIC.slowing(Group(8, 8), 800e6) == pytest.approx(0.06 * near + 0.44 * 7e-3)
+    # over a slow network as many bytes take of the memory what they take within a machine, however long they last
+    far = FABRIC.gather(Group(8, 1), 800e6)
+    assert FABRIC.slowing(Group(8, 1), 800e6) == pytest.approx(0.06 * far + 0.44 * 7e-3)
+    assert FABRIC.slowing(Group(8, 1), 800e6) / far < 0.12
+    assert FABRIC.slowing(Group(1, 1), 800e6) == 0.0

@@ -223,3 +223,29 @@ def test_without_a_compiler_narrow_products_cost_more_in_casts_than_they_save():
         for ops in (wide, narrow)
     ]
     assert seconds[1] > seconds[0]
+
+
+def test_a_boards_power_holds_its_tensor_cores_back():
+    # an L4 has 72 W for 121 TFLOP/s, an RTX 4090 450 W for 165
+    product = operations.Product("up", 8192, 8192, 8192).operation("bf16")
+    parts = {}
+    for name in ("l4", "rtx-4090"):
+        device = find_device(name)
+        took = rates.seconds([product], device, rates.card(device), backend="flash", seq_len=1).compute
+        parts[name] = product.flops / took / device.peak_flops.bf16
+    assert parts["l4"] == pytest.approx(0.49, abs=0.01)
+    assert parts["rtx-4090"] == pytest.approx(0.93, abs=0.01)
+
+
+def test_heads_that_do_not_begin_at_16_bytes_are_multiplied_outside_tensor_cores():
+    device = find_device("a100-80gb")
+
+    def scores(head_dim):
+        wide = replace(LLAMA, head_dim=head_dim, value_dim=head_dim)
+        forward = operations.layer(wide, Slice(tokens=2048, seq_len=2048, fused=True, backend="eager")).forward
+        product = next(op for op in forward if op.name == "attention")
+        took = rates.seconds([product], device, rates.card(device), backend="eager", seq_len=2048).compute
+        return product.flops / took
+
+    assert scores(104) > 200e12  # 208 bytes
+    assert scores(108) == pytest.approx(19.5e12 / 2, rel=0.01)  # 216 bytes

@@ -304,3 +304,16 @@ def test_shared_keys_are_too_much_for_the_efficient_attention():
         timing(own, work, ONE, EAGER).step_seconds
         < timing(own, replace(work, attention="math"), ONE, EAGER).step_seconds
     )
+
+
+def test_gathering_weights_hides_behind_computation_but_slows_it_down():
+    alone = timing(LLAMA, replace(PLAIN, micro_batch=4), ONE, EAGER).communication_seconds
+    sharded = replace(PLAIN, micro_batch=4, axes=Axes(dp_shard=8), shard="zero3")
+    near = timing(LLAMA, sharded, EIGHT, EAGER)
+    assert alone == 0
+    gathered = 3 * LLAMA.layers * LLAMA.dense_layer_parameters * 2 * 7 / 8
+    link = 450e9 * 0.8 * EAGER.near_part
+    assert near.communication_seconds < 0.8 * gathered / link  # half of it, and the ends
+    # what nothing is computed beside takes all its time
+    few = timing(LLAMA, replace(sharded, micro_batch=1, seq_len=128), EIGHT, EAGER)
+    assert few.communication_seconds + few.host_seconds > near.communication_seconds

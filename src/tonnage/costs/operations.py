@@ -44,6 +44,8 @@ class Operation:
     """Kernels that the host launches for it."""
     aligned: bool = True
     """Of matmul: whether rows begin at multiples of 16 bytes, without which tensor cores are fed far more slowly."""
+    batched: bool = False
+    """Of matmul: whether it is one of each head, whose matrices begin where a head does."""
     products: int = 1
     """Of matmul and attention: products one after the other, each of which fills and drains the card."""
     grouped: bool = False
@@ -136,8 +138,8 @@ class Product:
             count * moved,
             count,
             aligned,
-            count,
-            self.of_experts,
+            products=count,
+            grouped=self.of_experts,
         )
 
 
@@ -286,8 +288,9 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     wide = part.backend == "math" and dtype != "tf32"  # torch's own formula is computed in fp32
     ahead, behind = (25, 37) if wide or part.residual_bytes == 4 else (15, 21)
     products = "fp32" if wide else dtype
-    forward = Operation("attention", "matmul", products, flops, kept, 2, products=2)
-    backward = Operation("attention backward", "matmul", products, 2 * flops, 2 * kept, 4, products=4)
+    aligned = shape.head_dim * e % 16 == 0 and shape.value_dim * e % 16 == 0
+    forward = Operation("attention", "matmul", products, flops, kept, 2, aligned, True, 2)
+    backward = Operation("attention backward", "matmul", products, 2 * flops, 2 * kept, 4, aligned, True, 4)
     if part.fused:
         return [forward, *_fused_scores(shape, scores)], [backward, *_fused_scores(shape, scores, backward=True)]
     return (

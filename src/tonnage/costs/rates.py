@@ -15,6 +15,10 @@ _UNALIGNED: Final = 0.15
 """What products reach of that whose rows do not begin at multiples of 16 bytes: the head of GPT-2, with its 50,257
 words, in the steps of gpt2-medium on an H200."""
 
+_UNALIGNED_HEADS: Final = 0.5
+"""Part of the fp32 peak that products of each head reach whose matrices do not begin at multiples of 16 bytes: 0.37
+and 0.69 of an A100's with heads 450 and 150 wide (BigScience's rows of 14,400)."""
+
 _FP32_ATTENTION: Final = 0.4
 """Part of the fp32 peak that attention reaches outside tensor cores, forward and backward."""
 
@@ -29,6 +33,8 @@ class Card:
     """Part of the tensor cores' peak in large products."""
     fp32: float
     """Part of the peak outside tensor cores."""
+    flops_per_joule: float | None = None
+    """Operations of 16 bits on tensor cores that the board's power lets pass; None: not what bounds them."""
     fp8: float = 0.6
     """Part of the fp8 peak; of cards without, not used."""
     fp4: float = 0.4
@@ -47,6 +53,8 @@ class Card:
     """Part of NVLink's bandwidth in large collectives."""
     link_half_bytes: float
     """Size of a collective that reaches half of that."""
+    link_hidden: float
+    """Part of a collective within a machine that computation beside it hides: the rest it is slowed down by."""
     known: bool = True
     """Whether a card of this capability was measured."""
     rows: str
@@ -139,15 +147,17 @@ def seconds(operations: Iterable[Operation], device: Device, reached: Card, *, b
     """
     compute = attention = memory = experts = kernels = looped = 0.0
     rate = bandwidth(device) * reached.memory
+    tensor_cores = _tensor_cores(device, reached)
     for op in operations:
         passing = op.bytes / rate
         kernels += op.kernels
         looped += op.kernels if op.grouped else 0
         if op.family == "matmul":
-            part = {"fp32": reached.fp32, "fp8": reached.fp8, "fp4": reached.fp4}.get(op.dtype, reached.matmul)
+            part = {"fp32": reached.fp32, "fp8": reached.fp8, "fp4": reached.fp4}.get(op.dtype, tensor_cores)
+            peak = peak_flops(device, op.dtype) * part
             if not op.aligned and op.dtype != "fp32":
-                part *= _UNALIGNED
-            working = op.flops / (peak_flops(device, op.dtype) * part)
+                peak = peak_flops(device, "fp32") * _UNALIGNED_HEADS if op.batched else peak * _UNALIGNED
+            working = op.flops / peak
             if op.grouped:
                 experts += max(working, passing) + op.products * reached.fill_seconds
             elif working >= passing:
@@ -161,6 +171,13 @@ def seconds(operations: Iterable[Operation], device: Device, reached: Card, *, b
                 passing = max(passing, op.flops / peak_flops(device, "fp32"))
             memory += passing + op.kernels * reached.pass_seconds
     return Seconds(compute, attention, memory, experts, kernels, looped)
+
+
+def _tensor_cores(device: Device, reached: Card) -> float:
+    """Part of their peak that tensor cores reach, and the board's power allows."""
+    if reached.flops_per_joule is None or device.watts is None:
+        return reached.matmul
+    return min(reached.matmul, reached.flops_per_joule * device.watts / (device.peak_flops.fp16 or float("inf")))
 
 
 def _attention_seconds(op: Operation, device: Device, reached: Card, backend: str, seq_len: int) -> float:

@@ -60,6 +60,10 @@ class Software:
     """Part of the links' bandwidth within a machine that it reaches, relative to what the card's table says."""
     far_part: float = 0.8
     """Part of the network's bandwidth that it reaches."""
+    data_hop_seconds: float = 2e-6
+    """Of each hop within a machine of a ring of data-parallel ranks."""
+    data_far_hop_seconds: float = 5e-6
+    """Of each such hop between machines."""
     data_overlap: float = 0.5
     """Part of the backward pass behind which averaging gradients hides."""
     bucket_bytes: float = 25e6
@@ -68,8 +72,6 @@ class Software:
     """Latency of one such exchange for each doubling of the machines."""
     update_seconds: float = 0.0
     """Of each layer for each doubling of the machines, where updated weights are gathered one by one (zero1)."""
-    gather_overlap: float = 0.9
-    """Part of a layer's computation behind which gathering sharded weights hides."""
     sends_exposed: float = 1.0
     """Part of a pipeline's sends that computation does not hide."""
     crowded_ranks: int = 0

@@ -447,9 +447,10 @@ def _data_fabric(cluster: Cluster, reached: Card, software: Software) -> Fabric:
         else 1.0,
         far_bytes_per_second=None if network is None else network * software.far_part,
         half_bytes=reached.link_half_bytes if cluster.device.nvlink_bytes_per_second else 1e6,
+        near_hidden=reached.link_hidden,
         call_seconds=20e-6,
-        hop_seconds=2e-6,
-        far_hop_seconds=5e-6,
+        hop_seconds=software.data_hop_seconds,
+        far_hop_seconds=software.data_far_hop_seconds,
     )
 
 
@@ -542,18 +543,20 @@ def _gathers(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, softwar
     )
     weights = operations.layer_weights(shape, part)
     gathered = ELEMENT_BYTES[kept_dtype(work.dtype)]
-    forward = fabric.gather(group, weights * gathered)
-    backward = (forward if work.gathers_again or work.checkpointing != "none" else 0.0) + (
-        0.0 if work.lora_rank else fabric.gather(group, weights * work.gradient_bytes)
-    )
+    ahead = [weights * gathered]
+    behind = [] if work.lora_rank else [weights * work.gradient_bytes]
+    if work.gathers_again or work.checkpointing != "none":
+        behind.append(weights * gathered)
     working = each.seconds(software)
+
+    def exposed(moved: list[float], hiding: float) -> float:
+        lasting = sum(fabric.gather(group, one) for one in moved)
+        return max(lasting - hiding, sum(fabric.slowing(group, one) for one in moved))
+
     layers = shape.layers / work.axes.pp
-    hidden = schedule.exposed(forward, working / 3, software.gather_overlap) + schedule.exposed(
-        backward, working * 2 / 3, software.gather_overlap
-    )
     ends = shape.embedding_parameters * (1 if shape.tied else 2) / work.axes.tp
     first = fabric.gather(group, ends * gathered) + fabric.gather(group, ends * work.gradient_bytes) / 2
-    return layers * hidden + first
+    return layers * (exposed(ahead, working / 3) + exposed(behind, working * 2 / 3)) + first
 
 
 def _averaging(
