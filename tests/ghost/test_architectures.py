@@ -58,6 +58,12 @@ def test_nothing_about_sizes_is_assumed(worker: Worker, name: str) -> None:
     assert len(pictures) == (name in SEEING or name == "gemma3")
 
 
+def test_layers_that_run_again_in_backward_meet_the_same_sizes(worker: Worker) -> None:
+    """Qwen 2.5's images are cut into windows in each layer; the engine's threads know their lengths too."""
+    trace = worker.run(tiny_job("qwen2_5_vl"), Plan(checkpointing="full"), parse_cluster("h100-80gb"), steps=1)
+    assert any(mark.phase == "recompute" for mark in trace.marks)
+
+
 @pytest.mark.parametrize("name", COUNTING)
 def test_what_is_counted_on_the_card_is_read_as_of_real_data(worker: Worker, name: str) -> None:
     job = Job(model=ModelRef(name=name, kind="config", config=COUNTING[name]), seq_len=24, micro_batch=2)

@@ -526,3 +526,9 @@ def test_a_detector_samples_a_quarter_of_objects_and_finds_one_class_for_each_bo
     assert said["masks"] == [2 * 128, 2 * 40], "of objects alone; later of what is kept"
     assert said["found"] == [40, 40]
     assert any("samplers find as many objects as they take" in line for line in estimate.coverage.assumed)
+
+
+def test_a_loss_in_chunks_has_as_many_as_there_are_labels_for(dry_run: Any, tmp_path: Path) -> None:
+    answer = dry_run("chunks.py", str(tmp_path))
+    consistent(answer)
+    assert answer.said == ({"chunks": 3},), "700 of 1,000 labels, 256 at a time"

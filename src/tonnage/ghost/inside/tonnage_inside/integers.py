@@ -33,6 +33,7 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
     """
     torch = policy.torch
     host = torch.device("cpu")
+    fake = torch._subclasses.FakeTensor  # of a compiler, also of a backward that is compiled when it is first run
     inside_transform = torch._C._functorch.peek_interpreter_stack
 
     def on_host(value: Any) -> Any:
@@ -52,7 +53,7 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
         return value
 
     def small(value: Any) -> bool:
-        if not isinstance(value, torch.Tensor) or not value.is_cuda:
+        if not isinstance(value, torch.Tensor) or not value.is_cuda or isinstance(value, fake):
             return False
         return (numbers or not value.dtype.is_floating_point) and value.nbytes <= KNOWN_BYTES
 

@@ -115,6 +115,7 @@ class Policy:
         after_import("transformers.generation.utils", functools.partial(generation.patch, self))
         after_import("transformers.modeling_utils", functools.partial(pretrained.patch, self))
         after_import("transformers.modeling_utils", self._patch_multimodal)
+        after_import("trl.trainer.sft_trainer", self._patch_counted_chunks)
         after_import("torchvision.models.detection._utils", functools.partial(detection.patch_sampler, self))
         after_import("torchvision.models.detection.rpn", functools.partial(detection.patch_proposals, self))
         after_import("torchvision.models.detection.roi_heads", functools.partial(detection.patch_heads, self))
@@ -437,6 +438,21 @@ class Policy:
 
         kind.forward = forward
 
+    def _patch_counted_chunks(self, module: ModuleType) -> None:
+        """TRL 1.9 to 1.14 divide labels into chunks by a quotient that is computed on the card."""
+        name = "_chunked_cross_entropy_loss"
+        original = getattr(module, name, None)
+        if original is None:
+            return
+        numbers = known_integers(self, numbers=True)
+
+        @functools.wraps(original)
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            with numbers():
+                return original(*args, **kwargs)
+
+        setattr(module, name, loss)
+
     def _patch_switch(self, module: ModuleType) -> None:
         """Switch Transformers ask expert by expert which tokens are theirs: in turn, as of topk's choices."""
         torch, kind = self.torch, module.SwitchTransformersExperts  # type: ignore[attr-defined]
@@ -715,7 +731,25 @@ class Policy:
     def follow_integers(self, *, numbers: bool = False) -> None:
         """From here on, in this thread, what is computed from known integers is known; or of all small `numbers`."""
         if self.torch._C._len_torch_function_stack() == 0:
-            known_integers(self, numbers=numbers)().__enter__()
+            mode = known_integers(self, numbers=numbers)()
+            self._take_over_in_backward(mode)
+            mode.__enter__()
+
+    def _take_over_in_backward(self, mode: Any) -> None:
+        """Layers that were checkpointed run again in the engine's threads, which take over the caller's modes.
+
+        A mode is put aside while it is asked, as it is about `backward`: the engine is then called without it.
+        """
+        autograd = self.torch.autograd
+        original = autograd._engine_run_backward
+
+        @functools.wraps(original)
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            aside = self.torch._C._len_torch_function_stack() == 0
+            with mode if aside else contextlib.nullcontext():
+                return original(*args, **kwargs)
+
+        autograd._engine_run_backward = run_backward
 
     def _patch_multimodal(self, module: ModuleType) -> None:
         """Sizes of images, audio and video are integers on the card: what is computed from known ones is known.
