@@ -73,6 +73,18 @@ def estimate(
     return _from_the_shelf(run) if all(kept for _, kept in found) else run
 
 
+def trace(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, worker: Any) -> Trace:
+    """The Trace alone of one rank's steps on a warm worker: for those who compare and show nothing.
+
+    Raises UsageError and CannotEstimate as `estimate` does.
+    """
+    job = job.on_ranks(axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel)
+    check(job, plan, cluster)
+    with ExitStack() as stack:
+        asked = _Asked(job, plan, cluster, steps, 0, False, None, worker, "ghost", False, lambda text: None, stack)
+        return asked.trace(rank)[0]
+
+
 @dataclass
 class _Asked:
     """What is asked of every rank, and the worker that answers, started when the first has to be run."""

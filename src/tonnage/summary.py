@@ -80,12 +80,7 @@ def _of_rank(
     walked = timeline(trace)
     stretches = list(_stretches(walked))
     steps = _steps(stretches)
-    outside = overheads(
-        cluster.device,
-        _communicators(trace),
-        gpus_per_node=cluster.gpus_per_node,
-        send_recv_peers=_peers(trace, cluster.gpus_per_node),
-    )
+    outside = outside_allocator(trace, cluster)
     oom = _out_of_memory(trace)
     return Estimate(
         source=trace.source,
@@ -116,6 +111,16 @@ def _of_rank(
         curve=_curve(walked),
         steps=steps,
         notes=(*notes, *_notes(trace, walked), *_lengths(job, steps)),
+    )
+
+
+def outside_allocator(trace: Trace, cluster: Cluster) -> Overhead:
+    """What a rank's process holds beside torch's allocator: context, loaded kernels, NCCL."""
+    return overheads(
+        cluster.device,
+        _communicators(trace),
+        gpus_per_node=cluster.gpus_per_node,
+        send_recv_peers=_peers(trace, cluster.gpus_per_node),
     )
 
 

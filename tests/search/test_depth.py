@@ -9,7 +9,7 @@ from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
 from tonnage.layers.few import depths, roomy, with_layers
 from tonnage.plans import Plan
-from tonnage.predict import estimate
+from tonnage.predict import estimate, trace
 from tonnage.search.depth import extrapolated, seen
 from tonnage.search.memory import MICRO_BATCHES
 
@@ -39,7 +39,7 @@ def job(**options):
 def test_few_layers_say_what_many_need(worker, gpu, plan):
     cluster = roomy(parse_cluster(gpu))
     looks = [
-        seen(estimate(with_layers(job(), layers), plan, cluster, worker=worker, rank=0, steps=1))
+        seen(trace(with_layers(job(), layers), plan, cluster, worker=worker, rank=0, steps=1), cluster)
         for layers in depths(job(), plan)
     ]
     need = extrapolated(*looks, depths(job(), plan), LAYERS)
@@ -66,7 +66,7 @@ def test_few_layers_say_what_many_need(worker, gpu, plan):
 def test_the_first_step_says_what_all_need(worker, gpu, plan, grad_accum):
     cluster = roomy(parse_cluster(gpu))
     asked = with_layers(tiny_job("llama", grad_accum=grad_accum), 4)
-    first = seen(estimate(asked, plan, cluster, worker=worker, rank=0, steps=1))
+    first = seen(trace(asked, plan, cluster, worker=worker, rank=0, steps=1), cluster)
     three = estimate(asked, plan, cluster, worker=worker, rank=0, steps=3).estimate
     assert max(first.allocated_bytes.values()) == three.peak.allocated_bytes
     held = {name: bytes for name, bytes in three.peak.by_category.items() if bytes and name != "cached"}

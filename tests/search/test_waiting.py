@@ -10,7 +10,7 @@ from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
 from tonnage.layers.few import with_layers
 from tonnage.plans import Plan
-from tonnage.predict import estimate
+from tonnage.predict import estimate, trace
 from tonnage.search.depth import seen
 from tonnage.search.memory import Ghosts, micro_batches_run
 from tonnage.search.waiting import estimated, looked, waiting_bytes
@@ -52,8 +52,8 @@ def test_few_micro_batches_say_what_a_step_of_many_needs(worker, name):
         assert more > 8 * at_once // 4
         assert sum(said.peak.by_category.values()) == said.peak.process_bytes
         assert f"{STEP - few.grad_accum} more micro-batches" in said.coverage.modelled[-1]
-    first = estimate(few, plan, cluster, worker=worker, rank=0, steps=1)
-    look = looked(seen(first), (STEP - few.grad_accum) * waiting_bytes(one, cluster))
+    first = trace(few, plan, cluster, worker=worker, rank=0, steps=1)
+    look = looked(seen(first, cluster), (STEP - few.grad_accum) * waiting_bytes(one, cluster))
     whole = estimate(one.job, plan, cluster, worker=worker, rank=0, steps=2).estimate.peak
     assert max(look.allocated_bytes.values()) == pytest.approx(whole.allocated_bytes, abs=at_once)
 

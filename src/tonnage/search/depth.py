@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tonnage.estimates import Estimate
+from tonnage.summary import outside_allocator
 from tonnage.timeline import settled
 
 if TYPE_CHECKING:
-    from tonnage.summary import Run
+    from tonnage.device import Cluster
+    from tonnage.trace import Trace
 
 _FIXED: Final = ("communication", "cached", "runtime")
 """Categories that do not grow with depth."""
@@ -39,16 +41,15 @@ class Look:
         return sum(self.by_category.values())
 
 
-def seen(run: Run) -> Look:
-    """What a run of one rank's first step says of all."""
-    [trace] = run.traces
+def seen(trace: Trace, cluster: Cluster) -> Look:
+    """What one rank's first step says of all."""
     walked = settled(trace)
     phases: dict[str, int] = {}
     for mark, (allocated, _) in zip(walked.marks, walked.by_mark, strict=True):
         phases[mark.phase] = max(phases.get(mark.phase, 0), allocated)
     cached = max(walked.peak_reserved_bytes - walked.peak_allocated_bytes, 0)
-    runtime = run.estimate.peak.by_category["runtime"]
-    return Look(allocated_bytes=phases, by_category={**walked.by_category(), "cached": cached, "runtime": runtime})
+    outside = {"cached": cached, "runtime": outside_allocator(trace, cluster).bytes}
+    return Look(allocated_bytes=phases, by_category={**walked.by_category(), **outside})
 
 
 @dataclass(frozen=True, kw_only=True)

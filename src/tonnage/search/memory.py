@@ -178,20 +178,21 @@ class _Run:
         """The answer, with what the rank holds for the micro-batches that are not run."""
         asked, plan = self.candidate.job, self.candidate.plan
         job = replace(asked, grad_accum=micro_batches_run(self.candidate))
+        each = waiting.waiting_bytes(self.candidate, self.cluster, self.rank)
+        more = (asked.grad_accum - job.grad_accum) * each
+        if self.looks:
+            trace = predict.trace(job, plan, self.cluster, rank=self.rank, steps=self.steps, worker=worker)
+            return waiting.looked(seen(trace, self.cluster), more)
         found = predict.estimate(
             job,
             plan,
             self.cluster,
             steps=self.steps,
             repeated=self.repeated,
-            few_layers=not self.looks,
+            few_layers=True,
             rank=self.rank,
             worker=worker,
         )
-        each = waiting.waiting_bytes(self.candidate, self.cluster, self.rank)
-        more = (asked.grad_accum - job.grad_accum) * each
-        if self.looks:
-            return waiting.looked(seen(found), more)
         return _said_of(waiting.estimated(found.estimate, more, asked, self.cluster), asked, job)
 
 
