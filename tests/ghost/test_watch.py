@@ -209,7 +209,8 @@ reward = torch.nn.Bilinear(64, 64, 64).cuda()
 judge = torch.nn.Linear(64, 8192).cuda()  # the largest, and first called when training has begun
 student(torch.randn(8, 64, device="cuda"))  # before it is said that it is trained
 student.requires_grad_(True)
-optimizer = torch.optim.SGD(student.parameters())
+norm = torch.nn.LayerNorm(64).cuda()
+optimizer = torch.optim.SGD([*student.parameters(), *norm.parameters()])
 for step in range(2):
     x = torch.randn(8, 64, device="cuda")
     with torch.no_grad():
@@ -217,14 +218,15 @@ for step in range(2):
         reward(x, expected)
         if step:
             judge(x)
-    (student(x) - expected).square().mean().backward()
+    (norm(student(x)) - expected).square().mean().backward()
     optimizer.step()
 """
 
 
-def test_of_several_networks_the_one_that_is_trained_is_reported(tmp_path: Path) -> None:
+def test_of_several_networks_those_that_are_trained_are_reported(tmp_path: Path) -> None:
     script = tmp_path / "teacher.py"
     script.write_text(TEACHER)
     [trace] = dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=2).traces
-    assert trace.model == {"class": "Linear", "parameters": 64 * 65, "trainable_parameters": 64 * 65}
+    trained = 64 * 65 + 2 * 64
+    assert trace.model == {"class": "Linear + LayerNorm", "parameters": trained, "trainable_parameters": trained}
     assert marks_of(trace, 64 * 64 * 64 * 4) == [(0, "load", "")], "the reward's weights"

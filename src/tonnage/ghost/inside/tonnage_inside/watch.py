@@ -302,7 +302,7 @@ class Watch:
                     self.claim(parameter.grad, "gradient")
 
     def _find_trained(self, optimizer: Any) -> None:
-        """Of several networks (a reference, a teacher, a reward) the one that is trained is reported."""
+        """Of several networks (a reference, a teacher, a reward) those that are trained are reported: often one."""
         updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         owned = {
             root: sum(elements(parameter) for parameter in root.parameters() if id(parameter) in updated)
@@ -310,8 +310,15 @@ class Watch:
         }
         if any(owned.values()):
             self._trained_found = True
-            best = max(reversed(owned), key=lambda root: (owned[root], self._roots[root]["parameters"]))
-            self.model = counted(best)  # it may have been called before what is trained was chosen
+            best = sorted(owned, key=lambda root: (-owned[root], -self._roots[root]["parameters"]))
+            met: set[int] = set()
+            found = []
+            for root in best:
+                own = {id(parameter) for parameter in root.parameters()} & updated
+                if own and not own & met:  # else a wrapper, or a part that was also called by itself
+                    met |= own
+                    found.append(counted(root))  # it may have been called before what is trained was chosen
+            self.model = together(found)
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         inside = "optimizer" if self._whole_step else "backward" if self._backward_depth else "other"
@@ -448,6 +455,12 @@ def counted(root: Any) -> dict[str, Any]:
         "parameters": sum(elements(parameter) for parameter in parameters) + others,
         "trainable_parameters": sum(elements(p) for p in parameters if p.requires_grad) + trainable_of_others,
     }
+
+
+def together(networks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Networks that one optimizer trains (an actor and a critic) as one: `Actor + Critic`."""
+    sums = {name: sum(network[name] for network in networks) for name in ("parameters", "trainable_parameters")}
+    return {"class": " + ".join(dict.fromkeys(network["class"] for network in networks)), **sums}
 
 
 def elements(parameter: Any) -> int:
