@@ -100,8 +100,9 @@ class Job:
                 return replace(self, global_batch_tokens=None, grad_accum=tokens // at_once)
         below = self.global_batch_tokens // at_once
         nearest = " or ".join(f"{steps * at_once:,}" for steps in (below, below + 1) if steps)
+        many = f"{ranks} rank{'s' if ranks > 1 else ''}"
         raise UsageError(
-            f"A global batch of {self.global_batch_tokens:,} tokens is no multiple of {at_once:,} ({ranks} ranks x "
+            f"A global batch of {self.global_batch_tokens:,} tokens is no multiple of {at_once:,} ({many} x "
             f"{self.micro_batch} x {self.seq_len:,} tokens); possible: {nearest}."
         )
 

@@ -269,6 +269,14 @@ def test_megatrons_overrides_are_in_the_command() -> None:
     assert "train.global_batch_size=4" in made.command
     [overrides] = made.files
     assert "ddp.use_distributed_optimizer=true\n" in overrides.text
+    assert "train.micro_batch_size=1\n" in overrides.text
+
+
+def test_what_is_said_in_the_place_of_others_has_words() -> None:
+    """axolotl has none for fp16-mixed, nor, in full fine-tuning, for the bf16-mixed that stands in its place."""
+    made = exported("axolotl", Plan(precision="fp16-mixed"))
+    [said] = [item for item in made.unexpressed if item.option == "precision"]
+    assert (said.value, said.instead) == ("fp16-mixed", "bf16-true")
 
 
 def test_the_command_line_names_all_targets() -> None:

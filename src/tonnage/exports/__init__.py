@@ -83,7 +83,7 @@ def export(job: Job, plan: Plan, cluster: Cluster, model: str, to: Target) -> Ex
         launching.check_script(job, to.name)
     launching.check_cluster(cluster, to.name)
     besides = to.besides(job, plan)
-    missing = tuple(_unexpressed(job, plan, to, besides))
+    missing = _settled(tuple(_unexpressed(job, plan, to, besides)), job, plan, to)
     wish = Wish(
         job=replace(job, **{item.name: new for item, new in missing if hasattr(job, item.name)}).on_ranks(
             launching.data_parallel(plan, cluster)
@@ -130,6 +130,16 @@ def _unexpressed(job: Job, plan: Plan, to: Target, besides: Any) -> Any:
         yield next(item for item, _ in both if item.name == option), new
 
 
+def _settled(missing: Any, job: Job, plan: Plan, to: Target) -> Any:
+    """What is said in the place of others may have no words either: axolotl's bf16-mixed, in that of fp16-mixed."""
+    changed: dict[str, Any] = {item.name: new for item, new in missing}
+    again = to.besides(
+        replace(job, **{name: new for name, new in changed.items() if hasattr(job, name)}),
+        replace(plan, **{name: new for name, new in changed.items() if hasattr(plan, name)}),
+    )
+    return tuple((item, again[item.name][1] if item.name in again else new) for item, new in missing)
+
+
 def _in_its_place(to: Target, item: Any) -> Any:
     known = to.expresses.get(item.name)
     if known is None:
@@ -150,11 +160,11 @@ def _said(to: Target, option: str, value: Any, new: Any, besides: Any) -> Unexpr
 
 
 def _shown(value: Any) -> str:
-    return (
-        ",".join(value)
-        if isinstance(value, tuple)
-        else {True: "on", False: "off", None: "none"}.get(value, str(value))
-    )
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)
 
 
 def _estimated_elsewhere(plan: Plan, to: Target) -> tuple[str, ...]:

@@ -70,7 +70,9 @@ def write(wish: Wish) -> Written:
 def _hydra(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
-    return {None: "null", True: "true", False: "false"}[value] if value in (None, True, False) else str(value)
+    if isinstance(value, bool):  # which equals a number
+        return "true" if value else "false"
+    return "null" if value is None else str(value)
 
 
 def settings(wish: Wish) -> dict[str, Any]:

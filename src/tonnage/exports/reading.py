@@ -92,6 +92,8 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, _MOST_BYTES)
         found = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
+    except FileNotFoundError as error:
+        raise UnreadableFile(f"{path} is not there.") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UnreadableFile(f"{path} cannot be read as {_format(path)} ({reason}).") from error
