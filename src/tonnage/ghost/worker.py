@@ -19,7 +19,7 @@ from dataclasses import fields
 from typing import Any, TextIO
 
 import torch
-from tonnage_inside import outcome, repeating, requested, shortcuts, values, written
+from tonnage_inside import decided, outcome, repeating, requested, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
 from tonnage import inputs, occasions
@@ -41,14 +41,21 @@ def serve() -> None:
     os.dup2(2, 1)  # whatever libraries print must not mix with the answers
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
-        child, pipe = _asked(json.loads(line))
+        request = json.loads(line)
+        child, pipe = _asked(request)
         with pipe:
             reply = pipe.readline()
         if reply:
             answers.write(reply)  # before its memory is taken back, which takes a while
         _, status = os.waitpid(child, 0)
+        decided.learn(_decisions(request))
         if not reply:
             answers.write(json.dumps(_died(status)) + "\n")
+
+
+def _decisions(request: dict[str, Any]) -> str:
+    """The file in which a run leaves what it decided, beside its trace."""
+    return f"{request['trace']}.decided"
 
 
 def _asked(request: dict[str, Any]) -> tuple[int, TextIO]:
@@ -102,6 +109,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
     policy = values.Policy(torch, ghost)
     policy.install()
     shortcuts.install()
+    decided.install()
     watch = Watch(torch, ghost)
     watch.start()
     occasions.listen(watch.occasion)
@@ -134,6 +142,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
     watch.began = began
     columns = asked.columns() if asked is not None else None
     written.write(request["trace"], watch, ended, [*policy.assumed(), *inputs.assumed()], "ghost", columns)
+    decided.leave(_decisions(request))
     del kept  # what was built lives until its trace is written
     return {"error": None, "seconds": time.perf_counter() - began}
 

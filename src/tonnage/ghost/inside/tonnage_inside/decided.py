@@ -1,0 +1,139 @@
+"""What DTensor decided in a worker's runs before: how the results of operations are divided.
+
+It follows from the operation, from the shapes, dtypes and placements of what it is given and from how its mesh is
+laid out, whichever rank asks.  Each run is a fork that begins with nothing decided, and torch takes up to two
+milliseconds for each of some 150 kinds of operations.  A run leaves what it decided in a file, which the worker reads
+when the run has ended, so that those after it know.  In what is kept a mesh is its layout, in place of which the mesh
+is put that the operation has which asks.
+"""
+
+import contextlib
+import functools
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .imports import after_import
+
+_known: dict[bytes, bytes] = {}
+"""What was decided, by what was asked."""
+_new: dict[bytes, bytes] = {}
+"""Of it, what this process decided."""
+_meshes: dict[str, Any] = {}
+"""The meshes of the operation that is decided about, by their layouts."""
+_layouts: dict[int, tuple[Any, str]] = {}
+"""The meshes met so far, by their identities, with their layouts."""
+
+
+class _NotKept(Exception):
+    """Something of a question or an answer means nothing to another process."""
+
+
+def install() -> None:
+    """Answer from what was decided before when torch's part that decides is imported."""
+    after_import("torch.distributed.tensor._sharding_prop", _remember)
+
+
+def leave(path: str) -> None:
+    """Write down what this process decided, for `learn`; nothing if that is nothing."""
+    if _new:
+        Path(path).write_bytes(pickle.dumps(_new))
+
+
+def learn(path: str) -> None:
+    """Know what a run has left, and remove it."""
+    with contextlib.suppress(FileNotFoundError):
+        _known.update(pickle.loads(Path(path).read_bytes()))
+        Path(path).unlink()
+
+
+def _remember(module: ModuleType) -> None:
+    original: Callable[[Any, Any], Any] | None
+    original = getattr(module.ShardingPropagator, "propagate_op_sharding_non_cached", None)
+    if original is None:
+        return
+    packed = functools.partial(_packed, _pickler(module))
+
+    @functools.wraps(original)
+    def propagate(propagator: Any, operation: Any) -> Any:
+        _meshes.clear()
+        try:
+            asked = packed(operation, True)
+        except _NotKept:
+            return original(propagator, operation)
+        if asked in _known:
+            return pickle.loads(_known[asked])
+        answer = original(propagator, operation)
+        with contextlib.suppress(_NotKept):
+            _known[asked] = _new[asked] = packed(answer, False)
+        return answer
+
+    module.ShardingPropagator.propagate_op_sharding_non_cached = propagate
+
+
+def _packed(pickler: Any, value: Any, asks: bool) -> bytes:
+    """A question or an answer, equal ones alike.  Raises _NotKept."""
+    file = io.BytesIO()
+    made = pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+    made.fast = True  # whether parts are one object or equal ones makes no difference
+    made.asks = asks
+    made.dump(value)
+    return file.getvalue()
+
+
+def _pickler(module: ModuleType) -> type[pickle.Pickler]:
+    """Of schemas of operations and specifications of tensors."""
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Partial
+
+    class Pickler(pickle.Pickler):
+        asks: bool
+        """Whether meshes may be met for the first time."""
+
+        def reducer_override(self, value: Any) -> Any:
+            if isinstance(value, module.DTensorSpec):
+                return _specification, ({name: each for name, each in vars(value).items() if name != "_hash"},)
+            if isinstance(value, module.OpSchema):
+                return module.OpSchema, (value.op, value.args_schema, value.kwargs_schema, value.schema_info)
+            if isinstance(value, DeviceMesh):
+                return _mesh, (self._layout(value),)
+            if isinstance(value, torch._ops.OpOverload):
+                return _operation, (value.namespace, value._opname, value._overloadname)
+            if isinstance(value, torch.Tensor) or (isinstance(value, Partial) and type(value) is not Partial):
+                raise _NotKept
+            return NotImplemented
+
+        def _layout(self, mesh: Any) -> str:
+            if id(mesh) not in _layouts:
+                ranks = mesh.mesh - mesh.mesh.min()
+                _layouts[id(mesh)] = mesh, f"{mesh.device_type} {mesh.mesh_dim_names} {ranks.tolist()}"
+            layout = _layouts[id(mesh)][1]
+            if self.asks:
+                _meshes.setdefault(layout, mesh)
+            elif layout not in _meshes:
+                raise _NotKept
+            return layout
+
+    return Pickler
+
+
+def _specification(state: dict[str, Any]) -> Any:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    found = object.__new__(DTensorSpec)
+    vars(found).update(state, _hash=None)
+    return found
+
+
+def _mesh(layout: str) -> Any:
+    return _meshes[layout]
+
+
+def _operation(namespace: str, name: str, overload: str) -> Any:
+    import torch
+
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)

@@ -1,0 +1,105 @@
+"""What was decided in one process about divided tensors is what torch decides in another."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from networks import tiny_job
+from tonnage.device import parse_cluster
+from tonnage.ghost import pool
+from tonnage.ghost.process import INSIDE
+from tonnage.plans import Plan
+
+PROGRAM = """
+import json, sys
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator as Propagator
+from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from tonnage_inside import decided
+
+rank, path, mode = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+torch.distributed.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+asked = []
+original = Propagator.propagate_op_sharding_non_cached
+def counted(self, operation):
+    asked.append(str(operation.op))
+    return original(self, operation)
+Propagator.propagate_op_sharding_non_cached = counted
+if mode != "plain":
+    decided.learn(path)
+    decided.install()
+
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+torch.manual_seed(0)
+found = []
+
+def divided(*shape, placed, dtype=torch.float32):
+    value = torch.rand(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+    return distribute_tensor(value, mesh, placed, src_data_rank=None).requires_grad_(dtype.is_floating_point)
+
+def note(name, *tensors):
+    found.extend([name, str(t.placements), list(t.shape), list(t.to_local().shape), str(t.dtype)] for t in tensors)
+
+tokens = divided(2, 8, placed=[Shard(0), Replicate()], dtype=torch.long)
+table = divided(32, 16, placed=[Replicate(), Shard(0)])
+hidden = functional.embedding(tokens, table).detach()  # whose result remembers which of its tokens another rank has
+note("embedding", hidden)
+hidden = hidden.redistribute(mesh, [Shard(0), Replicate()])
+up, down = divided(64, 16, placed=[Shard(0), Shard(0)]), divided(16, 64, placed=[Shard(0), Shard(1)])
+out = functional.linear(functional.silu(functional.linear(hidden, up)), down)
+note("linear", out)
+parts = out.redistribute(mesh, [Shard(0), Replicate()]).view(2, 8, 4, 4).transpose(1, 2).chunk(2, dim=1)
+note("parts", *parts)
+(torch.cat(parts).float().mean() + out.sum()).backward()
+note("gradients", up.grad, down.grad)
+note("foreach", *torch._foreach_mul([up, down, up], 2.0))
+if mode != "plain":
+    decided.leave(path)
+print(json.dumps({"found": found, "asked": asked}))
+"""
+
+
+def ran(rank: int, path: Path, mode: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", PROGRAM, str(rank), str(path), mode]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(INSIDE), "PATH": ""})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_second_process_decides_only_about_what_cannot_be_kept(tmp_path: Path) -> None:
+    path = tmp_path / "decided"
+    first = ran(0, path, "first")
+    assert path.exists()
+    second = ran(3, path, "second")
+    assert not path.exists()  # it was taken away, and nothing was added
+    assert second["found"] == ran(3, path, "plain")["found"]
+    assert len(first["asked"]) > 20
+    assert set(second["asked"]) == {"aten.embedding.default", "aten.detach.default"}  # a mask is of its process alone
+
+
+@pytest.mark.ghost
+def test_a_worker_that_knows_gives_the_same_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, cluster = tiny_job("llama", micro_batch=2, grad_accum=2), parse_cluster("8xa100-40gb")
+    plan = Plan(shard="zero2", tp=2, pp=2, checkpointing="full", optimizer="adamw-fused", loss="chunked")
+    with pool.Worker() as worker:
+        worker.run(job, plan, cluster, rank=0, steps=1)
+        knowing = worker.run(job, plan, cluster, rank=4, steps=2)
+    with pool.Worker() as worker:
+        fresh = worker.run(job, plan, cluster, rank=4, steps=2)
+    assert fresh.event_count > 1000
+    for column in ("action", "size", "mark"):
+        assert knowing.event_columns[column] == fresh.event_columns[column]
+    assert knowing.peaks == fresh.peaks
+    launched = [
+        [(one.kind, one.name, one.grid, one.bytes) for one in trace.activities()] for trace in (knowing, fresh)
+    ]
+    assert launched[0] == launched[1]
