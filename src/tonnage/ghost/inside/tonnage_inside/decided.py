@@ -80,7 +80,10 @@ def _packed(pickler: Any, value: Any, asks: bool) -> bytes:
     made = pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
     made.fast = True  # whether parts are one object or equal ones makes no difference
     made.asks = asks
-    made.dump(value)
+    try:
+        made.dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:  # a kind of value that cannot be written
+        raise _NotKept from error
     return file.getvalue()
 
 
