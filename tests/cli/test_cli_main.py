@@ -1,5 +1,6 @@
 """Every way of ending: the right code, one line, and nothing else."""
 
+import errno
 import os
 import re
 import subprocess
@@ -100,6 +101,8 @@ def test_wrong_usage(arguments, said, tonnage, calls):
         (UnknownModel("No model.\nTry another."), 3),
         (GhostUnavailable("not on this machine"), 3),
         (TrialFailed("the script failed"), 5),
+        (OSError(errno.ENOSPC, "No space left on device"), 3),
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), 3),
         (KeyboardInterrupt(), 130),
     ],
 )

@@ -1,5 +1,6 @@
 """`tonnage COMMAND`: finds the command, and turns every way of ending into one line and an exit code."""
 
+import errno
 import os
 import signal
 import sys
@@ -86,6 +87,8 @@ def run(arguments: Sequence[str]) -> int:
             return USAGE
         if (message := _usage_message(error)) is not None:
             return _fail(message, USAGE)
+        if (message := _no_room(error)) is not None:
+            return _fail(message, TonnageError.exit_code)
         return _bug(error)
 
 
@@ -98,6 +101,18 @@ def _usage_message(error: Exception) -> str | None:
     message = str(error.format_message()).strip()
     ended = message.removesuffix("?.") + "?" if message.endswith("?.") else message  # some versions end it twice
     return f"{ended} See {where} --help." if ended.endswith((".", "?")) else f"{ended}. See {where} --help."
+
+
+def _no_room(error: Exception) -> str | None:
+    """What to do where the folder for temporary files takes none; None if that is not what failed."""
+    from tempfile import gettempdir
+
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # tempfile's own words
+        return "No folder for temporary files can be written to; set TMPDIR to one."
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = error.filename or gettempdir()
+        return f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
+    return None
 
 
 def _fail(message: str, code: int) -> int:
