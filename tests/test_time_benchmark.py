@@ -152,11 +152,14 @@ def test_recipes_by_network_card_and_release():
     }
     row["source_repo"] = "NVIDIA-NeMo/Megatron-Bridge"
     old, new = ({**row, "notes": f"container {release} NeMo Container"} for release in ("26.04.01", "26.06"))
-    assert of_experts(old) == {"captured": "part", "experts_whole": True}
+    assert of_experts(old) == {"captured": "part", "experts_whole": True, "experts_once": True}
     assert of_experts(new)["captured"] == "all"
     assert of_experts(new)["experts_fused"]
     hopper = of_experts({**new, "gpu_norm": "H100", "precision": "FP8"})
-    assert hopper == {"experts_overlapped": True, "experts_whole": True}
+    assert hopper == {"experts_overlapped": True, "experts_whole": True, "experts_once": False}
+    b300 = {**row, "gpu_norm": "B300"}
+    sent = [of_experts({**b300, "notes": f"container {release} "})["experts_once"] for release in ("26.02", "26.04")]
+    assert sent == [False, True]
     assert of_experts({**new, "model": "Grok 1 314b"}) == {"experts_even": True}
     deepseek = of_experts({**old, "model": "DeepSeekV3", "gpu_norm": "B300", "pp": 16})
     assert deepseek["stage_layers"] == (4,) * 15 + (2,)

@@ -148,7 +148,7 @@ def _qwen3(raw: Raw) -> Row:
     device = find_device("h100-80gb")
     if raw["gpu"] == "h800":
         device = replace(device, nvlink_bytes_per_second=200e9)
-    again = {"norms": "norms", "none": "none"}.get(raw["recompute"], "full")
+    again = "experts" if raw["recompute"] == "norms and experts" else raw["recompute"]
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"],
         grad_accum=raw["global_batch"] // (raw["micro_batch"] * data),
@@ -157,6 +157,7 @@ def _qwen3(raw: Raw) -> Row:
         stage_layers=(each - 1, *(each,) * (pp - 2), each - 1), sequence_parallel=True, tensor_beside=False,
         dtype="bf16", weight_bytes=2, autocast=False, accumulated_bytes=4, checkpointing=again, attention="cudnn",
         experts_whole=True, experts_overlapped=raw.get("overlapped", False), loss="fused",
+        experts_once=raw["dispatcher"] == "deepep",
         optimizer="adamw-fused", clipped=True, shard="zero1",
     )  # fmt: skip
     shape = _catalog("qwen3-235b-a22b")

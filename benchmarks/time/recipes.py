@@ -72,7 +72,7 @@ def of_release(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 _FULL: Final = {
-    "experts_overlapped": True, "experts_fused": True, "captured": "all",
+    "experts_overlapped": True, "experts_once": True, "experts_fused": True, "captured": "all",
     "attention": "cudnn",  # in 8 bits, sinks or not: `fp8_dot_product_attention`
 }  # fmt: skip
 """A whole iteration in one CUDA graph, with experts' products in one kernel: MXFP8 from 26.06 on."""
@@ -104,6 +104,7 @@ def of_experts(raw: dict[str, Any]) -> dict[str, Any]:
         again = {"checkpointing": "latent"} if (name, card) == ("deepseek", "GB200") else {}
         return {**_FULL, **_divided(name, raw), **again}
     settings = {**_divided(name, raw), **_recomputed(name, card, release)}
+    settings["experts_once"] = _sent_once(name, card, release)
     if name == "gpt oss":  # sinks: fused from cuDNN 9.13.1 on (Transformer Engine, fused_attn.cpp), as in 25.11
         settings["attention"] = "cudnn"
     if _overlapped(name, card, release, raw):
@@ -149,6 +150,18 @@ def _overlapped(name: str, card: str, release: float, raw: dict[str, Any]) -> bo
         or (name == "deepseek" and card == "B200" and raw.get("ep") == 32)
         or (name == "gpt oss" and card == "GB200" and release >= 26.04)
     )
+
+
+def _sent_once(name: str, card: str, release: float) -> bool:
+    """Whether tokens are sent by DeepEP or HybridEP (`moe_flex_dispatcher_backend`, where `moe_token_dispatcher_type`
+    does not set it aside), which is never so for Qwen3 235B on H100 and B200."""
+    if name == "gpt oss":
+        return card == "B300" and release >= 26.04
+    if card in ("GB200", "GB300"):
+        return True
+    if name == "235b":
+        return card == "B300" and release >= 26.04
+    return release >= 26.02
 
 
 def _captured(name: str, card: str, release: float, raw: dict[str, Any]) -> bool:

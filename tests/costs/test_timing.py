@@ -203,14 +203,15 @@ def test_beside_a_pipeline_the_host_waits_in_a_collective_for_each_of_its_ranks(
 MIXTRAL = Shape.of(find_model("mixtral-8x7b").config())
 
 
-def test_a_token_goes_to_another_machine_once_however_many_of_its_experts_are_there():
-    work = replace(PLAIN, axes=Axes(dp_replicate=64, ep=64), shard="zero1")
+def test_a_token_goes_to_another_machine_once_or_once_for_each_of_its_experts_there():
+    work = replace(PLAIN, axes=Axes(dp_replicate=64, ep=64), shard="zero1", experts_once=True)
     code = replace(software("megatron"), far_part=1.0, expert_overlap=1.0)
     two, one = (handing(shape, work, code) for shape in (MIXTRAL, replace(MIXTRAL, experts_per_token=1)))
     tokens, n = 4096 * 4096 * 2, 8  # bytes, machines
     assert one == pytest.approx(4 * 32 * tokens * (n - 1) / n / (0.9 * 50e9))
     assert two == pytest.approx(4 * 32 * tokens * (n - 1) * (1 - (1 - 1 / n) ** 2) / (0.9 * 50e9))
-    assert two < 2 * one
+    assert handing(MIXTRAL, replace(work, experts_once=False), code) == pytest.approx(2 * one)
+    assert handing(MIXTRAL, replace(work, checkpointing="full"), code) == pytest.approx(6 / 4 * two)
     half = replace(code, expert_overlap=0.5)  # hides half of what it computes, and half of the exchange at most
     assert handing(MIXTRAL, work, half) == pytest.approx(two / 2)
 
@@ -317,3 +318,28 @@ def test_gathering_weights_hides_behind_computation_but_slows_it_down():
     # what nothing is computed beside takes all its time
     few = timing(LLAMA, replace(sharded, micro_batch=1, seq_len=128), EIGHT, EAGER)
     assert few.communication_seconds + few.host_seconds > near.communication_seconds
+
+
+def test_experts_are_averaged_among_those_that_have_the_same():
+    # of 64 ranks each 8th has the same experts: none shares a machine with another, so each has an adapter
+    code = replace(software("megatron"), far_part=1.0, data_overlap=0.0, matmul_factor=1e-9, memory_factor=1e-9)
+    code = replace(code, expert_factor=1e-9, attention_factor=1e-9, kernel_seconds=1e-12, looped_kernel_seconds=1e-12)
+
+    def averaging(ep):
+        work = replace(PLAIN, axes=Axes(dp_replicate=64, ep=ep), experts_overlapped=True)
+        kept = timing(MIXTRAL, replace(work, shard="none"), MANY, code).communication_seconds
+        return timing(MIXTRAL, replace(work, shard="ddp"), MANY, code).communication_seconds - kept
+
+    routed = MIXTRAL.layers * MIXTRAL.experts * MIXTRAL.expert_parameters
+    plain = 2 * (MIXTRAL.parameters - routed) * 2 * 63 / 64 / (8 * 50e9)
+    assert averaging(8) == pytest.approx(plain + 2 * routed / 8 * 2 * 7 / 8 / 50e9, rel=0.01)
+    assert averaging(64) == pytest.approx(plain, rel=0.01)
+
+
+def test_experts_that_run_again_leave_attention_alone():
+    work = replace(PLAIN, micro_batch=2)
+    again = {
+        way: timing(MIXTRAL, replace(work, checkpointing=way), ONE, software("megatron")).recompute_seconds
+        for way in ("norms", "experts", "full")
+    }
+    assert again["norms"] < again["experts"] < again["full"]

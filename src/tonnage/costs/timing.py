@@ -48,6 +48,7 @@ assumption, with no source."""
 _ATTENTION_NAMES: Final = ("attention", "scores", "softmax", "rotation")
 _BEFORE_ATTENTION: Final = ("qkv", "query", "key", "value", "query down", "query up", "latent down", "latent up")
 _NAMED: Final = {"latent": ("query up", "latent up", "rotation"), "norms": ("norms", "activation", "clamp")}
+_AROUND_EXPERTS: Final = ("router", "shared up", "shared down", "routing", "norms", "activation", "clamp")
 _LAST: Final = {"full": "down", "attention-module": "output"}
 """Of what runs again whole: its last product."""
 
@@ -245,6 +246,8 @@ def _runs_again(op: operations.Operation, recomputed: str, stops_early: bool) ->
         return op.name in (*_BEFORE_ATTENTION, *_ATTENTION_NAMES, "output")
     if recomputed == "selective":
         return op.family not in ("matmul", "attention", "copy")
+    if recomputed == "experts":
+        return op.grouped or op.name in _AROUND_EXPERTS
     if recomputed in _NAMED:
         return op.name in _NAMED[recomputed]
     return recomputed == "full"
@@ -331,6 +334,9 @@ def _tensor_exchange(
 
     Tensor parallelism: two gathers and two scatters in forward, as many in backward and two gathers of the inputs
     again; without sequence parallelism two all-reduces each.  A recomputed layer repeats its forward's.
+
+    Experts: tokens there and back in both passes; an all-to-all gathers counts first, which the host waits for, and
+    sends the router's weights apart.
     """
     layout = work.axes
     again = 4 * work.checkpointed_fraction if work.checkpointing == "full" else 0
@@ -344,14 +350,16 @@ def _tensor_exchange(
         passing = 3 * (group.ranks - 1) * fabric.send(keys, group.far)
         exchange += passing * software.tensor_exposed
     if layout.ep > 1 and shape.experts:
-        waits += 4 * fabric.latency(_group(layout.ep, 1 if work.experts_whole else layout.tp, cluster))
+        group = _group(layout.ep, 1 if work.experts_whole else layout.tp, cluster)
+        counted = 3 * fabric.call_seconds + fabric.hops(group)
+        waits += 4 * fabric.call_seconds + (0.0 if work.experts_once else counted)
     return exchange, waits
 
 
 def _handing_to_experts(
     shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, computing: float
 ) -> float:
-    """Seconds of a layer's four exchanges with experts, there and back in both passes, that nothing hides.
+    """Seconds of a layer's exchanges with experts, there and back in each pass, that nothing hides.
 
     Overlapped, they go on while another micro-batch computes, which takes as long.
     """
@@ -363,7 +371,8 @@ def _handing_to_experts(
         near_bytes_per_second=near_bytes_per_second(cluster, reached),
         far_bytes_per_second=None if network is None else network * _EXCHANGED,
     )
-    handing = 4 * _dispatch(shape, work, fabric, group)
+    again = 2 * work.checkpointed_fraction if work.checkpointing in ("full", "experts") else 0
+    handing = (4 + again) * _dispatch(shape, work, fabric, group)
     if work.experts_overlapped:
         return schedule.exposed(handing, computing, software.expert_overlap)
     return handing
@@ -377,16 +386,21 @@ half and a fourth of them stay in the machine (github.com/deepseek-ai/DeepEP, RE
 def _dispatch(shape: Shape, work: Work, fabric: Fabric, group: Group) -> float:
     """Seconds of handing each token to its experts, averaged over all layers.
 
-    A tensor-parallel rank hands on its part of the tokens.  To another machine a token goes once, however many of its
-    experts are there: with k experts at random to (n - 1)(1 - (1 - 1/n)^k) of n machines.
+    A tensor-parallel rank hands on its part of the tokens.  An all-to-all sends a token for each of its k experts, of
+    which a part of (n - 1)/n are on another of n ranks or machines; others send it to each of those once: to
+    (n - 1)(1 - (1 - 1/n)^k).
     """
     tokens = _activation_bytes(shape, work) / work.axes.tp * shape.expert_layers / shape.layers
-    near = tokens * shape.experts_per_token * (group.ranks - 1) / group.ranks / fabric.near_bytes_per_second
+
+    def copies(places: float) -> float:
+        if work.experts_once:
+            return (places - 1) * (1 - (1 - 1 / places) ** shape.experts_per_token)
+        return shape.experts_per_token * (places - 1) / places
+
+    near = tokens * copies(group.ranks) / fabric.near_bytes_per_second
     if not group.far or fabric.far_bytes_per_second is None:
         return near
-    n = group.nodes
-    far = tokens * (n - 1) * (1 - (1 - 1 / n) ** shape.experts_per_token)
-    return max(near, far / fabric.far_bytes_per_second)
+    return max(near, tokens * copies(group.nodes) / fabric.far_bytes_per_second)
 
 
 def _activation_bytes(shape: Shape, work: Work) -> float:
@@ -509,10 +523,18 @@ def _stalls(work: Work, software: Software) -> float:
 
 def _rank_weights(shape: Shape, work: Work) -> float:
     """Weights of one rank before data parallelism divides them: its stage's part, its part of each matrix."""
+    all_experts = shape.expert_layers * shape.experts * shape.expert_parameters if shape.experts else 0
+    plain = (shape.parameters - all_experts) / (work.axes.tp * work.axes.pp)
+    return plain + _routed_weights(shape, work)
+
+
+def _routed_weights(shape: Shape, work: Work) -> float:
+    """Of these, the experts' that a rank has."""
+    if not shape.experts:
+        return 0.0
     layout = work.axes
-    routed = shape.expert_layers * shape.experts * shape.expert_parameters if shape.experts else 0
-    divided = layout.ep / (layout.tp if work.experts_whole else 1)
-    return ((shape.parameters - routed) + routed / divided) / (layout.tp * layout.pp)
+    each = layout.ep * layout.pp * (1 if work.experts_whole else layout.tp)
+    return shape.expert_layers * shape.experts * shape.expert_parameters / each
 
 
 def trained_weights(shape: Shape, work: Work, weights: float) -> float:
@@ -572,7 +594,8 @@ def _averaging(
     group = _group(ranks, inner, cluster)
     kept = trained / (layout.shards if work.sharded else 1)
     averaged = kept * work.gradient_bytes
-    moving = 2 * fabric.moving(group, averaged)
+    apart = 0.0 if work.sharded or work.lora_rank else _routed_weights(shape, work) * work.gradient_bytes
+    moving = 2 * fabric.moving(group, averaged - apart) + 2 * fabric.moving(_alike(work, ranks, cluster), apart)
     if group.far and software.bucket_seconds:
         doublings = max(group.nodes, 1.0)
         moving += averaged / software.bucket_bytes * software.bucket_seconds * log2(doublings)
@@ -582,6 +605,14 @@ def _averaging(
         moving += software.crowded_seconds * (1 if work.shard == "zero1" else 2)
     hidden = software.data_overlap * min(moving, backward)
     return (moving - hidden) * (work.grad_accum if work.averages_each else 1)
+
+
+def _alike(work: Work, ranks: int, cluster: Cluster) -> Group:
+    """Of so many data-parallel ranks those with the same experts: each as many places from the next as experts are
+    divided over, so few of them or one share a machine."""
+    layout = work.axes
+    inner = layout.ep * (1 if work.experts_whole else layout.tp)
+    return _group(max(ranks * layout.cp * layout.tp // inner, 1), inner, cluster)
 
 
 # ---- the optimizer and copies ----------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from tonnage.device import Cluster
 from tonnage.job import Job
 from tonnage.plans import Plan
 
-RECOMPUTED: Final = ("none", "full", "attention", "attention-module", "selective", "latent", "norms")
+RECOMPUTED: Final = ("none", "full", "attention", "attention-module", "selective", "latent", "norms", "experts")
 """What of a checkpointed layer runs again: nothing, all, its attention without and with the projections, all but its
-matrix products, what widens compressed queries, keys and values, its norms and activation."""
+matrix products, what widens compressed queries, keys and values, its norms and activation, its norms and experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +66,9 @@ class Work:
     """Whether experts' products, their activation and casts are one kernel for all experts of a rank."""
     experts_whole: bool = False
     """Whether tensor-parallel ranks have experts of their own, rather than parts of each."""
+    experts_once: bool = False
+    """Whether a token goes once to each machine and each rank, however many of its experts are there (DeepEP,
+    HybridEP), rather than once for each expert (an all-to-all)."""
     experts_even: bool = False
     """Whether each expert gets equally many rows and is multiplied by a product of its own."""
     captured: str = "none"
