@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import string
+from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -49,6 +50,12 @@ def test_a_file_and_its_folder_are_the_same_model(written, tmp_path):
     ref = resolve(file)
     assert (ref.name, ref.kind, ref.config, ref.source) == ("tiny-llama", "config", TINY, file)
     assert resolve(str(tmp_path / "tiny-llama")) == ref
+
+
+def test_what_is_no_name_is_refused_with_what_to_do(written):
+    assert "this is a dict" in refusal({"hidden_size": 64})
+    assert "package.module:function" in refusal(object())
+    assert resolve(Path(written(TINY))) == resolve(written(TINY))
 
 
 def test_a_file_of_another_name_is_called_by_it(written):

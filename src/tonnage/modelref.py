@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -62,13 +63,19 @@ _HEAD_SIZES: Final = ("head_dim", "d_kv", "kv_channels", "attention_head_size", 
 _NOT_THE_NETWORK: Final = ("auto_map", "_name_or_path", "transformers_version", "quantization_config")
 
 
-def resolve(model: str, *, offline: bool = False) -> ModelRef:
+def resolve(model: str | PathLike[str], *, offline: bool = False) -> ModelRef:
     """The network that `model` names; the forms are tried in the order given at the top.
 
     A catalog name wins over a folder of the same name (write `./gpt2` for the folder).  Code that a repository
     carries (`auto_map`) is never run: the class comes from transformers, by `model_type`.
     Raises UnknownModel and UnreadableModel.
     """
+    if not isinstance(model, str | PathLike):
+        raise UnknownModel(
+            f"A model is given by its name, and this is a {type(model).__name__}: networks are built in a process of "
+            "their own. Write a function that returns it, and say package.module:function."
+        )
+    model = fspath(model)
     known = find_model(model)
     if known is not None:
         return ModelRef(

@@ -78,8 +78,11 @@ def check(value: object) -> None:
             continue
         if option.kind == "word" and not (isinstance(found, str) and listed(found, option.possible)):
             raise UsageError(f"Unknown {spelled(item.name)} {found!r}; possible: {', '.join(option.possible)}.")
-        if option.kind == "number" and (not isinstance(found, int) or found < option.least):
-            raise UsageError(f"{spelled(item.name)} is {found}; it must be at least {option.least}.")
+        if option.kind == "number" and (type(found) is not int or found < option.least):
+            shown = repr(found) if isinstance(found, str) else found
+            raise UsageError(
+                f"{spelled(item.name)} is {shown}; it must be a whole number of at least {option.least}."
+            )
         if option.kind == "fraction" and not (isinstance(found, int | float) and 0 <= found < 1):
             raise UsageError(f"{spelled(item.name)} is {found}; it must be at least 0 and less than 1.")
 
