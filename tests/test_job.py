@@ -23,6 +23,12 @@ def test_a_global_batch_becomes_accumulation(tokens: int, seq_len: int, ranks: i
     assert (job.grad_accum, job.global_batch_tokens) == (steps, None)
 
 
+@pytest.mark.parametrize("value", ["4M", 2.5, 0, True])
+def test_a_number_is_a_whole_one(value: object) -> None:
+    with pytest.raises(UsageError, match=r"seq-len is .*; it must be a whole number of at least 1\."):
+        tiny_job("llama", seq_len=value)
+
+
 def test_an_impossible_global_batch_names_the_nearest() -> None:
     with pytest.raises(UsageError, match=r"no multiple of 32,768 \(8 ranks x 1 x 4,096.*98,304 or 131,072"):
         tiny_job("llama", seq_len=4096, micro_batch=1, global_batch_tokens=100_001).on_ranks(8)
