@@ -86,11 +86,12 @@ class _Writing:
     def __init__(self) -> None:
         self.named = Named()
         self.marks: list[Mark] = []
-        self.columns: array[int] = array("q")
+        self.columns: list[int] = []
         self.claims: list[tuple[int, int, str]] = []
-        self.exchanges: list[Exchange] = []
-        self.layers: dict[str, int] = {}
+        self.exchanges: list[tuple[int, str, tuple[int, int, int], int, int]] = []
         self.ends: list[int] = []
+        """Blocks, two for each exchange."""
+        self.layers: dict[str, int] = {}
 
     def written(self, pattern: Pattern, steps: int) -> Requests:
         """All of them."""
@@ -102,10 +103,15 @@ class _Writing:
         self._leave_out_the_end()
         return Requests(
             marks=tuple(self.marks),
-            columns=self.columns,
+            columns=array("q", self.columns),
             claims=tuple(self.claims),
-            exchanges=tuple(self.exchanges),
+            exchanges=tuple(self._exchanges()),
         )
+
+    def _exchanges(self) -> Iterator[Exchange]:
+        ends = zip(self.ends[::2], self.ends[1::2], strict=True)
+        for (mark, name, layout, peer, size), of_it in zip(self.exchanges, ends, strict=True):
+            yield Exchange(mark=mark, name=name, layout=layout, peer=peer, bytes=size, ends=of_it)
 
     def _leave_out_the_end(self) -> None:
         """The last mark, which whoever watches a run sets at its end."""
@@ -137,17 +143,12 @@ class _Writing:
     def _exchange(
         self, name: str, ranks: int, group: int, mine: int, peer: int, size: int, way: int, value: int
     ) -> None:
-        mark = len(self.marks) - 1
-        self.exchanges.append(
-            Exchange(mark=mark, name=name, layout=(ranks, group, mine), peer=peer, bytes=size, ends=(-1, -1))
-        )
+        self.exchanges.append((len(self.marks) - 1, name, (ranks, group, mine), peer, size))
 
     def _end(self, label: Label | None, way: int, value: int) -> None:
         """The two ends of an exchange follow it."""
         there = label is not None and self.named.count(label)
-        end = self.named.block("end", label, way, value) if label is not None and there else -1
-        last = self.exchanges[-1]
-        self.exchanges[-1] = replace(last, ends=(last.ends[1], end))
+        self.ends.append(self.named.block("end", label, way, value) if label is not None and there else -1)
 
     def _ask(self, kind: int, first: int, second: int) -> None:
         self.columns.extend((kind, first, second))

@@ -16,8 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
+
 from tonnage.errors import CannotEstimate
-from tonnage.trace import ACTIONS, Activity, Trace
+from tonnage.trace import ACTIONS, Activity, Claim, Trace
 
 Label: TypeAlias = tuple[str, str, int, int]
 """What a block is: phase and module (without a layer's number) that it was handed out in, bytes, stream."""
@@ -52,49 +54,66 @@ def without_layer(module: str) -> tuple[str, str, int]:
     return f"{module[: found.start()]}#{module[found.end() :]}", module[: found.start()], int(found.group())
 
 
+class _Alike:
+    """The blocks with one label."""
+
+    __slots__ = ("alive", "born", "last")
+
+    def __init__(self) -> None:
+        self.born: list[int] = []
+        """All of them so far."""
+        self.alive: list[int] = []
+        """Those that are not taken back."""
+        self.last: dict[str, int] = defaultdict(int)
+        """Which of them was named last, by why."""
+
+
 @dataclass
 class Named:
     """The blocks so far, numbered in the order in which they were handed out, and how they are named."""
 
     labels: list[Label] = field(default_factory=list)
     """What each block is."""
-    _born: dict[Label, list[int]] = field(default_factory=lambda: defaultdict(list))
-    _alive: dict[Label, list[int]] = field(default_factory=lambda: defaultdict(list))
+    _by_label: dict[Label, _Alike] = field(default_factory=lambda: defaultdict(_Alike))
+    _alike: list[_Alike] = field(default_factory=list)
     _rank: list[int] = field(default_factory=list)
     _last: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    _last_of: dict[tuple[str, Label], int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, label: Label) -> int:
         """The number of a new block."""
         number = len(self.labels)
         self.labels.append(label)
-        born = self._born[label]
-        self._rank.append(len(born))
-        born.append(number)
-        self._alive[label].append(number)
+        alike = self._by_label[label]
+        self._alike.append(alike)
+        self._rank.append(len(alike.born))
+        alike.born.append(number)
+        alike.alive.append(number)
         return number
 
     def end(self, number: int) -> None:
         """The block is taken back."""
-        alive = self._alive[self.labels[number]]
-        del alive[bisect_left(alive, number)]
+        alive = self._alike[number].alive
+        if alive[-1] == number:  # nearly always
+            alive.pop()
+        else:
+            del alive[bisect_left(alive, number)]
 
     def count(self, label: Label) -> int:
         """How many blocks are like this."""
-        return len(self._born[label])
+        return len(self._by_label[label].born)
 
     def ways(self, why: str, number: int) -> tuple[int, ...]:
         """All ways to say which block is meant; `why` tells apart series of blocks that are named one by one."""
-        label = self.labels[number]
-        alive, rank = self._alive[label], self._rank[number]
+        alike, rank, last = self._alike[number], self._rank[number], self._last
+        alive = alike.alive
         place = bisect_left(alive, number)
         there = place < len(alive) and alive[place] == number
-        since, self._last[why] = number - self._last[why], number
-        further, self._last_of[why, label] = rank - self._last_of[why, label], rank
+        since, last[why] = number - last[why], number
+        further, alike.last[why] = rank - alike.last[why], rank
         return (
             len(alive) - 1 - place if there else -1,
             place if there else -1,
-            len(self._born[label]) - 1 - rank,
+            len(alike.born) - 1 - rank,
             since,
             rank,
             further,
@@ -102,24 +121,27 @@ class Named:
 
     def block(self, why: str, label: Label, way: int, value: int) -> int:
         """The block that is meant.  Raises IndexError where there is none."""
+        alike = self._by_label[label]
         if way == _SINCE:
             number = self._last[why] + value
         else:
-            of_label = self._alive[label] if way in (_NEWEST, _OLDEST) else self._born[label]
-            place = {_NEWEST: len(of_label) - 1 - value, YOUNGEST: len(of_label) - 1 - value}.get(way, value)
+            of_label = alike.alive if way in _OF_ALIVE else alike.born
+            place = len(of_label) - 1 - value if way in _FROM_LAST else value
             if way == _FURTHER:
-                place += self._last_of[why, label]
+                place += alike.last[why]
             number = of_label[place] if place >= 0 else -1
         if not 0 <= number < len(self.labels):
             raise IndexError
         self._last[why] = number
-        self._last_of[why, label] = self._rank[number]
+        alike.last[why] = self._rank[number]
         return number
 
 
 _NEWEST, _OLDEST, YOUNGEST, _SINCE, _FIRST, _FURTHER = range(6)
 IN_SERIES: Final = (_SINCE, _FURTHER)
 """Ways that hang on the block named before."""
+_OF_ALIVE: Final = (_NEWEST, _OLDEST)
+_FROM_LAST: Final = (_NEWEST, YOUNGEST)
 
 
 def tokens(trace: Trace) -> list[Token]:
@@ -130,7 +152,7 @@ def tokens(trace: Trace) -> list[Token]:
     """
     if trace.outcome.get("kind") != "completed" or trace.peaks.get("ooms") or trace.repeated:
         raise CannotEstimate("Only a step that was completed without a shortage can be continued to more layers.")
-    return list(_Reading(trace).tokens())
+    return _Reading(trace).tokens()
 
 
 class _Reading:
@@ -148,26 +170,34 @@ class _Reading:
         self.streams: dict[int, int] = {0: 0}
         self.layers: dict[str, int] = defaultdict(int)
 
-    def tokens(self) -> Iterator[Token]:
+    def tokens(self) -> list[Token]:
+        found: list[Token] = []
         claims, exchanges = _by_mark(self.trace.claims), _by_mark(self.trace.activities("collective"))
         events = self._events()
         for number, mark in enumerate(self.trace.marks):
-            yield self._mark(mark.step, mark.phase, mark.module)
-            said = {(claim.category, self._holding(claim.address)) for claim in claims.get(number, ())}
-            known = sorted(
-                (self.named.labels[block], category, block) for category, block in said if block is not None
-            )
-            for _, category, claimed in known:
-                yield self._named("claim", category, claimed)
+            found.append(self._mark(mark.step, mark.phase, mark.module))
+            if number in claims:
+                found += self._claimed(claims[number])
             first = len(self.named.labels)
-            yield from self._handled(events.get(number, ()), mark.phase, without_layer(mark.module)[0])
+            if number in events:
+                self._handle(events[number], mark.phase, without_layer(mark.module)[0], found)
             for exchange in exchanges.get(number, ()):
                 ranks, group, mine = exchange.grid
-                yield Token(("exchange", exchange.name, ranks, group, mine, exchange.block, exchange.bytes), ())
+                found.append(
+                    Token(("exchange", exchange.name, ranks, group, mine, exchange.block, exchange.bytes), ())
+                )
                 for address, size in zip((exchange.address, exchange.address2), _parts(exchange), strict=True):
                     block = self._exchanged(address, size, first)
-                    yield END if block is None else self._end(block)
+                    found.append(END if block is None else self._end(block))
                     first = max(first, -1 if block is None else block)
+        return found
+
+    def _claimed(self, claims: Iterable[Claim]) -> Iterator[Token]:
+        """What is known of blocks, in an order of its own."""
+        said = {(claim.category, self._holding(claim.address)) for claim in claims}
+        known = sorted((self.named.labels[block], category, block) for category, block in said if block is not None)
+        for _, category, claimed in known:
+            yield self._named("claim", category, claimed)
 
     def _mark(self, step: int, phase: str, module: str) -> Token:
         name, of_list, layer = without_layer(module)
@@ -187,42 +217,51 @@ class _Reading:
 
         Raises CannotEstimate where peaks hang on blocks that are taken back later than they are given back.
         """
-        found: dict[int, list[tuple[bool, int, int, int]]] = defaultdict(list)
-        given, taken = _Level(), _Level()
-        columns = self.trace.event_columns
-        latest = 0
-        for action, address, size, stream, mark in zip(
-            *(columns[name] for name in ("action", "address", "size", "stream", "mark")), strict=True
-        ):
-            latest = max(latest, mark)
-            if action in (_ALLOC, _COMPLETED):
-                found[latest].append((action == _ALLOC, address, size, stream))
-            phase = self.trace.marks[latest].phase
-            given.change(phase, {_ALLOC: size, _REQUESTED: -size}.get(action, 0))
-            taken.change(phase, {_ALLOC: size, _COMPLETED: -size}.get(action, 0))
-        if given.highest != taken.highest:
+        columns = {name: np.array(column, dtype=np.int64) for name, column in self.trace.event_columns.items()}
+        action, size, latest = columns["action"], columns["size"], np.maximum.accumulate(columns["mark"])
+        taken_back = action == _COMPLETED
+        if self._peaks(latest, action, size, _REQUESTED) != self._peaks(latest, action, size, _COMPLETED):
             raise CannotEstimate("Its peaks hang on blocks that are taken back later than they are given back.")
+        blocks = np.flatnonzero((action == _ALLOC) | taken_back)
+        facts = (~taken_back, columns["address"], size, columns["stream"])
+        found: dict[int, list[tuple[bool, int, int, int]]] = defaultdict(list)
+        events = zip(*(fact[blocks].tolist() for fact in facts), strict=True)
+        for mark, event in zip(latest[blocks].tolist(), events, strict=True):
+            found[mark].append(event)
         return found
 
-    def _handled(self, events: Sequence[tuple[bool, int, int, int]], phase: str, module: str) -> Iterator[Token]:
+    def _peaks(self, latest: Any, action: Any, size: Any, ends: int) -> dict[str, int]:
+        """Most bytes in use in each phase, counted from their handing out to this kind of event."""
+        change = np.where(action == _ALLOC, size, np.where(action == ends, -size, 0))
+        level, rises = np.cumsum(change), change > 0
+        names = list(dict.fromkeys(mark.phase for mark in self.trace.marks))
+        phase = np.array([names.index(mark.phase) for mark in self.trace.marks])[latest]
+        within = {name: level[rises & (phase == number)] for number, name in enumerate(names)}
+        return {name: int(levels.max(initial=0)) for name, levels in within.items()}
+
+    def _handle(
+        self, events: Sequence[tuple[bool, int, int, int]], phase: str, module: str, found: list[Token]
+    ) -> None:
         """The order of blocks that are taken back one after the other means nothing: they are sorted."""
         ended: list[int] = []
         for handed_out, address, size, stream in events:
             if not handed_out:
                 ended.append(self.at[address])
                 continue
-            yield from self._ended(ended)
-            ended.clear()
+            if ended:
+                self._take_back(ended, found)
+                ended.clear()
             label = (phase, module, size, self.streams.setdefault(stream, len(self.streams)))
             self.at[address] = self.named.add(label)
             self.address.append(address)
             insort(self.starts, address)
-            yield Token(("alloc", *label), ())
-        yield from self._ended(ended)
+            found.append(Token(("alloc", *label), ()))
+        self._take_back(ended, found)
 
-    def _ended(self, blocks: Iterable[int]) -> Iterator[Token]:
-        for block in sorted(blocks, key=lambda block: (self.named.labels[block], block)):
-            yield self._named("free", "", block)
+    def _take_back(self, blocks: list[int], found: list[Token]) -> None:
+        labels = self.named.labels
+        for block in sorted(blocks, key=lambda block: (labels[block], block)) if len(blocks) > 1 else blocks:
+            found.append(Token(("free", "", labels[block]), self.named.ways("free", block)))
             self.named.end(block)
             address = self.address[block]
             del self.at[address], self.starts[bisect_left(self.starts, address)]
@@ -255,19 +294,6 @@ def _parts(exchange: Activity) -> tuple[int, int]:
         exchange.bytes * (ranks if exchange.name == "ReduceScatter" else 1),
         exchange.bytes * (ranks if exchange.name == "AllGather" else 1),
     )
-
-
-@dataclass
-class _Level:
-    """Bytes in use, and the most of each phase."""
-
-    now: int = 0
-    highest: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-
-    def change(self, phase: str, more: int) -> None:
-        self.now += more
-        if more > 0 and self.now > self.highest[phase]:
-            self.highest[phase] = self.now
 
 
 def _by_mark(items: Iterable[Any]) -> dict[int, list[Any]]:
