@@ -58,7 +58,7 @@ CALIBRATIONS = {
     "eager": Calibration(
         start=Software(
             name="eager", stops_early=True, kernel_seconds=2.5e-5,
-            near_part=0.83, far_part=0.8, data_far_hop_seconds=2.4e-5, data_overlap=0.7,
+            near_part=0.83, far_part=0.8, data_far_hop_seconds=5.24e-5, data_overlap=0.7,
             memory_factor=1.7, again_seconds=1.5e-3,
         ),
         names=("kernel_seconds", "matmul_factor", "memory_factor", "again_seconds"),
@@ -74,7 +74,7 @@ CALIBRATIONS = {
     ),
     "llm-foundry": Calibration(
         start=Software(
-            name="llm-foundry", stops_early=True, kernel_seconds=5e-5, memory_factor=1.3, data_far_hop_seconds=2e-5
+            name="llm-foundry", stops_early=True, kernel_seconds=5e-5, memory_factor=1.3, data_far_hop_seconds=5e-5
         ),
         names=(
             *("kernel_seconds", "matmul_factor", "attention_factor", "memory_factor", "far_part"),

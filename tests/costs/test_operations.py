@@ -249,3 +249,13 @@ def test_heads_that_do_not_begin_at_16_bytes_are_multiplied_outside_tensor_cores
 
     assert scores(104) > 200e12  # 208 bytes
     assert scores(108) == pytest.approx(19.5e12 / 2, rel=0.01)  # 216 bytes
+
+
+def test_dropout_of_kept_scores_passes_through_memory_too():
+    def softmax(dropout):
+        layer = operations.layer(replace(LLAMA, dropout=dropout), Slice(tokens=100, seq_len=100, backend="eager"))
+        return [op.bytes for op in (*layer.forward, *layer.backward) if op.name.startswith("softmax")]
+
+    scores = 100 * 100 * 32
+    for plain, dropped in zip(softmax(False), softmax(True), strict=True):
+        assert dropped - plain == 5 * scores  # read and written in 16 bits, and a mask

@@ -269,8 +269,8 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     Kernels that keep no scores skip what the mask hides; others compute it, and move b heads s^2 scores: fused code
     as `_fused_scores` says.  Eager code scales, masks, casts and takes a softmax in fp32: 15 bytes forward and 21
     backward; under autocast, where the mask's fp32 makes scores fp32, 25 and 37: what an H200 took for gpt2-medium
-    and llama-3.2-1b more than with flash attention, at the rate of eager code's other passes.  torch's formula
-    ("math") multiplies in fp32 too.
+    and llama-3.2-1b more than with flash attention, at the rate of eager code's other passes.  Dropout reads, writes
+    and keeps a mask of one byte, in either pass.  torch's formula ("math") multiplies in fp32 too.
     """
     heads = max(shape.heads / part.tp, 1)
     widths = heads * (shape.head_dim + shape.value_dim)
@@ -293,9 +293,10 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     backward = Operation("attention backward", "matmul", products, 2 * flops, 2 * kept, 4, aligned, True, 4)
     if part.fused:
         return [forward, *_fused_scores(shape, scores)], [backward, *_fused_scores(shape, scores, backward=True)]
+    dropped, launched = (2 * e + 1, 8) if shape.dropout else (0, 7)
     return (
-        [forward, Operation("softmax", "pointwise", dtype, 0, scores * ahead, 7)],
-        [backward, Operation("softmax backward", "pointwise", dtype, 0, scores * behind, 7)],
+        [forward, Operation("softmax", "pointwise", dtype, 0, scores * (ahead + dropped), launched)],
+        [backward, Operation("softmax backward", "pointwise", dtype, 0, scores * (behind + dropped), launched)],
     )
 
 

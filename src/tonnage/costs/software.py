@@ -60,9 +60,9 @@ class Software:
     """Part of the links' bandwidth within a machine that it reaches, relative to what the card's table says."""
     far_part: float = 0.8
     """Part of the network's bandwidth that it reaches."""
-    data_hop_seconds: float = 2e-6
+    data_hop_seconds: float = 5e-6
     """Of each hop within a machine of a ring of data-parallel ranks."""
-    data_far_hop_seconds: float = 5e-6
+    data_far_hop_seconds: float = 5e-5
     """Of each such hop between machines."""
     data_overlap: float = 0.5
     """Part of the backward pass behind which averaging gradients hides."""

@@ -454,7 +454,8 @@ def _tensor_fabric(work: Work, cluster: Cluster, reached: Card, software: Softwa
 
 @lru_cache(maxsize=256)
 def _data_fabric(cluster: Cluster, reached: Card, software: Software) -> Fabric:
-    network = far_bytes_per_second(cluster)
+    """Rings of data-parallel ranks; of as many hops as a machine has GPUs one leaves it."""
+    network, g = far_bytes_per_second(cluster), cluster.gpus_per_node
     return Fabric(
         near_bytes_per_second=near_bytes_per_second(cluster, reached) * software.near_part
         if cluster.gpus > 1
@@ -464,7 +465,7 @@ def _data_fabric(cluster: Cluster, reached: Card, software: Software) -> Fabric:
         near_hidden=reached.link_hidden,
         call_seconds=20e-6,
         hop_seconds=software.data_hop_seconds,
-        far_hop_seconds=software.data_far_hop_seconds,
+        far_hop_seconds=(software.data_far_hop_seconds + (g - 1) * software.data_hop_seconds) / g,
     )
 
 
