@@ -244,6 +244,8 @@ def test_a_factory_is_called_with_dtype_and_device() -> None:
 def test_a_factory_that_returns_no_module_is_refused() -> None:
     with pytest.raises(UnreadableModel, match="returned int"):
         models.build(factory("not_a_module"), dtype=torch.float32, attention=None, device=CPU)
+    with pytest.raises(UnreadableModel, match="META is a device; give a function"):
+        models.build(factory("META"), dtype=torch.float32, attention=None, device=CPU)
 
 
 def test_a_factory_that_cannot_be_imported_is_refused() -> None:

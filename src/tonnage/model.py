@@ -319,6 +319,10 @@ def quiet() -> Iterator[None]:
 def _from_factory(ref: ModelRef, dtype: torch.dtype, device: torch.device) -> nn.Module:
     name = ref.factory or ""
     factory = _imported(name)
+    if not callable(factory):
+        raise UnreadableModel(
+            f"{name} is a {type(factory).__name__}; give a function that returns a torch.nn.Module."
+        )
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

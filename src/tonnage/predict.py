@@ -233,6 +233,7 @@ def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, step
             "name": model["name"],
             "source": model["source"],
             "vocab_size": model["config"].get("vocab_size"),
+            "words": model["config"].get("vocab_size") is not None or "text_config" in model["config"],
         },
         job=described,
         plan=asdict(plan),

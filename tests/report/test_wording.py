@@ -55,6 +55,8 @@ def test_card(cluster, said):
 
 def test_choices_leave_out_what_is_nobodys_choice():
     assert wording.choices(estimates.fitting()) == "full, 1 x 4,096 tokens, bf16-true, adamw, checkpointing full"
+    pictures = replace(estimates.fitting(), model={**estimates.fitting().model, "words": False})
+    assert wording.choices(pictures) == "full, 1 sample, bf16-true, adamw, checkpointing full"
     assert wording.choices(estimates.scripted()) == "6.74 B parameters, 20 M trainable"
 
 

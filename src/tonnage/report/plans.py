@@ -9,6 +9,7 @@ from rich.text import Text
 
 from tonnage.report.canvas import BAD, GOOD, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
+from tonnage.report.wording import samples
 from tonnage.search.memory import micro_batches_run
 from tonnage.search.unpriced import RANKED
 from tonnage.search.words import describe
@@ -70,10 +71,10 @@ def _headline(solution: Solution) -> Table:
 
 
 def _batch(question: dict[str, Any]) -> str:
-    """What one step trains on; of images, whose tokens the network makes, only how many."""
+    """What one step trains on; of images, whose tokens the network makes, and of factories only how many."""
     sequences, tokens = question["sequences"], question["job"]["seq_len"]
     if not question.get("words", True):
-        return f"{sequences:,} images a step"
+        return f"{samples(sequences)} a step"
     return f"{sequences * tokens:,} tokens a step: {sequences:,} x {tokens:,}"
 
 

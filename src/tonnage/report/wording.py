@@ -97,7 +97,9 @@ def choices(estimate: Estimate) -> str:
     job, plan = estimate.job, estimate.plan
     parts = [str(job["method"])] if job.get("method") else []
     length, batch, micro_batches = (whole(job, name) for name in ("seq_len", "micro_batch", "grad_accum"))
-    if length is not None and batch is not None:
+    if batch is not None and estimate.model.get("words") is False:  # of images the network makes its own tokens
+        parts.append(samples(batch))
+    elif length is not None and batch is not None:
         parts.append(f"{batch} x {length:,} tokens")
     if micro_batches is not None and micro_batches > 1:
         parts.append(f"{micro_batches} micro-batches a step")
@@ -115,6 +117,11 @@ def choices(estimate: Estimate) -> str:
     if "command" in job:
         parts += _parameters(estimate.model)
     return ", ".join(parts)
+
+
+def samples(number: int) -> str:
+    """What a batch of no text has: `1 sample`, `64 samples`."""
+    return f"{number:,} sample{'s' if number != 1 else ''}"
 
 
 def _words(name: str) -> str:
