@@ -49,6 +49,8 @@ def test_few_micro_batches_say_what_a_step_of_many_needs(worker, name):
         whole = estimate(one.job, plan, cluster, worker=worker, rank=rank, steps=2).estimate.peak
         said = estimated(run.estimate, more, one.job, cluster)
         assert said.peak.allocated_bytes == pytest.approx(whole.allocated_bytes, abs=at_once)
+        assert max(one.allocated_bytes for one in said.phases) == said.peak.allocated_bytes
+        assert max(one.allocated_bytes for one in said.steps) == said.peak.allocated_bytes
         assert more > 8 * at_once // 4
         assert sum(said.peak.by_category.values()) == said.peak.process_bytes
         assert f"{STEP - few.grad_accum} more micro-batches" in said.coverage.modelled[-1]

@@ -10,11 +10,11 @@ and the losses on the last stage.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from tonnage.axes import SHARDING, axes
 from tonnage.device import Cluster
-from tonnage.estimates import Estimate
+from tonnage.estimates import Estimate, Moment, PhasePeak, StepPeak
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.search.depth import Look
@@ -86,9 +86,19 @@ def estimated(found: Estimate, more: int, job: Job, cluster: Cluster) -> Estimat
         found,
         fits=found.fits and peak.process_bytes <= cluster.device.capacity_bytes,
         peak=peak,
+        phases=tuple(one if one.name == "load" else _higher(one, more) for one in found.phases),
+        steps=tuple(_higher(one, more) for one in found.steps),
+        curve=tuple(one if one.phase == "load" else _higher(one, more) for one in found.curve),
         ranks=tuple(
             {**one, **{name: one[name] + more for name in ("allocated_bytes", "reserved_bytes", "process_bytes")}}
             for one in found.ranks
         ),
         coverage=replace(found.coverage, modelled=(*found.coverage.modelled, words)),
     )
+
+
+_Level = TypeVar("_Level", PhasePeak, StepPeak, Moment)
+
+
+def _higher(one: _Level, more: int) -> _Level:
+    return replace(one, allocated_bytes=one.allocated_bytes + more, reserved_bytes=one.reserved_bytes + more)
