@@ -268,7 +268,9 @@ def test_megatrons_overrides_are_in_the_command() -> None:
     assert "model.tensor_model_parallel_size=2 model.pipeline_model_parallel_size=2" in made.command
     assert "train.global_batch_size=4" in made.command
     [overrides] = made.files
+    assert overrides.text.startswith("# of --recipe llama31_8b_pretrain_config\n")
     assert "ddp.use_distributed_optimizer=true\n" in overrides.text
+    assert "dataset.sequence_length=" in overrides.text  # a recipe for fine-tuning would call it seq_length
     assert "train.micro_batch_size=1\n" in overrides.text
 
 

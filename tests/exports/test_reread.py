@@ -134,6 +134,39 @@ def test_a_setting_that_is_read_differently_is_an_error(monkeypatch: pytest.Monk
         reread.check(export, target)
 
 
+def test_a_trainer_that_cannot_be_imported_does_not_stand_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, export = made("torchtitan", 0)
+    (tmp_path / "torchtitan").mkdir()
+    (tmp_path / "torchtitan" / "__init__.py").write_text("raise ImportError('wants a newer torch')")
+    described = tmp_path / "torchtitan-9.0.dist-info"
+    described.mkdir()
+    (described / "METADATA").write_text("Metadata-Version: 2.1\nName: torchtitan\nVersion: 9.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    assert str(reread.check(export, target)) == (
+        "not validated: torchtitan cannot be imported here: wants a newer torch"
+    )
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(
+    ("model", "plan", "gpus"),
+    [
+        ("llama-3.1-8b", Plan(tp=2, pp=2, shard="zero1", checkpointing="full"), "8xh100-80gb"),
+        ("qwen3-8b", Plan(precision="fp16-mixed", checkpointing="attention", clip_grad_norm=2), "h100-80gb"),
+    ],
+)
+def test_megatron_bridge_takes_its_overrides(model: str, plan: Plan, gpus: str) -> None:
+    """Needs Transformer Engine and what Megatron-Bridge's recipes import (docs/export.md)."""
+    target = exports.target("megatron-bridge")
+    if missing := installed.missing(target.packages):
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    export = exports.export(request(model, seq_len=4096, grad_accum=2)[0], plan, parse_cluster(gpus), model, target)
+    assert f"all {len(export.settings)} settings are as the plan says" in str(reread.check(export, target))
+
+
 def test_true_is_not_one() -> None:
     assert reread._alike(1, 1.0)
     assert not reread._alike(True, 1)

@@ -99,7 +99,9 @@ class Target:
     """Says the wish; imports neither torch nor the trainer."""
     reread: Callable[[Path], Mapping[str, Any]]
     """Parses the files of a folder as the trainer does and returns its settings by dotted names, from the objects
-    that it made.  Runs in a process of its own."""
+    that it made.  Runs in a process of its own; an ImportError of it says that it is not rightly installed."""
+    on_ghost: bool = False
+    """Whether that process needs a card for the trainer to be imported at all."""
 
     def has_words(self, option: str, value: Any, default: Any) -> bool:
         """True if the target can say this value of an option."""

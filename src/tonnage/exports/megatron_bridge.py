@@ -1,22 +1,28 @@
 """Megatron-Bridge: overrides of one of its recipes, as its run_recipe.py takes them.  Written against 0.3.1.
 
-It is not read back: it imports Transformer Engine, which wants CUDA's libraries, and more (docs/export.md).  Names
-are those that its recipes assign (`recipes/llama/llama3.py`) and those of `ConfigContainer`.
+It imports Transformer Engine, which wants CUDA's libraries, and so is read back on a ghost.  Names are those of
+`ConfigContainer`.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
 from tonnage.engines import megatron as engine
 from tonnage.engines.engine import ANY, SHAPES
-from tonnage.errors import CannotEstimate
 from tonnage.exports import launching
 from tonnage.exports.export import File, Target, Wish, Written, flat
+from tonnage.modelref import resolve
 
 FILE: Final = "overrides.txt"
+
+_OF: Final = "# of --recipe "
+"""Begins the file's first line, which names the recipe."""
 
 RECIPES: Final = {
     "llama-2-7b": "llama2_7b_pretrain_config",
@@ -29,6 +35,9 @@ RECIPES: Final = {
     "llama-3.2-3b": "llama32_3b_pretrain_config",
 }
 """Its recipe for each name of the catalog."""
+
+_ANOTHER: Final = "llama-3.1-8b"
+"""Whose recipe reads the overrides of a model that has none: all take the same."""
 
 PRECISIONS: Final = {"bf16-mixed": "bf16_mixed", "megatron-bf16": "bf16_mixed", "fp16-mixed": "fp16_mixed"}
 """Its `mixed_precision`; in all of them gradients and main weights are fp32."""
@@ -51,16 +60,17 @@ def write(wish: Wish) -> Written:
     notes = (
         () if recipe else ("RECIPE stands for one of its recipes; there is none for this model in its list here.",)
     )
+    overrides = [f"{name}={_hydra(value)}" for name, value in said.items()]
     launched = launching.torchrun(wish.cluster, "scripts/training/run_recipe.py", alone=False)
     return Written(
-        files=(File(name=FILE, text="".join(f"{name}={_hydra(value)}\n" for name, value in said.items())),),
+        files=(File(name=FILE, text="\n".join((f"{_OF}{recipe or 'RECIPE'}", *overrides, ""))),),
         command=(
             *launched,
             "--recipe",
             recipe or "RECIPE",
             "--mode",
             "pretrain",
-            *(f"{n}={_hydra(v)}" for n, v in said.items()),
+            *overrides,
         ),
         settings=said,
         notes=(*notes, *launching.several_machines(wish.cluster), "Start it in a clone of Megatron-Bridge."),
@@ -89,7 +99,7 @@ def settings(wish: Wish) -> dict[str, Any]:
             "seq_length": job.seq_len,
             **recomputed,
         },
-        "dataset": {"seq_length": job.seq_len},
+        "dataset": {"sequence_length": job.seq_len},
         "train": {
             "micro_batch_size": job.micro_batch,
             "global_batch_size": job.micro_batch * job.grad_accum * axes.data_parallel,
@@ -101,8 +111,28 @@ def settings(wish: Wish) -> dict[str, Any]:
 
 
 def reread(folder: Path) -> Mapping[str, Any]:
-    """Not possible here."""
-    raise CannotEstimate(f"{folder} is not read back: Megatron-Bridge wants Transformer Engine.")
+    """Of the ConfigContainer that the recipe makes and the overrides change, as run_recipe.py has it.
+
+    The recipe asks the Hub for the network's configuration; it gets the catalog's.
+    """
+    first, *overrides = (folder / FILE).read_text(encoding="utf-8").splitlines()
+    asked = first.removeprefix(_OF)
+    name, recipe = next(((n, r) for n, r in RECIPES.items() if r == asked), (_ANOTHER, RECIPES[_ANOTHER]))
+    recipes = importlib.import_module("megatron.bridge.recipes.llama")
+    omegaconf = importlib.import_module("megatron.bridge.training.utils.omegaconf_utils")
+    _give_configuration(name)
+    config = omegaconf.process_config_with_overrides(getattr(recipes, recipe)(), cli_overrides=overrides)
+    return {each: attrgetter(each)(config) for each in (line.partition("=")[0] for line in overrides)}
+
+
+def _give_configuration(name: str) -> None:
+    import transformers
+
+    fields = resolve(name, offline=True).config
+    given = transformers.AutoConfig.for_model(**fields)
+    for module in list(sys.modules.values()):
+        if hasattr(module, "safe_load_config_with_retry"):
+            vars(module)["safe_load_config_with_retry"] = lambda *_args, **_options: given
 
 
 MEGATRON_BRIDGE: Final = Target(
@@ -122,4 +152,5 @@ MEGATRON_BRIDGE: Final = Target(
     why=WHY,
     write=write,
     reread=reread,
+    on_ghost=True,
 )

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.errors import CannotEstimate
+from tonnage.errors import CannotEstimate, GhostUnavailable
 from tonnage.exports import installed
 
 if TYPE_CHECKING:
     from tonnage.exports.export import Export, Target
 
 TIMEOUT_SECONDS: Final = 600.0
+
+_NOT_IMPORTED: Final = 3
+"""How a process ends in which the trainer could not be imported."""
 
 _ABSENT: Final = "nothing"
 
@@ -36,11 +39,15 @@ class Checked:
     """Packages without which nobody could read it."""
     settings: int = 0
     """How many settings were found again with the values that were written."""
+    unread: str = ""
+    """Why the installed packages could not be asked."""
 
     def __str__(self) -> str:
         if self.missing:
             verb = "is" if len(self.missing) == 1 else "are"
             return f"not validated: {', '.join(self.missing)} {verb} not installed"
+        if self.unread:
+            return f"not validated: {self.unread}"
         by = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         return f"read back by {by}: all {self.settings} settings are as the plan says"
 
@@ -56,7 +63,10 @@ def check(export: Export, to: Target) -> Checked:
     with tempfile.TemporaryDirectory(prefix="tonnage-export-") as folder:
         for item in export.files:
             (Path(folder) / item.name).write_text(item.text, encoding="utf-8")
-        found = _asked(to.name, Path(folder))
+        try:
+            found = _asked(to, Path(folder))
+        except (_NotImported, GhostUnavailable) as error:
+            return Checked(versions={}, unread=str(error))
     versions = installed.versions(to.packages)
     for name, value in export.settings.items():
         if not _alike(value, found.get(name, _ABSENT)):
@@ -75,12 +85,17 @@ def _alike(written: Any, found: Any) -> bool:
     return bool(written == found) and isinstance(written, bool) == isinstance(found, bool)
 
 
-def _asked(name: str, folder: Path) -> dict[str, Any]:
+class _NotImported(Exception):
+    """A trainer whose packages are there, and cannot be imported."""
+
+
+def _asked(to: Target, folder: Path) -> dict[str, Any]:
+    name = to.name
     answer = folder / "reread-answer.json"
     try:
         child = subprocess.run(
             [sys.executable, "-m", "tonnage.exports.reread", name, str(folder), str(answer)],
-            env=_environment(),
+            env=_on_a_ghost(_environment()) if to.on_ghost else _environment(),
             cwd=folder,
             capture_output=True,
             encoding="utf-8",
@@ -94,6 +109,8 @@ def _asked(name: str, folder: Path) -> dict[str, Any]:
     if child.returncode == 0 and answer.is_file():
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
         return found
+    if child.returncode == _NOT_IMPORTED:
+        raise _NotImported(f"{name} cannot be imported here: {child.stderr.strip().splitlines()[-1][:300]}")
     reason = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
     raise CannotEstimate(f"{name} does not take what was written for it: {reason[:300]}; nothing was written.")
 
@@ -106,10 +123,22 @@ def _environment() -> dict[str, str]:
     return {**kept, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
+def _on_a_ghost(variables: dict[str, str]) -> dict[str, str]:
+    """The same with a card that is not there.  Raises GhostUnavailable."""
+    from tonnage.ghost.process import environment
+
+    found = environment(inherit=variables)
+    return {**found, "PYTHONPATH": f"{found['PYTHONPATH']}{os.pathsep}{Path(__file__).parents[2]}"}
+
+
 def _main(name: str, folder: str, answer: str) -> None:
     from tonnage.exports import target
 
-    found = target(name).reread(Path(folder))
+    try:
+        found = target(name).reread(Path(folder))
+    except ImportError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        sys.exit(_NOT_IMPORTED)
     Path(answer).write_text(json.dumps(dict(found), default=str), encoding="utf-8")
 
 
