@@ -681,7 +681,7 @@ def _interval(
         assumed.append("time: the network between machines is what machines with this card usually have")
     if shape.experts:
         low, high = low**3, high**3
-        assumed.append("time: with layers of experts it was 5 to 21 % off on networks left out, sometimes 40 %")
+        assumed.append("time: with layers of experts it was 4 to 16 % off on networks left out, sometimes 40 %")
     if work.optimizer_offload or work.param_offload:
         low, high = low**1.5, high**1.5
         assumed.append("time: the host's processor is taken to move 30 GB/s in the optimizer's step")
