@@ -4,7 +4,7 @@
     python -m benchmarks.time --calibrate     print the tables of catalog/times.toml
     python -m benchmarks.time --regret        how much of the best measured throughput our picks reach
     python -m benchmarks.time --kept          errors with the catalog as it is, nothing calibrated
-    python -m benchmarks.time --blind         only the sources that no constant rests on: first answers and today's
+    python -m benchmarks.time --blind         only the sources that no code was calibrated on: first answers and today's
 
 `--rows FILE` reads other rows than measurements/published/throughput (JSON lines, also compressed, with the fields of
 those files); with `--kept` and `--regret --kept` a file of rows never seen is judged with what is in the catalog.
@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--calibrate", action="store_true", help="print the software tables of times.toml")
     parser.add_argument("--regret", action="store_true", help="the picks on the ultrascale grid")
     parser.add_argument("--kinds", action="store_true", help="with --regret: alternatives as plans have")
-    parser.add_argument("--blind", action="store_true", help="only sources that nothing was calibrated on")
+    parser.add_argument("--blind", action="store_true", help="only sources that no code was calibrated on")
     parser.add_argument("--kept", action="store_true", help="calibrate nothing: take the catalog's constants")
     options = parser.parse_args()
     if options.blind:
@@ -130,7 +130,7 @@ def _groups(pairs: Iterable[tuple[Row, float]]) -> dict[str, list[tuple[Row, flo
 
 
 def _blind() -> None:
-    """Sources that nothing was calibrated on."""
+    """Sources that no code was calibrated on."""
     print("\n| source | rows | first answer: median % | p90 % | bias % | today: median % | p90 % | bias % |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
