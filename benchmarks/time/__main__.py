@@ -4,7 +4,7 @@
     python -m benchmarks.time --calibrate     print the tables of catalog/times.toml
     python -m benchmarks.time --regret        how much of the best measured throughput our picks reach
     python -m benchmarks.time --kept          errors with the catalog as it is, nothing calibrated
-    python -m benchmarks.time --blind         only the sources that no code was calibrated on: first answers and today's
+    python -m benchmarks.time --blind         only sources that no code was calibrated on: first answers, and now
 
 `--rows FILE` reads other rows than measurements/published/throughput (JSON lines, also compressed, with the fields of
 those files); with `--kept` and `--regret --kept` a file of rows never seen is judged with what is in the catalog.
