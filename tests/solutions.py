@@ -29,11 +29,12 @@ def question(model: str = "llama-3.1-8b", gpu: str = "8xa100-80gb", **options: A
 def need_bytes(candidate: Candidate, cluster: Cluster) -> int:
     """A made-up peak: what nobody can avoid, 1 GiB, and from half to twice of what is usual beyond.
 
-    How much of it differs from technique to technique, and a little with the layout.
+    How much of it differs from technique to technique, and a little with the layout; who recomputes more needs less.
     """
     one = priced(candidate, cluster)
     plan = candidate.plan
-    part = (0.5, 1.3, 0.8, 2.0)[(len(plan.shard) + len(plan.checkpointing)) % 4]
+    part = {"none": 2.0, "selective": 1.3, "full": 0.8}.get(plan.checkpointing, 1.0)
+    part *= 0.6 if plan.shard == "hsdp" else 1.0
     axes = sum(degree > 1 for degree in (plan.tp, plan.pp, plan.cp, plan.ep))
     return one.least_bytes + GIB + int(one.beyond_bytes * part * (1 + 0.1 * axes))
 
