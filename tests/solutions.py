@@ -33,7 +33,7 @@ def need_bytes(candidate: Candidate, cluster: Cluster) -> int:
     """
     one = priced(candidate, cluster)
     plan = candidate.plan
-    part = {"none": 2.0, "selective": 1.3, "full": 0.8}.get(plan.checkpointing, 1.0)
+    part = {"none": 2.0, "selective": 1.3, "full": 1.0}.get(plan.checkpointing, 1.0)
     part *= 0.6 if plan.shard == "hsdp" else 1.0
     axes = sum(degree > 1 for degree in (plan.tp, plan.pp, plan.cp, plan.ep))
     return one.least_bytes + GIB + int(one.beyond_bytes * part * (1 + 0.1 * axes))
