@@ -72,6 +72,17 @@ def _elements(network: nn.Module) -> int:
     return sum(models.elements(parameter) for parameter in network.parameters())
 
 
+def _as_one(parts: list[nn.Module]) -> nn.Module:
+    """Of the whole network each part says what it lacks; several lack less, and the first says it for all."""
+    if len(parts) == 1:
+        return parts[0]
+    first, *others = (next(m for m in part.modules() if hasattr(m, "elements_elsewhere")) for part in parts)
+    for other in others:
+        first.elements_elsewhere -= _elements(other)
+        other.elements_elsewhere = 0
+    return Parts(parts)
+
+
 def _clip(parameters: list[nn.Parameter], largest_norm: float) -> None:
     torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
 
@@ -151,7 +162,7 @@ class Step:
     def build(self) -> ReadyStep:
         """Make the network and its optimizers on this rank's device."""
         parts = [replace(self, part=part)._network() for part in range(self.parts)]
-        network = parts[0] if len(parts) == 1 else Parts(parts)
+        network = _as_one(parts)
         optimizers = tuple(self.new_optimizer(*part) for part in self.optimizer_parts(network))
         return ReadyStep(step=self, model=network, optimizers=optimizers)
 

@@ -76,3 +76,19 @@ def test_constraints():
 def test_what_cannot_be_asked(wrong):
     with pytest.raises(UsageError):
         question(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"without": ("shard=zero9",)}, r"Unknown shard 'zero9' in --without; possible: none, ddp"),
+        ({"only": ("shard",), "without": ("shard",)}, "shard is both in --only and in --without"),
+    ],
+)
+def test_constraints_that_constrain_nothing_are_refused(asked, said):
+    with pytest.raises(UsageError, match=said):
+        question(**asked)
+
+
+def test_numbers_may_be_left_out():
+    assert not question(without=("tp=2",)).may_be("tp", 2)

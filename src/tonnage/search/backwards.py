@@ -107,7 +107,7 @@ def _fewest(question: Question, possible: Callable[[Question], bool], progress: 
         progress(f"trying {cluster}")
         asked = replace(question, cluster=cluster)
         if possible(asked):
-            return f"{cluster.gpus} GPUs ({cluster})", asked
+            return f"{cluster.gpus} GPU{'s' if cluster.gpus > 1 else ''} ({cluster})", asked
     return None
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -20,11 +21,16 @@ from tonnage.solution import Candidate, Nearest, Remedy
 CARDS: Final = ("a100-80gb", "h100-80gb", "h200", "b200")
 """Larger cards that are offered, smallest first."""
 
-DOUBLINGS: Final = 5
+DOUBLINGS: Final = 8
 """How often the GPUs are doubled before more of them are no remedy."""
 
 SMALLEST: Final = 4
 """Candidates with the least need that are run to find the nearest."""
+
+
+Variant = tuple[str, Question]
+"""Options that are changed, and what is then asked."""
+Variants = Callable[[Question], Iterator[Variant]]
 
 
 def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nearest | None:
@@ -49,14 +55,27 @@ def smallest(question: Question) -> list[Candidate]:
     bounded = [(least(one, question.cluster), one.job.micro_batch, -_saving(one), one) for one in every]
     found: list[Candidate] = []
     for *_, one in sorted(bounded, key=lambda bound: bound[:3]):
-        try:
-            check(one.job, one.plan, question.cluster)
-        except UsageError:
+        if _refused(one, question) is not None:
             continue
         found.append(one)
         if len(found) == SMALLEST:
             break
     return found
+
+
+def refusal(question: Question) -> str | None:
+    """What stands against most combinations, if none of them can be run; else None."""
+    every = (one for offload in (True, False) for one in space.candidates(question, offload=offload))
+    said = Counter(_refused(one, question) for one in every)
+    return None if None in said or not said else said.most_common(1)[0][0]
+
+
+def _refused(candidate: Candidate, question: Question) -> str | None:
+    try:
+        check(candidate.job, candidate.plan, question.cluster)
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def _saving(candidate: Candidate) -> int:
@@ -68,13 +87,30 @@ def _saving(candidate: Candidate) -> int:
 
 
 def _remedies(question: Question, ghosts: Ghosts) -> Iterator[Remedy]:
-    """Each change that makes the job fit, the smallest of its kind."""
-    for variants in (_shorter(question), _methods(question), _more(question), _larger(question)):
-        for words, changed in variants:
-            remedy = _tried(words, changed, ghosts)
-            if remedy is not None:
-                yield remedy
-                break
+    """Each change that makes the job fit, the smallest of its kind; where none does, two together."""
+    single = (_shorter(question), _methods(question), _more(question), _larger(question))
+    found = [remedy for variants in single if (remedy := _first(variants, ghosts)) is not None]
+    if not found:
+        pairs = (
+            _both(question, _larger, _methods),
+            _both(question, _more, _methods),
+            _both(question, _larger, _more),
+        )
+        found = [remedy for variants in pairs if (remedy := _first(variants, ghosts)) is not None]
+    yield from found
+
+
+def _first(variants: Iterator[Variant], ghosts: Ghosts) -> Remedy | None:
+    """The first that makes the job fit."""
+    return next(filter(None, (_tried(words, changed, ghosts) for words, changed in variants)), None)
+
+
+def _both(question: Question, one: Variants, other: Variants) -> Iterator[Variant]:
+    """Two changes at once, the smallest of the first with all of the second before the next."""
+    for words, changed in one(question):
+        for more, both in other(changed):
+            again = words.startswith("--gpu ") and more.startswith("--gpu ")  # the cluster is named once, as it ends
+            yield (more if again else f"{words} {more}"), both
 
 
 def _tried(words: str, question: Question, ghosts: Ghosts) -> Remedy | None:
@@ -94,7 +130,7 @@ def _tried(words: str, question: Question, ghosts: Ghosts) -> Remedy | None:
     )
 
 
-def _shorter(question: Question) -> Iterator[tuple[str, Question]]:
+def _shorter(question: Question) -> Iterator[Variant]:
     tokens = question.job.seq_len // 2
     while tokens >= 512:
         batch = None if question.job.global_batch_tokens is None else question.sequences * tokens
@@ -105,7 +141,7 @@ def _shorter(question: Question) -> Iterator[tuple[str, Question]]:
         tokens //= 2
 
 
-def _methods(question: Question) -> Iterator[tuple[str, Question]]:
+def _methods(question: Question) -> Iterator[Variant]:
     if question.methods:
         return
     order = ("full", "lora", "qlora")
@@ -113,7 +149,7 @@ def _methods(question: Question) -> Iterator[tuple[str, Question]]:
         yield f"--method {method}", replace(question, job=replace(question.job, method=method))
 
 
-def _more(question: Question) -> Iterator[tuple[str, Question]]:
+def _more(question: Question) -> Iterator[Variant]:
     cluster = question.cluster
     sequences = question.sequences
     for _ in range(DOUBLINGS):
@@ -128,7 +164,7 @@ def _more(question: Question) -> Iterator[tuple[str, Question]]:
         )
 
 
-def _larger(question: Question) -> Iterator[tuple[str, Question]]:
+def _larger(question: Question) -> Iterator[Variant]:
     cluster = question.cluster
     for name in CARDS:
         device = find_device(name)

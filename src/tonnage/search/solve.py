@@ -11,7 +11,7 @@ from tonnage.errors import CannotEstimate
 from tonnage.search.best import Search
 from tonnage.search.filling import fill
 from tonnage.search.memory import Ghosts
-from tonnage.search.nearest import nearest
+from tonnage.search.nearest import nearest, refusal
 from tonnage.search.pricing import fastest_first
 from tonnage.search.reasons import looks, path, reasons
 from tonnage.search.space import Question, candidates
@@ -67,13 +67,11 @@ def search(
         if not found.too_large and not found.counts["below_bound"]:
             return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
         progress("nothing fits; looking for what would")
-        return Solution(
-            status="too_large",
-            question=asked,
-            refused=refused,
-            nearest=nearest(question, ghosts, remedies=explain),
-            looked_at=counts,
-        )
+        smallest = nearest(question, ghosts, remedies=explain)
+        if smallest is None and (against := refusal(question)) is not None:
+            refused = (Refused(what="all", why=against), *refused)
+            return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
+        return Solution(status="too_large", question=asked, refused=refused, nearest=smallest, looked_at=counts)
     choices = list(found.choices())
     stages: tuple[Stage, ...] = ()
     if explain:

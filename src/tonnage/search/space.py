@@ -16,7 +16,7 @@ from tonnage.costs.shape import Shape
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
-from tonnage.options import spelled
+from tonnage.options import listed, options, spelled
 from tonnage.plans import Plan
 from tonnage.solution import Candidate
 
@@ -83,6 +83,7 @@ class Question:
             if name.replace("-", "_") not in FAMILIES:
                 possible = ", ".join(spelled(family) for family in FAMILIES)
                 raise UsageError(f"Unknown technique {name!r}; possible: {possible}.")
+        self._check_values()
         for name in self.allow:
             if name not in CHANGES:
                 raise UsageError(f"Nothing about {name!r} changes the mathematics; possible: {', '.join(CHANGES)}.")
@@ -92,6 +93,18 @@ class Question:
         axes(self.plan, self.cluster.gpus, self.cluster.gpus_per_node)  # what the user said can be divided so
         if not 0 <= self.headroom < 1:
             raise UsageError(f"headroom is {self.headroom:.0%} of the card; it must be from 0 to below 100 %.")
+
+    def _check_values(self) -> None:
+        """That `without` names values that there are, and nothing that `only` wants."""
+        possible = {item.name: option.possible for kind in (Job, Plan) for item, option in options(kind)}
+        both = sorted(set(self.only) & set(self.without))
+        if both:
+            raise UsageError(f"{both[0]} is both in --only and in --without; leave it out of one.")
+        for name, equals, value in (word.partition("=") for word in self.without):
+            values = possible[name.replace("-", "_")]
+            kinds = {known.partition("=")[0] for known in values}  # `budget` stands for all of `budget=SIZE`
+            if equals and values and value not in kinds and not listed(value, values):
+                raise UsageError(f"Unknown {name} {value!r} in --without; possible: {', '.join(values)}.")
 
     @property
     def budget_bytes(self) -> int:
