@@ -203,14 +203,13 @@ class Pool:
 class PrivatePool:
     """Pools of their own for a CUDA graph or a torch.cuda.MemPool."""
 
-    __slots__ = ("id", "large", "reserved_bytes", "segments", "small", "splits", "use_on_oom", "users")
+    __slots__ = ("id", "large", "reserved_bytes", "small", "splits", "use_on_oom", "users")
 
     def __init__(self, pool_id: PoolId, all_pools: Statistics, small: Statistics, large: Statistics) -> None:
         self.id = pool_id
         self.small = Pool(is_small=True, statistics=(all_pools, small), owner=self)
         self.large = Pool(is_small=False, statistics=(all_pools, large), owner=self)
         self.users = 1  # graphs and MemPool objects that hold it
-        self.segments = 0  # obtained from the driver and not given back
         self.splits = True
         self.use_on_oom = False
         self.reserved_bytes = {"all": Stat(), "small_pool": Stat(), "large_pool": Stat()}

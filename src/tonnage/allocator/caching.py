@@ -339,10 +339,7 @@ class CachingAllocator:
             return None
         if self.settings.throw_on_cudamalloc_oom:
             self._reject_above_fraction(request, wanted)
-        block = self._expand(request) if request.expandable else self._new_segment(request)
-        if block is not None and request.pool.owner is not None:
-            request.pool.owner.segments += 1
-        return block
+        return self._expand(request) if request.expandable else self._new_segment(request)
 
     def _reject_above_fraction(self, request: _Request, wanted_bytes: int) -> None:
         if wanted_bytes > int(self.settings.per_process_memory_fraction * self.driver.total_bytes):
@@ -533,7 +530,7 @@ class CachingAllocator:
                 self._wait_for_events(private)
             self._release_free(private.small)
             self._release_free(private.large)
-            if private.segments == 0:
+            if private.reserved_bytes["all"].current == 0:
                 del self.heap.private[private.id]
 
     def _release_free(self, pool: Pool) -> None:

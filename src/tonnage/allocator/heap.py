@@ -89,8 +89,6 @@ class Heap:
         for statistics in pool.statistics:
             statistics.segment.decrease(1)
         self._unreserve(pool, size)
-        if pool.owner is not None:
-            pool.owner.segments -= 1
         if self._is_oversize(size):
             self._oversize_segments.decrease(1)
         pool.remove(block)
@@ -246,8 +244,6 @@ class Heap:
         self._merge(block, block.next)
         pool.add_unmapped(block)
         self._unreserve(pool, size)
-        if pool.owner is not None:
-            pool.owner.segments -= 1
         self.counters["num_device_free"] += 1
         self.note("segment_unmap", address, size, block.stream)
 
