@@ -126,17 +126,26 @@ def test_one_rank_of_accelerate_launch_keeps_the_launchers_settings(dry_run: Any
 
 
 def test_torch_compile(dry_run: Any, tmp_path_factory: Any) -> None:
-    cache = str(tmp_path_factory.mktemp("inductor"))
+    own = tmp_path_factory.mktemp("inductor")
     variables = (
-        ("TORCHINDUCTOR_CACHE_DIR", cache),
-        ("TRITON_CACHE_DIR", cache),
+        ("TORCHINDUCTOR_CACHE_DIR", str(own)),
+        ("TRITON_CACHE_DIR", str(own)),
         ("TORCHINDUCTOR_COMPILE_THREADS", "1"),
     )
     estimate, trace = consistent(dry_run("compiled.py", variables=variables))
+    assert list(own.iterdir()) == [], "a real run would take what was chosen by times that nobody took"
     assert trace.steps == 3
     assert any(activity.name.startswith("triton_") for activity in trace.activities()), "its own kernels run"
     held = timeline(trace).by_category()
     assert held["parameter"] >= 2 * estimate.model["parameters"]
+
+
+def test_a_real_run_finds_no_kernel_that_a_ghost_compiled(dry_run: Any, tmp_path_factory: Any) -> None:
+    own = tmp_path_factory.mktemp("kernels")
+    _, trace = consistent(dry_run("unusual.py", "multiplies", variables=(("PYTORCH_KERNEL_CACHE_PATH", str(own)),)))
+    assert any("prod" in activity.name for activity in trace.activities())
+    assert trace.unknown_calls == {}
+    assert list(own.iterdir()) == []
 
 
 def test_cuda_graphs(dry_run: Any) -> None:

@@ -169,6 +169,13 @@ def with_workers() -> None:
         optimizer.zero_grad()
 
 
+def multiplies() -> None:
+    import torch
+
+    torch.ones(3, dtype=torch.long, device="cuda").prod()  # torch compiles this kernel when it is wanted
+    train()
+
+
 def main() -> None:
     what = sys.argv[1]
     if what == "crashes":
@@ -264,6 +271,8 @@ def main() -> None:
         train(1)
         os.chdir("/")
         raise RuntimeError("no luck")
+    elif what == "multiplies":
+        multiplies()
     elif what == "dies":
         train()
         os.abort()

@@ -8,12 +8,13 @@ import platform
 import shlex
 import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from tonnage.errors import GhostUnavailable
-from tonnage.ghost.wheel import Torch, find
+from tonnage.ghost.wheel import Torch, cache_folder, find
 
 INSIDE = Path(__file__).parent / "inside"
 """Goes first on PYTHONPATH: sitecustomize and tonnage_inside."""
@@ -74,6 +75,7 @@ def environment(
     variables["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [variables.get("PYTHONPATH")])])
     variables["TRITON_LIBCUDA_PATH"] = str(folder)
     variables |= dict.fromkeys(_SEARCHED, str(folder))
+    variables |= _kernel_caches()
     variables["GHOST_DEVICES"] = str(devices)
     variables["GHOST_SHM"] = f"tonnage-{uuid.uuid4().hex[:12]}"
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING"):
@@ -85,6 +87,23 @@ def environment(
         variables["TONNAGE_STEPS"] = str(steps)
         variables["TONNAGE_SOURCE"] = "ghost"
     return variables
+
+
+def _kernel_caches() -> dict[str, str]:
+    """Where compiled kernels are kept: never where a real card's are, which would load the ghost's.
+
+    What NVRTC makes here is empty, and what Inductor and Triton choose rests on times that nobody took.
+    """
+    place = cache_folder() / "compiled"
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        place = Path(tempfile.gettempdir()) / f"tonnage-compiled-{os.getuid()}"
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
+        "TRITON_CACHE_DIR": str(place / "triton"),
+        "USE_PYTORCH_KERNEL_CACHE": "0",
+    }
 
 
 def programs(folder: Path) -> Path:
