@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tonnage import launchers
+from tonnage import launchers, trackers
 from tonnage import trace as traces
 from tonnage.device import Cluster
 from tonnage.errors import TrialFailed, UsageError
@@ -154,7 +154,8 @@ def _prepared(
         cards=str(folder / _CARDS),
         **settings,
     )
-    return prepared | {"PATH": os.pathsep.join([str(programs(folder)), prepared.get("PATH", os.defpath)])}
+    prepared["PATH"] = os.pathsep.join([str(programs(folder)), prepared.get("PATH", os.defpath)])
+    return prepared | trackers.offline(folder, prepared)
 
 
 def _failed_early(left: Left) -> Trace | None:

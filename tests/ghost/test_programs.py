@@ -507,6 +507,18 @@ def test_what_a_program_saves_takes_the_place_of_nothing(dry_run: Any, tmp_path:
     assert any(said.startswith("what was saved went into a folder") for said in estimate.coverage.assumed)
 
 
+def test_zeros_are_reported_to_no_tracker(dry_run: Any, tmp_path: Path) -> None:
+    (tmp_path / "wandb.py").write_text("NAME = 'wandb'\n")
+    told = (("WANDB_MODE", "online"), ("MLFLOW_TRACKING_URI", "https://tracking.example"))
+    answer = dry_run("tracking.py", str(tmp_path), variables=told)
+    estimate, _ = consistent(answer)
+    said = answer.said[-1]
+    assert said["mode"] == "offline"
+    assert said["mlflow"].startswith("file:///")
+    assert not Path(said["place"]).exists()
+    assert any(line.startswith("experiment trackers worked offline") for line in estimate.coverage.assumed)
+
+
 def test_what_a_program_files_away_takes_the_place_of_nothing(dry_run: Any, tmp_path: Path) -> None:
     """Renamed, linked, copied, opened, removed: checkpoints that were there stay, what the run saved is found."""
     older = ("last.pt", "best.pt", "opened.ckpt", "before.pt", "oldest.pth", "run-1/model.safetensors")

@@ -37,11 +37,15 @@ ASSUMED = {
     "generation": "generate() meets no end token: it goes on to its length limit",
     "weights": "pretrained weights were not read: shapes and dtypes come from the configuration",
     "files": "what was saved went into a folder that was deleted, without values; nothing was sent to the Hub",
+    "trackers": "experiment trackers worked offline, in a folder that was deleted where they can be told one",
     "initialisation": "host tensors were not filled with random numbers",
     "host_optimizer": "optimizers did no arithmetic on host tensors (offloaded parameters)",
     "compiled_adam": "DeepSpeed's FusedAdam and CPUAdam were not compiled: their kernels do nothing, the rest is run",
     "swapped": "DeepSpeed's files of tensors were not written: reads and writes of them are counted alone",
 }
+
+TRACKERS = ("wandb", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "neptune_scale", "trackio")
+"""Packages that the dry-run's environment told to work offline (tonnage.trackers)."""
 
 DECIDING = frozenset({"all", "checks", "exact", "nonzero", "routing"})
 """Those with which a patch tells the program what else it would have copied from the card."""
@@ -102,6 +106,8 @@ class Policy:
         self._patch_routing()
         for name in ("adam", "adamw", "sgd", "adafactor"):
             after_import(f"torch.optim.{name}", functools.partial(self._patch_optimizer, name))
+        for name in TRACKERS:
+            after_import(name, lambda module: self.use("trackers"))
         self.torch.cuda._lazy_call(self._patch_nonzero)
         after_import("deepspeed.ops.op_builder.builder", self._patch_compiled_adam)
         after_import("torch.distributed.distributed_c10d", self._patch_object_exchange)
