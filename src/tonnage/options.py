@@ -5,8 +5,8 @@ request; what it accepts is checked in one place, `check`, with one wording.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from tonnage.errors import UsageError
@@ -57,12 +57,16 @@ def switch(help: str) -> Any:
     return field(default=False, metadata={_KEY: Option(kind="switch", help=help)})
 
 
-def options(kind: type) -> Iterator[tuple["Field[Any]", Option]]:
+def options(kind: type) -> tuple[tuple["Field[Any]", Option], ...]:
     """The fields of a dataclass that are options, in their order."""
-    for item in fields(kind):
-        if _KEY in item.metadata:
-            assert item.default is not MISSING
-            yield item, item.metadata[_KEY]
+    return _options(kind)
+
+
+@cache
+def _options(kind: Any) -> tuple[tuple["Field[Any]", Option], ...]:
+    found = [(item, item.metadata[_KEY]) for item in fields(kind) if _KEY in item.metadata]
+    assert all(item.default is not MISSING for item, _ in found)
+    return tuple(found)
 
 
 def spelled(name: str) -> str:
@@ -87,6 +91,7 @@ def check(value: object) -> None:
             raise UsageError(f"{spelled(item.name)} is {found}; it must be at least 0 and less than 1.")
 
 
+@lru_cache(maxsize=1024)
 def listed(value: str, possible: tuple[str, ...]) -> bool:
     """True if `possible` holds the value or its pattern: `every-N` for `every-3`, `budget=SIZE` for `budget=4GiB`."""
     if value.endswith(("-N", "=SIZE", "=FRACTION", "WxH")):

@@ -7,6 +7,7 @@ tensor parallelism.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 from tonnage.errors import CannotEstimate
@@ -122,6 +123,15 @@ class Shape:
     @staticmethod
     def of(config: Mapping[str, Any]) -> "Shape":
         """The Shape of a config.json.  Raises CannotEstimate with one line for a kind it does not know."""
+        known = _KNOWN.get(id(config))
+        if known is None or known[0] != config:
+            if len(_KNOWN) >= _MOST_KNOWN:
+                _KNOWN.clear()
+            known = _KNOWN[id(config)] = dict(config), Shape._read(config)
+        return known[1]
+
+    @staticmethod
+    def _read(config: Mapping[str, Any]) -> "Shape":
         kind = config.get("model_type")
         reader = {
             **dict.fromkeys(_LLAMA_LIKE, _llama),
@@ -151,7 +161,7 @@ class Shape:
         """Layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
-    @property
+    @cached_property
     def attention_parameters(self) -> int:
         """Weights of one layer's attention, with its biases."""
         h, q, k = self.hidden, self.query_width, self.key_width
@@ -176,7 +186,7 @@ class Shape:
         of_heads = 2 * self.head_dim if self.head_norms else 0
         return self.norms * self.hidden * (1 if self.rms_norm else 2) + of_heads
 
-    @property
+    @cached_property
     def dense_layer_parameters(self) -> int:
         """Weights of a layer without experts."""
         return self.attention_parameters + self.norm_parameters + self.feed_forward_parameters(self.intermediate)
@@ -191,13 +201,13 @@ class Shape:
         """Whether experts' products have biases."""
         return self.experts > 0 and self.biases == "qkvo"
 
-    @property
+    @cached_property
     def expert_parameters(self) -> int:
         """Weights of one routed expert."""
         bias = 2 * self.expert_intermediate + self.hidden if self.expert_biases else 0
         return self.feed_forward_parameters(self.expert_intermediate) + bias
 
-    @property
+    @cached_property
     def expert_layer_parameters(self) -> int:
         """Weights of a layer with experts."""
         shared = self.feed_forward_parameters(self.shared_intermediate) if self.shared_intermediate else 0
@@ -209,7 +219,7 @@ class Shape:
         """Weights of the embedding of words."""
         return self.vocab * self.hidden
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """All weights, ties counted once."""
         layers = (self.layers - self.expert_layers) * self.dense_layer_parameters
@@ -221,6 +231,11 @@ class Shape:
     def active_parameters(self) -> int:
         """Weights that a token is multiplied with."""
         return self.parameters - self.expert_layers * (self.experts - self.experts_per_token) * self.expert_parameters
+
+
+_MOST_KNOWN: Final = 64
+_KNOWN: Final[dict[int, tuple[dict[str, Any], Shape]]] = {}
+"""Shapes by the identity of their configuration, with what that said: a search asks for one ten thousand times."""
 
 
 def _head_dim(config: Mapping[str, Any], heads: int) -> int:

@@ -22,7 +22,7 @@ from tonnage.search import space
 from tonnage.search.depth import Need
 from tonnage.search.expectation import Expectation
 from tonnage.search.memory import Failure, Ghosts
-from tonnage.search.pricing import Priced, fastest_first, least
+from tonnage.search.pricing import Priced, bounded, in_order
 from tonnage.search.space import OFFLOADS, ORDER, Question
 from tonnage.search.words import describe
 from tonnage.solution import Candidate, Choice, Refused
@@ -123,10 +123,11 @@ class Search:
 
     def _priced(self, every: list[Candidate]) -> list[Priced]:
         """Those that may fit by what they cannot do without, fastest first."""
-        possible = [one for one in every if least(one, self.question.cluster) <= self._capacity]
+        known = (bounded(one, self.question.cluster) for one in every)
+        possible = [one for one in known if one.least_bytes <= self._capacity]
         self.counts["below_bound"] += len(every) - len(possible)
         self.counts["priced"] += len(possible)
-        return fastest_first(possible, self.question.cluster)
+        return in_order(possible, self.question.cluster)
 
     def _verify(self, order: list[Priced], top: int) -> None:
         """Run those that are likely to fit, fastest first, until `top` kinds of them do."""

@@ -14,7 +14,7 @@ from tonnage.search import space
 from tonnage.search.best import Search
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
-from tonnage.search.pricing import least
+from tonnage.search.pricing import bounded
 from tonnage.search.space import Question
 from tonnage.solution import Candidate, Nearest, Remedy
 
@@ -52,7 +52,7 @@ def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nea
 def smallest(question: Question) -> list[Candidate]:
     """The few candidates with the least need that can be run at all, smallest first as far as is known unrun."""
     every = (one for offload in (True, False) for one in space.candidates(question, offload=offload))
-    bounded = [(least(one, question.cluster), one.job.micro_batch, -_saving(one), one) for one in every]
+    bounded = [(bounded(one, question.cluster).least_bytes, one.job.micro_batch, -_saving(one), one) for one in every]
     found: list[Candidate] = []
     for *_, one in sorted(bounded, key=lambda bound: bound[:3]):
         if _refused(one, question) is not None:

@@ -49,39 +49,50 @@ class Priced:
         return self.place if self.timing is None else 1.0 / self.timing.tokens_per_second_per_gpu
 
 
-def least(candidate: Candidate, cluster: Cluster) -> int:
-    """Bytes that no run of a candidate can do without; 0 for a network of an unknown kind."""
-    work = Work.of(candidate.job, candidate.plan, cluster)
-    shape = shape_of(candidate)
+@dataclass(frozen=True, kw_only=True)
+class Bounded:
+    """A candidate with what is known of it before its time is."""
+
+    candidate: Candidate
+    """Job and plan."""
+    work: Work
+    """What a rank has to do."""
+    shape: Shape | None
+    """The network's dimensions; None for a network of an unknown kind."""
+    least_bytes: int
+    """No run of it can do with less inside torch's allocator; 0 where the shape is not known."""
+
+
+def bounded(candidate: Candidate, cluster: Cluster) -> Bounded:
+    """A candidate with the least memory of its fullest rank.
+
+    A pipeline's first rank has one micro-batch more under way than its second, which gets more.
+    """
+    work, shape = Work.of(candidate.job, candidate.plan, cluster), shape_of(candidate)
     if shape is None:
-        return 0
-    return _least(candidate, cluster, shape, work)
-
-
-def _least(candidate: Candidate, cluster: Cluster, shape: Shape, work: Work) -> int:
-    """Of the fullest rank: a pipeline's first has one micro-batch more under way than its second, which gets more."""
+        return Bounded(candidate=candidate, work=work, shape=None, least_bytes=0)
     layout, steps = work.axes, candidate.job.grad_accum
     more = steps * waiting_bytes(candidate, cluster)
     if layout.pp > 1:
         _, second, *_ = layout.different
         more = max(more, int(steps * waiting_bytes(candidate, cluster, second) - under_way(shape, work)))
-    return more + least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
+    least = more + least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
+    return Bounded(candidate=candidate, work=work, shape=shape, least_bytes=least)
 
 
 def priced(candidate: Candidate, cluster: Cluster) -> Priced:
     """The candidate's price, as far as it is known."""
-    work = Work.of(candidate.job, candidate.plan, cluster)
-    shape = shape_of(candidate)
-    timing = _timing(candidate, cluster)
-    if shape is None:
+    return _priced(bounded(candidate, cluster), cluster)
+
+
+def _priced(known: Bounded, cluster: Cluster) -> Priced:
+    candidate, work = known.candidate, known.work
+    if known.shape is None:
         beyond = float(candidate.job.tokens_per_micro_batch)  # what runs like it need is taken to grow as this does
-        return Priced(candidate=candidate, timing=timing, least_bytes=0, beyond_bytes=beyond)
-    return Priced(
-        candidate=candidate,
-        timing=timing,
-        least_bytes=_least(candidate, cluster, shape, work),
-        beyond_bytes=usually_beyond(shape, work) + _outside(work.axes, cluster),
-    )
+    else:
+        beyond = usually_beyond(known.shape, work) + _outside(work.axes, cluster)
+    timing = _timing(candidate, cluster)
+    return Priced(candidate=candidate, timing=timing, least_bytes=known.least_bytes, beyond_bytes=beyond)
 
 
 def shape_of(candidate: Candidate) -> Shape | None:
@@ -108,11 +119,17 @@ def _outside(layout: Axes, cluster: Cluster) -> int:
 
 
 def fastest_first(candidates: Iterable[Candidate], cluster: Cluster) -> list[Priced]:
-    """All of them with their prices; of equally fast ones the simpler plan, then the smaller need, comes first.
+    """`in_order` of candidates of which nothing is known yet."""
+    return in_order((bounded(one, cluster) for one in candidates), cluster)
 
+
+def in_order(candidates: Iterable[Bounded], cluster: Cluster) -> list[Priced]:
+    """All of them with their prices, fastest first.
+
+    Of equally fast ones the simpler plan, then the one with the smaller need, comes first.
     Where some have seconds the others are left out; where none has, they are ranked without.
     """
-    every = [priced(candidate, cluster) for candidate in candidates]
+    every = [_priced(known, cluster) for known in candidates]
     found = [one for one in every if one.timing is not None]
     if not found:
         order = ranked(every)
