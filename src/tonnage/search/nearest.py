@@ -52,9 +52,9 @@ def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nea
 def smallest(question: Question) -> list[Candidate]:
     """The few candidates with the least need that can be run at all, smallest first as far as is known unrun."""
     every = (one for offload in (True, False) for one in space.candidates(question, offload=offload))
-    bounded = [(bounded(one, question.cluster).least_bytes, one.job.micro_batch, -_saving(one), one) for one in every]
+    order = [(bounded(one, question.cluster).least_bytes, one.job.micro_batch, -_saving(one), one) for one in every]
     found: list[Candidate] = []
-    for *_, one in sorted(bounded, key=lambda bound: bound[:3]):
+    for *_, one in sorted(order, key=lambda bound: bound[:3]):
         if _refused(one, question) is not None:
             continue
         found.append(one)
