@@ -11,16 +11,16 @@ import contextlib
 import functools
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from .imports import after_import
 
-_known: dict[bytes, bytes] = {}
+_known: dict[Hashable, bytes] = {}
 """What was decided, by what was asked."""
-_new: dict[bytes, bytes] = {}
+_new: dict[Hashable, bytes] = {}
 """Of it, what this process decided."""
 _meshes: dict[str, Any] = {}
 """The meshes of the operation that is decided about, by their layouts."""
@@ -55,13 +55,13 @@ def _remember(module: ModuleType) -> None:
     original = getattr(module.ShardingPropagator, "propagate_op_sharding_non_cached", None)
     if original is None:
         return
-    packed = functools.partial(_packed, _pickler(module))
+    asking, packed = _asking(module), functools.partial(_packed, _pickler(module))
 
     @functools.wraps(original)
     def propagate(propagator: Any, operation: Any) -> Any:
         _meshes.clear()
         try:
-            asked = packed(operation, True)
+            asked = asking(operation)
         except _NotKept:
             return original(propagator, operation)
         if asked in _known:
@@ -71,7 +71,7 @@ def _remember(module: ModuleType) -> None:
         if _handed_out() != before:  # fake tensors take a few bytes of the card in some versions: each run takes them
             return answer
         with contextlib.suppress(_NotKept):
-            _known[asked] = _new[asked] = packed(answer, False)
+            _known[asked] = _new[asked] = packed(answer)
         return answer
 
     module.ShardingPropagator.propagate_op_sharding_non_cached = propagate
@@ -87,14 +87,55 @@ def _handed_out() -> int:
     return int(statistics["allocation"]["all"]["allocated"])
 
 
-def _packed(pickler: Any, value: Any, asks: bool) -> bytes:
-    """A question or an answer, equal ones alike.  Raises _NotKept."""
+def _asking(module: ModuleType) -> Callable[[Any], Hashable]:
+    """Gives what is asked about an operation as plain values, equal ones for equal questions; raises _NotKept.
+
+    What torch says of an operation itself (`schema_info`) follows from its name.
+    """
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.placement_types import Partial, Placement
+
+    themselves = (type(None), str, torch.dtype, torch.device, torch.memory_format, torch.layout)
+
+    def asked(value: Any) -> Hashable:
+        kind, plain = type(value), cast(Hashable, value)
+        if kind in themselves:
+            return plain
+        if kind in (int, bool, float):
+            return kind.__name__, repr(value)  # 1, 1.0 and True are equal
+        if isinstance(value, tuple | list):
+            return kind.__name__, *map(asked, value)
+        if isinstance(value, module.DTensorSpec):
+            return "spec", *((name, asked(each)) for name, each in vars(value).items() if name != "_hash")
+        if isinstance(value, Placement) and not (isinstance(value, Partial) and kind is not Partial):
+            return plain
+        if isinstance(value, DeviceMesh):
+            layout = _layout(value)
+            _meshes.setdefault(layout, value)
+            return layout
+        if kind is dict:
+            return "dict", *((name, asked(each)) for name, each in value.items())
+        if isinstance(value, module.OpSchema):
+            return str(value.op), asked(value.args_schema), asked(value.kwargs_schema)
+        raise _NotKept
+
+    return asked
+
+
+def _layout(mesh: Any) -> str:
+    """How a mesh is laid out, counted from its first rank."""
+    if id(mesh) not in _layouts:
+        ranks = mesh.mesh - mesh.mesh.min()
+        _layouts[id(mesh)] = mesh, f"{mesh.device_type} {mesh.mesh_dim_names} {ranks.tolist()}"
+    return _layouts[id(mesh)][1]
+
+
+def _packed(pickler: Any, answer: Any) -> bytes:
+    """What was decided, for another process.  Raises _NotKept."""
     file = io.BytesIO()
-    made = pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
-    made.fast = True  # whether parts are one object or equal ones makes no difference
-    made.asks = asks
     try:
-        made.dump(value)
+        pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(answer)
     except (pickle.PicklingError, TypeError, AttributeError) as error:  # a kind of value that cannot be written
         raise _NotKept from error
     return file.getvalue()
@@ -107,32 +148,20 @@ def _pickler(module: ModuleType) -> type[pickle.Pickler]:
     from torch.distributed.tensor.placement_types import Partial
 
     class Pickler(pickle.Pickler):
-        asks: bool
-        """Whether meshes may be met for the first time."""
-
         def reducer_override(self, value: Any) -> Any:
             if isinstance(value, module.DTensorSpec):
                 return _specification, ({name: each for name, each in vars(value).items() if name != "_hash"},)
             if isinstance(value, module.OpSchema):
                 return module.OpSchema, (value.op, value.args_schema, value.kwargs_schema, value.schema_info)
             if isinstance(value, DeviceMesh):
-                return _mesh, (self._layout(value),)
+                if _layout(value) not in _meshes:
+                    raise _NotKept
+                return _mesh, (_layout(value),)
             if isinstance(value, torch._ops.OpOverload):
                 return _operation, (value.namespace, value._opname, value._overloadname)
             if isinstance(value, torch.Tensor) or (isinstance(value, Partial) and type(value) is not Partial):
                 raise _NotKept
             return NotImplemented
-
-        def _layout(self, mesh: Any) -> str:
-            if id(mesh) not in _layouts:
-                ranks = mesh.mesh - mesh.mesh.min()
-                _layouts[id(mesh)] = mesh, f"{mesh.device_type} {mesh.mesh_dim_names} {ranks.tolist()}"
-            layout = _layouts[id(mesh)][1]
-            if self.asks:
-                _meshes.setdefault(layout, mesh)
-            elif layout not in _meshes:
-                raise _NotKept
-            return layout
 
     return Pickler
 
