@@ -80,8 +80,9 @@ _MODALITIES = {"2.7": (32, 2560, 32), "6.7": (32, 4096, 32), "13": (40, 5120, 40
 def _modalities(raw: Raw) -> Row:
     """FSDP with weights in fp32, everything else in bf16, flash attention, layers of GPT-2's width with 50,304 words.
 
-    Norms and rotary positions are those of the repository's own training configurations of then
-    (config_lorem_ipsum.yaml at 6398d620: root-mean-square norms in plain torch); the first answers took GPT-2's own.
+    Layers are those of the 2.7B network that its authors trained (ai_24_demo/configs/text_generation_config_torch.yaml
+    at 6398d620: torch's layer norms, rotary positions, SwiGLU in three products, no biases, the width by `SwiGLU`'s
+    rule); the first answers took GPT-2's own.
     """
     device, network = _cards()[raw["cluster"]]
     gpus = raw["n_gpus"]
@@ -95,10 +96,15 @@ def _modalities(raw: Raw) -> Row:
     return Row(
         source=f"Modalities, {raw['cluster']}", software="eager", model=f"{raw['size']}B",
         cluster_name=raw["cluster"], work=work,
-        shape=_gpt(*_MODALITIES[raw["size"]], 50304, rms_norm=True, rotary=1.0),
+        shape=_swiglu(*_MODALITIES[raw["size"]]),
         cluster=_cluster(device, gpus, 4, network),
         seconds=work.micro_batch * gpus / raw["samples_per_second"], raw=raw,
     )  # fmt: skip
+
+
+def _swiglu(layers: int, hidden: int, heads: int) -> Shape:
+    inner = -(-(8 * hidden // 3) // 256) * 256
+    return _gpt(layers, hidden, heads, 50304, intermediate=inner, gated=True, rotary=1.0, biases="", parts=3)
 
 
 def _cluster(device: Device, gpus: int, per_node: int = 8, network: float | None = None) -> Cluster:

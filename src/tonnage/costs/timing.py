@@ -604,8 +604,11 @@ def _averaging(
         moving += shape.layers / layout.pp * software.update_seconds * log2(cluster.nodes)
     if software.crowded_ranks and layout.ranks >= software.crowded_ranks and layout.pp == 1:
         moving += software.crowded_seconds * (1 if work.shard == "zero1" else 2)
-    hidden = software.data_overlap * min(moving, backward)
-    return (moving - hidden) * (work.grad_accum if work.averages_each else 1)
+    if work.sharded:  # layer by layer, behind the layers before it
+        lasting = max(moving - backward, 2 * fabric.slowing(group, averaged)) + moving / shape.layers
+    else:
+        lasting = moving - software.data_overlap * min(moving, backward)
+    return lasting * (work.grad_accum if work.averages_each else 1)
 
 
 def _alike(work: Work, ranks: int, cluster: Cluster) -> Group:
