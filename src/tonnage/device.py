@@ -106,6 +106,8 @@ class Device:
     """PCI Express bandwidth in one direction."""
     nvlink_bytes_per_second: float | None = None
     """NVLink bandwidth in one direction, all links of the GPU together; None: no NVLink."""
+    nvlink_bridged: bool = False
+    """Whether NVLink is a bridge to one other card, bought apart from them."""
     host_link_bytes_per_second: float | None = None
     """Bandwidth in one direction to a host that is not reached over PCI Express (NVLink-C2C)."""
     network_bytes_per_second: float | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tonnage.costs.rates import Card
-from tonnage.device import Cluster
+from tonnage.device import Cluster, Device
 from tonnage.errors import CannotEstimate
 
 
@@ -103,6 +103,11 @@ _HELD: Final = 0.06
 bytes hardly any part in that: 0.05 to 0.09 on 2 and 4 machines of A100 or V100 (Mist's overlap runs)."""
 
 
+def has_links(device: Device) -> bool:
+    """Whether machines connect cards of this kind by NVLink: not where it is a bridge between two, bought apart."""
+    return device.nvlink_bytes_per_second is not None and not device.nvlink_bridged
+
+
 def near_bytes_per_second(cluster: Cluster, reached: Card) -> float:
     """Of a rank to its neighbours in the machine: NVLink, else PCI Express through the host (a fifth of the
     datasheet).
@@ -110,7 +115,7 @@ def near_bytes_per_second(cluster: Cluster, reached: Card) -> float:
     Raises CannotEstimate where no link is known.
     """
     device = cluster.device
-    if device.nvlink_bytes_per_second is not None:
+    if device.nvlink_bytes_per_second is not None and has_links(device):
         return device.nvlink_bytes_per_second * reached.link
     if device.pcie_bytes_per_second is None:
         raise CannotEstimate(f"How {device.name} is connected is not known, so neither is the step's time.")

@@ -7,7 +7,7 @@ from math import log2
 from typing import Final
 
 from tonnage.costs import operations, rates, schedule
-from tonnage.costs.collectives import Fabric, Group, far_bytes_per_second, near_bytes_per_second
+from tonnage.costs.collectives import Fabric, Group, far_bytes_per_second, has_links, near_bytes_per_second
 from tonnage.costs.operations import ELEMENT_BYTES, Passes, Slice, kept_dtype
 from tonnage.costs.rates import Card, Seconds
 from tonnage.costs.shape import Shape
@@ -461,7 +461,7 @@ def _data_fabric(cluster: Cluster, reached: Card, software: Software) -> Fabric:
         if cluster.gpus > 1
         else 1.0,
         far_bytes_per_second=None if network is None else network * software.far_part,
-        half_bytes=reached.link_half_bytes if cluster.device.nvlink_bytes_per_second else 1e6,
+        half_bytes=reached.link_half_bytes if has_links(cluster.device) else 1e6,
         near_hidden=reached.link_hidden,
         call_seconds=20e-6,
         hop_seconds=software.data_hop_seconds,
@@ -682,6 +682,8 @@ def _interval(
         )
     if cluster.nodes > 1 and cluster.network_bytes_per_second is None:
         assumed.append("time: the network between machines is what machines with this card usually have")
+    if cluster.gpus_per_node > 1 and cluster.device.nvlink_bridged:
+        assumed.append("time: no NVLink bridges, which connect two of these cards and are bought apart from them")
     if shape.experts:
         low, high = low**3, high**3
         assumed.append("time: with layers of experts it was 4 to 16 % off on networks left out, sometimes 40 %")
