@@ -1,18 +1,20 @@
 """The time model beside measured steps: what is in the catalog stays as good as it was, and regret by hand."""
 
+import re
 from dataclasses import replace
 from statistics import median
 from types import SimpleNamespace
 
 import pytest
-from benchmarks.time import blind, regret
+from benchmarks.time import blind, coverage, regret
 from benchmarks.time.alternatives import Prospect
 from benchmarks.time.calibration import CALIBRATIONS, known, toml
 from benchmarks.time.fit import errors, fit, predicted, summary
 from benchmarks.time.recipes import completed, of_experts, of_release
-from benchmarks.time.rows import Left, load, own, read
+from benchmarks.time.rows import OWN, Left, load, own, read
 
 from tonnage.axes import Axes
+from tonnage.costs.rates import card
 from tonnage.costs.software import Software
 from tonnage.device import find_device
 
@@ -45,6 +47,40 @@ def test_most_measured_steps_are_within_the_interval(rows):
     eager = known("eager")
     inside = [eager.low_factor <= 1 / (1 + error) <= eager.high_factor for error in errors(mine, eager)]
     assert 0.75 < sum(inside) / len(inside) < 0.99
+
+
+def test_blind_steps_are_within_the_interval_as_often_as_it_says():
+    judged = coverage.blindly()
+    shares = coverage.shares(judged)
+    assert sum(share.rows for share in shares) == len(judged)
+    assert all(0.75 < share.inside < 0.95 for share in shares if share.rows > 15)
+    assert {(share.kind, share.place) for share in shares} >= {("dense", "one GPU"), ("experts", "several machines")}
+
+
+def test_a_step_is_inside_its_interval_or_not(rows):
+    (row,) = [row for row in rows if row.source == "own H200"][:1]
+    told = [coverage.shares([(row, error, known("eager"))])[0].inside for error in (0.0, 0.5, -0.5)]
+    assert told == [1, 0, 0]
+
+
+def test_attention_on_our_card_takes_what_single_operations_took():
+    facts = [raw for raw in read(OWN) if "seconds" in raw and str(raw.get("fact", "")).startswith("op sdpa")]
+    device = find_device("h200")
+    reached = {name: parts for name, *parts in card(device).attention}
+    compared = []
+    for raw in facts:
+        found = re.match(
+            r"op sdpa (cudnn|flash) bf16 b1 h32/\d+ s(4096|8192) d128 causal (forward|back)", raw["fact"]
+        )
+        if found is None:
+            continue
+        backward, tokens = found[3] == "back", int(found[2])
+        flops = 2 * 32 * tokens**2 * 128 * (2.5 if backward else 1)
+        filled = tokens / (tokens + card(device).attention_half_tokens)
+        seconds = flops / (device.peak_flops.bf16 * reached[found[1]][backward] * filled)
+        compared.append(seconds / raw["seconds"])
+    assert len(compared) == 12
+    assert all(0.85 < ratio < 1.1 for ratio in compared)
 
 
 def test_every_left_out_row_has_a_reason():

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from benchmarks.time import blind, regret
+from benchmarks.time import blind, coverage, regret
 from benchmarks.time.calibration import CALIBRATIONS, calibrated, known, leaving_out, toml, with_interval
 from benchmarks.time.fit import errors, summary
 from benchmarks.time.rows import PUBLISHED, Row, load, own, own_stacks
@@ -45,6 +45,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.blind:
         _blind()
+        _coverage({"blind": coverage.blindly()})
         return 0
     rows, left = load(options.rows)
     if options.rows == PUBLISHED:
@@ -59,8 +60,9 @@ def main() -> int:
         grid = [row for row in rows if row.software == "nanotron"]
         _regret(grid, _other_sizes(grid) if options.rows != PUBLISHED else [], options.kept, options.kinds)
     else:
-        _report(rows, options.kept)
+        judged = _report(rows, options.kept)
         _blind()
+        _coverage({"network left out": judged, "blind": coverage.blindly()})
         _other_kinds()
         _left_out(left)
     return 0
@@ -85,7 +87,8 @@ def _cluster(row: Row) -> str:
     return row.cluster_name
 
 
-def _report(rows: Sequence[Row], kept: bool) -> None:
+def _report(rows: Sequence[Row], kept: bool) -> list[coverage.Judged]:
+    judged: list[coverage.Judged] = []
     title = "the catalog's constants" if kept else "network left out"
     print(f"| source | rows | median % ({title}) | p90 % | bias % | cluster left out: median % | p90 % | published |")
     print("|---|---:|---:|---:|---:|---:|---:|---|")
@@ -99,6 +102,8 @@ def _report(rows: Sequence[Row], kept: bool) -> None:
             several = len({row.cluster_name for row in mine}) > 1
             by_cluster = leaving_out(name, rows, _cluster) if several else []
         _lines(by_model, by_cluster)
+        judged += [(row, error, known(name)) for row, error in by_model]
+    return judged
 
 
 def _lines(by_model: Sequence[tuple[Row, float]], by_cluster: Sequence[tuple[Row, float]]) -> None:
@@ -141,6 +146,14 @@ def _blind() -> None:
         both = [summary(one) for one in zip(*pairs, strict=True)]
         cells = [f"{100 * one['median']:.1f} | {100 * one['p90']:.1f} | {100 * one['bias']:+.1f}" for one in both]
         print(f"| {source} | {len(pairs)} | {' | '.join(cells)} |")
+
+
+def _coverage(found: dict[str, list[coverage.Judged]]) -> None:
+    """How often steps were within the interval, which is to hold 8 of 10."""
+    print("\n| steps within their interval | kind | place | rows | % |\n|---|---|---|---:|---:|")
+    for title, judged in found.items():
+        for share in coverage.shares(judged):
+            print(f"| {title} | {share.kind} | {share.place} | {share.rows} | {100 * share.inside:.0f} |")
 
 
 def _other_kinds() -> None:

@@ -89,9 +89,9 @@ _MODALITIES = {"2.7": (32, 2560, 32), "6.7": (32, 4096, 32), "13": (40, 5120, 40
 def _modalities(raw: Raw) -> Row:
     """FSDP with weights in fp32, everything else in bf16, flash attention, layers of GPT-2's width with 50,304 words.
 
-    Layers are those of the 2.7B network that its authors trained (ai_24_demo/configs/text_generation_config_torch.yaml
-    at 6398d620: torch's layer norms, rotary positions, SwiGLU in three products, no biases, the width by `SwiGLU`'s
-    rule); the first answers took GPT-2's own.
+    Layers are those of the 2.7B network that its authors trained: torch's layer norms, rotary positions, SwiGLU in
+    three products, no biases, the width by `SwiGLU`'s rule (ai_24_demo/configs/text_generation_config_torch.yaml at
+    6398d620); the first answers took GPT-2's own.
     """
     device, network = _cards()[raw["cluster"]]
     gpus = raw["n_gpus"]

@@ -57,7 +57,7 @@ def _utilisation(row: Row) -> float:
 CALIBRATIONS = {
     "eager": Calibration(
         start=Software(
-            name="eager", stops_early=True, kernel_seconds=2.5e-5,
+            name="eager", capabilities=("9.0",), stops_early=True, kernel_seconds=2.5e-5,
             near_part=0.83, far_part=0.8, data_far_hop_seconds=5.24e-5, data_overlap=0.7,
             memory_factor=1.7, again_seconds=1.5e-3,
         ),
@@ -67,14 +67,18 @@ CALIBRATIONS = {
         rows="steps of our own H200 (measurements/h200-2026-11-20.jsonl); exchanges as the other codes'",
     ),
     "megatron-deepspeed": Calibration(
-        start=Software(name="megatron-deepspeed", fused=True, kernel_seconds=5e-5, data_overlap=0.05),
+        start=Software(
+            name="megatron-deepspeed", capabilities=("8.0",), most_gpus=512, fused=True, kernel_seconds=5e-5,
+            data_overlap=0.05,
+        ),
         names=("kernel_seconds", "matmul_factor", "memory_factor", "call_seconds", "near_part", "far_part"),
         takes=lambda row: row.source.startswith("vTrain"),
         rows="vTrain's steps of GPTs on 1 to 64 machines with 8 A100",
     ),
     "llm-foundry": Calibration(
         start=Software(
-            name="llm-foundry", stops_early=True, kernel_seconds=5e-5, memory_factor=1.3, data_far_hop_seconds=5e-5
+            name="llm-foundry", capabilities=("8.0",), most_gpus=128, stops_early=True, kernel_seconds=5e-5,
+            memory_factor=1.3, data_far_hop_seconds=5e-5,
         ),
         names=(
             *("kernel_seconds", "matmul_factor", "attention_factor", "memory_factor", "far_part"),
@@ -84,7 +88,8 @@ CALIBRATIONS = {
     ),
     "nanotron": Calibration(
         start=Software(
-            name="nanotron", balanced=True, kernel_seconds=3e-5, matmul_factor=1.1, memory_factor=1.1,
+            name="nanotron", capabilities=("9.0",), most_gpus=512, balanced=True,
+            kernel_seconds=3e-5, matmul_factor=1.1, memory_factor=1.1,
             call_seconds=1e-4, hop_seconds=1e-6, far_hop_seconds=5e-5, piped_rank_seconds=2e-4,
             piped_far_rank_seconds=3e-4, tensor_exposed=0.7, bucket_seconds=1e-4,
             update_seconds=1e-3, far_part=0.5, crowded_ranks=512, crowded_tensor_ranks=32, handing_seconds=0.3,
@@ -102,7 +107,8 @@ CALIBRATIONS = {
     ),
     "megatron": Calibration(
         start=Software(
-            name="megatron", fused=True, kernel_seconds=5e-5, memory_factor=1.3, tensor_exposed=0.6, data_overlap=0.9,
+            name="megatron", capabilities=("9.0", "10.0", "10.3"), most_gpus=2048, fused=True,
+            kernel_seconds=5e-5, memory_factor=1.3, tensor_exposed=0.6, data_overlap=0.9,
             sends_exposed=0.3, call_seconds=9.1e-5,  # of the host, as in nanotron's code
             expert_factor=1.2, fused_expert_factor=1.0, looped_kernel_seconds=1e-5,
         ),
@@ -115,7 +121,10 @@ CALIBRATIONS = {
         rows="NeMo's, Megatron-Bridge's and dgxc-benchmarking's networks on 8 to 2,048 H100; experts also Blackwell",
     ),
     "internevo": Calibration(
-        start=Software(name="internevo", fused=True, kernel_seconds=1e-5, matmul_factor=1.15, memory_factor=1.3),
+        start=Software(
+            name="internevo", capabilities=("8.0",), most_gpus=1024, fused=True, kernel_seconds=1e-5,
+            matmul_factor=1.15, memory_factor=1.3,
+        ),
         names=("matmul_factor", "memory_factor", "far_part", "data_overlap"),
         rows="InternEvo's InternLM 7B on 8 to 1,024 A100",
     ),
@@ -176,6 +185,8 @@ def _literal(value: object) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return f'"{value}"'
+    if isinstance(value, tuple):
+        return f"[{', '.join(_literal(each) for each in value)}]"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 

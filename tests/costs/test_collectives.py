@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.costs.collectives import Fabric, Group
+from tonnage.costs.collectives import Fabric, Group, has_links
+from tonnage.device import find_device
 from tonnage.errors import CannotEstimate
 
 FABRIC = Fabric(
@@ -54,3 +55,8 @@ def test_an_exchange_slows_down_what_is_computed_beside_it():
     assert FABRIC.slowing(Group(8, 1), 800e6) == pytest.approx(0.06 * far + 0.44 * 7e-3)
     assert FABRIC.slowing(Group(8, 1), 800e6) / far < 0.12
     assert FABRIC.slowing(Group(1, 1), 800e6) == 0.0
+
+
+@pytest.mark.parametrize(("card", "linked"), [("a100-80gb", True), ("a100-pcie-80gb", False), ("rtx-4090", False)])
+def test_links_are_those_of_the_board(card, linked):
+    assert has_links(find_device(card)) == linked

@@ -119,14 +119,66 @@ def test_tensor_parallelism_across_machines_is_slower_than_within():
     assert far.communication_seconds > 1.3 * near.communication_seconds
 
 
+def relative(found):
+    return found.low_seconds / found.step_seconds, found.high_seconds / found.step_seconds
+
+
 @pytest.mark.parametrize("device", ["t4", "rtx-4090", "b300"])
 def test_a_card_never_measured_widens_the_interval_and_says_so(device):
-    known = timing(LLAMA, replace(PLAIN, dtype="fp16"), ONE, EAGER)
-    found = timing(LLAMA, replace(PLAIN, dtype="fp16"), Cluster(device=find_device(device)), EAGER)
+    work = replace(PLAIN, dtype="fp16")
+    low, high = relative(timing(LLAMA, work, ONE, EAGER))
+    elsewhere_low, elsewhere_high = relative(timing(LLAMA, work, Cluster(device=find_device("rtx-4090")), EAGER))
+    found = timing(LLAMA, work, Cluster(device=find_device(device)), EAGER)
     measured = find_device(device).capability in ((8, 9), (10, 3))
-    wider = found.high_seconds / found.step_seconds > known.high_seconds / known.step_seconds
-    assert wider != measured
+    assert relative(found)[0] <= elsewhere_low < low < high < elsewhere_high <= relative(found)[1]
+    assert (relative(found) == (elsewhere_low, elsewhere_high)) == measured
     assert any("was measured" in line for line in found.assumed) != measured
+    assert any("no steps of this code on such a cluster" in line for line in found.assumed)
+
+
+def test_the_interval_is_that_of_the_clusters_that_calibrated_the_code():
+    megatron = software("megatron")
+    on_its_own = timing(LLAMA, replace(PLAIN, axes=Axes(dp_replicate=8), shard="ddp"), EIGHT, megatron)
+    assert relative(on_its_own) == pytest.approx((megatron.low_factor, megatron.high_factor))
+    places = [(ONE.device.id, 1, 1), ("a100-80gb", 1, 1), ("h200", 8, 1), ("h200", 8, 2)]
+    highs = []
+    for card, gpus, nodes in places:
+        cluster = Cluster(device=find_device(card), gpus_per_node=gpus, nodes=nodes)
+        work = replace(PLAIN, axes=Axes(dp_replicate=cluster.gpus), shard="ddp" if cluster.gpus > 1 else "none")
+        highs.append(relative(timing(LLAMA, work, cluster, EAGER))[1])
+    assert highs == pytest.approx([EAGER.high_factor, 1.2, 1.3, 1.25])
+
+
+def test_adapters_and_experts_widen_the_interval():
+    low, high = EAGER.low_factor, EAGER.high_factor
+    adapters = timing(LLAMA, replace(PLAIN, lora_rank=16), ONE, EAGER)
+    assert relative(adapters) == pytest.approx((low**1.5, high**1.5))
+    mixtral = Shape.of(find_model("mixtral-8x7b").config())
+    assert relative(timing(mixtral, PLAIN, ONE, EAGER)) == pytest.approx((low**2.5, high**2.5))
+
+
+def test_cards_with_a_bridge_bought_apart_exchange_over_the_host():
+    work = replace(PLAIN, dtype="fp16", axes=Axes(dp_replicate=2), shard="ddp")
+    card = find_device("rtx-3090")
+    apart = timing(LLAMA, work, Cluster(device=card, gpus_per_node=2), EAGER)
+    bridged = timing(LLAMA, work, Cluster(device=replace(card, nvlink_bridged=False), gpus_per_node=2), EAGER)
+    assert apart.communication_seconds > 3 * bridged.communication_seconds
+    assert any("no NVLink bridges" in line for line in apart.assumed)
+    assert not any("bridges" in line for line in bridged.assumed)
+
+
+def test_averaging_beside_sharded_weights_hides_layer_by_layer():
+    # 8 GPUs hold all weights, 2 machines the same ones: gradients of 2 GB cross an adapter of each rank
+    within = replace(PLAIN, axes=Axes(dp_replicate=1, dp_shard=8), shard="zero3", micro_batch=2)
+    across = replace(within, axes=Axes(dp_replicate=2, dp_shard=8), shard="hsdp")
+    two = replace(EIGHT, nodes=2)
+    one, both = (timing(LLAMA, work, place, EAGER) for work, place in ((within, EIGHT), (across, two)))
+    moved = LLAMA.parameters / 8 * 2  # bytes of each rank's gradients, once there and once back through its adapter
+    lasting = moved / (50e9 * EAGER.far_part)
+    assert 0 < both.communication_seconds - one.communication_seconds < 0.35 * lasting
+    slow = replace(two, network_bytes_per_second=1e9)
+    late = timing(LLAMA, across, slow, EAGER).communication_seconds
+    assert late > both.communication_seconds + 0.5 * moved / (1e9 * EAGER.far_part)
 
 
 def test_what_is_not_known_is_refused_in_one_line():

@@ -88,6 +88,10 @@ class Software:
     """Measured / predicted at the 10th percentile of the rows left out."""
     high_factor: float = 1.5
     """The same at the 90th."""
+    capabilities: tuple[str, ...] = ()
+    """Compute capabilities of the cards whose steps calibrated it."""
+    most_gpus: int = 1
+    """GPUs of the largest cluster among these."""
     rows: str = ""
     """What calibrated it."""
 
@@ -97,7 +101,11 @@ def softwares() -> dict[str, Software]:
     """All that were calibrated, by name."""
     known = {item.name for item in fields(Software)}
     entries: list[dict[str, Any]] = tables()["software"]
-    return {entry["name"]: Software(**{k: v for k, v in entry.items() if k in known}) for entry in entries}
+    return {entry["name"]: Software(**{k: _frozen(v) for k, v in entry.items() if k in known}) for entry in entries}
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def software(name: str) -> Software:
