@@ -672,7 +672,7 @@ _ELSEWHERE: Final = ((0.87, 1.2), (0.87, 1.3), (0.87, 1.25))
 one machine, on several: the blind test's (docs/time.md)."""
 
 _EXPERTS: Final = 2.5
-_ADAPTERS: Final = 1.5
+_ADAPTERS: Final = 1.2
 """Powers of a code's interval that hold 8 of 10 steps of networks with experts and with adapters."""
 
 
