@@ -9,13 +9,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.rows import METRICS, ROOT, Row
 
 from tonnage.device import Device, parse_cluster
 from tonnage.ghost.process import environment
-from tonnage.ghost.wheel import find
+from tonnage.ghost.wheel import find, unpacked
 from tonnage.units import GIB
 
 FEW = 40
@@ -30,9 +31,12 @@ def predict(
     rows: Sequence[Row],
     progress: Progress = lambda text: None,
     at_once: int | None = None,
-    torch_version: str | None = None,
+    torch: str | None = None,
 ) -> list[tuple[Row, Predicted]]:
-    """Each row with what the ghost says of it; `at_once` jobs at a time (default: one a core)."""
+    """Each row with what the ghost says of it; `at_once` jobs at a time (default: one a core).
+
+    `torch` is a version, or a folder that holds one; by default it is the installed one.
+    """
     jobs = {row.job: row for row in rows}
     scripts = {
         name: [row for row in jobs.values() if row.script == name]
@@ -44,7 +48,7 @@ def predict(
     answers: dict[str, Predicted] = {}
 
     def take(chosen: Sequence[Row], jobs_at_once: int) -> None:
-        answers.update((row.job, answer) for row, answer in _of_script(chosen, progress, jobs_at_once, torch_version))
+        answers.update((row.job, answer) for row, answer in _of_script(chosen, progress, jobs_at_once, torch))
 
     with ThreadPoolExecutor(most) as side_by_side:
         list(side_by_side.map(lambda chosen: take(chosen, 1), few))
@@ -55,10 +59,10 @@ def predict(
 
 
 def _of_script(
-    chosen: Sequence[Row], progress: Progress, at_once: int, torch_version: str | None
+    chosen: Sequence[Row], progress: Progress, at_once: int, torch: str | None
 ) -> Iterator[tuple[Row, Predicted]]:
     """Rows with their predictions, as they come, of one process: scripts import the same libraries differently."""
-    process = _start(at_once, torch_version)
+    process = _start(at_once, torch)
     assert process.stdin is not None
     assert process.stdout is not None
     sender = threading.Thread(target=_send, args=(process.stdin, chosen), daemon=True)
@@ -71,8 +75,9 @@ def _of_script(
     process.wait()
 
 
-def _start(at_once: int, torch_version: str | None) -> subprocess.Popen[str]:
-    variables = environment(torch=find(sys.executable, torch_version))
+def _start(at_once: int, torch: str | None) -> subprocess.Popen[str]:
+    folder = Path(torch) if torch and os.sep in torch else None
+    variables = environment(torch=unpacked(folder, sys.executable) if folder else find(sys.executable, torch))
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         variables.pop(name, None)
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(ROOT / "src"), str(ROOT)])

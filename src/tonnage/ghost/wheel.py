@@ -79,6 +79,20 @@ def find(python: str, version: str | None = None, progress: Progress = lambda te
     return Torch(version=wanted, cuda_major=cuda_major, path=folder, python=python)
 
 
+def unpacked(folder: Path, python: str) -> Torch:
+    """The CUDA torch in a folder (`pip install --no-deps --target FOLDER torch==2.5.1`), of any age: whether one that
+    is older than the oldest that is tried does on a ghost what it is run for, only running it says.
+
+    Raises GhostUnavailable.
+    """
+    cuda_major = _cuda_major(folder / "torch")
+    if cuda_major is None:
+        raise GhostUnavailable(f"{folder} holds no CUDA build of torch.")
+    said = (folder / "torch" / "version.py").read_text(encoding="utf-8")
+    version = re.search(r"^__version__\b[^=]*=\s*'([^'+]+)", said, re.MULTILINE)
+    return Torch(version=version[1] if version else "", cuda_major=cuda_major, path=folder, python=python)
+
+
 def place(version: str, python: Sequence[int]) -> Path:
     """Where the wheel of this torch for this Python (3, 11) is unpacked."""
     return cache_folder() / f"torch-{version}-cp{''.join(str(number) for number in python)}"
