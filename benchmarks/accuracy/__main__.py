@@ -24,7 +24,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write each row with its prediction, a JSON line a row")
     parser.add_argument("--resume", action="store_true", help="take the predictions that the file of --json has")
     parser.add_argument("--at-once", type=int, help="jobs at a time; default: one a core; 0: none, only --resume")
-    parser.add_argument("--torch", help="not the installed torch: another version (2.12.0), or a folder that has one (./torch251), which may be older")
+    parser.add_argument(
+        "--torch",
+        help="another torch than the installed one: its version, or a folder with it, of any age (./torch251)",
+    )
     options = parser.parse_args()
     rows = load()
     chosen = [row for row in rows if (options.source or "").lower() in row.source.lower()]

@@ -1,7 +1,7 @@
 """examples/lora.py or examples/qlora.py, as a user would run it, for two steps.
 
 They take the steps of fitcheck-llm's scripts/measure.py.  No weights are read: the model's folder holds its
-configuration and nothing else.
+configuration and nothing else.  Where transformers reads in threads, their order is that of `reading`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import torch
+from benchmarks.accuracy.scripts.reading import Readers
 
 IMPORTS = ("transformers.models.llama.modeling_llama", "peft", "bitsandbytes.nn")
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -29,6 +30,9 @@ def measure(
     double_quant: bool = False,
 ) -> dict[str, int]:
     """Bytes at the peak of the whole run of fp16 LoRA under checkpointing."""
+    from transformers import core_model_loading
+
+    core_model_loading.ThreadPoolExecutor = Readers
     script = EXAMPLES / ("qlora.py" if quantized else "lora.py")
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(str(files("tonnage") / "catalog" / "models" / f"{model}.json"), Path(folder) / "config.json")

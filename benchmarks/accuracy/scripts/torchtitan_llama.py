@@ -1,7 +1,8 @@
 """Llama 2 7B written out by hand, in bf16 over fp32 weights that FSDP divides, some steps.
 
-What torchtitan ran on 28 March 2024 (83c879f18, pull request 165, for FSDP2; the commit before it for FSDP1):
-tokens of all sequences in one axis, rotary embeddings as complex numbers, a norm in fp32, logits cast to fp32.
+What torchtitan ran on 28 March 2024 (83c879f18, pull request 165, for FSDP2; the commit before it for FSDP1), with a
+nightly of what became torch 2.4: tokens of all sequences in one axis, rotary embeddings as complex numbers, a norm in
+fp32, logits cast to fp32.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import fsdp
+from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # where 2.4 has it
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecision
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn import functional
-from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 VOCABULARY, WIDTH, INNER, LAYERS, HEADS, POSITIONS = 32000, 4096, 11008, 32, 32, 65536
 
@@ -147,21 +148,30 @@ def measure(version: int, selective: bool, micro_batch: int, seq_len: int) -> di
 
 
 def _contexts() -> Any:
-    """Kept are attention and every second product, the first of them too."""
+    """Kept are attention and every second product, the first of them too; torch 2.4 is told it in another way."""
+    from torch.utils import checkpoint
+
     products: dict[bool, int] = {False: 0, True: 0}
 
-    def policy(context: Any, operation: Any, *given: Any, **named: Any) -> CheckpointPolicy:
+    def is_kept(operation: Any, computed_again: bool) -> bool:
         if operation == torch.ops.aten.mm.default:
-            products[context.is_recompute] += 1
-            kept = products[context.is_recompute] % 2 == 1
-        else:
-            kept = operation in (
-                torch.ops.aten._scaled_dot_product_efficient_attention.default,
-                torch.ops.aten._scaled_dot_product_flash_attention.default,
-            )
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+            products[computed_again] += 1
+            return products[computed_again] % 2 == 1
+        return operation in (
+            torch.ops.aten._scaled_dot_product_efficient_attention.default,
+            torch.ops.aten._scaled_dot_product_flash_attention.default,
+        )
 
-    return create_selective_checkpoint_contexts(policy)
+    if not hasattr(checkpoint, "CheckpointPolicy"):
+        return checkpoint._pt2_selective_checkpoint_context_fn_gen(
+            lambda mode, operation, *given, **named: is_kept(operation, mode == "recompute")
+        )
+    keep, leave = checkpoint.CheckpointPolicy.MUST_SAVE, checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+
+    def policy(context: Any, operation: Any, *given: Any, **named: Any) -> Any:
+        return keep if is_kept(operation, context.is_recompute) else leave
+
+    return checkpoint.create_selective_checkpoint_contexts(policy)
 
 
 def _divided(model: Llama) -> nn.Module:

@@ -1,7 +1,7 @@
-"""LoRA on CogVideoX's transformer, 49 frames of 480 x 720 pixels that are latents already, in fp16 with adapters in fp32.
+"""LoRA on CogVideoX's transformer, 49 frames of 480 x 720 pixels that are latents already: fp16, adapters in fp32.
 
-What training/cogvideox_text_to_video_lora.py of a-r-r-o-w/cogvideox-factory (d81209b, October 2024) does until its first
-validation, called as its author's metrics.sh (512a8a6) calls it: `--load_tensors --mixed_precision fp16
+What training/cogvideox_text_to_video_lora.py of a-r-r-o-w/cogvideox-factory (d81209b, October 2024) does until its
+first validation, called as its author's metrics.sh (512a8a6) calls it: `--load_tensors --mixed_precision fp16
 --max_train_steps 2`.  By accelerate, PEFT and diffusers (which `PYTHONPATH` must have).
 """
 
@@ -99,7 +99,9 @@ def _networks(size: str) -> tuple[nn.Module, nn.Module, nn.Module]:
                 num_layers=42 if large else 30,
                 use_rotary_positional_embeddings=large,
             ),
-            AutoencoderKLCogVideoX(latent_channels=CHANNELS, block_out_channels=(128, 256, 256, 512), layers_per_block=3),
+            AutoencoderKLCogVideoX(
+                latent_channels=CHANNELS, block_out_channels=(128, 256, 256, 512), layers_per_block=3
+            ),
         )
 
 
@@ -134,7 +136,7 @@ class _Videos(Dataset[list[tuple[Tensor, Tensor]]]):
 
 
 def _drawn(micro_batches: list[list[tuple[Tensor, Tensor]]]) -> tuple[Tensor, Tensor]:
-    """Words, and latents drawn from what was said of them, on the card: accelerate asks one batch ahead of the step."""
+    """Words, and latents drawn from what was said of them, on the card: accelerate asks for them a batch ahead."""
     from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
     words = torch.stack([words for words, _ in micro_batches[0]]).to("cuda", dtype=torch.float16)

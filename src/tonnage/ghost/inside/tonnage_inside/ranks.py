@@ -133,7 +133,8 @@ def act_alone(distributed: Any, native: Native | None = None) -> None:
 
     NCCL does not say how many ranks the part of a communicator has that it splits off: `native` is told.
     """
-    init, new_group, split_group = distributed.init_process_group, distributed.new_group, distributed.split_group
+    init, new_group = distributed.init_process_group, distributed.new_group
+    split_group: Any = getattr(distributed, "split_group", None)  # comes with torch 2.5
     backends = distributed.distributed_c10d
 
     @functools.wraps(init)
