@@ -17,8 +17,8 @@ import torch
 THREADS: Final = 4
 """What transformers takes where there are four processors, as in Kaggle's machine of a T4."""
 BYTES_PER_SECOND: Final = 2e9
-"""Of all threads together, from a file in memory; a figure of the right size, which is all that matters: half and
-twice as much give the same reserved memory on all rows."""
+"""Of all threads together, from a file in memory.  Not measured: a figure of the right size, taken first and kept.
+Half and twice as much change three and six of 27 reserved peaks, by at most 1.8 %, and allocated by at most 0.6 %."""
 USE_SECONDS: Final = 1.5e-3
 """To quantize one weight and put it into its module, as the above."""
 
