@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from tonnage import launchers, trackers
 from tonnage import trace as traces
+from tonnage.catalog import ghost_settings
 from tonnage.device import Cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.ghost import cards
@@ -144,7 +145,7 @@ def _prepared(
 ) -> dict[str, str]:
     """The environment of the command, and what it needs in the folder."""
     cards.create(folder / _CARDS)
-    settings = {key.removeprefix("GHOST_").lower(): value for key, value in cluster.device.ghost_settings().items()}
+    settings = {key.removeprefix("GHOST_").lower(): value for key, value in ghost_settings(cluster).items()}
     prepared = environment(
         torch=torch,
         inherit=inherit,
@@ -195,8 +196,9 @@ def _note_shared(card: cards.Card, named: Mapping[int, tuple[int, str]], cluster
     apart = sum(holder.peak_bytes for holder in card.holders)
     summed = f"; had all peaks come at once, {size(apart)}" if apart > card.peak_bytes else ""
     return (
-        f"GPU {card.index} was used by {len(most)} processes, contexts included {', '.join(most[:8])}{more} at most: "
-        f"together they held at most {size(card.peak_bytes)} of {size(cluster.device.capacity_bytes)}{summed}."
+        f"GPU {card.index} was used by {len(most)} processes, with contexts and NCCL's buffers "
+        f"{', '.join(most[:8])}{more} at most: together they held at most {size(card.peak_bytes)} of "
+        f"{size(cluster.device.capacity_bytes)}{summed}."
     )
 
 

@@ -169,8 +169,8 @@ class Estimate:
     ranks: tuple[dict[str, Any], ...] = field(default_factory=tuple)
     """rank, fits, peak of every rank that was run."""
     cards: tuple[dict[str, Any], ...] = field(default_factory=tuple)
-    """Of a dry-run, each card that was used: index, peak_bytes (of all its processes together, contexts included) and
-    its processes: process, rank, name, held_bytes (then), peak_bytes."""
+    """Of a dry-run, each card that was used: index, peak_bytes (of all its processes together, with contexts
+    and NCCL's buffers) and its processes: process, rank, name, held_bytes (then), peak_bytes."""
     notes: tuple[str, ...] = ()
     """Sentences a reader should not miss, such as `no optimizer step was seen`."""
 

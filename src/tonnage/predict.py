@@ -238,4 +238,20 @@ def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, step
         job=described,
         plan=asdict(plan),
     )
+    found = run.estimate
+    assumed = (*found.coverage.assumed, *_of_copies(plan, cluster))
+    run = replace(run, estimate=replace(found, coverage=replace(found.coverage, assumed=assumed)))
     return with_time(run, job, plan, cluster)
+
+
+def _of_copies(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """What several GPUs do that nothing was said to divide or average: on purpose, or for want of an option."""
+    laid = axes(plan, cluster.gpus, cluster.gpus_per_node)
+    if plan.shard != "none" or laid.data_parallel == 1:
+        return ()
+    together = cluster.gpus // laid.data_parallel
+    who = f"{laid.data_parallel} GPUs" if together == 1 else f"{laid.data_parallel} groups of {together} GPUs"
+    return (
+        f"shard none: each of the {who} trains a copy of its own, and no gradients are exchanged; --shard ddp "
+        "averages them, which takes buckets as large as they are; zero3 divides the copy too",
+    )

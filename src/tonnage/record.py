@@ -38,6 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_map_only
 
 from tonnage import inputs, peers
+from tonnage.communicators import Communicators, Layout
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate
 from tonnage.ghost.process import INSIDE
@@ -113,6 +114,9 @@ class Memory(Protocol):
     def free(self, address: int, size_bytes: int, mark: int) -> None:
         """Give a block back."""
 
+    def connect(self, used: Communicators) -> None:
+        """Take what NCCL takes for these.  Raises DoesNotFit."""
+
     def columns(self) -> dict[str, array[int]]:
         """All events so far, as a Trace has them."""
 
@@ -157,6 +161,9 @@ class HostMemory:
         for action in _FREED:
             self._note(action, address, size_bytes, mark)
         self.live_bytes -= size_bytes
+
+    def connect(self, used: Communicators) -> None:
+        """Ranks on the host exchange without NCCL."""
 
     def columns(self) -> dict[str, array[int]]:
         """A copy of the events."""
@@ -229,6 +236,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self.collectives: list[Activity] = []
         """What ranks exchanged, of which this one's part is on the device."""
         self._groups: dict[tuple[str, str], int] = {}
+        self._communicators = Communicators()
         self._together = False
         """Whether sends and receives are asked for at once, which is one exchange of the whole group."""
         self._pauses = 0
@@ -308,6 +316,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self.collectives.append(
                 Activity("collective", called, self.mark(), 0, layout, other, 0, size_bytes, first, last)
             )
+            self._connect(layout, called, other)
+
+    def _connect(self, layout: Layout, name: str, peer: int) -> None:
+        """Make room for what NCCL takes at this exchange.  Raises torch.OutOfMemoryError."""
+        if not any(self._communicators.use(layout, name, peer)):
+            return
+        try:
+            self.memory.connect(self._communicators)
+        except DoesNotFit as error:
+            raise torch.OutOfMemoryError(str(error)) from None
 
     def _accumulates(self, op: Any, args: Any) -> bool:
         """Whether this may be autograd adding a gradient to what is there already, which it does in place if it can.
@@ -664,14 +682,16 @@ def steps_of(
     with _own_group():
         try:
             kept = engine_of(plan).run(job, plan, world, steps)
-        except torch.OutOfMemoryError as error:
-            ended = inside("outcome").of_exception(error, watch)
-            ended["stack"] = [frame for frame in ended["stack"] if not frame.startswith(_OURS)]
-            kept = error
         except (DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise CannotEstimate(
                 f"The step depends on computed values, which do not exist here ({error})."
             ) from error
+        except Exception as error:
+            if not inside("outcome").ran_out(error):
+                raise
+            ended = inside("outcome").of_exception(error, watch)
+            ended["stack"] = [frame for frame in ended["stack"] if not frame.startswith(_OURS)]
+            kept = error
         watch.finish()
         found = _trace(recorder, watch, cluster, rank=rank, outcome=ended, assumed=assumed)
         del kept  # what was built lives until its trace is written

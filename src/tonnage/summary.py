@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from tonnage import __version__
 from tonnage.catalog import Overhead, overheads
+from tonnage.communicators import Communicators
 from tonnage.device import Cluster
 from tonnage.estimates import CATEGORIES, Coverage, Estimate, Host, Moment, OutOfMemory, Peak, PhasePeak, StepPeak
 from tonnage.job import LONGEST_STEPS
@@ -116,12 +117,10 @@ def _of_rank(
 
 def outside_allocator(trace: Trace, cluster: Cluster) -> Overhead:
     """What a rank's process holds beside torch's allocator: context, loaded kernels, NCCL."""
-    return overheads(
-        cluster.device,
-        _communicators(trace),
-        gpus_per_node=cluster.gpus_per_node,
-        send_recv_peers=_peers(trace, cluster.gpus_per_node),
-    )
+    used = Communicators()
+    for activity in trace.activities("collective"):
+        used.use(activity.grid, activity.name, activity.block)
+    return overheads(cluster.device, used.sizes, gpus_per_node=cluster.gpus_per_node, send_recv_peers=used.peers)
 
 
 def _imitated(trace: Trace) -> bool:
@@ -151,27 +150,6 @@ def _peak(walked: Timeline, outside: Overhead, residual_bytes: int) -> Peak:
         step=mark.step + 1 if mark else 1,
         by_category=by_category,
     )
-
-
-def _communicators(trace: Trace) -> list[int]:
-    """The sizes of the NCCL communicators that the rank used: those with at least one collective."""
-    used = {activity.grid[1]: activity.grid[0] for activity in trace.activities("collective")}
-    return sorted(used.values())
-
-
-def _peers(trace: Trace, gpus_per_node: int) -> int:
-    """Ranks of the same machine with which the rank exchanged directly: in pipelines, in all-to-all.
-
-    Larger groups span machines; of those at most all others of this machine are counted, because what is known
-    (overheads.toml) is about NVLink.  Groups of two have nothing besides their communicator.
-    """
-    peers: set[tuple[int, int]] = set()
-    for activity in trace.activities("collective"):
-        ranks, communicator, mine = activity.grid
-        if ranks > 2 and activity.name in ("Send", "Recv", "AllToAll"):
-            others = range(ranks) if activity.name == "AllToAll" else (activity.block,)
-            peers.update((communicator, other) for other in others if other != mine)
-    return min(len(peers), gpus_per_node - 1)
 
 
 def _phase_name(phase: str) -> str:

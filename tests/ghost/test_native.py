@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tonnage.catalog import ghost_settings, overheads
+from tonnage.device import parse_cluster
 from tonnage.ghost import cards
 from tonnage.ghost.native import build
 
@@ -1003,6 +1005,98 @@ def test_a_rank_that_ends_is_named_and_does_not_hang_the_others(ghost: Ghost) ->
     assert [process.returncode for process in processes] == [0, 0], errors
     assert "rank 0 of 2 waits in AllReduce for rank 1" in errors[0]
     assert "has ended" in errors[0]
+
+
+NCCL = {"nccl_bytes": f"1:{4 << 20},2:{8 << 20},8:{16 << 20},1000:{64 << 20}", "nccl_peer_bytes": 2 << 20}
+
+
+def test_a_communicator_takes_its_buffers_at_its_first_collective_and_gives_them_back(ghost: Ghost) -> None:
+    program = """
+        a, other, free = put_numbers(1), malloc(8), memory()[0]
+        for ranks, taken in ((1, 4), (2, 8), (3, 16), (8, 16), (9, 64), (1000, 64), (1001, 0)):
+            c = communicator(ranks, 0, f"of {ranks}")
+            assert memory()[0] == free, "before it is used"
+            for _ in range(2):
+                assert g.ncclAllReduce(c_void_p(a), c_void_p(a), c_size_t(1), INT64, SUM, c, None) == 0
+                assert memory()[0] == free - taken * MIB, ranks
+            assert g.ncclCommDestroy(c) == 0
+            assert memory()[0] == free
+    """
+    ghost(program, **NCCL)
+
+
+def test_direct_messages_take_buffers_for_each_peer_once_and_for_so_many_at_most(ghost: Ghost) -> None:
+    program = """
+        a, free = malloc(8 * 8), memory()[0]
+        def taken():
+            return (free - memory()[0]) // MIB
+        c, pair = communicator(8, 2, "eight"), communicator(2, 0, "two")
+        send = lambda peer, to: g.ncclSend(c_void_p(a), c_size_t(1), INT64, peer, to, None)
+        assert send(1, pair) == 0 and taken() == 8, "the communicator's own serve two"
+        assert send(5, c) == 0 and taken() == 8 + 16 + 2
+        assert send(2, c) == 0 and send(5, c) == 0 and taken() == 8 + 16 + 2, "itself, and one met before"
+        assert g.ncclRecv(c_void_p(a), c_size_t(1), INT64, 5, c, None) == 0 and taken() == 26
+        assert g.ncclAlltoAll(c_void_p(a), c_void_p(a), c_size_t(1), INT64, c, None) == 0
+        assert taken() == 8 + 16 + 5 * 2, "seven others, of which five are counted"
+        other = communicator(8, 2, "eight more")
+        assert send(0, other) == 0 and taken() == 34 + 16
+        assert g.ncclCommDestroy(c) == 0 and taken() == 8 + 16
+        assert g.ncclCommDestroy(other) == 0 and g.ncclCommDestroy(pair) == 0 and taken() == 0
+    """
+    ghost(program, nccl_peers=5, total_bytes=1 << 30, **NCCL)
+
+
+def test_a_card_too_full_for_nccls_buffers_is_an_error_in_its_words(ghost: Ghost) -> None:
+    program = """
+        g.ncclGetLastError.restype = c_char_p
+        a = put_numbers(1)
+        full, c = malloc(memory()[0] - 10 * MIB), communicator(8, 0, "late")
+        reduce = lambda: g.ncclAllReduce(c_void_p(a), c_void_p(a), c_size_t(1), INT64, SUM, c, None)
+        before = g.ghost_log_count()
+        assert reduce() == 1 and g.ncclGetLastError(c) == b"Cuda failure 2 'out of memory'"
+        assert g.ncclGroupStart() == 0 and reduce() == 0 and g.ncclGroupEnd() == 1, "a group tells it at its end"
+        assert g.ghost_log_count() == before, "it is not done"
+        assert memory()[0] == 10 * MIB
+        g.cudaFree(c_void_p(full))
+        assert g.ncclGroupStart() == 0 and reduce() == 0 and g.ncclGroupEnd() == 0 and reduce() == 0
+        assert numbers(a, 1) == [64]
+    """
+    ghost(program, log=1, total_bytes=1 << 30, **NCCL)
+
+
+def test_steps_made_without_their_exchanges_take_what_nccl_does(ghost: Ghost) -> None:
+    program = """
+        free = memory()[0]
+        for ranks, peers, taken in ((8, 0, 16), (0, 3, 22), (2, 9, 34), (0, 1, 34)):
+            assert g.ghost_nccl_take(ranks, peers) == 0
+            assert memory()[0] == free - taken * MIB
+        malloc(memory()[0])
+        assert g.ghost_nccl_take(1, 0) == 1 and g.ghost_nccl_take(0, 0) == 0
+    """
+    ghost(program, nccl_peers=5, total_bytes=1 << 30, **NCCL)
+
+
+@pytest.mark.parametrize("gpu", ["h100", "2xh100", "8xh100", "4x8xh100", "2x4xh100", "4x1xh100"])
+def test_what_nccl_takes_is_what_the_catalog_reckons_with(ghost: Ghost, gpu: str) -> None:
+    cluster = parse_cluster(gpu)
+    settings = {name.removeprefix("GHOST_").lower(): value for name, value in ghost_settings(cluster).items()}
+    out = ghost(
+        """
+        a, free = malloc(8 * 64), memory()[0]
+        for ranks in (1, 2, 3, 4, 8, 9, 32):
+            c = communicator(ranks, 0, f"of {ranks}")
+            assert g.ncclAllReduce(c_void_p(a), c_void_p(a), c_size_t(1), INT64, SUM, c, None) == 0
+            print(ranks, 0, free - memory()[0])
+            assert g.ncclAlltoAll(c_void_p(a), c_void_p(a), c_size_t(1), INT64, c, None) == 0
+            print(ranks, ranks - 1 if ranks > 2 else 0, free - memory()[0])
+            assert g.ncclCommDestroy(c) == 0
+        """,
+        **settings,
+    )
+    for ranks, peers, taken in (map(int, line.split()) for line in out.splitlines()):
+        per_node = cluster.gpus_per_node
+        reckoned = overheads(cluster.device, [ranks], gpus_per_node=per_node, send_recv_peers=peers)
+        assert taken == reckoned.nccl_bytes, (ranks, peers)
 
 
 def test_two_ranks_on_one_card_are_refused_as_nccl_does(ghost: Ghost) -> None:

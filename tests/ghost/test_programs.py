@@ -10,6 +10,7 @@ import pytest
 
 from tonnage.errors import TrialFailed
 from tonnage.estimates import Estimate
+from tonnage.report import wording
 from tonnage.timeline import timeline
 from tonnage.trace import Trace
 
@@ -312,6 +313,16 @@ def test_running_out_of_memory(dry_run: Any, where: str) -> None:
     assert trace.peaks["ooms"] == 1
 
 
+def test_an_error_that_running_out_of_memory_caused_is_told_as_that(dry_run: Any) -> None:
+    answer = dry_run("too_big.py", "wrapped")
+    assert answer.error is None
+    estimate = answer.run.estimate
+    assert not estimate.fits
+    assert estimate.oom is not None
+    assert estimate.oom.message.startswith("CUDA out of memory. Tried to allocate 4096.00 GiB.")
+    assert [frame.rpartition(" ")[2] for frame in estimate.oom.stack] == ["<module>", "main"]
+
+
 def test_a_program_that_adapts_to_the_card(dry_run: Any) -> None:
     answer = dry_run("too_big.py", "adapting", steps=50)
     assert answer.error is None
@@ -327,6 +338,45 @@ def test_a_program_that_gives_up_says_that_memory_ran_out(dry_run: Any, how: str
     assert isinstance(error, TrialFailed)
     assert said in str(error)
     assert str(error).endswith("It had run out of GPU memory 1 time before.")
+
+
+NEARLY_FULL = {"gpu": "4xt4", "launcher": (*TORCHRUN, "4")}
+NCCL_BYTES = 540 * 2**20
+"""Of a communicator of four: overheads.toml, nccl.node."""
+
+
+def test_nccls_buffers_are_taken_from_the_card_and_the_allocator_gives_back_its_cache(dry_run: Any) -> None:
+    """Without them the request would fit beside what is cached."""
+    answer = dry_run("nearly_full.py", "cached", **NEARLY_FULL)
+    assert sorted(said["rank"] for said in answer.said) == [0, 1, 2, 3]
+    for said in answer.said:
+        assert said["taken"] == [NCCL_BYTES, 0], "at the first collective, as mem_get_info sees it"
+        assert said["retries"] == 1
+    assert answer.run.estimate.fits
+    peak, capacity = answer.run.estimate.peak, answer.run.estimate.cluster["capacity_bytes"]
+    assert peak.by_category["runtime"] > NCCL_BYTES
+    assert peak.process_bytes <= capacity
+    for card in answer.run.estimate.cards:
+        assert card["peak_bytes"] <= capacity
+        assert card["peak_bytes"] == pytest.approx(peak.process_bytes, rel=0.001)
+
+
+def test_a_job_that_fits_but_for_nccls_buffers_does_not_fit(dry_run: Any) -> None:
+    answer = dry_run("nearly_full.py", "full", **NEARLY_FULL)
+    assert answer.error is None
+    assert not answer.run.estimate.fits
+    assert [rank["fits"] for rank in answer.run.estimate.ranks] == [False] * 4
+    assert answer.run.estimate.oom.message.startswith("CUDA out of memory. Tried to allocate ")
+
+
+def test_a_card_without_room_for_nccl_is_out_of_memory(dry_run: Any) -> None:
+    answer = dry_run("nearly_full.py", "first", **NEARLY_FULL)
+    assert answer.error is None
+    estimate = answer.run.estimate
+    assert not estimate.fits
+    assert estimate.oom.message.endswith("Last error: Cuda failure 2 'out of memory'")
+    assert estimate.peak.process_bytes <= estimate.cluster["capacity_bytes"], "what was refused is not counted"
+    assert "room for NCCL's buffers asked for" in wording.need(estimate)
 
 
 # -- values

@@ -19,6 +19,7 @@ from tonnage.layers.tokens import tokens
 from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
+from tonnage.units import MIB
 
 SMALL, DEEP = 3, 11
 
@@ -215,3 +216,23 @@ def test_what_does_not_fit_does_not_fit_continued(worker):
         assert found.traces[0].layers
         oom = found.estimate.oom
         assert (oom.phase, oom.step, oom.layer) == (whole.oom.phase, whole.oom.step, whole.oom.layer)
+
+
+@pytest.mark.ghost
+def test_what_nccl_takes_of_a_card_is_taken_continued_too(worker):
+    """Beside a cache that is just as large as the card allows: then it is given back, or does not suffice."""
+    job, plan = with_layers(tiny_job("llama", seq_len=256), LAYERS), Plan(shard="zero3", checkpointing="full")
+    cluster = parse_cluster("4xa100-40gb")
+    need = estimate(job, plan, cluster, worker=worker, rank=0, steps=1, repeated=1, fresh=True).estimate.peak
+    outside = need.process_bytes - need.reserved_bytes
+    half = outside + need.allocated_bytes // 2
+    for card_bytes in (need.process_bytes, need.process_bytes - 4 * MIB, half, outside):
+        small = replace(cluster, device=cluster.device.with_capacity(card_bytes))
+        options = {"worker": worker, "rank": 0, "steps": 1, "repeated": 1, "fresh": True}
+        whole = estimate(job, plan, small, **options)
+        found = estimate(job, plan, small, few_layers=True, **options)
+        assert found.traces[0].layers
+        assert found.estimate.fits == whole.estimate.fits
+        assert found.estimate.fits == (card_bytes == need.process_bytes), card_bytes
+        assert found.estimate.peak.process_bytes <= card_bytes
+        assert whole.estimate.peak.process_bytes <= card_bytes

@@ -1,5 +1,8 @@
 """The portable source as one rank of several, without a ghost: real DDP, ZeRO-1 and FSDP2 on imitated cards."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +19,7 @@ from tonnage.portable import card, packed, step
 from tonnage.portable.memory import CardMemory
 from tonnage.portable.streams import Streams
 from tonnage.trace import Activity, Trace
+from tonnage.units import MIB
 
 EIGHT = parse_cluster("8xa100-80gb")
 NODES = parse_cluster("2x4xa100-80gb")
@@ -110,7 +114,7 @@ def test_a_process_that_is_a_rank_already_is_told_so() -> None:
 
 def test_a_streams_blocks_are_its_own() -> None:
     streams = Streams(card.CARD)
-    memory = CardMemory(EIGHT.device, AllocatorSettings(), "2.13.0", stream=lambda: streams.current.number)
+    memory = CardMemory(EIGHT, AllocatorSettings(), "2.13.0", stream=lambda: streams.current.number)
     with card.present(EIGHT.device, streams):
         first = memory.allocate(4096, 0)
         memory.free(first, 4096, 0)
@@ -121,6 +125,39 @@ def test_a_streams_blocks_are_its_own() -> None:
             with torch.cuda.stream(None):
                 assert torch.cuda.current_stream() is not torch.cuda.default_stream()
         assert torch.cuda.current_stream() is torch.cuda.default_stream()
+
+
+@pytest.mark.parametrize(
+    ("options", "gpu", "said"),
+    [
+        ({}, "8xa100-80gb", "each of the 8 GPUs trains a copy of its own"),
+        ({"tp": 2}, "4xa100-80gb", "each of the 2 groups of 2 GPUs trains a copy of its own"),
+        ({"shard": "ddp"}, "8xa100-80gb", None),
+        ({"tp": 2}, "2xa100-80gb", None),
+        ({}, "a100-80gb", None),
+    ],
+)
+def test_gpus_that_exchange_no_gradients_are_said_to(options: dict[str, Any], gpu: str, said: str | None) -> None:
+    found = predict.estimate(tiny_job(), Plan(**options), parse_cluster(gpu), steps=1, source="meta").estimate
+    about = [text for text in found.coverage.assumed if "copy of its own" in text]
+    assert len(about) == (said is not None)
+    assert not about or (said in about[0] and "--shard ddp" in about[0])
+
+
+def test_nccls_buffers_are_taken_from_the_card() -> None:
+    need = estimate("zero3").peak
+    for less_bytes in (0, 4 * MIB):
+        small = replace(EIGHT, device=EIGHT.device.with_capacity(need.process_bytes - less_bytes))
+        found = predict.estimate(tiny_job(), Plan(shard="zero3"), small, steps=1, source="meta").estimate
+        assert found.fits == (less_bytes == 0)
+        assert found.peak.process_bytes <= need.process_bytes - less_bytes
+
+
+def test_a_card_without_room_for_nccl_is_out_of_memory() -> None:
+    small = replace(EIGHT, device=EIGHT.device.with_capacity(overheads(EIGHT.device).bytes + 100 * MIB))
+    found = predict.estimate(tiny_job(), Plan(shard="ddp"), small, steps=1, source="meta").estimate
+    assert found.oom is not None
+    assert "Cuda failure 2 'out of memory'" in found.oom.message
 
 
 LAYER = [(576, 576), (192, 576), (192, 576), (576, 576), (1536, 576), (1536, 576), (576, 1536), (576,), (576,)]

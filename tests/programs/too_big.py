@@ -68,6 +68,11 @@ def main() -> None:
             if where == "exiting":
                 sys.exit(1)
         raise RuntimeError("No batch size fits.")
+    if where == "wrapped":  # as torch's pipelines do
+        try:
+            torch.empty(2**42, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            raise RuntimeError("Failed to run a stage.") from error
     total = torch.cuda.get_device_properties(0).total_memory
     if where == "forward":
         train(nn.Sequential(nn.Linear(8, 8), Widen(2 * total, 8)).cuda(), 4, 2)

@@ -9,10 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Final
 
-from tonnage.device import GPUS_PER_NODE, Device
+from tonnage.device import GPUS_PER_NODE, Cluster, Device
 from tonnage.spelling import normalise
+
+_MOST_RANKS: Final = 2**31 - 1
+"""More than any communicator has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +89,12 @@ def overheads(
     """Memory of one rank outside torch's allocator.
 
     `communicators` are the numbers of ranks of the NCCL communicators in which it takes part; one larger than
-    `gpus_per_node` spans machines.  `send_recv_peers` are the ranks with which it exchanges directly.
+    `gpus_per_node` spans machines.  `send_recv_peers` are the ranks with which it exchanges directly; at most as
+    many are counted as the rank has others on its machine, because what is known (overheads.toml) is about NVLink.
     """
     tables = _overheads()["nccl"]
-    kinds = [_communicator(ranks, gpus_per_node) for ranks in communicators] + ["peer"] * send_recv_peers
+    peers = min(send_recv_peers, _most_peers(gpus_per_node))
+    kinds = [_communicator(ranks, gpus_per_node) for ranks in communicators] + ["peer"] * peers
     low, typical, high = (
         sum(tables[kind][column] for kind in kinds) for column in ("low_bytes", "typical_bytes", "high_bytes")
     )
@@ -102,6 +107,26 @@ def overheads(
         nccl_bytes=typical,
         source=(f"CUDA context: {device.context_source}", *(f"NCCL: {line}" for line in nccl_sources)),
     )
+
+
+def ghost_settings(cluster: Cluster) -> dict[str, str]:
+    """The environment that makes a ghost a machine of this cluster: its card, and what NCCL takes of it.
+
+    That is what `overheads` reckons with: bytes of a communicator up to a number of ranks, and of a direct peer.
+    """
+    tables, per_node = _overheads()["nccl"], cluster.gpus_per_node
+    sizes = [*sorted({size for size in (1, 2, per_node) if size <= per_node}), _MOST_RANKS]
+    taken = ((size, tables[_communicator(size, per_node)]["typical_bytes"]) for size in sizes)
+    return {
+        **cluster.device.ghost_settings(),
+        "GHOST_NCCL_BYTES": ",".join(f"{size}:{count}" for size, count in taken),
+        "GHOST_NCCL_PEER_BYTES": str(tables["peer"]["typical_bytes"]),
+        "GHOST_NCCL_PEERS": str(_most_peers(per_node)),
+    }
+
+
+def _most_peers(gpus_per_node: int) -> int:
+    return gpus_per_node - 1
 
 
 def _communicator(ranks: int, gpus_per_node: int) -> str:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from tonnage import trace
+from tonnage.catalog import ghost_settings
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, TonnageError, TrialFailed, UsageError
 from tonnage.ghost.process import any_libraries, environment
@@ -41,7 +42,7 @@ def request(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, re
         "gpus_per_node": cluster.gpus_per_node,
         "steps": steps,
         "repeated": repeated,
-        "settings": cluster.device.ghost_settings(),
+        "settings": ghost_settings(cluster),
         "environment": technique_environment(plan),
     }
 

@@ -134,7 +134,7 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
             before = asked.columns() if asked is not None else written.event_columns(torch, watch)
             asked = repeating.repetitions(watch, before, request["repeated"])
             asked.make()
-    except RuntimeError as error:
+    except Exception as error:
         if not outcome.ran_out(error):
             raise
         ended = outcome.of_exception(error, watch)

@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from tonnage.communicators import Communicators
 from tonnage.layers.periods import Pattern
 from tonnage.layers.tokens import LAYERS_FURTHER, Label, Named
 from tonnage.trace import ACTIONS, Activity, Claim, Mark, Trace, marks_to_json, packed
 
-MARK, ALLOC, FREE = range(3)
-"""Kinds of requests: a mark begins (its number); a block is handed out (bytes, stream) or taken back (its number)."""
+MARK, ALLOC, FREE, CONNECT = range(4)
+"""Kinds of requests: a mark begins (its number); a block is handed out (bytes, stream) or taken back (its number);
+ranks exchange for the first time (as many as a new communicator has or 0, new peers)."""
 
 _ALLOC: Final = ACTIONS.index("alloc")
 
@@ -67,17 +69,25 @@ class Requests:
         ]
         claims = (Claim(mark, born[block], category) for mark, block, category in self.claims if block < len(born))
         names = tuple(dict.fromkeys(each.name for each in self.exchanges))
-        return replace(run, claims=tuple(claims), names=names, log=b"".join(self._log(names, born)))
+        return replace(run, claims=tuple(claims), names=names, log=b"".join(self._log(names, born, _whole(run))))
 
-    def _log(self, names: tuple[str, ...], born: list[int]) -> Iterator[bytes]:
+    def _log(self, names: tuple[str, ...], born: list[int], marks: int) -> Iterator[bytes]:
         for each in self.exchanges:
-            if max(each.ends) >= len(born):  # the memory ran out before
+            if each.mark >= marks or max(each.ends) >= len(born):  # the memory ran out before
                 return
             sent, received = (born[end] if end >= 0 else 0 for end in each.ends)
             layout, peer = each.layout, each.peer
             yield packed(
                 Activity("collective", each.name, each.mark, 0, layout, peer, 0, each.bytes, sent, received), names
             )
+
+
+def _whole(run: Trace) -> int:
+    """How many marks a run came through: not the one in which memory ran out, whose exchanges are asked for last.
+
+    At its end the watch sets one more.
+    """
+    return len(run.marks) - (2 if run.outcome["kind"] == "oom" else 1)
 
 
 class _Writing:
@@ -89,6 +99,7 @@ class _Writing:
         self.columns: list[int] = []
         self.claims: list[tuple[int, int, str]] = []
         self.exchanges: list[tuple[int, str, tuple[int, int, int], int, int]] = []
+        self.communicators = Communicators()
         self.ends: list[int] = []
         """Blocks, two for each exchange."""
         self.layers: dict[str, int] = {}
@@ -144,6 +155,9 @@ class _Writing:
         self, name: str, ranks: int, group: int, mine: int, peer: int, size: int, way: int, value: int
     ) -> None:
         self.exchanges.append((len(self.marks) - 1, name, (ranks, group, mine), peer, size))
+        first = self.communicators.use((ranks, group, mine), name, peer)
+        if any(first):
+            self._ask(CONNECT, *first)
 
     def _end(self, label: Label | None, way: int, value: int) -> None:
         """The two ends of an exchange follow it."""

@@ -7,26 +7,31 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tonnage.allocator import AllocatorSettings, CachingAllocator, Driver, OutOfMemory, Shortage
+from tonnage.catalog import overheads
 from tonnage.record import DoesNotFit
 from tonnage.trace import ACTIONS, EVENT_COLUMNS
 from tonnage.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
-    from tonnage.device import Device
+    from tonnage.communicators import Communicators
+    from tonnage.device import Cluster
 
 _CODES = {name: code for code, name in enumerate(ACTIONS)}
 
 
 class CardMemory:
-    """The replica of the allocator (`tonnage.allocator`) on a card of which the CUDA context has its part."""
+    """The replica of the allocator (`tonnage.allocator`) on a card of which the CUDA context and NCCL have a part."""
 
     def __init__(
-        self, device: Device, settings: AllocatorSettings, torch_version: str, stream: Callable[[], int]
+        self, cluster: Cluster, settings: AllocatorSettings, torch_version: str, stream: Callable[[], int]
     ) -> None:
+        device = cluster.device
         self._stream = stream
+        self._cluster = cluster
+        self._nccl_bytes = 0
         self.capacity_bytes = device.capacity_bytes
-        driver = Driver(device.capacity_bytes, taken_bytes=device.context_bytes)
-        self._allocator = CachingAllocator(driver, settings, torch_version=torch_version)
+        self._driver = Driver(device.capacity_bytes, taken_bytes=device.context_bytes)
+        self._allocator = CachingAllocator(self._driver, settings, torch_version=torch_version)
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -55,6 +60,17 @@ class CardMemory:
         """Give a block back to the allocator, which keeps it."""
         self._allocator.mark = mark
         self._allocator.free(address)
+
+    def connect(self, used: Communicators) -> None:
+        """Take what NCCL takes for these, of which it knows nothing that the allocator could give back.
+
+        Raises DoesNotFit.
+        """
+        device, per_node = self._cluster.device, self._cluster.gpus_per_node
+        taken = overheads(device, used.sizes, gpus_per_node=per_node, send_recv_peers=used.peers).nccl_bytes
+        if not self._driver.create(taken - self._nccl_bytes):
+            raise DoesNotFit("NCCL error: unhandled cuda error; Cuda failure 2 'out of memory'")
+        self._nccl_bytes = taken
 
     def columns(self) -> dict[str, array[int]]:
         """All of the allocator's events."""

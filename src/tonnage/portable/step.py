@@ -43,7 +43,7 @@ def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3
     settings = AllocatorSettings.parse(options, torch_version=torch.__version__)
     together = cluster.gpus > 1 or plan.shard != "none"
     streams = Streams(card.CARD)
-    memory = CardMemory(device, settings, torch.__version__, stream=lambda: streams.current.number)
+    memory = CardMemory(cluster, settings, torch.__version__, stream=lambda: streams.current.number)
     recorder = Recorder(card.CARD, memory, Temporaries(device, table()["inside"]))
     _import_libraries(job, plan)
     with (

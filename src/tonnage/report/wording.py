@@ -164,6 +164,10 @@ def need(estimate: Estimate) -> str:
     return f"{taken}{beside}; {gib(free)} free."
 
 
+_OUTSIDE: Final = {"CUDA error": "room for a CUDA context", "Cuda failure": "room for NCCL's buffers"}
+"""What is asked of a card beside torch's allocator, by words of the error where it is full."""
+
+
 def _shortage(estimate: Estimate) -> str:
     oom, capacity = estimate.oom, capacity_bytes(estimate)
     limit = f" of {gib(capacity)}" if capacity else ""
@@ -171,7 +175,7 @@ def _shortage(estimate: Estimate) -> str:
     if oom is None:
         return f"The card was full; {used}."
     asked = shortage(oom.message).asked_bytes
-    what = "room for a CUDA context" if "CUDA error" in oom.message else "more"
+    what = next((what for words, what in _OUTSIDE.items() if words in oom.message), "more")
     request = f"{size(asked)} more asked for" if asked is not None else f"{what} asked for"
     return f"Out of memory in {moment(oom.step, oom.phase, oom.layer)}: {request}; {used}."
 

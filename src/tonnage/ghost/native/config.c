@@ -77,6 +77,20 @@ static bool set_devices(const char *value)
     return true;
 }
 
+/* `2:464519168,8:566231040`: bytes of a communicator by its number of ranks, ascending. */
+static bool set_nccl(const char *value)
+{
+    int count = 0, length;
+    unsigned long long bytes;
+    while (count < MAX_NCCL_SIZES && sscanf(value, "%d:%llu%n", &settings.nccl[count].ranks, &bytes, &length) == 2) {
+        settings.nccl[count++].bytes = bytes;
+        value += length;
+        value += *value == ',';
+    }
+    settings.nccl_sizes = *value ? 0 : count;
+    return !*value;
+}
+
 static bool set_events(const char *value)
 {
     settings.lazy_events = strcmp(value, "lazy") == 0;
@@ -99,6 +113,7 @@ static bool apply(const char *key, const char *value)
         {"BUS_BITS", &s->bus_bits},
         {"MEMORY_KHZ", &s->memory_khz},
         {"CLOCK_KHZ", &s->clock_khz},
+        {"NCCL_PEERS", &s->nccl_peers},
         {"REAL_RANKS", &s->real_ranks},
         {"TIMEOUT_SECONDS", &s->timeout_seconds},
     };
@@ -111,6 +126,10 @@ static bool apply(const char *key, const char *value)
         return set_number(&s->total_bytes, value);
     if (strcmp(key, "CONTEXT_BYTES") == 0)
         return set_number(&s->context_bytes, value);
+    if (strcmp(key, "NCCL_BYTES") == 0)
+        return set_nccl(value);
+    if (strcmp(key, "NCCL_PEER_BYTES") == 0)
+        return set_number(&s->nccl_peer_bytes, value);
     if (strcmp(key, "RESERVED_BYTES") == 0)
         return reserved_given = set_number(&s->reserved_bytes, value);
     if (strcmp(key, "NAME") == 0)
@@ -145,6 +164,7 @@ static void read_environment(void)
         "SMS",          "THREADS_PER_SM", "L2_BYTES",       "SHARED_PER_BLOCK_BYTES",      "SHARED_PER_SM_BYTES",
         "REGISTERS_PER_SM", "BUS_BITS", "MEMORY_KHZ",       "CLOCK_KHZ",      "EVENTS",    "LOG",
         "REPORT",       "SHM",          "CARDS",            "REAL_RANKS",     "TIMEOUT_SECONDS",
+        "NCCL_BYTES",   "NCCL_PEER_BYTES", "NCCL_PEERS",
     };
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char variable[64];

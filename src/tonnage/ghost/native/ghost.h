@@ -57,6 +57,8 @@ const char *error_text(int code);
 
 /* ---- settings (config.c) ------------------------------------------------------------------------ */
 
+#define MAX_NCCL_SIZES 8
+
 struct config {
     int devices;             /* cards in the machine */
     uint64_t total_bytes;    /* of each device, as the driver reports it */
@@ -75,6 +77,13 @@ struct config {
     int clock_khz;
     bool lazy_events; /* events complete only when somebody waits for them */
     bool log;
+    struct {
+        int ranks;      /* of a communicator of at most so many */
+        uint64_t bytes; /* buffers take so much of each rank's card */
+    } nccl[MAX_NCCL_SIZES];
+    int nccl_sizes;
+    uint64_t nccl_peer_bytes; /* buffers for direct messages to and from another rank */
+    int nccl_peers;           /* for at most so many of them */
     int real_ranks; /* processes that share NCCL communicators; 1: every other rank is emulated */
     int timeout_seconds;
     char report[1024];

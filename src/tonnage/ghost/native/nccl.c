@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { NCCL_SUCCESS, NCCL_SYSTEM_ERROR = 2, NCCL_INVALID_ARGUMENT = 4, NCCL_INVALID_USAGE = 5, NCCL_REMOTE_ERROR = 6 };
+enum { NCCL_SUCCESS, NCCL_UNHANDLED_CUDA_ERROR, NCCL_SYSTEM_ERROR, NCCL_INVALID_ARGUMENT = 4, NCCL_INVALID_USAGE = 5, NCCL_REMOTE_ERROR = 6 };
 enum { OP_SUM, OP_PROD, OP_MAX, OP_MIN, OP_AVG };
 
 #if GHOST_CUDA == 12
@@ -32,6 +32,10 @@ struct ncclComm {
     uint64_t key;
     uint32_t splits;
     struct meeting *meeting; /* NULL: the other ranks are emulated */
+    bool connected;          /* its buffers were taken */
+    bool *met;               /* by rank: whether buffers for direct messages were taken, or were many enough */
+    int peers;               /* for so many ranks they were taken */
+    uint64_t taken;          /* bytes of its card */
 };
 typedef struct ncclComm *ncclComm_t;
 
@@ -194,6 +198,90 @@ static void reduce_alike(char *data, size_t count, int type, int op, int ranks)
     free(own);
 }
 
+/* ---- buffers of communicators ----
+ *
+ * How many bytes they are is said by the settings (the sizes are measured, see tonnage's overheads.toml): those of a
+ * communicator are taken at its first collective, those for direct messages at the first one to or from a peer. */
+
+static int device_peers[MAX_DEVICES]; /* ranks for which buffers were taken, of all communicators on a device */
+
+static int fail(int code, const char *text)
+{
+    snprintf(last_error, sizeof last_error, "%s", text);
+    return code;
+}
+
+/* Of a communicator of so many ranks; of an unknown number as of three. */
+static uint64_t communicator_bytes(int ranks)
+{
+    const struct config *s = config();
+    int size = ranks ? ranks : 3;
+    for (int i = 0; i < s->nccl_sizes; i++)
+        if (size <= s->nccl[i].ranks)
+            return s->nccl[i].bytes;
+    return 0;
+}
+
+/* How many of so many new peers of a device need buffers. */
+static int peers_to_take(int device, int peers)
+{
+    int room = config()->nccl_peers - device_peers[device];
+    return peers < room ? peers : room > 0 ? room : 0;
+}
+
+/* As a real NCCL, which asks the driver and knows nothing of what torch's allocator could give back. */
+static int take(int device, uint64_t bytes)
+{
+    if (bytes && !device_take(device, bytes))
+        return fail(NCCL_UNHANDLED_CUDA_ERROR, "Cuda failure 2 'out of memory'");
+    return NCCL_SUCCESS;
+}
+
+/* Notes that a rank exchanges with another directly; whether it is the first time.  Between two ranks the
+ * communicator's own buffers serve. */
+static bool meet(struct ncclComm *c, int other)
+{
+    if (c->ranks <= 2 || other < 0 || other >= c->ranks || other == c->rank)
+        return false;
+    if (!c->met)
+        c->met = calloc((size_t)c->ranks, sizeof *c->met);
+    bool first = !c->met[other];
+    c->met[other] = true;
+    return first;
+}
+
+/* Takes what `peers` new peers, and the communicator itself if it is new, need of its card. */
+static int take_buffers(struct ncclComm *c, int peers)
+{
+    int more = peers_to_take(c->device, peers);
+    uint64_t bytes = (uint64_t)more * config()->nccl_peer_bytes + (c->connected ? 0 : communicator_bytes(c->ranks));
+    int error = take(c->device, bytes);
+    if (error)
+        return error;
+    c->connected = true;
+    c->taken += bytes;
+    c->peers += more;
+    device_peers[c->device] += more;
+    return NCCL_SUCCESS;
+}
+
+static void give_buffers(struct ncclComm *c)
+{
+    device_give(c->device, c->taken);
+    device_peers[c->device] -= c->peers;
+    free(c->met);
+}
+
+/* What a communicator of so many ranks (0: none) and so many new peers take of the current device: for steps that
+ * are made again without their exchanges. */
+API int ghost_nccl_take(int ranks, int peers)
+{
+    int more = peers_to_take(current_device, peers);
+    uint64_t bytes = (uint64_t)more * config()->nccl_peer_bytes + (ranks ? communicator_bytes(ranks) : 0);
+    device_peers[current_device] += more;
+    return take(current_device, bytes);
+}
+
 /* ---- communicators ---- */
 
 static uint64_t key_of(const void *data, size_t bytes)
@@ -211,12 +299,6 @@ static int real_ranks(void)
     if (!getenv("GHOST_REAL_RANKS") && config()->real_ranks == 1 && getenv("TORCHELASTIC_RUN_ID") && local)
         return atoi(local);
     return config()->real_ranks;
-}
-
-static int fail(int code, const char *text)
-{
-    snprintf(last_error, sizeof last_error, "%s", text);
-    return code;
 }
 
 /* NCCL takes one rank a card, from 2.30 on several if told so.  The number is the card's place on the bus, in NCCL's
@@ -375,8 +457,11 @@ API int ncclCommShrink(ncclComm_t c, int *excluded, int count, ncclComm_t *resul
 
 static int end(ncclComm_t c)
 {
-    if (c && c->meeting)
+    if (!c)
+        return NCCL_SUCCESS;
+    if (c->meeting)
         meeting_leave(c->meeting);
+    give_buffers(c);
     free(c);
     return NCCL_SUCCESS;
 }
@@ -679,12 +764,31 @@ static __thread struct {
     int depth;
     size_t count, capacity;
     struct collective *waiting;
+    int error; /* of what could not be begun: the group's end tells it */
 } group;
+
+/* Before the first of several that happen together. */
+static int prepare(const struct collective *c)
+{
+    int peers = 0;
+    if (c->kind == SEND || c->kind == RECV)
+        peers = meet(c->communicator, c->peer);
+    for (int i = 0; c->kind == ALL_TO_ALL && i < c->communicator->ranks; i++)
+        peers += meet(c->communicator, i);
+    return peers || !c->communicator->connected ? take_buffers(c->communicator, peers) : NCCL_SUCCESS;
+}
 
 static int enter(struct collective c)
 {
     if (!c.communicator)
         return NCCL_INVALID_ARGUMENT;
+    int error = prepare(&c);
+    if (error && group.depth) {
+        group.error = error;
+        return NCCL_SUCCESS;
+    }
+    if (error)
+        return error;
     record(&c);
     if (!group.depth)
         return carry_out(&c);
@@ -720,11 +824,12 @@ API int ncclGroupStart(void)
 
 API int ncclGroupEnd(void)
 {
-    int error = NCCL_SUCCESS;
+    int error = group.error;
     if (group.depth == 0)
         return 5; /* invalid usage */
     if (--group.depth)
         return NCCL_SUCCESS;
+    group.error = NCCL_SUCCESS;
     give_alike();
     for (int pass = 0; pass < 3; pass++)
         for (size_t i = 0; i < group.count && !error; i++) {

@@ -103,6 +103,14 @@ class Native:
         """The next part of a communicator that is split off has so many ranks."""
         self._library.ghost_nccl_next_split(ranks)
 
+    def take_for_nccl(self, ranks: int, peers: int) -> None:
+        """Take what NCCL does for a communicator of so many ranks (0: for none) and so many new peers.
+
+        Raises RuntimeError, in NCCL's words, where the card has not so much left.
+        """
+        if self._library.ghost_nccl_take(ranks, peers) != 0:
+            raise RuntimeError("NCCL error: unhandled cuda error; Cuda failure 2 'out of memory'")
+
     def unknown_calls(self) -> dict[str, int]:
         """Calls of functions that the ghost does not implement: `library:symbol` to count."""
         return _counts(self._library.ghost_unknown_calls)

@@ -4,7 +4,7 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
@@ -28,16 +28,18 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
 
     Of a failure it also says how often the program had asked for what the card computed (`computed_reads`).
     """
-    no_context, is_oom = _no_context(error), ran_out(error)
+    chain = _chain(error)
+    told, is_oom = chain[-1], ran_out(error)
+    above = [frame for outer in chain[:-1] for frame in traceback.extract_tb(outer.__traceback__)[:-1]]
     outcome: dict[str, Any] = {
         "kind": "oom" if is_oom else "failed",
-        "message": " ".join(str(error).split()) or type(error).__name__,
-        "error": type(error).__name__,
-        "stack": frames(traceback.extract_tb(error.__traceback__)),
+        "message": " ".join(str(told).split()) or type(told).__name__,
+        "error": type(told).__name__,
+        "stack": frames([*above, *traceback.extract_tb(told.__traceback__)]),
     }
     if not is_oom and watch.native is not None:
         outcome["computed_reads"] = watch.native.computed_reads()
-    if no_context:
+    if is_oom and _outside_allocator(told):
         outcome |= watch.here()
     elif is_oom and watch.ooms:
         outcome |= watch.ooms[-1]
@@ -46,15 +48,37 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
 
 def ran_out(error: BaseException) -> bool:
     """Whether the card's memory did not suffice."""
-    return type(error).__name__ == "OutOfMemoryError" or _no_context(error)
+    return _is_shortage(_chain(error)[-1])
 
 
-def _no_context(error: BaseException) -> bool:
-    """A card too full for one more context is no OutOfMemoryError, which only the allocator raises."""
-    return "CUDA error: out of memory" in str(error)
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, and what it says it was caused by down to a shortage of memory; itself alone if there is none.
+
+    torch's pipelines raise an error of their own from the one that a stage met.
+    """
+    found = [error]
+    while not _is_shortage(found[-1]):
+        cause = found[-1].__cause__
+        if cause is None or cause in found:
+            return [error]
+        found.append(cause)
+    return found
 
 
-def frames(stack: traceback.StackSummary) -> list[str]:
+def _is_shortage(error: BaseException) -> bool:
+    return type(error).__name__ == "OutOfMemoryError" or _outside_allocator(error)
+
+
+_WORDS = ("CUDA error: out of memory", "Cuda failure 2 'out of memory'")
+"""Of CUDA on a card too full for one more context; of NCCL on one without room for its buffers."""
+
+
+def _outside_allocator(error: BaseException) -> bool:
+    """Whether the memory did not suffice for what is not the allocator's, which alone raises OutOfMemoryError."""
+    return any(words in str(error) for words in _WORDS)
+
+
+def frames(stack: Iterable[traceback.FrameSummary]) -> list[str]:
     """`file:line function` of each frame that is not ours, outermost first; files as seen from the first folder."""
     return [
         f"{frame.filename.removeprefix(_STARTED_IN)}:{frame.lineno} {frame.name}"

@@ -14,9 +14,9 @@ import numpy as np
 
 from . import written
 
-MARK, ALLOC, FREE = range(3)
+MARK, ALLOC, FREE, CONNECT = range(4)
 """Kinds of requests, three numbers each: a mark begins (its number); a block is handed out (bytes, stream) or taken
-back (its number)."""
+back (its number); ranks exchange for the first time (ranks of a new communicator or 0, new peers)."""
 
 _BLOCKS = ("alloc", "free_requested", "free_completed")
 _ALLOCATED, _REQUESTED = (written.ACTIONS[name] for name in _BLOCKS[:2])
@@ -54,9 +54,13 @@ class Requested:
         self.addresses: list[int] = []
         self.streams: dict[int, int] = {0: 0}
         self._left_out = False
+        self._connected = 0
 
     def make(self) -> None:
-        """Ask for all of them.  Raises torch.OutOfMemoryError where the steps would have."""
+        """Ask for all of them.
+
+        Raises torch.OutOfMemoryError where the steps would have, and RuntimeError for NCCL.
+        """
         torch, addresses, marks, streams = self.watch.torch, self.addresses, self.marks, self.streams
         allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
         give_back = torch._C._cuda_cudaCachingAllocator_raw_delete
@@ -72,6 +76,9 @@ class Requested:
                     streams[second] = torch.cuda.Stream().cuda_stream
                 note(str(len(addresses)))  # a segment that it takes is noted with it
                 addresses.append(allocate(first, streams[second]))
+            elif kind == CONNECT:
+                self.watch.native.take_for_nccl(first, second)
+                self._connected += 1
             else:
                 begin(marks[first])
                 self.watch.steps = marks[first][0]
@@ -95,7 +102,7 @@ class Requested:
     def _of_blocks(self) -> dict[str, Any]:
         """Of each block that it was handed out; that it was given back and, at once, taken."""
         kind, first, second = np.array(self.requests, dtype=np.int64).reshape(-1, 3)[: self._made()].T
-        allocated, asked = kind == ALLOC, kind != MARK
+        allocated, asked = kind == ALLOC, (kind == ALLOC) | (kind == FREE)
         number = np.where(allocated, np.cumsum(allocated) - 1, first)[asked]
         events = np.where(kind[asked] == FREE, 2, 1)
         block = np.repeat(number, events)
@@ -112,9 +119,12 @@ class Requested:
 
     def _made(self) -> int:
         """How many requests were made: all of them, or those before the one that could not be served."""
-        allocations = np.flatnonzero(np.array(self.requests[::3], dtype=np.int64) == ALLOC)
-        refused = allocations[len(self.addresses) :]
-        return int(refused[0]) if len(refused) else len(self.requests) // 3
+        kind = np.array(self.requests[::3], dtype=np.int64)
+        not_made = (
+            np.flatnonzero(kind == ALLOC)[len(self.addresses) :],
+            np.flatnonzero(kind == CONNECT)[self._connected :],
+        )
+        return min([len(kind), *(int(places[0]) for places in not_made if len(places))])
 
     def _of_segments(self) -> tuple[dict[str, Any], Any]:
         """What the allocator itself wrote down, and for each of it the block before which that was."""
