@@ -126,6 +126,27 @@ def test_one_rank_of_accelerate_launch_keeps_the_launchers_settings(dry_run: Any
     assert {activity.name for activity in trace.activities("collective")} >= {"AllGather", "ReduceScatter"}
 
 
+GLOBAL_HOOKS = "Using `torch.compile(module)` when there are global hooks on modules"
+
+
+ONE_COMPILER = (("TORCHINDUCTOR_COMPILE_THREADS", "1"),)
+
+
+def test_hooks_of_the_ghosts_are_not_warned_of_and_the_programs_own_are(dry_run: Any) -> None:
+    assert GLOBAL_HOOKS not in dry_run("compiled.py", variables=ONE_COMPILER).output
+    assert GLOBAL_HOOKS in dry_run("compiled.py", "hooked", variables=ONE_COMPILER).output
+
+
+@pytest.mark.parametrize(("kind", "how"), [("qwen2_5_vl", "in-place"), ("gemma3", "whole")])
+def test_a_compiled_model_of_pictures_and_words(dry_run: Any, kind: str, how: str) -> None:
+    """Sizes of images are asked for between graphs that computed them; a mask's elements inside of one."""
+    answer = dry_run("pictures.py", kind, how)
+    assert answer.error is None, f"{answer.error}\n{answer.output[-2000:]}"
+    assert answer.run.traces[0].steps == 3
+    assert "does not know how to trace" not in answer.output, "a warning of the ghost's own code"
+    assert not any("selects every element" in text for text in answer.run.estimate.coverage.assumed)
+
+
 def test_torch_compile(dry_run: Any, tmp_path_factory: Any) -> None:
     own = tmp_path_factory.mktemp("inductor")
     variables = (

@@ -1,6 +1,7 @@
-"""A network under torch.compile, trained for a few steps."""
+"""A network under torch.compile, trained for a few steps; `hooked`: with a hook of all modules."""
 
 import json
+import sys
 
 import torch
 from torch import nn
@@ -22,6 +23,8 @@ class Block(nn.Module):
 
 
 def main() -> None:
+    if sys.argv[1:] == ["hooked"]:
+        nn.modules.module.register_module_forward_pre_hook(lambda module, args: None)
     model = nn.Sequential(Block(256), Block(256)).to("cuda", torch.bfloat16)
     run = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

@@ -21,9 +21,21 @@ _DRAWN = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform", "
 
 
 @functools.cache
-def _without_values(name: str) -> bool:
+def without_values(name: str) -> bool:
     """Whether results of a function of this name have no values that could be known."""
     return name in _NOT_COMPUTED or any(word in name for word in _DRAWN)
+
+
+def of_compiler(tensor: Any) -> bool:
+    """Whether it stands for one while a graph is made, also of a backward that is compiled when it is first run."""
+    return type(tensor).__module__.startswith("torch._subclasses.")
+
+
+def is_small(torch: Any, value: Any, *, numbers: bool = False) -> bool:
+    """Whether this is a tensor on the card whose values may be known, an integer's or also a number's."""
+    if not isinstance(value, torch.Tensor) or not value.is_cuda or of_compiler(value):
+        return False
+    return bool((numbers or not value.dtype.is_floating_point) and value.nbytes <= KNOWN_BYTES)
 
 
 def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
@@ -33,7 +45,6 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
     """
     torch = policy.torch
     host = torch.device("cpu")
-    fake = torch._subclasses.FakeTensor  # of a compiler, also of a backward that is compiled when it is first run
     inside_transform = torch._C._functorch.peek_interpreter_stack
 
     def on_host(value: Any) -> Any:
@@ -52,10 +63,7 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
             return {key: on_host(item) for key, item in value.items()}
         return value
 
-    def small(value: Any) -> bool:
-        if not isinstance(value, torch.Tensor) or not value.is_cuda or isinstance(value, fake):
-            return False
-        return (numbers or not value.dtype.is_floating_point) and value.nbytes <= KNOWN_BYTES
+    small = functools.partial(is_small, torch, numbers=numbers)
 
     def on_card(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -88,7 +96,7 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
                 return (
                     getattr(args[0], name)(*args[1:], **options) if name in _REPLACED else function(*args, **options)
                 )
-            if _without_values(name) or inside_transform() is not None:
+            if without_values(name) or inside_transform() is not None:
                 return function(*args, **options)
             if name in _READ_OUT and small(args[0]):
                 known = policy.known(args[0])  # of a view that a kernel would have to gather first, too

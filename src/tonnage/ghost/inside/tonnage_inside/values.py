@@ -10,15 +10,17 @@ the usual one instead; each says so, once used, in the report's `assumed`.
 import contextlib
 import functools
 import importlib
+import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from . import detection, diffusion, generation, pretrained, swapped
+from . import compiled, detection, diffusion, generation, pretrained, swapped
 from .host import ZEROS
 from .imports import after_import
-from .integers import KNOWN_BYTES, known_integers
+from .integers import KNOWN_BYTES, known_integers, of_compiler
 from .native import Native
 
 BIG_ELEMENTS = 1 << 16
@@ -95,6 +97,8 @@ class Policy:
 
     def install(self) -> None:
         """Patch torch now, and other libraries when they are imported."""
+        package = (sys.modules[f"{__package__}.{name}"] for name in _OF_VALUES)
+        compiled.leave_alone(self.torch, package)
         self._patch_finite()
         self._patch_all()
         self._patch_equal()
@@ -523,7 +527,8 @@ class Policy:
         @functools.wraps(original)
         def check(error: Any, condition: Any, message: Any = None) -> None:
             if isinstance(condition, torch.Tensor) and condition.is_cuda:
-                values = self.read(condition)
+                # In a graph torch's own would ask for the value when that is run.
+                values = None if of_compiler(condition) else self.read(condition)
                 if values is None:
                     self.use("checks")
                     return
@@ -550,6 +555,16 @@ class Policy:
             tensor, mask = torch.broadcast_tensors(tensor, mask)
             return torch.ops.aten.index.Tensor(tensor, [mask])
 
+        def masked_scatter_backward(gradient: Any, mask: Any, sizes: Any) -> Any:
+            """As torch's own.  What was scattered says how many the mask chooses, also where that is computed."""
+            count = math.prod(sizes)
+            with self.telling(lambda shape: (torch.arange(math.prod(shape)) < count).view(shape)):
+                chosen = torch.ops.aten.masked_select(gradient, mask)
+            if chosen.numel() < count:
+                chosen = torch.cat([chosen, chosen.new_zeros(count - chosen.numel())])
+            return chosen.view(sizes)
+
+        self._implement("masked_scatter_backward", masked_scatter_backward, "CUDA")
         self._implement("nonzero", nonzero, "CUDA")
         self._implement("masked_select", masked_select, "CUDA")
 
@@ -765,19 +780,31 @@ class Policy:
         torch = self.torch
         met: set[type] = set()
 
-        def first_call(called: Any, _args: Any) -> None:
-            kind = type(called)
-            if kind in met or torch.compiler.is_compiling():
-                return
-            met.add(kind)
-            known_model = isinstance(called, module.PreTrainedModel)
+        def begin(model: Any) -> None:
+            known_model = isinstance(model, module.PreTrainedModel)
             # before transformers 4.48 no configuration said which parts it has
-            parts = getattr(called.config, "sub_configs", ()) if known_model else ()
-            multimodal = known_model and (len(parts) > 0 or called.main_input_name in _HEARD)
+            parts = getattr(model.config, "sub_configs", ()) if known_model else ()
+            multimodal = known_model and (len(parts) > 0 or model.main_input_name in _HEARD)
             if multimodal and torch._C._len_torch_function_stack() == 0:
                 handle.remove()
+                compiled.follow(self)
                 self.follow_integers()
 
+        def first_call(called: Any, _args: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
+            model = getattr(called, "_orig_mod", called)  # of what `torch.compile` has made
+            if type(model) not in met:
+                met.add(type(model))
+                begin(model)
+
+        @functools.wraps(torch.nn.Module.compile)
+        def compile_in_place(model: Any, *args: Any, **kwargs: Any) -> None:
+            """Its first call will be compiled as a whole."""
+            begin(model)
+            torch.nn.Module.compile(model, *args, **kwargs)
+
+        module.PreTrainedModel.compile = compile_in_place  # type: ignore[attr-defined]
         handle = torch.nn.modules.module.register_module_forward_pre_hook(first_call)
 
 
@@ -797,6 +824,8 @@ def _in_turn(count: int) -> Callable[[Any], Any]:
     return lambda place: place % count
 
 
+_OF_VALUES = ("values", "integers", "native", "compiled", "detection", "diffusion", "generation", "pretrained")
+"""Modules that look at values while a program runs."""
 _DENOISING = ("d_fine", "deimv2", "pp_doclayout_v2", "pp_doclayout_v3", "rt_detr", "rt_detr_v2")
 """Types whose queries are noised boxes."""
 _HEARD = ("input_values", "input_features")

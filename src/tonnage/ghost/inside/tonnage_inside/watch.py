@@ -127,6 +127,8 @@ class Watch:
             optimizer.register_optimizer_step_pre_hook(self._before_step),
             optimizer.register_optimizer_step_post_hook(self._after_step),
         )
+        any_hook = modules._has_any_global_hook
+        modules._has_any_global_hook = functools.partial(_hooks_of_others, modules)  # torch.compile warns of them
         run_backward = torch.autograd._engine_run_backward
         torch.autograd._engine_run_backward = functools.wraps(run_backward)(
             functools.partial(self._backward, run_backward)
@@ -134,6 +136,7 @@ class Watch:
 
         def unhook() -> None:
             torch.autograd._engine_run_backward = run_backward
+            modules._has_any_global_hook = any_hook
             for handle in handles:
                 handle.remove()
 
@@ -393,6 +396,24 @@ class Watch:
             if isinstance(candidate, parameter) and id(candidate) not in self._parameters:
                 self._parameters[id(candidate)] = weakref.ref(candidate)
                 self.claim(candidate, "parameter")
+
+
+_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+"""Where torch.nn.modules.module keeps hooks of all modules."""
+
+
+def _hooks_of_others(modules: ModuleType) -> bool:
+    """Whether the program, too, has hooks of all modules."""
+    return any(
+        not str(getattr(hook, "__module__", "")).startswith(f"{__package__}.")
+        for name in _HOOKS
+        for hook in getattr(modules, name, {}).values()
+    )
 
 
 WATCHDOG_SECONDS = 0.15
