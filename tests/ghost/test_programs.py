@@ -170,6 +170,13 @@ def test_a_real_run_finds_no_kernel_that_a_ghost_compiled(dry_run: Any, tmp_path
     assert list(own.iterdir()) == []
 
 
+def test_gradients_of_each_example_by_torch_func(dry_run: Any) -> None:
+    estimate, trace = consistent(dry_run("transforms.py"))
+    assert estimate.model["parameters"] == 512 * 1024 + 1024 + 1024 * 10 + 10
+    weight = 64 * 512 * 1024 * 4
+    assert any(event.size_bytes == weight for event in trace.events()), "a weight's gradients of 64 examples"
+
+
 def test_cuda_graphs(dry_run: Any) -> None:
     _, trace = consistent(dry_run("graphs.py", steps=10))
     assert sum(activity.kind == "graph_launch" for activity in trace.activities()) >= 6

@@ -495,7 +495,10 @@ def elements(parameter: Any) -> int:
 def cuda_address(torch: Any, tensor: Any) -> int:
     """Where a plain tensor's memory begins on the GPU; 0 for memory elsewhere."""
     with torch._C.DisableTorchFunction():  # modes that follow what a program does need not see this
-        return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
+        try:
+            return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
+        except NotImplementedError:  # torch.func's grad and vmap have tensors that stand for others
+            return 0
 
 
 def tensors_in(value: Any, kind: type) -> Iterator[Any]:
