@@ -38,6 +38,14 @@ def test_what_was_found_comes_back(tmp_path):
     assert Job(model=JOB.model, **of_job) == JOB
 
 
+def test_a_norm_need_not_be_whole(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(planfile.text(kept(plan=Plan(clip_grad_norm=0.3)), gpu="t4"))
+    assert planfile.read(path).options["clip_grad_norm"] == 0.3
+    with pytest.raises(UsageError, match=r"clip-grad-norm is -1; it must be a number above 0\."):
+        Plan(clip_grad_norm=-1)
+
+
 def test_what_is_said_comes_before_what_was_kept(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text(planfile.text(kept(), gpu="t4"))

@@ -58,10 +58,13 @@ def build(ref: ModelRef, *, dtype: torch.dtype, attention: str | None, device: t
 def materialise(module: nn.Module, device: torch.device) -> None:
     """Give every meta parameter and buffer of `module` uninitialised memory on `device`, keeping ties.
 
-    `Module.to_empty` would break the tie between embedding and head, and allocate one of them twice.
+    What is divided already stays where it is: on the host, where parameters are offloaded.  `Module.to_empty` would
+    break the tie between embedding and head, and allocate one of them twice.
     """
     if device.type == "meta":
         return
+    from torch.distributed.tensor import DTensor
+
     made: dict[int, torch.Tensor] = {}
     for child in module.modules():
         for store in (child._parameters, child._buffers):
@@ -70,7 +73,8 @@ def materialise(module: nn.Module, device: torch.device) -> None:
                     if id(tensor) not in made:
                         made[id(tensor)] = _allocate_like(tensor, device)
                     store[name] = made[id(tensor)]
-                elif tensor is not None and tensor.device != device:  # a buffer with values, made on the host
+                elif not (tensor is None or tensor.device == device or isinstance(tensor, DTensor)):
+                    # a buffer with values, made on the host
                     store[name] = made.setdefault(id(tensor), tensor.to(device))
 
 

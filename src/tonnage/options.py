@@ -1,13 +1,13 @@
 """Options of a Job and a Plan: fields that carry their help, so that Python and the command line say the same.
 
-A field made by `word`, `number`, `fraction`, `names` or `switch` is an option of every command that takes a
+A field made by `word`, `number`, `amount`, `fraction`, `names` or `switch` is an option of every command that takes a
 request; what it accepts is checked in one place, `check`, with one wording.
 """
 
 import re
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache, lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from tonnage.errors import UsageError
 from tonnage.units import parse_bytes
@@ -22,7 +22,7 @@ class Option:
     """What is known about one field beside its name and default."""
 
     kind: str
-    """`word`, `number`, `fraction` (0 <= x < 1), `names` (a tuple of words) or `switch`."""
+    """`word`, `number` (whole), `amount` (x > 0), `fraction` (0 <= x < 1), `names` (a tuple of words) or `switch`."""
     help: str
     """One sentence for the command line."""
     possible: tuple[str, ...] = ()
@@ -40,6 +40,11 @@ def word(default: str | None, help: str, possible: tuple[str, ...]) -> Any:
 def number(default: int | None, help: str, least: int = 1) -> Any:
     """A whole number; None where nothing is asked for."""
     return field(default=default, metadata={_KEY: Option(kind="number", help=help, least=least)})
+
+
+def amount(default: float | None, help: str) -> Any:
+    """Any number above zero; None where nothing is asked for."""
+    return field(default=default, metadata={_KEY: Option(kind="amount", help=help)})
 
 
 def fraction(default: float, help: str) -> Any:
@@ -87,8 +92,15 @@ def check(value: object) -> None:
             raise UsageError(
                 f"{spelled(item.name)} is {shown}; it must be a whole number of at least {option.least}."
             )
+        if option.kind == "amount" and not is_amount(found):
+            raise UsageError(f"{spelled(item.name)} is {found}; it must be a number above 0.")
         if option.kind == "fraction" and not (isinstance(found, int | float) and 0 <= found < 1):
             raise UsageError(f"{spelled(item.name)} is {found}; it must be at least 0 and less than 1.")
+
+
+def is_amount(value: object) -> TypeGuard[float]:
+    """True of a number above zero that is not infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 @lru_cache(maxsize=1024)

@@ -123,6 +123,7 @@ def _memory(document: Mapping[str, Any], path: Path) -> int | None:
 _KINDS: Final[Mapping[str, tuple[type, str]]] = {
     "word": (str, "a text"),
     "number": (int, "a whole number"),
+    "amount": (float, "a number"),
     "fraction": (float, "a number"),
     "switch": (bool, "true or false"),
     "names": (list, "a list of texts"),

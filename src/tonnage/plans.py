@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tonnage.engines import names as engine_names
-from tonnage.options import check, number, switch, word
+from tonnage.options import amount, check, number, switch, word
 from tonnage.techniques import choices
 
 DTYPES: Final = ("fp32", "bf16", "fp16")
@@ -30,7 +30,7 @@ class Plan:
         ("fp32", "compute"),
     )
     optimizer: str = word("adamw", "The optimizer; adamw is as torch chooses it.", choices("optimizer"))
-    clip_grad_norm: int | None = number(None, "Norm to which gradients are scaled down before each step.")
+    clip_grad_norm: float | None = amount(None, "Norm to which gradients are scaled down before each step.")
     checkpointing: str = word(
         "none", "Layers that recompute activations in backward.", ("none", *choices("checkpointing"))
     )

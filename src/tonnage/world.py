@@ -64,7 +64,7 @@ class World:
 def join(world: World, plan: Plan) -> World:
     """Take part in the process group of the job's ranks, making it where there is none, and lay out the mesh."""
     if not dist.is_initialized():
-        _make_group(world)
+        _make_group(world, plan)
         world = replace(world, made_group=True)
     if dist.get_world_size() != world.size:
         raise CannotEstimate(
@@ -93,16 +93,20 @@ def _expert_mesh(world: World, laid: Axes) -> DeviceMesh:
     return init_device_mesh(world.device.type, sizes, mesh_dim_names=names)
 
 
-def _make_group(world: World) -> None:
-    backend = "nccl" if world.device.type == "cuda" else "gloo"
+def _make_group(world: World, plan: Plan) -> None:
+    """With parameters on the host, norms and scales of their gradients are exchanged there too."""
+    on_card = "cpu:{},cuda:nccl" if plan.param_offload != "none" else "nccl"
+    backend = on_card.format("gloo") if world.device.type == "cuda" else "gloo"
     if "RANK" in os.environ and os.environ.get("WORLD_SIZE") == str(world.size):
         dist.init_process_group(backend)
-    elif backend == "nccl":
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # which makes the backend "fake" known
+
+    if world.device.type == "cuda":
         # One rank without its peers: a ghost's NCCL asks nothing of them, and no store needs to answer.  More than
         # one root for the unique ids (torch's choice above 128 ranks) would wait for the other root's message.
         os.environ["TORCH_NCCL_RANKS_PER_ROOT"] = str(world.size)
-        dist.init_process_group(backend, store=dist.HashStore(), rank=world.rank, world_size=world.size)
+        lone = on_card.format("fake")
+        dist.init_process_group(lone, store=dist.HashStore(), rank=world.rank, world_size=world.size)
     else:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-
         dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)

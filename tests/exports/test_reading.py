@@ -97,13 +97,24 @@ def test_deepspeed(tmp_path: Path) -> None:
             },
         )
     )
-    assert found.options == {"engine": "deepspeed", "precision": "bf16-mixed", "shard": "zero2", "grad_accum": 4}
+    assert found.options == {
+        **{"engine": "deepspeed", "precision": "bf16-mixed", "shard": "zero2", "grad_accum": 4},
+        "clip_grad_norm": 0.5,
+    }
     assert found.not_understood == (
         "zero_optimisation.stage = 3",
         "zero_optimization.reduce_bucket_size = 500000000",
-        "gradient_clipping = 0.5",
     )
     assert found.keys["shard"] == "zero_optimization.stage"
+
+
+@pytest.mark.parametrize("norm", [-0.5, "much", True, [1.0]])
+def test_what_is_no_norm_is_not_understood(tmp_path: Path, norm: Any) -> None:
+    found = reading.read(
+        written(tmp_path, "ds_config.json", {"zero_optimization": {"stage": 2}, "gradient_clipping": norm})
+    )
+    assert "clip_grad_norm" not in found.options
+    assert [line.partition(" = ")[0] for line in found.not_understood] == ["gradient_clipping"]
 
 
 def test_axolotl_names_its_model(tmp_path: Path) -> None:

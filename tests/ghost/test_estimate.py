@@ -167,6 +167,15 @@ def test_an_unknown_architecture_is_named(worker: Worker) -> None:
     assert "no_such_architecture" in refused(worker, CannotEstimate, Job(model=model), Plan())
 
 
+@pytest.mark.parametrize("more", [{"clip_grad_norm": 1}, {"precision": "fp16-mixed"}])
+def test_gradients_on_the_host_are_compared_between_ranks_there(worker: Worker, more: dict[str, Any]) -> None:
+    """Their norm, and whether a scaled loss made them overflow: NCCL exchanges nothing between hosts."""
+    offloaded = Plan(shard="zero3", param_offload="cpu", **more)
+    found = estimate(JOB, offloaded, parse_cluster("8xa100-40gb"), worker=worker).estimate
+    assert found.fits
+    assert found.host.pinned_bytes > 0
+
+
 def test_an_absurd_configuration_is_one_line(worker: Worker) -> None:
     for change in (
         {"hidden_size": -5},

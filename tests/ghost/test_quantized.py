@@ -57,6 +57,19 @@ def test_ranks_divide_packed_weights(worker: Worker) -> None:
 
 
 @bitsandbytes
+def test_packed_weights_rest_on_the_host(worker: Worker) -> None:
+    plan = Plan(precision="bf16-true", shard="zero3", unquantized_dtype="compute")
+    kept, offloaded = (
+        held(worker, replace(plan, param_offload=place), "qlora", cluster=EIGHT) for place in ("none", "cpu")
+    )
+    assert kept.peak.by_category["optimizer_state"] > offloaded.peak.by_category["optimizer_state"] == 0
+    assert kept.peak.by_category["parameter"] > offloaded.peak.by_category["parameter"]
+    packed, adapters = LAYERS * sum(a * b for a, b in LINEAR) // 2, kept.model["trainable_parameters"] * 4
+    whole_words = PARAMETERS - LAYERS * sum(a * b for a, b in LINEAR)
+    assert offloaded.host.pinned_bytes >= (packed + adapters + 2 * whole_words) // 8
+
+
+@bitsandbytes
 def test_paged_states_are_managed_memory(worker: Worker) -> None:
     words = 4096  # embedding and head have 131,072 elements each: only from 100,000 on is a state paged
     plain, paged = (held(worker, Plan(optimizer=name), words=words) for name in ("adamw-8bit", "paged-adamw-8bit"))

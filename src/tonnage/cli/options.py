@@ -181,6 +181,9 @@ def _declared(name: str, option: Option, default: Any, panel: str) -> tuple[Any,
         return typer.Option(f"--{name}", help=option.help, rich_help_panel=panel), bool, default
     if option.kind == "number":
         return count(f"--{name}", option.help, panel), int if default is not None else int | None, default
+    if option.kind == "amount":
+        made = typer.Option(f"--{name}", help=option.help, metavar="NUMBER", rich_help_panel=panel)
+        return made, float if default is not None else float | None, default
     if option.kind == "fraction":
         return typer.Option(f"--{name}", help=option.help, metavar="PART", rich_help_panel=panel), float, default
     if option.kind == "names":

@@ -156,7 +156,7 @@ def _possible(
 ) -> dict[str, Any]:
     """Without values that a field cannot have."""
     from tonnage.job import Job
-    from tonnage.options import listed
+    from tonnage.options import is_amount, listed
     from tonnage.options import options as declared
     from tonnage.plans import Plan
 
@@ -168,6 +168,7 @@ def _possible(
         right = {
             "word": isinstance(value, str) and listed(value, option.possible),
             "number": number,
+            "amount": is_amount(value),
             "fraction": isinstance(value, float) and 0 <= value < 1,
             "names": isinstance(value, tuple) and all(isinstance(word, str) for word in value),
             "switch": isinstance(value, bool),
@@ -233,12 +234,12 @@ def _fraction(option: str) -> Reader:
 
 
 def _norm(value: Any) -> Mapping[str, Any]:
-    """A norm to clip at; 0 and absent are none, fractions are not words of the plan."""
+    """A norm to clip at; 0 and absent are none."""
     if value in ("auto", None, 0):
         return {}
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Unclear
-    return {"clip_grad_norm": int(value)}
+    return {"clip_grad_norm": float(value)}
 
 
 def _word(option: str, words: Mapping[Any, Any]) -> Reader:

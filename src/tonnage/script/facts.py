@@ -13,6 +13,7 @@ from typing import Any, Final
 from tonnage.engines.hf_trainer import OPTIMIZERS
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import Job, ModelRef
+from tonnage.options import is_amount
 from tonnage.plans import Plan
 from tonnage.trace import Trace
 from tonnage.units import count
@@ -273,8 +274,8 @@ def _plan(facts: Facts, engine: str) -> Plan:
         **_sharding(facts),
     }
     norm = facts.settings.get("max_grad_norm")
-    if norm is not None and norm == int(norm) > 0:
-        options["clip_grad_norm"] = int(norm)
+    if is_amount(norm):
+        options["clip_grad_norm"] = float(norm)
     if facts.network["attention"] == "eager":
         options["attention"] = "eager"
     try:

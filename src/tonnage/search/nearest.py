@@ -18,7 +18,7 @@ from tonnage.search.pricing import bounded
 from tonnage.search.space import Question
 from tonnage.solution import Candidate, Nearest, Remedy
 
-CARDS: Final = ("a100-80gb", "h100-80gb", "h200", "b200")
+CARDS: Final = ("l4", "a100-40gb", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
 """Larger cards that are offered, smallest first."""
 
 DOUBLINGS: Final = 8
