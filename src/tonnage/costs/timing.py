@@ -439,9 +439,14 @@ def _piped(work: Work, cluster: Cluster) -> bool:
 
 
 def _tensor_fabric(work: Work, cluster: Cluster, reached: Card, software: Software) -> Fabric:
+    return _matrix_fabric(cluster, reached, software, _piped(work, cluster), work.axes.tp > cluster.gpus_per_node)
+
+
+@lru_cache(maxsize=256)
+def _matrix_fabric(cluster: Cluster, reached: Card, software: Software, piped: bool, far: bool) -> Fabric:
+    """Rings of tensor-parallel ranks."""
     fabric = _data_fabric(cluster, reached, software)
-    if _piped(work, cluster) and software.piped_rank_seconds:
-        far = work.axes.tp > cluster.gpus_per_node
+    if piped and software.piped_rank_seconds:
         each = software.piped_far_rank_seconds if far else software.piped_rank_seconds
         return replace(fabric, call_seconds=each, hop_seconds=each, far_hop_seconds=each)  # as often as ranks
     return replace(
