@@ -39,6 +39,10 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Mixtral on 16": ("mixtral-8x7b", "2x8xh100-80gb", {"seq_len": 4096, "global_batch_tokens": 2**20}),
     "70B on 32": ("llama-3.1-70b", "4x8xh100-80gb", {"seq_len": 8192, "global_batch_tokens": 2**22}),
     "70B on 64": ("llama-3.1-70b", "8x8xh100-80gb", {"seq_len": 8192, "global_batch_tokens": 2**22}),
+    "70B on 64 of 40 GB": ("llama-3.1-70b", "8x8xa100-40gb", {"seq_len": 8192, "global_batch_tokens": 2**22}),
+    "Mixtral on 64": ("mixtral-8x7b", "8x8xh100-80gb", {"seq_len": 4096, "global_batch_tokens": 2**22}),
+    "Qwen3-30B-A3B on 64": ("qwen3-30b-a3b", "8x8xh100-80gb", {"seq_len": 8192, "global_batch_tokens": 2**22}),
+    "8B on 64, 128k tokens": ("llama-3.1-8b", "8x8xh100-80gb", {"seq_len": 2**17, "global_batch_tokens": 2**23}),
 }
 """Model, GPUs, and options of `tonnage plan`."""
 
