@@ -124,6 +124,20 @@ def test_what_was_not_used_for_longest_goes_first(own_folder: Path, monkeypatch:
     assert [shelf.find(each) is not None for each in keys] == [True, False, True]
 
 
+def test_the_shelf_is_not_looked_through_for_each_trace(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    make_room = shelf._make_room
+    monkeypatch.setattr(shelf, "_make_room", lambda: (looks.append(1), make_room()))
+    shelf.keep(key(), TRACE)
+    (file,) = own_folder.iterdir()
+    monkeypatch.setattr(shelf, "MOST_BYTES", 10 * file.stat().st_size)
+    monkeypatch.setattr(shelf, "_LOOKS_EACH", 2)  # each time that half of it was added
+    for steps in range(2, 20):
+        shelf.keep(key(steps=steps), TRACE)
+    assert 1 < len(looks) < 6
+    assert 10 <= len(list(own_folder.iterdir())) <= 15
+
+
 def test_a_folder_that_cannot_be_written_keeps_nothing(own_folder: Path) -> None:
     own_folder.write_text("a file where the folder should be")
     shelf.keep(key(), TRACE)

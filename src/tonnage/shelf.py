@@ -33,6 +33,9 @@ from tonnage.trace import Trace
 MOST_BYTES: Final = 2 * 2**30
 """What all kept Traces together may take: some hundred of 8B models, fifty of 405B."""
 
+_LOOKS_EACH: Final = 50
+"""The part of it, one in so many, that a process adds before it looks again how full the shelf is."""
+
 _SUFFIX: Final = ".trace"
 _IN_FLUX: Final = (
     "torch",
@@ -97,7 +100,7 @@ def keep(key: str, trace: Trace) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
             traces.write(trace, archive)
-        _make_room()
+        _make_room_for(path.stat().st_size)
 
 
 def folder() -> Path:
@@ -107,6 +110,22 @@ def folder() -> Path:
 
 def _path(key: str) -> Path:
     return folder() / f"{key}{_SUFFIX}"
+
+
+_added_bytes: dict[Path, int] = {}
+"""What this process has put into a folder since it last looked through it."""
+
+
+def _make_room_for(size_bytes: int) -> None:
+    """Look through the folder where so many bytes more may be too many: at first, and each time a part was added.
+
+    Thousands of files take longer to go through than a small Trace to be written.
+    """
+    place = folder()
+    _added_bytes[place] = _added_bytes.get(place, MOST_BYTES) + size_bytes
+    if _added_bytes[place] * _LOOKS_EACH > MOST_BYTES:
+        _make_room()
+        _added_bytes[place] = 0
 
 
 def _make_room() -> None:

@@ -15,7 +15,7 @@ def of_tiny(**changes):
 
 def test_depths_follow_the_pattern_of_layers():
     assert depths(of_tiny(), Plan()) == (2, 3)
-    assert depths(of_tiny(), Plan(shard="zero3")) == (4, 5)
+    assert depths(of_tiny(), Plan(shard="zero3")) == (3, 4)
     assert depths(of_tiny(), Plan(pp=4)) == (4, 8)
     assert depths(of_tiny(layer_types=["full", "sliding", "sliding"] * 16), Plan()) == (3, 6)
     assert depths(of_tiny(layer_types=[f"kind {i}" for i in range(48)]), Plan()) is None
@@ -33,12 +33,12 @@ def test_depths_follow_the_pattern_of_layers():
 
 def test_only_layers_that_take_long_are_continued():
     job = of_tiny()
-    assert depths_to_continue(job, Plan(shard="zero3")) == (4, 5, 6)
+    assert depths_to_continue(job, Plan(shard="zero3")) == (3, 4, 5)
     assert depths_to_continue(replace(job, method="lora"), Plan()) == (2, 3, 4)
     assert depths_to_continue(job, Plan()) is None
     assert depths_to_continue(job, Plan(shard="ddp", tp=2)) is None  # whose second step is another
     assert depths_to_continue(job, Plan(shard="zero2", pp=4)) is None
-    assert depths_to_continue(of_tiny(num_hidden_layers=14), Plan(shard="zero3")) is None
+    assert depths_to_continue(of_tiny(num_hidden_layers=11), Plan(shard="zero3")) is None
     deep = of_tiny(num_hidden_layers=80)
     assert depths_to_continue(deep, Plan(shard="zero2", pp=2)) == (6, 8, 10)  # a layer of a stage beyond `depths`
     assert depths_to_continue(deep, Plan(shard="zero2", pp=8)) is None  # ten layers a stage

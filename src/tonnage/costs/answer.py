@@ -55,13 +55,16 @@ def _saying(estimate: Estimate, *sentences: str) -> Estimate:
     return replace(estimate, coverage=replace(coverage, modelled=(*coverage.modelled, *sentences)))
 
 
-def price(job: Job, plan: Plan, cluster: Cluster) -> Timing:
-    """The Timing of a job's step.  Raises CannotEstimate where a network, a card or a link is not known."""
+def price(job: Job, plan: Plan, cluster: Cluster, work: Work | None = None) -> Timing:
+    """The Timing of a job's step; `work` is what `Work.of` says of it, where that is known already.
+
+    Raises CannotEstimate where a network, a card or a link is not known.
+    """
     if job.model.kind != "config":
         raise CannotEstimate("The time of a network that a factory builds is not known; its memory is.")
     if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0]):
         raise CannotEstimate("How fast this machine's files are is not known, so neither is the step's time.")
-    work, code = Work.of(job, plan, cluster), software_of(plan.engine)
+    work, code = work or Work.of(job, plan, cluster), software_of(plan.engine)
     found = stacks(job)
     if found[0].shape.vocab and len(found) == 1:
         return timing(found[0].shape, work, cluster, code)

@@ -48,24 +48,37 @@ def _whole(work: Work) -> int:
 
 
 def kept_bytes(shape: Shape, work: Work) -> float:
-    """Bytes that one layer keeps of a micro-batch for its backward pass, with fused kernels and without recomputing.
+    """Bytes that one layer keeps of a micro-batch for its backward pass, with fused kernels.
+
+    A recomputed layer keeps its input.
+    """
+    if work.checkpointing == "full" and work.checkpointed_fraction == 1:
+        _, r, along = _elements(work)
+        return work.tokens * shape.hidden * r / along
+    return used_bytes(shape, work)
+
+
+def used_bytes(shape: Shape, work: Work) -> float:
+    """The same without recomputing.
 
     Inputs of the norms (r each), of the products (e each, gathered again in backward), queries, keys and values as
     projected, rotated (not the values) and laid out for the attention, and its result, and of the feed-forward
-    network both halves, the activated one and their product.  A recomputed layer keeps its input.
+    network both halves, the activated one and their product.
     """
     T, t, h = work.tokens, work.axes.tp, shape.hidden
-    e = ELEMENT_BYTES[kept_dtype(work.dtype)]
-    r = 4 if work.autocast and e < 4 else e
-    along = t if work.sequence_parallel else 1
-    if work.checkpointing == "full" and work.checkpointed_fraction == 1:
-        return T * h * r / along
+    e, r, along = _elements(work)
     attention = e * (3 * shape.query_width + 5 * shape.key_width + shape.heads * shape.value_dim) / t
     inner = shape.intermediate
     if shape.experts:
         inner = shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
     feed_forward = e * inner * (4 if shape.gated else 2) / t
     return T * (shape.norms * h * r / along + 2 * e * h / along + attention + feed_forward)
+
+
+def _elements(work: Work) -> tuple[float, float, int]:
+    """Bytes of an element of the products and of the stream between layers; among how many ranks that is divided."""
+    e = ELEMENT_BYTES[kept_dtype(work.dtype)]
+    return e, 4 if work.autocast and e < 4 else e, work.axes.tp if work.sequence_parallel else 1
 
 
 def logit_bytes(shape: Shape, work: Work) -> float:

@@ -25,7 +25,7 @@ COMPILED: Final = ("adamw-8bit-ao", "adamw-4bit", "adamw-fp8-ao")
 _LEAST: Final = 2
 """Layers of the shallowest run: the first and the last of a network are not like those between."""
 
-_LEAST_SHARDED: Final = 4
+_LEAST_SHARDED: Final = 3
 """The same where weights are gathered: buffers for several layers are in use at once, whatever the depth."""
 
 _WORTH_OF_STAGES: Final = 3

@@ -5,10 +5,9 @@ alive together, without temporaries, workspaces, casts, fragmentation, or anythi
 usual only says in what order to run.
 """
 
-from dataclasses import replace
 from typing import Final
 
-from tonnage.costs.memory import STATE_BYTES, kept_bytes, logit_bytes
+from tonnage.costs.memory import STATE_BYTES, kept_bytes, logit_bytes, used_bytes
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 
@@ -42,7 +41,7 @@ def usually_beyond(shape: Shape, work: Work) -> float:
     What layers keep besides; a layer that runs again, or whose backward runs; slices of logits; and of weights and
     gradients what is not divided then.
     """
-    one_layer = kept_bytes(shape, replace(work, checkpointing="none"))
+    one_layer = used_bytes(shape, work)
     slice_tokens = min(work.tokens, _SLICE_TOKENS) if work.loss == "chunked" else 0
     logits = logit_bytes(shape, work) + slice_tokens * shape.vocab / work.axes.tp * _OF_LOGIT
     in_flight = min(work.axes.pp, work.grad_accum)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Final
 
 from tonnage.axes import Axes
 from tonnage.catalog import overheads
@@ -14,10 +15,14 @@ from tonnage.costs.timing import Timing
 from tonnage.costs.work import Work
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate
+from tonnage.plans import Plan
 from tonnage.search.bounds import least_bytes, under_way, usually_beyond
 from tonnage.search.unpriced import ranked
 from tonnage.search.waiting import waiting_bytes
 from tonnage.solution import Candidate
+
+_DEFAULTS: Final = tuple((item.name, item.default) for item in fields(Plan))
+"""Of a plan's options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,7 @@ def _priced(known: Bounded, cluster: Cluster) -> Priced:
         beyond = float(candidate.job.tokens_per_micro_batch)  # what runs like it need is taken to grow as this does
     else:
         beyond = usually_beyond(known.shape, work) + _outside(work.axes, cluster)
-    timing = _timing(candidate, cluster)
+    timing = _timing(candidate, work, cluster)
     return Priced(candidate=candidate, timing=timing, least_bytes=known.least_bytes, beyond_bytes=beyond)
 
 
@@ -103,9 +108,9 @@ def shape_of(candidate: Candidate) -> Shape | None:
         return None
 
 
-def _timing(candidate: Candidate, cluster: Cluster) -> Timing | None:
+def _timing(candidate: Candidate, work: Work, cluster: Cluster) -> Timing | None:
     try:
-        return price(candidate.job, candidate.plan, cluster)
+        return price(candidate.job, candidate.plan, cluster, work)
     except CannotEstimate:
         return None
 
@@ -139,4 +144,4 @@ def in_order(candidates: Iterable[Bounded], cluster: Cluster) -> list[Priced]:
 
 def _changes(candidate: Candidate) -> int:
     """How many options of a plan are not the default."""
-    return sum(getattr(candidate.plan, item.name) != item.default for item in fields(candidate.plan))
+    return sum(getattr(candidate.plan, name) != default for name, default in _DEFAULTS)

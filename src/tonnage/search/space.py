@@ -147,6 +147,7 @@ def candidates(question: Question, *, offload: bool = False) -> Iterator[Candida
     batch = question.sequences
     for method in question.methods or (question.job.method,):
         base = replace(question.job, method=method, global_batch_tokens=None)
+        jobs: dict[tuple[int, int], Job] = {}  # few differ, and each is checked when it is made
         for plan in _plans(question, base, offload):
             try:
                 layout = axes(plan, question.cluster.gpus, question.cluster.gpus_per_node)
@@ -160,18 +161,20 @@ def candidates(question: Question, *, offload: bool = False) -> Iterator[Candida
                     continue
                 if plan.accum_sync and (accumulation == 1 or ranks * plan.cp == 1):
                     continue
-                job = replace(base, micro_batch=micro_batch, grad_accum=accumulation)
+                sizes = micro_batch, accumulation
+                job = jobs.get(sizes) or jobs.setdefault(
+                    sizes, replace(base, micro_batch=micro_batch, grad_accum=accumulation)
+                )
                 yield Candidate(job=job, plan=plan)
-                if _can_interleave(question, job, plan):
+                if plan.pp > 1 and _can_interleave(question, job, plan):
                     yield Candidate(job=job, plan=replace(plan, pp_schedule="interleaved"))
 
 
 def _can_interleave(question: Question, job: Job, plan: Plan) -> bool:
-    """Whether the stages of a pipeline may take turns on each rank, in whole rounds."""
+    """Whether the stages of a plan's pipeline may take turns on each rank, in whole rounds."""
     layers = int(job.model.config.get("num_hidden_layers") or 0)
     return (
-        plan.pp > 1
-        and question.is_open("pp_schedule")
+        question.is_open("pp_schedule")
         and question.may_be("pp_schedule", "interleaved")
         and layers % (plan.pp * plan.pp_stages) == 0
         and job.grad_accum % plan.pp == 0

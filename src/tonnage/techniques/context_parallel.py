@@ -120,4 +120,10 @@ def _shared(batch: Batch, *, mesh: DeviceMesh) -> Iterator[dict[str, Any]]:
         yield {**cut, "num_items_in_batch": (rows * (length - 1) - ignored) / mesh.size()}
 
 
-CONTEXT_PARALLEL: Final = Technique(option="cp", values=("N",), accepts=accepts, apply=apply)
+CONTEXT_PARALLEL: Final = Technique(
+    option="cp",
+    values=("N",),
+    accepts=accepts,
+    apply=apply,
+    libraries=("torch.distributed.tensor.debug",),  # by torch, when the first sequence is shared
+)

@@ -56,7 +56,7 @@ class Technique:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that must be set before the training process starts."""
     libraries: tuple[str, ...] = ()
-    """Optional packages, and parts of torch, that `apply` imports; a warm worker imports them once."""
+    """Optional packages and parts of torch that it takes to import; a warm worker does so once."""
 
     def chosen(self, job: Job, plan: Plan) -> bool:
         """True if the plan (or the job) asks for this technique."""
