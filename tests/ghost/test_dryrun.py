@@ -313,6 +313,8 @@ def test_what_is_offloaded_takes_no_memory_of_the_host(dry_run: Any) -> None:
     (said,) = dry_run("host_memory.py").said
     assert said["grown_bytes"] < 64 << 20, "of 1.25 GiB of zeros"
     assert (said["norm"], said["cleared"]) == (0.0, 0.0)
+    assert said["overflown"] == [0.0, 1.0]
+    assert said["unscaled"] == 0.75
     assert said["pinned"]
     assert said["kept"]
     assert said["same"]

@@ -19,6 +19,8 @@ gradient, moment = card.to("cpu", non_blocking=True), torch.zeros(ELEMENTS)
 torch.cuda.synchronize()
 gradient += card.cpu()
 gradient.mul_(torch.tensor(0.5)).add_(0.0)
+overflown = torch.zeros(1)
+torch._amp_foreach_non_finite_check_and_unscale_([gradient, moment], overflown, torch.tensor(0.5))
 shard = card.cpu().pin_memory()
 norm = torch.nn.utils.get_total_norm([gradient, moment])
 grown = peak_bytes() - before
@@ -26,7 +28,13 @@ grown = peak_bytes() - before
 real = torch.arange(1 << 17, dtype=torch.float32)
 pinned = real.pin_memory()
 twice = (real * 1).mul_(2).add_(real, alpha=-1)
+real_overflown, infinite = torch.zeros(1), torch.full((1 << 17,), float("inf"))
+scaled = torch.full((1 << 17,), 3.0)
+torch._amp_foreach_non_finite_check_and_unscale_([scaled, torch.zeros(1 << 17)], overflown, torch.tensor(0.5))
+torch._amp_foreach_non_finite_check_and_unscale_([scaled, infinite], real_overflown, torch.tensor(0.5))
 said = {
+    "overflown": [overflown.item(), real_overflown.item()],
+    "unscaled": scaled.mean().item(),
     "grown_bytes": grown,
     "norm": norm.item(),
     "pinned": pinned.is_pinned() and shard.is_pinned(),

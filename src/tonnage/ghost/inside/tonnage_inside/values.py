@@ -577,7 +577,7 @@ class Policy:
     def _patch_host_memory(self) -> None:
         """Offloaded states and shards hold nothing but what the card computed: zeros, which take no host memory.
 
-        Nor does arithmetic that leaves them zero: an accumulated or clipped gradient.
+        Nor does arithmetic that leaves them zero: an accumulated, clipped or unscaled gradient.
         """
         torch, native = self.torch, self.native
         if native is None:
@@ -611,6 +611,14 @@ class Policy:
             made = torch.empty(0, dtype=dtype or tensor.dtype.to_real())
             return aten.linalg_vector_norm.out(tensor, order, dim, keepdim, dtype=dtype, out=made)
 
+        def unscale(tensors: Any, found_infinite: Any, inverse_scale: Any) -> None:
+            for tensor in tensors:
+                if zero(tensor):
+                    continue
+                if not tensor.isfinite().all():
+                    found_infinite.fill_(1)
+                tensor.mul_(inverse_scale)
+
         @functools.wraps(pin)
         def pin_memory(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not big(tensor) or tensor.is_pinned():
@@ -621,7 +629,7 @@ class Policy:
 
         for operation, kernel in (
             *(("zero_", zero_), ("mul_.Tensor", mul_), ("add_.Tensor", add_)),
-            ("linalg_vector_norm", norm),
+            *(("linalg_vector_norm", norm), ("_amp_foreach_non_finite_check_and_unscale_", unscale)),
         ):
             self._implement(operation, kernel, "CPU")
         torch.Tensor.pin_memory = pin_memory
