@@ -160,6 +160,8 @@ class _Asked:
         except CannotEstimate:
             return None
         found = worker.again(requests, self.job, self.plan, self.cluster, rank=rank, repeated=self.repeated)
+        if found.outcome["kind"] == "oom" and found.outcome.get("phase") in requests.growing:
+            return None
         return continued(found, runs, depths, layers)
 
     def _worker(self) -> Any:

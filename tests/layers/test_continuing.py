@@ -11,10 +11,10 @@ from networks import tiny_job
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.ghost.pool import Worker
-from tonnage.layers import few
+from tonnage.layers import continuing, few
 from tonnage.layers.few import with_layers
-from tonnage.layers.periods import Pattern
-from tonnage.layers.requests import ALLOC, FREE, MARK, Requests
+from tonnage.layers.requests import ALLOC, EMPTY, FREE, MARK, Requests
+from tonnage.layers.sizes import Sizes
 from tonnage.layers.tokens import tokens
 from tonnage.plans import Plan
 from tonnage.predict import estimate
@@ -47,6 +47,7 @@ class Program:
         for _ in range(layers):
             for size in states:
                 self.alloc(size)
+        self.free(self.alloc(12 * layers))  # norms of all gradients
         several = [self.alloc(2048) for _ in range(layers)]  # a foreach operation's
         for block in several:
             self.free(block)
@@ -93,7 +94,8 @@ class Program:
 
 
 def requests_of(depths, steps, *program, **options):
-    return Requests.of(Pattern.of(*(tokens(Program(layers, *program, **options).trace) for layers in depths)), steps)
+    traces = [Program(layers, *program, **options).trace for layers in depths]
+    return continuing.requests_of(traces, depths, depths[0] + steps * (depths[1] - depths[0]))
 
 
 def asked(requests):
@@ -126,7 +128,8 @@ def test_two_layers_of_activations_by_hand():
     continued = requests_of((1, 2, 3), 3, [100], [7], [1024])
     weights, forward = [1024] * 4, [7, 100] * 4
     sizes = [first for kind, first, _ in triples(continued) if kind == ALLOC]
-    assert sizes == [*weights, *forward, 4096, *[256] * 4, *[1024] * 4, *[2048] * 4]
+    assert sizes == [*weights, *forward, 4096, *[256] * 4, *[1024] * 4, 48, *[2048] * 4]
+    assert continued.growing == {"optimizer"}
     blocks = [first for kind, first, _ in triples(continued) if kind == FREE]
     assert blocks[:4] == [4, 6, 8, 10]  # what passes through a layer, at once
     assert blocks[4:8] == [11, 9, 7, 5]  # what it keeps, the last layer's first
@@ -138,6 +141,55 @@ def test_two_layers_of_activations_by_hand():
 
 def triples(requests):
     return list(zip(*(requests.columns[place::3] for place in range(3)), strict=True))
+
+
+class Adapted(Program):
+    """Two blocks of each layer's weights, then two of its adapter, of which one is as large; known in turn."""
+
+    def __init__(self, layers):
+        self.marks, self.claims = [Mark(0, "load", "")], []
+        self.columns = {name: array("q") for name in EVENT_COLUMNS}
+        self.next_address = 512
+        weights = [[self.alloc(size) for size in (4096, 256)] for _ in range(layers)]
+        adapters = [[self.alloc(size) for size in (64, 256)] for _ in range(layers)]
+        for layer in range(layers):
+            for block in (weights[layer][1], adapters[layer][1], weights[layer][0]):
+                self.mark("forward", f"layers.{layer}.mlp")
+                self.claims.append(Claim(len(self.marks) - 1, block[0], "parameter"))
+        self.mark("other", "", 1)
+
+
+def test_blocks_of_equal_size_are_told_apart_by_those_before_them():
+    traces = [Adapted(layers).trace for layers in (2, 3, 4)]
+    continued = continuing.requests_of(traces, (2, 3, 4), 6)
+    claimed = [block for _, block, _ in continued.claims]
+    assert claimed == [block for layer in range(6) for block in (2 * layer + 1, 12 + 2 * layer + 1, 2 * layer)]
+
+
+class Emptied(Program):
+    """Gives back the segments of what it loaded, one by one, before its layers."""
+
+    def mark(self, phase, module, step=0):
+        if phase == "forward" and len(self.marks) == 1:
+            for segment in range(len(self.columns["size"])):
+                self.note("segment_free", (2**40 + segment, 2**21))
+        super().mark(phase, module, step)
+
+
+def test_the_cache_is_emptied_where_it_was():
+    traces = [Emptied(layers, [100], [7], [1024]).trace for layers in (2, 3, 4)]
+    requests = list(triples(continuing.requests_of(traces, (2, 3, 4), 6)))
+    (place,) = (number for number, (kind, *_) in enumerate(requests) if kind == EMPTY)
+    assert [kind for kind, *_ in requests[:place]] == [MARK, *[ALLOC] * 6]
+    assert requests[place + 1][0] == MARK
+
+
+def test_only_what_grows_evenly_has_a_name():
+    traces = [Program(layers, [8], [8], [8 * layers**2]).trace for layers in (3, 4, 5)]
+    (growing,) = Sizes.of(traces).found
+    assert (growing.place, growing.first, growing.more) == (("optimizer", ""), 36, 12)
+    with pytest.raises(CannotEstimate, match="more than their layers"):
+        continuing.requests_of(traces, (3, 4, 5), 9)
 
 
 def test_layers_that_are_not_alike_are_refused():
@@ -173,8 +225,9 @@ LAYERS = 24
         ("4xa100-40gb", Plan(shard="zero3", tp=2, checkpointing="selective"), {}),
         ("a100-40gb", Plan(precision="fp16-mixed"), {"method": "lora", "lora_rank": 5}),
         ("4xa100-40gb", Plan(shard="zero3", cp=2, optimizer="sgd"), {}),
+        ("4xa100-40gb", Plan(shard="zero3", clip_grad_norm=1), {}),
     ],
-    ids=["zero3", "zero2", "hsdp", "tp", "lora", "cp"],
+    ids=["zero3", "zero2", "hsdp", "tp", "lora", "cp", "clipped"],
 )
 def test_a_network_of_few_layers_continued_is_the_whole_one(worker, gpu, plan, fields):
     job = with_layers(tiny_job("llama", seq_len=256, **fields), LAYERS)
@@ -193,6 +246,35 @@ def compare(worker, job, plan, cluster, rank=0):
     assert found.estimate.model == whole.estimate.model
     assert found.traces[0].peaks == whole.traces[0].peaks
     assert "layers" in found.estimate.coverage.run[0]
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize("allocator", ["default", "expandable"])
+def test_quantized_layers_continued_are_the_whole_ones(worker, allocator):
+    """Their loader takes one block for all weights first, lets it go, and empties the cache."""
+    pytest.importorskip("bitsandbytes")
+    job = with_layers(tiny_job("llama", seq_len=256, method="qlora", lora_rank=4), LAYERS)
+    compare(worker, job, Plan(checkpointing="full", allocator=allocator), parse_cluster("a100-40gb"))
+
+
+@pytest.mark.ghost
+def test_a_cache_that_is_emptied_is_emptied_again(worker):
+    large, small = (ALLOC, 100 * MIB, 0), (ALLOC, 30 * MIB, 0)
+    made = []
+    for emptied in ([], [(EMPTY, 0, 0)]):
+        columns = [(MARK, 0, 0), large, (FREE, 0, 0), *emptied, small]
+        requests = Requests(
+            marks=(Mark(0, "load", ""),),
+            columns=array("q", [number for each in columns for number in each]),
+            claims=(),
+            exchanges=(),
+            growing=frozenset(),
+        )
+        found = worker.again(requests, tiny_job("llama"), Plan(), parse_cluster("t4"), rank=0, repeated=0)
+        made.append([ACTIONS[action] for action in found.event_columns["action"]])
+    block = ["alloc", "free_requested", "free_completed"]
+    assert made[0] == ["segment_alloc", *block, "alloc"]
+    assert made[1] == ["segment_alloc", *block, "segment_free", "segment_alloc", "alloc"]
 
 
 @pytest.mark.ghost

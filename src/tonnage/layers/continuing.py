@@ -9,6 +9,7 @@ from typing import Any
 from tonnage.errors import CannotEstimate
 from tonnage.layers.periods import Pattern
 from tonnage.layers.requests import Requests
+from tonnage.layers.sizes import Sizes
 from tonnage.layers.tokens import tokens
 from tonnage.trace import Trace
 
@@ -18,10 +19,19 @@ def requests_of(runs: Sequence[Trace], depths: Sequence[int], layers: int) -> Re
 
     Raises CannotEstimate where what is common to the three does not say what more layers do.
     """
+    sizes = Sizes.of(runs)
     try:
-        return Requests.of(Pattern.of(*(tokens(run) for run in runs)), _steps(depths, layers))
+        try:
+            return Requests.of(_pattern(runs, sizes), _steps(depths, layers), sizes)
+        except CannotEstimate:
+            return Requests.of(_pattern(runs, sizes, by_neighbour=True), _steps(depths, layers), sizes)
     except IndexError as error:
         raise CannotEstimate("The steps of networks of different depth name blocks that are not there.") from error
+
+
+def _pattern(runs: Sequence[Trace], sizes: Sizes, *, by_neighbour: bool = False) -> Pattern:
+    strings = (tokens(run, names, by_neighbour=by_neighbour) for run, names in zip(runs, sizes.names, strict=True))
+    return Pattern.of(*strings)
 
 
 def continued(found: Trace, runs: Sequence[Trace], depths: Sequence[int], layers: int) -> Trace:

@@ -15,12 +15,13 @@ from typing import Final
 
 from tonnage.communicators import Communicators
 from tonnage.layers.periods import Pattern
+from tonnage.layers.sizes import NONE, Sizes
 from tonnage.layers.tokens import LAYERS_FURTHER, Label, Named
 from tonnage.trace import ACTIONS, Activity, Claim, Mark, Trace, marks_to_json, packed
 
-MARK, ALLOC, FREE, CONNECT = range(4)
+MARK, ALLOC, FREE, CONNECT, EMPTY = range(5)
 """Kinds of requests: a mark begins (its number); a block is handed out (bytes, stream) or taken back (its number);
-ranks exchange for the first time (as many as a new communicator has or 0, new peers)."""
+ranks exchange for the first time (as many as a new communicator has or 0, new peers); the cache is emptied."""
 
 _ALLOC: Final = ACTIONS.index("alloc")
 
@@ -51,11 +52,13 @@ class Requests:
     """Mark, block and category of what is known of blocks."""
     exchanges: tuple[Exchange, ...]
     """Of ranks."""
+    growing: frozenset[str]
+    """Phases with a block whose size grows with depth: where memory is short a program may ask for less of those."""
 
     @staticmethod
-    def of(pattern: Pattern, steps: int) -> Requests:
+    def of(pattern: Pattern, steps: int, sizes: Sizes = NONE) -> Requests:
         """Those of a network so many steps in depth beyond the least.  Raises IndexError where a block is missing."""
-        return _Writing().written(pattern, steps)
+        return _Writing(sizes, steps).written(pattern)
 
     def write(self, path: Path) -> None:
         """Write down what a ghost is to be asked: a line of JSON with the marks, then the requests."""
@@ -93,7 +96,8 @@ def _whole(run: Trace) -> int:
 class _Writing:
     """Turns tokens into requests, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes, steps: int) -> None:
+        self.sizes, self.steps = sizes, steps
         self.named = Named()
         self.marks: list[Mark] = []
         self.columns: list[int] = []
@@ -104,12 +108,12 @@ class _Writing:
         """Blocks, two for each exchange."""
         self.layers: dict[str, int] = {}
 
-    def written(self, pattern: Pattern, steps: int) -> Requests:
+    def written(self, pattern: Pattern) -> Requests:
         """All of them."""
         write: dict[object, Callable[..., None]] = {
-            name: getattr(self, f"_{name}") for name in ("mark", "alloc", "free", "claim", "exchange", "end")
+            name: getattr(self, f"_{name}") for name in ("mark", "alloc", "free", "claim", "exchange", "end", "empty")
         }
-        for (kind, *rest), way, value in pattern.at(steps):
+        for (kind, *rest), way, value in pattern.at(self.steps):
             write[kind](*rest, way, value)
         self._leave_out_the_end()
         return Requests(
@@ -117,6 +121,7 @@ class _Writing:
             columns=array("q", self.columns),
             claims=tuple(self.claims),
             exchanges=tuple(self._exchanges()),
+            growing=self.sizes.phases,
         )
 
     def _exchanges(self) -> Iterator[Exchange]:
@@ -139,14 +144,17 @@ class _Writing:
         self._ask(MARK, len(self.marks), 0)
         self.marks.append(Mark(step, phase, module))
 
-    def _alloc(self, phase: str, module: str, size: int, stream: int, way: int, value: int) -> None:
-        self.named.add((phase, module, size, stream))
-        self._ask(ALLOC, size, stream)
+    def _alloc(self, phase: str, module: str, size: int, stream: int, before: int, way: int, value: int) -> None:
+        self.named.add((phase, module, size, stream, before))
+        self._ask(ALLOC, self.sizes.bytes(size, self.steps), stream)
 
     def _free(self, more: str, label: Label, way: int, value: int) -> None:
         block = self.named.block("free", label, way, value)
         self.named.end(block)
         self._ask(FREE, block, 0)
+
+    def _empty(self, way: int, value: int) -> None:
+        self._ask(EMPTY, 0, 0)
 
     def _claim(self, category: str, label: Label, way: int, value: int) -> None:
         self.claims.append((len(self.marks) - 1, self.named.block("claim", label, way, value), category))
@@ -154,6 +162,7 @@ class _Writing:
     def _exchange(
         self, name: str, ranks: int, group: int, mine: int, peer: int, size: int, way: int, value: int
     ) -> None:
+        size = self.sizes.bytes(size, self.steps)
         self.exchanges.append((len(self.marks) - 1, name, (ranks, group, mine), peer, size))
         first = self.communicators.use((ranks, group, mine), name, peer)
         if any(first):

@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,14 +22,24 @@ import numpy as np
 from tonnage.errors import CannotEstimate
 from tonnage.trace import ACTIONS, Activity, Claim, Trace
 
-Label: TypeAlias = tuple[str, str, int, int]
-"""What a block is: phase and module (without a layer's number) that it was handed out in, bytes, stream."""
+Label: TypeAlias = tuple[str, str, int, int, int]
+"""What a block is: phase and module (without a layer's number) that it was handed out in, bytes (or the name of
+bytes that grow with depth, `tonnage.layers.sizes`), stream; where that is not enough to tell blocks apart, the bytes
+of the one before it, else 0."""
+
+Place: TypeAlias = tuple[str, str]
+"""Where a block is handed out: phase and module, without a layer's number.  Or EXCHANGE and which one."""
+
+EXCHANGE: Final = "exchange"
 
 _LAYER: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
 LAYERS_FURTHER: Final = 0
 """The way in which a layer is named by how far it is from the one before; the other way is its number."""
 
-_ALLOC, _REQUESTED, _COMPLETED = (ACTIONS.index(name) for name in ("alloc", "free_requested", "free_completed"))
+_ALLOC, _REQUESTED, _COMPLETED, *_EMPTIED = (
+    ACTIONS.index(name) for name in ("alloc", "free_requested", "free_completed", "segment_free", "segment_unmap")
+)
+"""Of the last two: where memory is not short, only who empties the cache makes the allocator give back segments."""
 
 
 class Token(NamedTuple):
@@ -44,6 +55,9 @@ class Token(NamedTuple):
 
 END: Final = Token(("end",), ())
 """An end of an exchange of which no block is known."""
+
+EMPTY: Final = Token(("empty",), ())
+"""The allocator's cache is emptied."""
 
 
 def without_layer(module: str) -> tuple[str, str, int]:
@@ -144,28 +158,39 @@ _OF_ALIVE: Final = (_NEWEST, _OLDEST)
 _FROM_LAST: Final = (_NEWEST, YOUNGEST)
 
 
-def tokens(trace: Trace) -> list[Token]:
-    """The trace of a completed step as tokens.
+def tokens(
+    trace: Trace, names: Mapping[tuple[Place, int], int] = MappingProxyType({}), *, by_neighbour: bool = False
+) -> list[Token]:
+    """The trace of a completed step as tokens; `names` are those of sizes that grow with depth.
+
+    With `by_neighbour` blocks are also told apart by which was handed out before them: an adapter may be as large as
+    the scales of a quantized weight.
 
     Raises CannotEstimate where the step ran out of memory, or where blocks are taken back later than the program
     gives them back (on several streams), which tokens do not tell.
     """
     if trace.outcome.get("kind") != "completed" or trace.peaks.get("ooms") or trace.repeated:
         raise CannotEstimate("Only a step that was completed without a shortage can be continued to more layers.")
-    return _Reading(trace).tokens()
+    return _Reading(trace, names, by_neighbour).tokens()
 
 
 class _Reading:
     """Goes through a trace once."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, names: Mapping[tuple[Place, int], int], by_neighbour: bool) -> None:
         self.trace = trace
+        self.names = names
+        self.by_neighbour = by_neighbour
+        self.before = 0
+        """Bytes, or their name, of the block that was handed out last."""
         self.named = Named()
         self.at: dict[int, int] = {}
         """The block that begins at an address."""
         self.starts: list[int] = []
         """Addresses of blocks, ascending."""
         self.address: list[int] = []
+        """Of each block."""
+        self.bytes: list[int] = []
         """Of each block."""
         self.streams: dict[int, int] = {0: 0}
         self.layers: dict[str, int] = defaultdict(int)
@@ -183,9 +208,8 @@ class _Reading:
                 self._handle(events[number], mark.phase, without_layer(mark.module)[0], found)
             for exchange in exchanges.get(number, ()):
                 ranks, group, mine = exchange.grid
-                found.append(
-                    Token(("exchange", exchange.name, ranks, group, mine, exchange.block, exchange.bytes), ())
-                )
+                called = self._called((EXCHANGE, exchange.name), exchange.bytes)
+                found.append(Token((EXCHANGE, exchange.name, ranks, group, mine, exchange.block, called), ()))
                 for address, size in zip((exchange.address, exchange.address2), _parts(exchange), strict=True):
                     block = self._exchanged(address, size, first)
                     found.append(END if block is None else self._end(block))
@@ -212,19 +236,18 @@ class _Reading:
     def _end(self, block: int) -> Token:
         return Token(END.key, self.named.ways("end", block), self.named.labels[block])
 
-    def _events(self) -> dict[int, list[tuple[bool, int, int, int]]]:
-        """By mark: whether a block is handed out or taken back, its address, bytes and stream.
+    def _events(self) -> dict[int, list[tuple[int, int, int, int]]]:
+        """By mark: that a block is handed out or taken back, or the cache emptied; its address, bytes and stream.
 
         Raises CannotEstimate where peaks hang on blocks that are taken back later than they are given back.
         """
         columns = {name: np.array(column, dtype=np.int64) for name, column in self.trace.event_columns.items()}
         action, size, latest = columns["action"], columns["size"], np.maximum.accumulate(columns["mark"])
-        taken_back = action == _COMPLETED
         if self._peaks(latest, action, size, _REQUESTED) != self._peaks(latest, action, size, _COMPLETED):
             raise CannotEstimate("Its peaks hang on blocks that are taken back later than they are given back.")
-        blocks = np.flatnonzero((action == _ALLOC) | taken_back)
-        facts = (~taken_back, columns["address"], size, columns["stream"])
-        found: dict[int, list[tuple[bool, int, int, int]]] = defaultdict(list)
+        blocks = np.flatnonzero(np.isin(action, (_ALLOC, _COMPLETED, *_EMPTIED)))
+        facts = (action, columns["address"], size, columns["stream"])
+        found: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
         events = zip(*(fact[blocks].tolist() for fact in facts), strict=True)
         for mark, event in zip(latest[blocks].tolist(), events, strict=True):
             found[mark].append(event)
@@ -240,23 +263,35 @@ class _Reading:
         return {name: int(levels.max(initial=0)) for name, levels in within.items()}
 
     def _handle(
-        self, events: Sequence[tuple[bool, int, int, int]], phase: str, module: str, found: list[Token]
+        self, events: Sequence[tuple[int, int, int, int]], phase: str, module: str, found: list[Token]
     ) -> None:
         """The order of blocks that are taken back one after the other means nothing: they are sorted."""
         ended: list[int] = []
-        for handed_out, address, size, stream in events:
-            if not handed_out:
+        for action, address, size, stream in events:
+            if action == _COMPLETED:
                 ended.append(self.at[address])
                 continue
             if ended:
                 self._take_back(ended, found)
                 ended.clear()
-            label = (phase, module, size, self.streams.setdefault(stream, len(self.streams)))
+            if action in _EMPTIED:
+                if found[-1:] != [EMPTY]:
+                    found.append(EMPTY)
+                continue
+            called = self._called((phase, module), size)
+            before = self.before if self.by_neighbour else 0
+            label = (phase, module, called, self.streams.setdefault(stream, len(self.streams)), before)
+            self.before = called
             self.at[address] = self.named.add(label)
             self.address.append(address)
+            self.bytes.append(size)
             insort(self.starts, address)
             found.append(Token(("alloc", *label), ()))
         self._take_back(ended, found)
+
+    def _called(self, place: Place, size: int) -> int:
+        """The size, or its name."""
+        return self.names.get((place, size), size) if self.names else size
 
     def _take_back(self, blocks: list[int], found: list[Token]) -> None:
         labels = self.named.labels
@@ -272,7 +307,7 @@ class _Reading:
         if place < 0:
             return None
         block = self.at[self.starts[place]]
-        return block if address < self.starts[place] + max(self.named.labels[block][2], 1) else None
+        return block if address < self.starts[place] + max(self.bytes[block], 1) else None
 
     def _exchanged(self, address: int, size: int, first: int) -> int | None:
         """The block that an exchange reads or writes: handed out under its mark (from `first` on), or there before.
@@ -283,7 +318,7 @@ class _Reading:
         found = [block for block in range(first, len(self.address)) if self.address[block] == address]
         before = self._holding(address)
         found += [before] if before is not None and before < first else []
-        of_size = [block for block in found if self.named.labels[block][2] == size]
+        of_size = [block for block in found if self.bytes[block] == size]
         return next(iter(of_size or found), None)
 
 

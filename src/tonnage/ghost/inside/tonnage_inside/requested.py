@@ -14,9 +14,10 @@ import numpy as np
 
 from . import written
 
-MARK, ALLOC, FREE, CONNECT = range(4)
+MARK, ALLOC, FREE, CONNECT, EMPTY = range(5)
 """Kinds of requests, three numbers each: a mark begins (its number); a block is handed out (bytes, stream) or taken
-back (its number); ranks exchange for the first time (ranks of a new communicator or 0, new peers)."""
+back (its number); ranks exchange for the first time (ranks of a new communicator or 0, new peers); the cache is
+emptied."""
 
 _BLOCKS = ("alloc", "free_requested", "free_completed")
 _ALLOCATED, _REQUESTED = (written.ACTIONS[name] for name in _BLOCKS[:2])
@@ -79,6 +80,9 @@ class Requested:
             elif kind == CONNECT:
                 self.watch.native.take_for_nccl(first, second)
                 self._connected += 1
+            elif kind == EMPTY:
+                note(str(len(addresses)))
+                torch._C._cuda_emptyCache()
             else:
                 begin(marks[first])
                 self.watch.steps = marks[first][0]
