@@ -46,6 +46,12 @@ ASSUMED = {
     "swapped": "DeepSpeed's files of tensors were not written: reads and writes of them are counted alone",
 }
 
+_OPTIMIZERS = (
+    *("adadelta", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop", "rprop", "sgd"),
+    *("_adafactor", "_muon"),
+)
+"""Modules of torch.optim with a function of their name that updates parameters."""
+
 TRACKERS = ("wandb", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "neptune_scale", "trackio")
 """Packages that the dry-run's environment told to work offline (tonnage.trackers)."""
 
@@ -108,8 +114,8 @@ class Policy:
         self._patch_comparisons()
         self._patch_checks()
         self._patch_routing()
-        for name in ("adam", "adamw", "sgd", "adafactor"):
-            after_import(f"torch.optim.{name}", functools.partial(self._patch_optimizer, name))
+        for name in _OPTIMIZERS:
+            after_import(f"torch.optim.{name}", functools.partial(self._patch_optimizer, name.lstrip("_")))
         for name in TRACKERS:
             after_import(name, lambda module: self.use("trackers"))
         self.torch.cuda._lazy_call(self._patch_nonzero)
