@@ -42,6 +42,14 @@ _CARDS: Final = "cards"
 _OF_VALUES: Final = ("RuntimeError", "IndexError", "ValueError", "AssertionError", "KeyError", "ZeroDivisionError")
 """Errors that a number can lead to which was not computed."""
 
+_SIZED: Final = "unique of computed values"
+"""How an assumption begins about the size of a result (`ASSUMED` of `tonnage_inside.values`)."""
+
+_SECOND: Final = (
+    "These figures are of a second run, in which what is computed from small values that are known is computed on "
+    "the host."
+)
+
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/")
 """What is in the paths of frames that are not the program's own."""
 
@@ -121,10 +129,12 @@ def run(
             )
 
     made, notes = attempt(variables), []
-    if (failed := _failed_early(made.left)) is not None:
+    failed = _failed_early(made.left)
+    if failed is not None or _guessed(made.left):
         progress("once more, following what the program computes from small values that are known")
         again = attempt({**(os.environ if variables is None else variables), "TONNAGE_FOLLOW": "1"})
-        if again.left.traces and not any(trace.outcome.get("kind") == "failed" for trace in again.left.traces):
+        went_on = again.left.traces and not any(trace.outcome.get("kind") == "failed" for trace in again.left.traces)
+        if went_on and (failed is not None or not _guessed(again.left)):
             made, notes = again, [_note_followed(failed)]
     notes += _judged(made.command, made.left, made.ended, steps, timeout_seconds)
     notes += [_note_shared(card, made.left.named, cluster) for card in made.cards if len(card.holders) > 1]
@@ -167,13 +177,17 @@ def _failed_early(left: Left) -> Trace | None:
     return None if ran_out else found
 
 
-def _note_followed(failed: Trace) -> str:
+def _guessed(left: Left) -> bool:
+    """Whether the size of some result was guessed, which hangs on values that the program computes."""
+    return any(text.startswith(_SIZED) for trace in left.traces for text in trace.assumed)
+
+
+def _note_followed(failed: Trace | None) -> str:
+    if failed is None:
+        return f"How large some results are hangs on values that the program computes. {_SECOND}"
     error, message = failed.outcome.get("error"), _shortened(str(failed.outcome.get("message")), 160)
     where = _place(failed.outcome.get("stack") or [""])
-    return (
-        f"Where all that is computed reads as zero it fails ({error}: {message}, at {where}). These figures are of a "
-        "second run, in which what is computed from small values that are known is computed on the host."
-    )
+    return f"Where all that is computed reads as zero it fails ({error}: {message}, at {where}). {_SECOND}"
 
 
 def _told(card: cards.Card, named: Mapping[int, tuple[int, str]]) -> dict[str, Any]:
@@ -231,6 +245,8 @@ def _judged(command: list[str], left: Left, ended: int | None, steps: int, timeo
         ooms = max(trace.peaks.get("ooms", 0) for trace in left.traces)
         why = [f"The command ended with exit code {ended} after {done} optimizer steps.", *lost]
         raise TrialFailed(" ".join([*why, _had_run_out(ooms)] if ooms else why))
+    if not any(trace.peaks.get("allocated_bytes", 0) for trace in (*left.traces, *left.beside)):
+        raise TrialFailed(_on_the_host(command, "asked PyTorch for no memory of a GPU"))
     notes += lost
     if ended < 0:
         notes.append(f"The process was ended by signal {-ended} on its way out, after everything had been recorded.")
@@ -408,7 +424,11 @@ def _why_nothing(command: list[str], left: Left, ended: int | None, timeout_seco
     if ended != 0 or far:
         when = f".{far}" if far else " before it used the GPU."
         return f"The command ended with exit code {ended}{when} Its own message is above."
+    return _on_the_host(command, "ended without using a GPU")
+
+
+def _on_the_host(command: list[str], what: str) -> str:
     return (
-        f"The command {' '.join(command)!r} ended without using a GPU. Does it train, and does it choose the GPU "
+        f"The command {' '.join(command)!r} {what}. Does it train, and does it choose the GPU "
         "when torch.cuda.is_available() is true?"
     )

@@ -8,7 +8,8 @@ compared with torch's own counter; a difference is reported, never hidden.
 
 Categories.  A block is what somebody claimed it to be (parameters, gradients, optimizer states, buffers of
 collectives), over its whole life.  Of the others, what a forward pass allocates and is still alive when it ends
-is an activation (kept for backward), unless it is never given back (cuBLAS's workspace); the rest is workspace.
+is an activation (kept for backward), unless it is never given back (cuBLAS's workspace); so is what a program makes
+outside of any module and a backward pass gives back.  The rest is workspace.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,8 @@ _PRIORITY: Final = ("parameter", "gradient", "optimizer_state", "communication",
 """The categories; where several claim a block, the first one has it."""
 _STATE, _COMMUNICATION, _ACTIVATION, _WORKSPACE = (_PRIORITY.index(name) for name in _PRIORITY[2:])
 _FORWARD: Final = ("forward", "recompute")
+_OUTSIDE: Final = ("load", "other")
+_BACKWARD: Final = ("backward", "recompute")
 _ALLOC, _FREE_REQUESTED, _FREE_COMPLETED, _SEGMENT_ALLOC, _SEGMENT_FREE, _MAP, _UNMAP, _OOM = (
     ACTIONS.index(name)
     for name in (
@@ -414,7 +417,17 @@ def _kept_by_forward(trace: Trace, events: _Events, blocks: _Blocks) -> Flags:
     changes = [k for k in range(1, len(phases)) if forward[k - 1] and phases[k] != phases[k - 1]]
     ends = np.sort(np.concatenate((events.begin[changes], events.of_kind(_OOM), [len(events)])))
     end = ends[np.searchsorted(ends, blocks.born, side="right")]
-    return forward[blocks.mark] & (blocks.died >= end)
+    kept: Flags = forward[blocks.mark] & (blocks.died >= end)
+    return kept | _taken_up_by_backward(events, blocks, phases)
+
+
+def _taken_up_by_backward(events: _Events, blocks: _Blocks, phases: list[str]) -> Flags:
+    """Which blocks were made outside of any module and given back by a backward pass, for which they were kept."""
+    outside, backward = (np.array([phase in names for phase in phases]) for names in (_OUTSIDE, _BACKWARD))
+    given_back = blocks.died < len(events)
+    taken: Flags = outside[blocks.mark] & given_back
+    taken[taken] = backward[events.mark[blocks.died[taken]]]
+    return taken
 
 
 def _sent(trace: Trace) -> Numbers:

@@ -440,6 +440,45 @@ def test_boolean_indexing_selects_everything(dry_run: Any) -> None:
     assert any("selects every element" in text for text in estimate.coverage.assumed)
 
 
+def test_what_is_known_says_how_large_a_result_is(dry_run: Any) -> None:
+    answer = dry_run("sized.py", "known")
+    estimate, _ = consistent(answer)
+    assert answer.said == (
+        {
+            "unique": [1, 2, 1],
+            "rows": [[1, 2], [3, 4]],
+            "consecutive": [3, 1, 3, 7],
+            "bincount": [8],
+            "one_hot": [4, 8],
+            "repeated": [14, 5],
+            "places": [14],
+            "twice": [4, 10],
+            "sparse": [3, 8],
+            "close": True,
+            "far": False,
+            "refused": True,
+        },
+    )
+    assert not any("unique" in text for text in estimate.coverage.assumed)
+
+
+def test_how_large_a_result_of_computed_values_is_taken_to_be(dry_run: Any) -> None:
+    answer = dry_run("sized.py", "computed")
+    estimate, _ = consistent(answer)
+    assert answer.said[-1] == {
+        "unique": [[1], [600], [1]],
+        "rows": [[600, 1000], [600]],
+        "bincount": [[1], [9]],
+        "one_hot": [[600, 1], [600, 9]],
+        "sparse": [600, 1000],
+        "close": True,
+        "drawn": [[600, 1000]] * 3,
+    }
+    said = "unique of computed values finds one (of rows all), bincount and one_hot of computed classes one"
+    assert said in estimate.coverage.assumed
+    assert "conditions that were computed and checked hold" in estimate.coverage.assumed
+
+
 def test_what_was_copied_to_the_card_is_known(dry_run: Any) -> None:
     answer = dry_run("values.py", "copied")
     estimate, _ = consistent(answer)

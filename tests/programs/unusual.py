@@ -176,6 +176,18 @@ def multiplies() -> None:
     train()
 
 
+def trains_on_the_host() -> None:
+    """Asks about the GPU, and does not use it."""
+    import torch
+
+    torch.cuda.init()
+    layer = torch.nn.Linear(32, 32)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(4):
+        layer(torch.randn(4, 32)).sum().backward()
+        optimizer.step()
+
+
 def main() -> None:
     what = sys.argv[1]
     if what == "crashes":
@@ -194,6 +206,14 @@ def main() -> None:
     elif what == "is-killed":
         train(2)
         os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "has-a-path":
+        command = f"PYTHONPATH=/own/code {sys.executable} {__file__} imports-from-its-path"
+        raise SystemExit(subprocess.run(command, shell=True, check=False).returncode)
+    elif what == "imports-from-its-path":
+        assert "/own/code" in sys.path
+        train(4)
+    elif what == "on-the-host":
+        trains_on_the_host()
     elif what == "no-gpu":
         import torch
 

@@ -73,6 +73,7 @@ def environment(
         paths.append(str(torch.path))
     variables["LD_PRELOAD"] = ":".join([*preload, *filter(None, [variables.get("LD_PRELOAD")])])
     variables["PYTHONPATH"] = os.pathsep.join([*paths, *filter(None, [variables.get("PYTHONPATH")])])
+    variables["GHOST_PYTHONPATH"] = os.pathsep.join(paths)
     variables["TRITON_LIBCUDA_PATH"] = str(folder)
     variables |= dict.fromkeys(_SEARCHED, str(folder))
     variables |= _kernel_caches()

@@ -187,10 +187,27 @@ const struct config *config(void)
     return &settings;
 }
 
+/* Puts back in front what `PYTHONPATH=src python train.py`, in a script of the shell, has left out: without the ghost's
+ * folders Python would take the torch that is installed.  Before Python reads it, which is after all constructors. */
+static void restore_python_path(void)
+{
+    const char *ours = getenv("GHOST_PYTHONPATH"), *now = getenv("PYTHONPATH");
+    if (!ours || !*ours || (now && strstr(now, ours)))
+        return;
+    size_t size = strlen(ours) + (now ? strlen(now) : 0) + 2;
+    char *both = malloc(size);
+    if (!both)
+        return;
+    snprintf(both, size, now && *now ? "%s:%s" : "%s", ours, now);
+    setenv("PYTHONPATH", both, 1);
+    free(both);
+}
+
 /* At the start of the process: a program may clear its environment before it uses a GPU. */
 __attribute__((constructor)) static void read_at_start(void)
 {
     config();
+    restore_python_path();
 }
 
 /* Changes one setting.  0: done; 1: unknown key or bad value; 2: too late, a device is in use. */

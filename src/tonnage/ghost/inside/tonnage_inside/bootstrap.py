@@ -48,7 +48,7 @@ def _torch_is_here(torch: ModuleType, script: Script, told: dict[str, str]) -> N
         ghost.log(True)
     ranks.prepare(torch, ghost)
     source = told.get("TONNAGE_SOURCE", "ghost")
-    recording = Recording(watch, told["TONNAGE_OUT"], source, policy.assumed)
+    recording = Recording(watch, told["TONNAGE_OUT"], source, lambda: [*policy.assumed(), *watch.left_out()])
     watch.on_stop = recording.stop
     watch.script = script
     watch.start()

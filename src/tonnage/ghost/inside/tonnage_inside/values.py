@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from . import compiled, detection, diffusion, generation, pretrained, swapped
+from . import compiled, detection, diffusion, generation, pretrained, sized, swapped, tuning
 from .host import ZEROS
 from .imports import after_import
 from .integers import KNOWN_BYTES, known_integers, of_compiler
@@ -32,6 +32,7 @@ ASSUMED = {
     "checks": "conditions that were computed and checked hold",
     "exact": "a computed number is nowhere exactly the constant that it is compared with",
     "nonzero": "nonzero() (also boolean indexing, where(mask)) of a computed mask selects every element",
+    "sized": "unique of computed values finds one (of rows all), bincount and one_hot of computed classes one",
     "routing": "topk of computed scores picks in turn: each expert gets its balanced share of the tokens",
     "detected": "a detector's samplers find as many objects as they take, and each box that it finds has one class",
     "padding": "attention masks computed on the GPU hold no padding",
@@ -55,7 +56,7 @@ _OPTIMIZERS = (
 TRACKERS = ("wandb", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "neptune_scale", "trackio")
 """Packages that the dry-run's environment told to work offline (tonnage.trackers)."""
 
-DECIDING = frozenset({"all", "checks", "exact", "nonzero", "routing"})
+DECIDING = frozenset({"all", "checks", "exact", "nonzero", "sized", "routing"})
 """Those with which a patch tells the program what else it would have copied from the card."""
 
 
@@ -114,12 +115,14 @@ class Policy:
         self._patch_comparisons()
         self._patch_checks()
         self._patch_routing()
+        sized.patch(self)
         for name in _OPTIMIZERS:
             after_import(f"torch.optim.{name}", functools.partial(self._patch_optimizer, name.lstrip("_")))
         for name in TRACKERS:
             after_import(name, lambda module: self.use("trackers"))
         self.torch.cuda._lazy_call(self._patch_nonzero)
         after_import("deepspeed.ops.op_builder.builder", self._patch_compiled_adam)
+        after_import("triton.runtime.autotuner", tuning.patch)
         after_import("torch.distributed.distributed_c10d", self._patch_object_exchange)
         after_import("transformers.masking_utils", self._patch_masks)
         after_import("transformers.models.jetmoe.modeling_jetmoe", self._patch_counted_experts)
@@ -198,7 +201,7 @@ class Policy:
 
     def _filled(self, result: Any, values: Any) -> Any:
         """A result with other values: of a wrapped one by a copy of the program's own kind."""
-        if not self._plain(result):
+        if not self.is_plain(result):
             return result.copy_(values)
         self.write(result, values)
         return result
@@ -230,7 +233,7 @@ class Policy:
         @functools.wraps(original)
         def asked(tensor: Any) -> Any:
             result = original(tensor)
-            if torch.compiler.is_compiling() or not self._plain(result):
+            if torch.compiler.is_compiling() or not self.is_plain(result):
                 return result
             small = result.is_cuda and result.numel() <= BIG_ELEMENTS
             if small and not torch.cuda.is_current_stream_capturing():
@@ -246,7 +249,7 @@ class Policy:
         @functools.wraps(original)
         def total(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
-            if torch.compiler.is_compiling() or not self._plain(tensor) or not tensor.is_cuda:
+            if torch.compiler.is_compiling() or not self.is_plain(tensor) or not tensor.is_cuda:
                 return result
             if self._rule(tensor) is not None:
                 if tensor.nbytes <= KNOWN_BYTES:
@@ -265,7 +268,7 @@ class Policy:
 
         return total
 
-    def _plain(self, tensor: Any) -> bool:
+    def is_plain(self, tensor: Any) -> bool:
         """Whether it is a tensor with memory of its own, not one of vmap, which stands for many."""
         wrapped = self.torch._C._functorch.is_functorch_wrapped_tensor
         return type(tensor) is self.torch.Tensor and not wrapped(tensor)
@@ -326,7 +329,10 @@ class Policy:
             first = (found for given, found in zip(grads, made, strict=False) if given is None)
             for found in first:
                 scalar = (
-                    not torch.compiler.is_compiling() and self._plain(found) and found.is_cuda and found.numel() == 1
+                    not torch.compiler.is_compiling()
+                    and self.is_plain(found)
+                    and found.is_cuda
+                    and found.numel() == 1
                 )
                 if scalar:
                     self.write(found, torch.ones(found.shape, dtype=found.dtype))
@@ -349,7 +355,7 @@ class Policy:
                 ):
                     return result
                 if type(tensor) is torch.Tensor and tensor.is_floating_point() and name == "__eq__":
-                    if self._plain(tensor) and self.known(tensor) is None:
+                    if self.is_plain(tensor) and self.known(tensor) is None:
                         self._note_nowhere(result)
                     return result
                 if not isinstance(other, int):
@@ -390,6 +396,8 @@ class Policy:
 
         @functools.wraps(one_hot)
         def encoded(tensor: Any, num_classes: int = -1) -> Any:
+            if num_classes < 0 and not torch.compiler.is_compiling() and tensor.is_cuda and self.is_plain(tensor):
+                num_classes = sized.classes(self, tensor) or num_classes
             result = one_hot(tensor, num_classes)
             if not torch.compiler.is_compiling() and result.is_cuda and tensor.is_contiguous():
                 classes, start = result.shape[-1], tensor.storage_offset()
@@ -570,11 +578,11 @@ class Policy:
                 chosen = torch.cat([chosen, chosen.new_zeros(count - chosen.numel())])
             return chosen.view(sizes)
 
-        self._implement("masked_scatter_backward", masked_scatter_backward, "CUDA")
-        self._implement("nonzero", nonzero, "CUDA")
-        self._implement("masked_select", masked_select, "CUDA")
+        self.implement("masked_scatter_backward", masked_scatter_backward, "CUDA")
+        self.implement("nonzero", nonzero, "CUDA")
+        self.implement("masked_select", masked_select, "CUDA")
 
-    def _implement(self, operation: str, kernel: Callable[..., Any], device: str) -> None:
+    def implement(self, operation: str, kernel: Callable[..., Any], device: str) -> None:
         """In place of torch's own kernel."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -637,7 +645,7 @@ class Policy:
             *(("zero_", zero_), ("mul_.Tensor", mul_), ("add_.Tensor", add_)),
             *(("linalg_vector_norm", norm), ("_amp_foreach_non_finite_check_and_unscale_", unscale)),
         ):
-            self._implement(operation, kernel, "CPU")
+            self.implement(operation, kernel, "CPU")
         torch.Tensor.pin_memory = pin_memory
 
     def _patch_initialisation(self) -> None:
@@ -838,7 +846,17 @@ def _in_turn(count: int) -> Callable[[Any], Any]:
     return lambda place: place % count
 
 
-_OF_VALUES = ("values", "integers", "native", "compiled", "detection", "diffusion", "generation", "pretrained")
+_OF_VALUES = (
+    "values",
+    "integers",
+    "native",
+    "compiled",
+    "detection",
+    "diffusion",
+    "generation",
+    "pretrained",
+    "sized",
+)
 """Modules that look at values while a program runs."""
 _DENOISING = ("d_fine", "deimv2", "pp_doclayout_v2", "pp_doclayout_v3", "rt_detr", "rt_detr_v2")
 """Types whose queries are noised boxes."""

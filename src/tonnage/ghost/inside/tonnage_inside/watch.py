@@ -20,6 +20,7 @@ from typing import Any
 
 from .imports import after_import
 from .native import Native
+from .rounds import Rounds
 from .script import Script
 from .sharded import elsewhere, unreduced
 
@@ -58,8 +59,11 @@ class Watch:
         self._recording = False
         self._occasion = ""
         self._stepped = False
+        self._rounds = Rounds(self._trains_here)
         self._whole_step = False
+        self._trained: set[int] = set()
         self._trained_found = False
+        self._loose_elements = 0
         self._backward_seen = False
         self._backward_depth = 0
         self._names: dict[int, str] = {}
@@ -129,6 +133,10 @@ class Watch:
         )
         any_hook = modules._has_any_global_hook
         modules._has_any_global_hook = functools.partial(_hooks_of_others, modules)  # torch.compile warns of them
+        make = optimizer.Optimizer.__init__
+        optimizer.Optimizer.__init__ = _also(make, self._rounds.made)
+        compile_in_place = modules.Module.compile
+        modules.Module.compile = _also(compile_in_place, self._watch_compiled)
         run_backward = torch.autograd._engine_run_backward
         torch.autograd._engine_run_backward = functools.wraps(run_backward)(
             functools.partial(self._backward, run_backward)
@@ -136,6 +144,8 @@ class Watch:
 
         def unhook() -> None:
             torch.autograd._engine_run_backward = run_backward
+            optimizer.Optimizer.__init__ = make
+            modules.Module.compile = compile_in_place
             modules._has_any_global_hook = any_hook
             for handle in handles:
                 handle.remove()
@@ -246,6 +256,22 @@ class Watch:
         tensor.grad_fn.metadata["tonnage"] = True
         tensor.grad_fn.register_prehook(functools.partial(self._enter_backward, weakref.ref(module), name))
 
+    def _watch_compiled(self, module: Any) -> None:
+        """A module that was compiled in place is called past its hooks."""
+        compiled = module._compiled_call_impl
+
+        @functools.wraps(compiled)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._enter(module, args)
+            output = None
+            try:
+                output = compiled(*args, **kwargs)
+                return output
+            finally:
+                self._leave(module, args, output)
+
+        module._compiled_call_impl = call
+
     # -- backward
 
     def _backward(self, run_backward: Callable[..., Any], outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -295,33 +321,61 @@ class Watch:
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.mark("optimizer", "")
-        if not self.steps and not self._stepped:
-            self._find_trained(optimizer)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in self._parameters:
-                    self.claim(parameter, "optimizer_state")  # master copies that no module owns
-                if parameter.grad is not None:
-                    self.claim(parameter.grad, "gradient")
+        updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if self._rounds.first_time(optimizer):
+            self._find_trained(updated)
+        for parameter in updated:
+            if id(parameter) not in self._parameters:
+                self.claim(parameter, "optimizer_state")  # master copies that no module owns
+            if parameter.grad is not None:
+                self.claim(parameter.grad, "gradient")
 
-    def _find_trained(self, optimizer: Any) -> None:
+    def _trains_here(self, parameter: Any) -> bool:
+        """Whether it is trained on the device that is watched."""
+        return parameter.requires_grad and any(self.address(plain) for plain in plain_tensors(parameter))
+
+    def _find_trained(self, updated: list[Any]) -> None:
         """Of several networks (a reference, a teacher, a reward) those that are trained are reported: often one."""
-        updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        self._trained.update(id(parameter) for parameter in updated)
+        self._meet_uncalled([parameter for parameter in updated if id(parameter) not in self._parameters])
         owned = {
-            root: sum(elements(parameter) for parameter in root.parameters() if id(parameter) in updated)
+            root: sum(elements(parameter) for parameter in root.parameters() if id(parameter) in self._trained)
             for root in list(self._roots)
         }
+        found = []
         if any(owned.values()):
-            self._trained_found = True
             best = sorted(owned, key=lambda root: (-owned[root], -self._roots[root]["parameters"]))
             met: set[int] = set()
-            found = []
             for root in best:
-                own = {id(parameter) for parameter in root.parameters()} & updated
+                own = {id(parameter) for parameter in root.parameters()} & self._trained
                 if own and not own & met:  # else a wrapper, or a part that was also called by itself
                     met |= own
                     found.append(counted(root))  # it may have been called before what is trained was chosen
+        if self._loose_elements:
+            loose = dict.fromkeys(("parameters", "trainable_parameters"), self._loose_elements)
+            found.append({"class": "Tensor", **loose})
+        if found:
+            self._trained_found = True
             self.model = together(found)
+
+    def _meet_uncalled(self, strangers: list[Any]) -> None:
+        """Networks whose modules nobody called (a program may call `forward` itself, or compute with raw tensors).
+
+        Where a network that was called has parameters of which none is an optimizer's, these are its master copies.
+        """
+        known = [parameter for reference in self._parameters.values() if (parameter := reference()) is not None]
+        copied = any(parameter.requires_grad for parameter in known)
+        if not strangers or (copied and not any(id(parameter) in self._trained for parameter in known)):
+            return
+        for root in owners(self.torch, strangers):
+            self._meet(root)
+            for _, tensor in [*root.named_parameters(), *root.named_buffers()]:
+                self.claim(tensor, "parameter")
+        for parameter in strangers:
+            if id(parameter) not in self._parameters:
+                self._parameters[id(parameter)] = weakref.ref(parameter)
+                self._loose_elements += elements(parameter)
+                self.claim(parameter, "parameter")
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         inside = "optimizer" if self._whole_step else "backward" if self._backward_depth else "other"
@@ -329,7 +383,9 @@ class Watch:
         for state in optimizer.state.values():
             for tensor in tensors_in(state, self.torch.Tensor):
                 self.claim(tensor, "optimizer_state")
-        self._stepped = self._stepped or self._backward_seen or self._backward_depth > 0
+        if self._stepped or self._backward_seen or self._backward_depth:
+            self._stepped = True
+            self._rounds.stepped(optimizer)
 
     def _mark_whole_steps(self, module: ModuleType) -> None:
         """DeepSpeed's step is more than its optimizer's: gradients become fp32 before, weights are gathered after."""
@@ -352,9 +408,10 @@ class Watch:
         self._stepped = True
 
     def _next_step(self) -> None:
-        """A forward or backward begins: if an optimizer stepped since the last one, a step is complete."""
-        if not self._stepped:
+        """A forward or backward begins: if the optimizers stepped since the last one, a step is complete."""
+        if not self._stepped or self._rounds.unfinished():
             return
+        self._rounds.begin()
         self._stepped = self._backward_seen = False
         self.steps += 1
         if self.stop_after_steps is not None and self.steps >= self.stop_after_steps:
@@ -373,6 +430,13 @@ class Watch:
         """Step, phase and module as of now."""
         step, phase, module = self.marks[-1]
         return {"step": step + 1, "phase": "backward" if phase == "recompute" else phase, "module": module}
+
+    def left_out(self) -> list[str]:
+        """A sentence for each optimizer that trains something of its own and never stepped."""
+        return [
+            f"an optimizer of {count:,} numbers never stepped: its states are in no figure"
+            for count in self._rounds.never_stepped()
+        ]
 
     def finish(self) -> None:
         """The run is over: count the last step and claim what the last backward left."""
@@ -476,6 +540,32 @@ def counted(root: Any) -> dict[str, Any]:
         "parameters": sum(elements(parameter) for parameter in parameters) + others,
         "trainable_parameters": sum(elements(p) for p in parameters if p.requires_grad) + trainable_of_others,
     }
+
+
+def _also(original: Callable[..., None], hear: Callable[[Any], None]) -> Callable[..., None]:
+    """A constructor of which somebody hears what it made."""
+
+    @functools.wraps(original)
+    def construct(made: Any, *args: Any, **kwargs: Any) -> None:
+        original(made, *args, **kwargs)
+        hear(made)
+
+    return construct
+
+
+def owners(torch: Any, parameters: list[Any]) -> list[Any]:
+    """The outermost modules there are that own some of these parameters."""
+    wanted = {id(parameter) for parameter in parameters}
+    kind = torch.nn.Module
+    modules = [each for each in gc.get_objects() if issubclass(type(each), kind)]
+    found = [each for each in modules if any(id(parameter) in wanted for parameter in each._parameters.values())]
+    while True:
+        inner = {id(each) for each in found}
+        outer = [each for each in modules if any(id(child) in inner for child in each._modules.values())]
+        if not outer:
+            return found
+        inside = {id(child) for each in outer for child in each._modules.values()}
+        found = [*(each for each in found if id(each) not in inside), *(m for m in outer if id(m) not in inner)]
 
 
 def together(networks: list[dict[str, Any]]) -> dict[str, Any]:

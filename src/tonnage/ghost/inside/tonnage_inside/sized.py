@@ -1,0 +1,174 @@
+"""Operations of which values decide how large their result is, or whether they go on at all.
+
+torch counts on the card and reads the count, which a ghost answers with zero: a sparse gradient would have no rows.
+The operations themselves are done all the same, for what they ask for on the way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .values import Policy
+
+
+def patch(policy: Policy) -> None:
+    """Of torch, for tensors on the card."""
+    torch = policy.torch
+    for name in ("unique", "unique_consecutive"):
+        setattr(torch, name, _distinct(policy, getattr(torch, name)))
+    for place in (torch, torch.Tensor):
+        place.bincount = _counted(policy, place.bincount)
+        place.repeat_interleave = _repeated(policy, place.repeat_interleave)
+        place.allclose = _close(policy, place.allclose)
+    torch.Tensor.coalesce = _coalesced(policy, torch.Tensor.coalesce)
+    torch.cuda._lazy_call(functools.partial(_draw_normal, policy))
+
+
+def classes(policy: Policy, tensor: Any) -> int | None:
+    """How many classes there are, from 0 to the largest of known ones; None where they are computed."""
+    values = policy.read(tensor) if tensor.numel() else None
+    if values is None:
+        policy.use("sized")
+        return None
+    return int(values.max()) + 1
+
+
+def _asked(policy: Policy, tensor: Any) -> bool:
+    """Whether it is a tensor on the card, and no graph of it is being made."""
+    return not policy.torch.compiler.is_compiling() and policy.is_plain(tensor) and bool(tensor.is_cuda)
+
+
+def _distinct(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Of computed values there is one, as they read zero; computed rows are all different."""
+    torch = policy.torch
+
+    def of_computed(tensor: Any, dim: int | None) -> tuple[Any, Any, Any]:
+        policy.use("sized")
+        if dim is None:
+            found, place = tensor.new_zeros(1), torch.zeros_like(tensor, dtype=torch.int64)
+            return found, place, torch.tensor([tensor.numel()]).to(tensor.device)
+        rows = tensor.shape[dim]
+        return (
+            tensor.clone(),
+            torch.arange(rows).to(tensor.device),
+            torch.ones(rows, dtype=torch.int64).to(tensor.device),
+        )
+
+    @functools.wraps(original)
+    def distinct(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(tensor, *args, **kwargs)
+        if not _asked(policy, tensor) or not tensor.numel():
+            return result
+        values = policy.read(tensor)
+        if values is not None:
+            found = original(values, *args, **kwargs)
+            on_card = found if isinstance(found, tuple) else (found,)
+            made = tuple(each.to(tensor.device) for each in on_card)
+        else:
+            names = ("sorted", "return_inverse", "return_counts", "dim")[original.__name__ != "unique" :]
+            given = dict(zip(names, args, strict=False)) | kwargs
+            every = zip(
+                (True, given.get("return_inverse"), given.get("return_counts")),
+                of_computed(tensor, given.get("dim")),
+                strict=True,
+            )
+            made = tuple(each for wanted, each in every if wanted)
+        return made if isinstance(result, tuple) else made[0]
+
+    return distinct
+
+
+def _counted(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def bincount(tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
+        if _asked(policy, tensor) and not minlength:
+            minlength = classes(policy, tensor) or 0
+        return original(tensor, weights, minlength)
+
+    return bincount
+
+
+def _repeated(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
+    """With the sum of known repetitions torch need not look; of computed ones it finds that they are negative."""
+    torch = policy.torch
+
+    @functools.wraps(original)
+    def repeat_interleave(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        repeats = args[0] if args else kwargs.get("repeats", tensor)
+        if isinstance(repeats, torch.Tensor) and _asked(policy, repeats) and kwargs.get("output_size") is None:
+            values = policy.read(repeats)
+            if values is not None and len(args) < 3:
+                times = (
+                    tensor.shape[kwargs.get("dim", args[1] if len(args) > 1 else 0) or 0]
+                    if repeats.numel() == 1
+                    else 1
+                )
+                kwargs["output_size"] = int(values.sum()) * times
+        return original(tensor, *args, **kwargs)
+
+    return repeat_interleave
+
+
+def _close(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What is known is close or not; what was computed twice is."""
+
+    @functools.wraps(original)
+    def allclose(tensor: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
+        result = original(tensor, other, *args, **kwargs)
+        if not _asked(policy, tensor):
+            return bool(result)
+        values, others = policy.read(tensor), policy.read(other)
+        if values is not None and others is not None:
+            return bool(original(values, others, *args, **kwargs))
+        policy.use("checks")
+        return True
+
+    return allclose
+
+
+def _coalesced(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A sparse tensor has a row for each place that occurs among its known ones; computed ones are all different."""
+    torch = policy.torch
+
+    @functools.wraps(original)
+    def coalesce(tensor: Any) -> Any:
+        result = original(tensor)
+        if not _asked(policy, tensor) or tensor.layout != torch.sparse_coo:
+            return result
+        if tensor.is_coalesced() or tensor._nnz() < 2:
+            return result
+        with torch.no_grad():
+            places, rows = tensor._indices(), tensor._values()
+            values = policy.read(places)
+            if values is None:
+                policy.use("sized")
+                places = places.clone()
+            else:
+                places = torch.unique(values, dim=1).to(places.device)
+            rows = rows.new_zeros((places.shape[1], *rows.shape[1:]))
+            return torch.sparse_coo_tensor(places, rows, tensor.shape, is_coalesced=True, check_invariants=False)
+
+    return coalesce
+
+
+def _draw_normal(policy: Policy) -> None:
+    """At the dispatcher, where `torch.normal` asks whether every deviation is positive: as it goes on if they are."""
+    torch = policy.torch
+
+    def drawn(mean: Any, deviation: Any, generator: Any) -> Any:
+        values = policy.read(deviation)
+        if values is not None and bool((values < 0).any()):
+            raise RuntimeError("normal expects all elements of std >= 0.0")
+        policy.use("checks")
+        shape = torch.broadcast_shapes(getattr(mean, "shape", ()), deviation.shape)
+        made = torch.empty(shape, dtype=deviation.dtype, device=deviation.device)
+        return made.normal_(0, 1, generator=generator).mul_(deviation).add_(mean)
+
+    def of_both(mean: Any, std: Any, *, generator: Any = None) -> Any:
+        return drawn(mean, std, generator)
+
+    policy.implement("normal.Tensor_Tensor", of_both, "CUDA")
+    policy.implement("normal.float_Tensor", of_both, "CUDA")

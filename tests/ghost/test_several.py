@@ -1,0 +1,64 @@
+"""Programs with several optimizers, and those whose networks are not called as modules are."""
+
+from typing import Any
+
+import pytest
+
+from tonnage.estimates import Estimate
+
+pytestmark = pytest.mark.ghost
+
+GENERATOR = 256 * 1024 + 1024
+CRITIC = 1024 + 1
+
+
+def estimate(answer: Any) -> Estimate:
+    assert answer.error is None, f"{answer.error}\n{answer.output[-2000:]}"
+    found = answer.run.estimate
+    assert isinstance(found, Estimate)
+    return found
+
+
+def test_a_step_is_complete_when_each_optimizer_has_stepped(dry_run: Any) -> None:
+    answer = dry_run("several.py", "critics")
+    found = estimate(answer)
+    assert len(answer.said) == 15, "a generator's step after five of the critic's, three times"
+    assert answer.run.traces[0].steps == 3
+    assert found.model["parameters"] == found.model["trainable_parameters"] == GENERATOR + CRITIC
+    assert found.peak.by_category["optimizer_state"] == 2 * 4 * GENERATOR
+    assert not any("never stepped" in text for text in found.coverage.assumed)
+
+
+def test_an_optimizer_that_does_not_step_is_told(dry_run: Any) -> None:
+    answer = dry_run("several.py", "rarely")
+    found = estimate(answer)
+    assert len(answer.said) == 8 + 2, "eight times it is waited for"
+    assert (
+        f"an optimizer of {GENERATOR:,} numbers never stepped: its states are in no figure" in found.coverage.assumed
+    )
+    assert found.peak.by_category["optimizer_state"] == 0
+
+
+def test_tensors_that_no_module_owns_are_parameters(dry_run: Any) -> None:
+    found = estimate(dry_run("several.py", "raw"))
+    count = 1000 * 256 + 256 * 1024
+    assert (found.model["class"], found.model["parameters"], found.model["trainable_parameters"]) == (
+        "Tensor",
+        count,
+        count,
+    )
+    by_category = found.peak.by_category
+    assert by_category["parameter"] == 4 * count
+    assert by_category["optimizer_state"] == 2 * 4 * count
+    assert by_category["activation"] >= 4 * 512 * 256, "what backward wants of the rows looked up"
+
+
+@pytest.mark.parametrize("how", ["forward", "compiled"])
+def test_a_network_that_is_called_past_its_hooks_is_known(dry_run: Any, how: str) -> None:
+    found = estimate(dry_run("several.py", how))
+    assert (found.model["class"], found.model["parameters"]) == ("Network", 256 * 1024)
+    by_category = found.peak.by_category
+    assert by_category["parameter"] == 4 * (256 * 1024 + 1024)
+    assert by_category["optimizer_state"] == 2 * 4 * 256 * 1024
+    assert by_category["activation"] >= 4 * 512 * 1024, "what tanh gave"
+    assert ("forward" in {phase.name for phase in found.phases}) == (how == "compiled")
