@@ -9,7 +9,7 @@ compared with torch's own counter; a difference is reported, never hidden.
 Categories.  A block is what somebody claimed it to be (parameters, gradients, optimizer states, buffers of
 collectives), over its whole life.  Of the others, what a forward pass allocates and is still alive when it ends
 is an activation (kept for backward), unless it is never given back (cuBLAS's workspace); so is what a program makes
-outside of any module and a backward pass gives back.  The rest is workspace.
+outside of any module, or in an earlier backward pass, and a backward pass gives back.  The rest is workspace.
 """
 
 from collections.abc import Iterable, Iterator
@@ -422,11 +422,16 @@ def _kept_by_forward(trace: Trace, events: _Events, blocks: _Blocks) -> Flags:
 
 
 def _taken_up_by_backward(events: _Events, blocks: _Blocks, phases: list[str]) -> Flags:
-    """Which blocks were made outside of any module and given back by a backward pass, for which they were kept."""
+    """Which blocks were given back by a backward pass, for which they were kept, and made outside of any module.
+
+    Or by a backward pass before it: one that makes a graph itself (of a penalty on gradients).
+    """
     outside, backward = (np.array([phase in names for phase in phases]) for names in (_OUTSIDE, _BACKWARD))
+    passes = np.cumsum(np.diff(backward, prepend=False))
     given_back = blocks.died < len(events)
-    taken: Flags = outside[blocks.mark] & given_back
-    taken[taken] = backward[events.mark[blocks.died[taken]]]
+    taken: Flags = (outside | backward)[blocks.mark] & given_back
+    made, gone = blocks.mark[taken], events.mark[blocks.died[taken]]
+    taken[taken] = backward[gone] & (passes[made] != passes[gone])
     return taken
 
 

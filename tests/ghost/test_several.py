@@ -62,3 +62,19 @@ def test_a_network_that_is_called_past_its_hooks_is_known(dry_run: Any, how: str
     assert by_category["optimizer_state"] == 2 * 4 * 256 * 1024
     assert by_category["activation"] >= 4 * 512 * 1024, "what tanh gave"
     assert ("forward" in {phase.name for phase in found.phases}) == (how == "compiled")
+
+
+@pytest.mark.parametrize("how", ["descends", "searches"])
+def test_lbfgs_fills_its_history(dry_run: Any, how: str) -> None:
+    answer = dry_run("several.py", how, steps=20)
+    found = estimate(answer)
+    assert found.peak.by_category["optimizer_state"] >= 2 * 10 * 4 * 256 * 1024
+    assert answer.said == ({"tolerance": 1e-7},), "what the program gave is there again"
+    said = "L-BFGS does not converge: each step makes all its iterations, and each of them is remembered"
+    assert said in found.coverage.assumed
+
+
+def test_what_a_backward_pass_makes_for_another_is_kept_for_it(dry_run: Any) -> None:
+    found = estimate(dry_run("several.py", "penalty"))
+    hidden = 4096 * 4 * 256 * 4
+    assert found.peak.by_category["activation"] >= 2 * hidden, "of tanh, its gradient, and what that was made from"

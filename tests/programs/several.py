@@ -1,6 +1,6 @@
 """Programs with several optimizers, or whose networks are not called as modules are: one way each.
 
-python several.py critics|rarely|raw|forward|compiled
+python several.py critics|rarely|raw|forward|compiled|descends|searches|penalty
 """
 
 import json
@@ -58,6 +58,34 @@ def train(network: nn.Module, call: Callable[[torch.Tensor], torch.Tensor]) -> N
         optimizer.zero_grad()
 
 
+def descend(search: str | None) -> None:
+    """L-BFGS remembers ten steps, of which it makes five at a time."""
+    network = Network().cuda()
+    optimizer = torch.optim.LBFGS(network.parameters(), max_iter=5, history_size=10, line_search_fn=search)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = network(torch.randn(64, WIDTH, device="cuda")).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        optimizer.step(closure)
+    print(json.dumps({"tolerance": optimizer.param_groups[0]["tolerance_grad"]}), flush=True)
+
+
+def penalize() -> None:
+    """A loss on the gradient of the network with respect to its input."""
+    network = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, 1)).cuda()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(4):
+        x = torch.randn(4096, WIDTH, device="cuda", requires_grad=True)
+        (slope,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
+        (slope.square().sum(1) - 1).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def main() -> None:
     what = sys.argv[1]
     if what == "critics":
@@ -73,6 +101,10 @@ def main() -> None:
         network = Network().cuda()
         network.compile(backend="eager")
         train(network, network)
+    elif what in ("descends", "searches"):
+        descend("strong_wolfe" if what == "searches" else None)
+    elif what == "penalty":
+        penalize()
     else:
         raise SystemExit(f"unknown: {what}")
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from . import compiled, detection, diffusion, generation, pretrained, sized, swapped, tuning
+from . import compiled, descent, detection, diffusion, generation, pretrained, sized, swapped, tuning
 from .host import ZEROS
 from .imports import after_import
 from .integers import KNOWN_BYTES, known_integers, of_compiler
@@ -32,6 +32,7 @@ ASSUMED = {
     "checks": "conditions that were computed and checked hold",
     "exact": "a computed number is nowhere exactly the constant that it is compared with",
     "nonzero": "nonzero() (also boolean indexing, where(mask)) of a computed mask selects every element",
+    "descending": "L-BFGS does not converge: each step makes all its iterations, and each of them is remembered",
     "sized": "unique of computed values finds one (of rows all), bincount and one_hot of computed classes one",
     "routing": "topk of computed scores picks in turn: each expert gets its balanced share of the tokens",
     "detected": "a detector's samplers find as many objects as they take, and each box that it finds has one class",
@@ -118,6 +119,7 @@ class Policy:
         sized.patch(self)
         for name in _OPTIMIZERS:
             after_import(f"torch.optim.{name}", functools.partial(self._patch_optimizer, name.lstrip("_")))
+        after_import("torch.optim.lbfgs", functools.partial(descent.patch, self))
         for name in TRACKERS:
             after_import(name, lambda module: self.use("trackers"))
         self.torch.cuda._lazy_call(self._patch_nonzero)
@@ -851,6 +853,7 @@ _OF_VALUES = (
     "integers",
     "native",
     "compiled",
+    "descent",
     "detection",
     "diffusion",
     "generation",

@@ -61,6 +61,7 @@ class Watch:
         self._stepped = False
         self._rounds = Rounds(self._trains_here)
         self._whole_step = False
+        self._stepping = False
         self._trained: set[int] = set()
         self._trained_found = False
         self._loose_elements = 0
@@ -296,7 +297,8 @@ class Watch:
             if outermost:
                 self._backward_seen = True
                 # A library may try autograd while it is imported: the network is loaded after that.
-                self.mark("other" if self._roots else "load", "")
+                outside = "other" if self._roots else "load"
+                self.mark("optimizer" if self._stepping else outside, "")
                 self._claim_gradients()
 
     def _begin_backward(self, _gradients: Any) -> None:
@@ -321,6 +323,7 @@ class Watch:
 
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.mark("optimizer", "")
+        self._stepping = True
         updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self._rounds.first_time(optimizer):
             self._find_trained(updated)
@@ -378,6 +381,7 @@ class Watch:
                 self.claim(parameter, "parameter")
 
     def _after_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._stepping = False
         inside = "optimizer" if self._whole_step else "backward" if self._backward_depth else "other"
         self.mark(inside, "")
         for state in optimizer.state.values():
