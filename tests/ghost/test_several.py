@@ -1,5 +1,6 @@
 """Programs with several optimizers, and those whose networks are not called as modules are."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,3 +79,29 @@ def test_what_a_backward_pass_makes_for_another_is_kept_for_it(dry_run: Any) -> 
     found = estimate(dry_run("several.py", "penalty"))
     hidden = 4096 * 4 * 256 * 4
     assert found.peak.by_category["activation"] >= 2 * hidden, "of tanh, its gradient, and what that was made from"
+
+
+def test_steps_of_keras_are_steps(dry_run: Any) -> None:
+    answer = dry_run("several.py", "keras")
+    found = estimate(answer)
+    assert (answer.run.traces[0].steps, len(answer.said)) == (3, 3)
+    assert found.model["parameters"] == 256 * 1024
+    assert found.peak.by_category["optimizer_state"] == 4 * 256 * 1024
+
+
+def test_a_mean_of_the_weights_is_of_the_parameters(dry_run: Any) -> None:
+    found = estimate(dry_run("several.py", "copies"))
+    count = 2 * 256 * 1024 + 1024 + 256
+    assert found.model["parameters"] == count, "those that are trained"
+    assert found.peak.by_category["parameter"] == 3 * 4 * count
+
+
+def test_a_scaler_says_its_scale(dry_run: Any) -> None:
+    assert dry_run("several.py", "scaled").said == ({"scale": 65536.0}, {"scale": 65536.0})
+
+
+def test_kernels_are_kept_apart_from_a_folder_that_the_program_names(dry_run: Any, tmp_path: Path) -> None:
+    (said,) = dry_run("several.py", "names-a-folder", str(tmp_path), steps=20).said
+    inductor, triton = said["places"]
+    assert inductor.endswith("/compiled/inductor")
+    assert triton.endswith("/compiled/triton")

@@ -1,11 +1,14 @@
 """Programs with several optimizers, or whose networks are not called as modules are: one way each.
 
-python several.py critics|rarely|raw|forward|compiled|descends|searches|penalty
+python several.py critics|rarely|raw|forward|compiled|descends|searches|penalty|keras|copies|scaled|names-a-folder
 """
 
+import copy
 import json
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -86,6 +89,56 @@ def penalize() -> None:
         optimizer.zero_grad()
 
 
+def of_keras() -> None:
+    """An optimizer that is not torch's."""
+    sys.path.insert(0, str(Path(__file__).parent / "like"))
+    from keras.src.optimizers.base_optimizer import BaseOptimizer, Variable
+
+    network = Network().cuda()
+    variable, optimizer = Variable(torch.empty(0)), BaseOptimizer()
+    variable.value = network.weight
+    for step in range(20):
+        network.zero_grad()
+        network(torch.randn(64, WIDTH, device="cuda")).sum().backward()
+        with torch.no_grad():
+            optimizer.apply([network.weight.grad], [variable])
+        print(json.dumps({"step": step}), flush=True)
+
+
+def keep_copies() -> None:
+    """A running mean of the weights as a network that is not called, and one as a list."""
+    network = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)).cuda()
+    mean = copy.deepcopy(network)
+    means = [parameter.clone().detach() for parameter in network.parameters()]
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(4):
+        network(torch.randn(64, WIDTH, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for kept in ([*mean.parameters()], means):
+                torch._foreach_lerp_(kept, [*network.parameters()], 0.1)
+
+
+def scale() -> None:
+    network, scaler = Network().cuda(), torch.amp.GradScaler("cuda")
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(2):
+        scaler.scale(network(torch.randn(64, WIDTH, device="cuda")).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        print(json.dumps({"scale": scaler.get_scale()}), flush=True)
+
+
+def name_a_folder() -> None:
+    """Names where compiled kernels are to be kept in its own code."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ["TRITON_CACHE_DIR"] = sys.argv[2]
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+
+    train(network := Network().cuda(), network)
+    print(json.dumps({"places": [cache_dir(), triton_cache_dir(0)]}), flush=True)
+
+
 def main() -> None:
     what = sys.argv[1]
     if what == "critics":
@@ -105,6 +158,14 @@ def main() -> None:
         descend("strong_wolfe" if what == "searches" else None)
     elif what == "penalty":
         penalize()
+    elif what == "keras":
+        of_keras()
+    elif what == "copies":
+        keep_copies()
+    elif what == "scaled":
+        scale()
+    elif what == "names-a-folder":
+        name_a_folder()
     else:
         raise SystemExit(f"unknown: {what}")
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-from . import native, outcome, ranks, saves, untouched, values
+from . import kernels, native, outcome, ranks, saves, untouched, values
 from .imports import after_import, expect
 from .recording import Recording
 from .script import Script
@@ -42,6 +42,7 @@ def _torch_is_here(torch: ModuleType, script: Script, told: dict[str, str]) -> N
     policy = values.Policy(torch, ghost)
     if ghost is not None:
         policy.install()
+        kernels.keep_apart(told)
         if told.get("TONNAGE_FOLLOW"):
             torch.cuda._lazy_call(lambda: policy.follow_integers(numbers=True))
         saves.Saves(torch, Path(told["TONNAGE_OUT"]) / "saved", policy.use).install()

@@ -111,6 +111,7 @@ class Policy:
         self._patch_all()
         self._patch_equal()
         self._patch_first_gradients()
+        self._patch_scale()
         self._patch_initialisation()
         self._patch_host_memory()
         self._patch_comparisons()
@@ -341,6 +342,19 @@ class Policy:
             return made
 
         autograd._make_grads = make_grads
+
+    def _patch_scale(self) -> None:
+        """A GradScaler's scale is what it began with: it grows after thousands of steps, and nothing overflows."""
+        torch, kind = self.torch, self.torch.amp.GradScaler
+        original = kind._lazy_init_scale_growth_tracker
+
+        @functools.wraps(original)
+        def begin(scaler: Any, device: Any) -> None:
+            original(scaler, device)
+            if self.is_plain(scaler._scale) and scaler._scale.is_cuda:
+                self.write(scaler._scale, torch.full((), scaler._init_scale, device="cpu"))
+
+        kind._lazy_init_scale_growth_tracker = begin
 
     def _patch_comparisons(self) -> None:
         """Where token ids from the host are compared with a number, the mask is known: image places, padding."""

@@ -109,6 +109,7 @@ class Watch:
         """Register every hook.  Nothing touches the GPU: the allocator's history begins when CUDA does."""
         self._hook()
         after_import("deepspeed.runtime.engine", self._mark_whole_steps)
+        after_import("keras.src.optimizers.base_optimizer", self._mark_steps_of_keras)
         self.torch.cuda._lazy_call(self._cuda_begins)
 
     @contextlib.contextmanager
@@ -407,6 +408,26 @@ class Watch:
 
         module.DeepSpeedEngine._take_model_step = take
 
+    def _mark_steps_of_keras(self, module: ModuleType) -> None:
+        """Keras has optimizers of its own, whose states are variables as weights are."""
+        original = module.BaseOptimizer.apply
+
+        @functools.wraps(original)
+        def apply(optimizer: Any, gradients: Any, variables: Any = None) -> Any:
+            self.mark("optimizer", "")
+            updated = optimizer._trainable_variables if variables is None else variables
+            if not self._trained:
+                self._find_trained([variable.value for variable in updated])
+            try:
+                return original(optimizer, gradients, variables)
+            finally:
+                self.mark("other", "")
+                for variable in optimizer.variables:
+                    self.claim(variable.value, "optimizer_state")
+                self._stepped = self._stepped or self._backward_seen
+
+        module.BaseOptimizer.apply = apply
+
     def step_made(self) -> None:
         """Somebody who has no optimizer made a step."""
         self._stepped = True
@@ -448,7 +469,7 @@ class Watch:
             self._stepped = self._backward_seen = False
             self.steps += 1
         self.mark("other", "")
-        if self.ooms:
+        if self.script is not None:  # a program that we did not write
             self._find_parameters()
         self._claim_gradients()
         for module in (part for root in list(self._roots) for part in root.modules()):
@@ -456,14 +477,30 @@ class Watch:
                 self.model["run_again"] = module.run_again
 
     def _find_parameters(self) -> None:
-        """A program that ran out of memory may not have come to a forward: its parameters are still there."""
-        tensor, parameter = self.torch.Tensor, self.torch.nn.Parameter
+        """Parameters that were in no forward: of a program that ran out of memory, or of a running mean of others.
+
+        Also tensors in lists, shape by shape like those that are trained: the same mean as diffusers keeps it.
+        """
+        parameter = self.torch.nn.Parameter
+        trained = [shape for reference in self._parameters.values() if (shape := self._shape_if_trained(reference()))]
+        claimed = {address for _, address, _ in self.claims}
         for candidate in gc.get_objects():
-            if not issubclass(type(candidate), tensor):  # isinstance would wake objects that warn when they are asked
-                continue
-            if isinstance(candidate, parameter) and id(candidate) not in self._parameters:
+            kind = type(candidate)  # isinstance would wake objects that warn when they are asked
+            if issubclass(kind, parameter) and id(candidate) not in self._parameters:
                 self._parameters[id(candidate)] = weakref.ref(candidate)
-                self.claim(candidate, "parameter")
+                if self.address(candidate) not in claimed:
+                    self.claim(candidate, "parameter")
+            elif kind is list and len(candidate) == len(trained) > 1 and self._are_copies(candidate, trained):
+                for tensor in candidate:
+                    if self.address(tensor) not in claimed:
+                        self.claim(tensor, "parameter")
+
+    def _shape_if_trained(self, parameter: Any) -> tuple[int, ...] | None:
+        return tuple(parameter.shape) if parameter is not None and id(parameter) in self._trained else None
+
+    def _are_copies(self, tensors: list[Any], shapes: list[tuple[int, ...]]) -> bool:
+        plain = self.torch.Tensor
+        return all(type(t) is plain and tuple(t.shape) == shape for t, shape in zip(tensors, shapes, strict=True))
 
 
 _HOOKS = (
