@@ -98,6 +98,13 @@ def test_a_script_of_the_shell_that_sets_pythonpath(dry_run: Any) -> None:
     assert completed(dry_run("unusual.py", "has-a-path")).peak.allocated_bytes > 0
 
 
+def test_what_failed_in_a_worker_is_told_without_the_stack_there(dry_run: Any) -> None:
+    message = failed(dry_run("unusual.py", "worker-fails"))
+    assert (
+        "Caught FileNotFoundError in DataLoader worker process 0. FileNotFoundError: row0.wav is not there" in message
+    )
+
+
 def test_a_program_that_trains_on_the_host_beside_a_gpu(dry_run: Any) -> None:
     assert "asked PyTorch for no memory of a GPU" in failed(dry_run("unusual.py", "on-the-host"))
 

@@ -169,6 +169,23 @@ def with_workers() -> None:
         optimizer.zero_grad()
 
 
+class Rows:
+    """Data of which one row is not there."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, row: int) -> object:
+        raise FileNotFoundError("row0.wav is not there")
+
+
+def with_a_worker_that_fails() -> None:
+    from torch.utils.data import DataLoader
+
+    train(1)
+    next(iter(DataLoader(Rows(), num_workers=1)))
+
+
 def multiplies() -> None:
     import torch
 
@@ -212,6 +229,8 @@ def main() -> None:
     elif what == "imports-from-its-path":
         assert "/own/code" in sys.path
         train(4)
+    elif what == "worker-fails":
+        with_a_worker_that_fails()
     elif what == "on-the-host":
         trains_on_the_host()
     elif what == "no-gpu":

@@ -33,7 +33,7 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
     above = [frame for outer in chain[:-1] for frame in traceback.extract_tb(outer.__traceback__)[:-1]]
     outcome: dict[str, Any] = {
         "kind": "oom" if is_oom else "failed",
-        "message": " ".join(str(told).split()) or type(told).__name__,
+        "message": _message(told),
         "error": type(told).__name__,
         "stack": frames([*above, *traceback.extract_tb(told.__traceback__)]),
     }
@@ -44,6 +44,14 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
     elif is_oom and watch.ooms:
         outcome |= watch.ooms[-1]
     return outcome
+
+
+def _message(error: BaseException) -> str:
+    """What an error says, in one line; of one that happened in a data loader's worker without the stack there."""
+    lines = str(error).strip().splitlines()
+    if any(line.startswith("Original Traceback") for line in lines):
+        lines = [lines[0], lines[-1]]
+    return " ".join(" ".join(lines).split()) or type(error).__name__
 
 
 def ran_out(error: BaseException) -> bool:
