@@ -41,3 +41,18 @@ def test_a_network_that_takes_what_a_certain_layer_gives_is_asked_as_a_whole() -
     }
     job = Job(model=ModelRef(name="mine", kind="config", config=config), seq_len=64)
     assert tokens_of_all(job) == (28 // 14) ** 2
+
+
+def test_who_watches_the_program_does_not_hear_of_it() -> None:
+    """A tower that was asked had been told as an evaluation before the first step, and repeated with it."""
+    job = Job(model=resolve("llava-1.5-7b", offline=True), seq_len=4096)
+    heard = []
+    modules = torch.nn.modules.module
+    with (
+        modules.register_module_forward_pre_hook(lambda module, args: heard.append("enter")),
+        modules.register_module_forward_hook(lambda module, args, output: heard.append("leave")),
+    ):
+        tokens_of_all(job)
+        assert heard == []
+        torch.nn.Linear(1, 1)(torch.ones(1))
+    assert heard == ["enter", "leave"]

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,7 +99,10 @@ def rows_of(
 
     def asked(config: Any) -> int:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        with _disable_current_modes(), _no_function_modes(), fake, _WithoutComputing(), _Scalars(), torch.no_grad():
+        nobody = _disable_current_modes(), _no_function_modes(), _no_global_hooks()
+        with ExitStack() as stack:
+            for each in (*nobody, fake, _WithoutComputing(), _Scalars(), torch.no_grad()):
+                stack.enter_context(each)
             shapes = model.without_memory(network, "cpu", config)
             given = {name: torch.empty(each.shape) if each.is_meta else each for name, each in inputs().items()}
             inner = getattr(shapes, "model", shapes)
@@ -146,6 +150,21 @@ def _no_function_modes() -> Iterator[None]:
         return
     with torch.overrides._pop_mode_temporarily(), _no_function_modes():
         yield
+
+
+@contextlib.contextmanager
+def _no_global_hooks() -> Iterator[None]:
+    """Without the hooks of all modules: who watches the program would take what is asked here for a pass of its."""
+    modules = torch.nn.modules.module
+    names = ("_global_forward_pre_hooks", "_global_forward_hooks")
+    kept = {name: getattr(modules, name) for name in names}
+    for name, hooks in kept.items():
+        setattr(modules, name, type(hooks)())
+    try:
+        yield
+    finally:
+        for name, hooks in kept.items():
+            setattr(modules, name, hooks)
 
 
 def _features(found: Any) -> Any:
