@@ -20,7 +20,7 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
     from tonnage.device import Cluster
@@ -92,7 +92,16 @@ def apply(step: Step) -> Step:
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION, _attention)
-    return replace(step, attention=ATTENTION, on_batch=partial(_shared, mesh=step.world.along("cp")))
+    cut = partial(_shared, mesh=step.world.along("cp"))
+    return replace(step, attention=ATTENTION, on_batch=cut, changes=(*step.changes, _looking_back))
+
+
+def _looking_back(module: nn.Module) -> nn.Module:
+    """The network, each of whose tokens sees those before it; of images and other inputs no rank has its part."""
+    from tonnage.techniques.chunked_loss import causal_network
+
+    causal_network(module, "Context parallelism", "cp 1")
+    return module
 
 
 def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: None, **options: Any) -> Any:

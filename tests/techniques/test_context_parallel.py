@@ -1,0 +1,16 @@
+"""Context parallelism refuses what has no causal mask or more than tokens: it would be cut, or masked, wrongly."""
+
+import pytest
+
+from networks import tiny_job
+from tonnage.device import parse_cluster
+from tonnage.errors import CannotEstimate
+from tonnage.plans import Plan
+from tonnage.predict import estimate
+
+
+@pytest.mark.parametrize("name", ["bert", "t5", "vit", "whisper", "llava", "qwen2_5_vl"])
+def test_only_causal_language_models_share_a_sequence(name: str) -> None:
+    cluster = parse_cluster("2xa100-40gb")
+    with pytest.raises(CannotEstimate, match="Context parallelism needs a causal language model, not .*; choose cp 1"):
+        estimate(tiny_job(name), Plan(shard="zero3", cp=2), cluster, source="meta", steps=1, fresh=True)
