@@ -74,6 +74,7 @@ def test_ddp_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
         ("lora", {"weights_dtype": "fp16", "precision": "bf16-true"}, "weights compute in their own dtype"),
         ("full", {"weights_dtype": "fp32", "precision": "bf16-true"}, "weights compute in their own dtype"),
         ("full", {"weights_dtype": "fp16", "precision": "fp16-mixed"}, "does not unscale fp16"),
+        ("lora", {"weights_dtype": "bf16", "precision": "fp16-mixed"}, "does not unscale bf16"),
         ("full", {"reduce_dtype": "bf16"}, "shard is none"),
         ("full", {"reduce_dtype": "fp32", "shard": "ddp"}, "own dtype or a smaller one"),
     ],

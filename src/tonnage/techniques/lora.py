@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
+from tonnage.errors import UsageError
 from tonnage.techniques.precision import dtype
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -71,8 +72,14 @@ def with_adapters(module: nn.Module, step: Step, kept: str) -> nn.Module:
         lora_dropout=step.job.lora_dropout,
         target_modules=targets[0] if targets == ("all-linear",) else list(targets),
     )
-    with nullcontext() if step.initialise else without_initialisation(), quiet():
-        adapted: nn.Module = get_peft_model(module, config, autocast_adapter_dtype=kept == "fp32")
+    try:
+        with nullcontext() if step.initialise else without_initialisation(), quiet():
+            adapted: nn.Module = get_peft_model(module, config, autocast_adapter_dtype=kept == "fp32")
+    except ValueError as error:  # targets that are not there, dropout on experts
+        raise UsageError(
+            f"PEFT cannot adapt {step.job.model.name}: {' '.join(str(error).split())} "
+            "(--lora-targets, --lora-dropout)"
+        ) from error
     for parameter in trainable(adapted):
         parameter.data = parameter.data.to(dtype(kept))
     return adapted
