@@ -15,7 +15,7 @@ from tonnage.layers import continuing, few
 from tonnage.layers.few import with_layers
 from tonnage.layers.requests import ALLOC, EMPTY, FREE, MARK, Requests
 from tonnage.layers.sizes import Sizes
-from tonnage.layers.tokens import tokens
+from tonnage.layers.tokens import IN_SERIES, Named, tokens
 from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
@@ -195,6 +195,40 @@ def test_only_what_grows_evenly_has_a_name():
 def test_layers_that_are_not_alike_are_refused():
     with pytest.raises(CannotEstimate, match="more than their layers"):
         requests_of((SMALL, SMALL + 1, SMALL + 2), 1, [8], [8], [8], odd=512)
+
+
+class Norms(Program):
+    """Layers with two small weights each beside a large one, three more small ones behind them, all of them known."""
+
+    def __init__(self, layers):
+        self.marks, self.claims = [Mark(0, "load", "")], []
+        self.columns = {name: array("q") for name in EVENT_COLUMNS}
+        self.next_address = 512
+        weights = [self.alloc(size) for _ in range(layers) for size in (4096, 48, 48)]
+        weights += [self.alloc(48) for _ in range(3)]
+        self.mark("forward", "")
+        self.claims = [Claim(1, address, "parameter") for address, _ in weights]
+        self.mark("other", "", 1)
+
+
+def test_of_small_weights_that_follow_one_another_those_of_the_layers_are_found():
+    """The last three follow each other as if they were layers, were it only said how far apart they are."""
+    continued, whole = (
+        continuing.requests_of([Norms(depth).trace for depth in depths], depths, DEEP)
+        for depths in ((SMALL, SMALL + 1, SMALL + 2), (DEEP, DEEP + 1, DEEP + 2))
+    )
+    assert sorted(continued.claims) == sorted(whole.claims)
+    assert len({block for _, block, _ in continued.claims}) == 3 * DEEP + 3
+
+
+def test_a_block_of_another_kind_is_not_the_one_that_is_meant():
+    named = Named()
+    large, small = ("load", "", 4096, 0), ("load", "", 48, 0)
+    blocks = [named.add(label) for label in (small, large)]
+    in_series = named.ways("claim", blocks[0])
+    way, value = IN_SERIES[0], in_series[IN_SERIES[0]] + 1
+    with pytest.raises(IndexError):
+        named.block("claim", small, way, value)
 
 
 def test_an_unfinished_step_is_refused():

@@ -128,13 +128,13 @@ class Named:
             len(alive) - 1 - place if there else -1,
             place if there else -1,
             len(alike.born) - 1 - rank,
-            since,
-            rank,
             further,
+            rank,
+            since,
         )
 
     def block(self, why: str, label: Label, way: int, value: int) -> int:
-        """The block that is meant.  Raises IndexError where there is none."""
+        """The block that is meant.  Raises IndexError where there is none, or another kind of block is in its place."""
         alike = self._by_label[label]
         if way == _SINCE:
             number = self._last[why] + value
@@ -144,14 +144,14 @@ class Named:
             if way == _FURTHER:
                 place += alike.last[why]
             number = of_label[place] if place >= 0 else -1
-        if not 0 <= number < len(self.labels):
+        if not 0 <= number < len(self.labels) or self.labels[number] != label:
             raise IndexError
         self._last[why] = number
         alike.last[why] = self._rank[number]
         return number
 
 
-_NEWEST, _OLDEST, YOUNGEST, _SINCE, _FIRST, _FURTHER = range(6)
+_NEWEST, _OLDEST, YOUNGEST, _FURTHER, _FIRST, _SINCE = range(6)
 IN_SERIES: Final = (_SINCE, _FURTHER)
 """Ways that hang on the block named before."""
 _OF_ALIVE: Final = (_NEWEST, _OLDEST)
