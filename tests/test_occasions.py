@@ -1,9 +1,11 @@
 """Evaluation, generation and saving beside the steps: when they come, and what they do to the network."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from networks import one_thread, tiny_job  # noqa: F401
 from tonnage import occasions
@@ -17,6 +19,13 @@ from tonnage.step import ReadyStep
 def ready(job: Job, **choices: Any) -> ReadyStep:
     torch.manual_seed(0)
     return steps.build(job, Plan(**{"precision": "fp32", **choices}), device="cpu", initialise=True)
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -73,6 +82,14 @@ def test_generation_goes_on_to_its_length_with_a_cache(name: str, loss: str) -> 
     made.run(1)
 
 
+@pytest.mark.parametrize(("name", "method"), [("llama", "full"), ("llama", "lora"), ("gemma3", "lora")])
+def test_a_divided_network_generates_within_its_adapters(name: str, method: str) -> None:
+    """What is in no layer (the embedding) is gathered by the outermost module, which PEFT's `generate` passes by."""
+    pytest.importorskip("peft")
+    made = ready(tiny_job(name, method=method, generate=4), shard="zero3")
+    made.run(1)
+
+
 def test_more_tokens_than_a_sequence_has_are_refused() -> None:
     with pytest.raises(UsageError, match="a sequence has 24 tokens"):
         occasions.generate(ready(tiny_job(generate=24)))
@@ -97,6 +114,23 @@ def test_saving_reads_every_parameter_and_state(how: str, monkeypatch: pytest.Mo
     buffers = sum(value.numel() for value in made.model.state_dict().values()) - made.parameters
     steps_counted = len(list(made.model.parameters()))
     assert moved == 3 * made.parameters + buffers + steps_counted
+
+
+@pytest.mark.parametrize("how", ["full", "sharded"])
+def test_optimizers_in_backward_of_a_divided_network_are_saved(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ready(tiny_job(save_checkpoint=how), shard="zero3", optimizer_in_backward=True)
+    saved = 0
+    leaves = occasions.tree_leaves
+
+    def counted(tree: Any) -> Any:
+        nonlocal saved
+        found = leaves(tree)
+        saved += sum(leaf.numel() for leaf in found if isinstance(leaf, torch.Tensor) and leaf.ndim)
+        return found
+
+    monkeypatch.setattr(occasions, "tree_leaves", counted)
+    made.run(1)
+    assert saved == 3 * made.parameters, "weights and both moments"
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused", "sgd", "muon"])

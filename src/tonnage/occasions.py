@@ -5,11 +5,12 @@ Each is a phase of its own in the report.  Whoever watches the run hears of it t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tonnage import model as models
@@ -108,7 +109,7 @@ def generate(ready: ReadyStep) -> None:
         raise CannotEstimate(f"{job.model.name} is not a network of transformers that generates; leave generate out.")
     prompt = _prompts(job, network, ready.step.world.device)
     with _inference(ready), _own_forward(network):
-        network.generate(
+        _generating(ready.model, network)(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=job.generate,
@@ -117,6 +118,14 @@ def generate(ready: ReadyStep) -> None:
             use_cache=True,
             pad_token_id=0,
         )
+
+
+def _generating(called: torch.nn.Module, network: Any) -> Any:
+    """The network's `generate`; of adapters around it theirs, before which FSDP2 gathers what is in no layer."""
+    if called is network or not isinstance(called, FSDPModule):
+        return network.generate
+    register_fsdp_forward_method(called, "generate")
+    return called.generate
 
 
 @contextmanager
@@ -147,6 +156,11 @@ def resume(ready: ReadyStep) -> None:
     are.  `cpu`: it is on the host, and goes to the card piece by piece.  Nothing is read: the checkpoint is made up.
     """
     step = ready.step
+    if step.job.method == "qlora":
+        raise CannotEstimate(
+            "Resuming is not known for quantized weights, which a checkpoint of adapters leaves out; leave resume out, "
+            "or choose method lora."
+        )
     if step.shards_parameters or any(type(one) not in _TORCHS for one in ready.optimizers):
         raise CannotEstimate(
             "Resuming is known for whole parameters with torch's AdamW, SGD or Muon only; leave resume out, or "
@@ -201,6 +215,12 @@ def _made_up(values: Any, place: torch.device) -> Any:
     return tree_map(at_place, values)
 
 
+def _known_to_torch(optimizer: torch.optim.Optimizer) -> Iterable[torch.optim.Optimizer]:
+    """The optimizer; where each parameter has its own, which is updated in backward, all of them."""
+    parts: dict[Any, torch.optim.Optimizer] = getattr(optimizer, "each", {None: optimizer})
+    return parts.values()
+
+
 def save(ready: ReadyStep) -> None:
     """Weights and optimizer states to the host, piece by piece as torch.save and torch's distributed checkpoints do.
 
@@ -211,7 +231,8 @@ def save(ready: ReadyStep) -> None:
 
         whole = ready.step.job.save_checkpoint == "full"
         options = StateDictOptions(full_state_dict=whole, cpu_offload=whole)
-        states: Any = get_state_dict(ready.model, ready.optimizers, options=options)
+        each = [one for optimizer in ready.optimizers for one in _known_to_torch(optimizer)]
+        states: Any = get_state_dict(ready.model, each, options=options)
     else:
         states = [ready.model.state_dict(), *(optimizer.state_dict() for optimizer in ready.optimizers)]
     for tensor in tree_leaves(states):

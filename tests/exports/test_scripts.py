@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from networks import TINY
+from networks import TINY, tiny_job
 from tonnage.exports import launching
+from tonnage.plans import Plan
 
 
 @pytest.fixture
@@ -92,3 +93,11 @@ def test_an_unknown_key_is_an_error(scripts: Any, tmp_path: Path) -> None:
     )
     with pytest.raises(TypeError, match="sharding"):
         scripts[0].read(tmp_path)
+
+
+@pytest.mark.parametrize(("shard", "expected"), [("zero3", "bfloat16"), ("zero2", "bfloat16"), ("ddp", None)])
+def test_what_is_divided_is_quantized_into_the_dtype_of_computation(shard: str, expected: str | None) -> None:
+    """As PEFT's page on FSDP and QLoRA has it; whole weights stay bytes."""
+    said = launching.quantization(tiny_job(method="qlora"), Plan(shard=shard))
+    assert said is not None
+    assert said.get("bnb_4bit_quant_storage") == expected

@@ -114,6 +114,13 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"name": "mixtral"}, {"ep": 8, "shard": "zero3"}, H100, "mixtral has 4 experts, which 8 does not divide"),
         ({"name": "mixtral"}, {"ep": 2, "shard": "ddp"}, H100, "experts are divided under FSDP2"),
         ({"name": "llama", "grad_accum": 2, "generate": 4}, {"pp": 2}, H100, "not built for generate 4"),
+        ({"name": "llama"}, {"tp": 2, "activation_offload": "cpu"}, H100, "no tensors that are divided"),
+        (
+            {"name": "llama"},
+            {"cp": 2, "shard": "zero3", "activation_offload": "cpu", "attention": "flash"},
+            H100,
+            "no tensors that are divided",
+        ),
     ],
 )
 def test_refusals_say_why_and_what_instead(

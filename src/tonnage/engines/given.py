@@ -20,7 +20,7 @@ from tonnage.step import Step, World
 from tonnage.techniques import chosen
 from tonnage.techniques.lora import with_adapters
 from tonnage.techniques.precision import dtype
-from tonnage.techniques.qlora import QLORA
+from tonnage.techniques.qlora import QLORA, loaded
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -48,7 +48,7 @@ def described(job: Job, plan: Plan, world: World) -> Step:
 def network(step: Step, device: torch.device | None = None) -> nn.Module:
     """The network, by default on the host, where nothing touches its memory; quantized, it is on the card."""
     if step.job.method == "qlora":
-        return step.load(step)
+        return loaded(step)  # whole on each rank, before the trainer divides it
     made = models.build(
         step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device or torch.device("cpu")
     )

@@ -163,14 +163,17 @@ def lora(job: Job) -> dict[str, Any] | None:
 def quantization(job: Job, plan: Plan) -> dict[str, Any] | None:
     """Fields of transformers' BitsAndBytesConfig."""
     from tonnage.techniques.precision import DTYPE_NAMES
+    from tonnage.techniques.qlora import DIVIDING
 
     if job.method != "qlora":
         return None
     if plan.quant == "int8":
         return {"load_in_8bit": True}
     kind, _, double = plan.quant.partition("-")
+    storage = {"bnb_4bit_quant_storage": DTYPE_NAMES[plan.compute_dtype]} if plan.shard in DIVIDING else {}
     return {
         "load_in_4bit": True,
+        **storage,
         "bnb_4bit_quant_type": kind,
         "bnb_4bit_use_double_quant": bool(double),
         "bnb_4bit_compute_dtype": DTYPE_NAMES[plan.compute_dtype],

@@ -18,12 +18,15 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.techniques import disk
-from tonnage.techniques.technique import Technique
+from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plans import Plan
     from tonnage.step import Step
 
 SMALL_BYTES: Final = 1 << 20
@@ -34,6 +37,17 @@ LEAVING: Final = 2
 
 AHEAD: Final = 2
 """Copies back to the card that begin before they are asked for."""
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """torch's own offload copies into plain tensors, which those that ranks divide (DTensor) cannot be copied into."""
+    if plan.activation_offload == "cpu" and max(plan.tp, plan.cp) > 1:
+        return Refusal(
+            technique="activation_offload=cpu",
+            reason="torch's save_on_cpu knows no tensors that are divided among the ranks of tp or cp",
+            instead="choose activation-offload cpu-streamed, which leaves those on the card, or nvme",
+        )
+    return None
 
 
 def apply(step: Step) -> Step:
@@ -213,5 +227,5 @@ class _Streamed:
 
 
 ACTIVATION_OFFLOAD: Final = Technique(
-    option="activation_offload", values=("cpu", "cpu-streamed", "nvme"), apply=apply
+    option="activation_offload", values=("cpu", "cpu-streamed", "nvme"), accepts=accepts, apply=apply
 )

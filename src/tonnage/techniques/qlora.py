@@ -72,7 +72,7 @@ def apply(step: Step) -> Step:
     changes = (*step.changes, lambda module: _prepared(module, step), lambda module: _adapted(module, step))
     if step.plan.shard in DIVIDING:
         return replace(step, weights_dtype=compute, load=_converted, changes=changes, before_shard=_with_memory)
-    return replace(step, weights_dtype=compute, load=_loaded, changes=changes)
+    return replace(step, weights_dtype=compute, load=loaded, changes=changes)
 
 
 def _converted(step: Step) -> nn.Module:
@@ -131,7 +131,7 @@ def _to_device(module: nn.Module, device: torch.device) -> None:
                 tensor.data = tensor.data.to(device)
 
 
-def _loaded(step: Step) -> nn.Module:
+def loaded(step: Step) -> nn.Module:
     """What from_pretrained returns for a checkpoint in the compute dtype, by its own loader."""
     from tonnage import model as models
 
@@ -143,7 +143,7 @@ def _loaded(step: Step) -> nn.Module:
         models.initialise(network)
     chosen = {"attn_implementation": step.attention} if step.attention else {}
     with models.quiet():
-        loaded: nn.Module = type(network).from_pretrained(
+        found: nn.Module = type(network).from_pretrained(
             None,
             config=network.config,
             state_dict=_checkpoint(network),
@@ -152,7 +152,7 @@ def _loaded(step: Step) -> nn.Module:
             quantization_config=_configuration(step.plan, step.weights_dtype),
             **chosen,
         )
-    return loaded.train()
+    return found.train()
 
 
 def _cpu_or_meta(step: Step) -> torch.device:
