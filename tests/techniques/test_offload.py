@@ -1,5 +1,6 @@
 """Activations and optimizer states on the host, optimizers in backward: the same training as without."""
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,9 +99,20 @@ class TestActivations:
     def test_weights_stay(self) -> None:
         streamed = _Streamed(torch.device("cpu"), _in_memory)
         weight = torch.nn.Parameter(torch.ones(4, 4))
-        assert streamed.pack(weight) is weight
-        view = weight.t()
-        assert streamed.pack(view) is view
+        for saved in (weight, weight.t()):
+            kept = streamed.pack(saved)
+            assert isinstance(kept, torch.Tensor)
+            assert kept.data_ptr() == weight.data_ptr()
+            assert kept.stride() == saved.stride()
+
+    def test_a_result_that_no_backward_asks_for_is_let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """exp keeps its own result: in a tower's last layer, of which another is taken, for ever."""
+        monkeypatch.setattr(activation_offload, "SMALL_BYTES", 1 << 20)
+        with _Streamed(torch.device("cpu"), _in_memory):
+            result = torch.ones(4, requires_grad=True).exp()
+        alive = weakref.ref(result)
+        del result
+        assert alive() is None
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -170,7 +170,7 @@ class _Streamed:
     def pack(self, tensor: Tensor) -> Any:
         """Send the memory of a tensor away; what is returned stands for the tensor."""
         if not self._goes(tensor):
-            return tensor
+            return tensor.detach()  # an operation that kept its own result would be kept by it, backward or not
         key = (tensor.untyped_storage()._cdata, tensor._version)
         stay = self.leaving.get(key) or self._send(key, tensor)
         stay.users += 1
