@@ -1,6 +1,7 @@
 """Evaluation, generation and saving beside the steps: when they come, and what they do to the network."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -133,6 +134,16 @@ def test_optimizers_in_backward_of_a_divided_network_are_saved(how: str, monkeyp
     assert saved == 3 * made.parameters, "weights and both moments"
 
 
+def test_of_states_that_are_divided_by_parameter_a_rank_saves_its_own() -> None:
+    made = ready(tiny_job(save_checkpoint="sharded"), shard="zero1")
+    for parameter in made.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    made.optimizer.step()
+    assert len(occasions._states(made.optimizer, made.step.job)["state"]) == len(list(made.model.parameters()))
+    with pytest.raises(CannotEstimate, match="choose save-checkpoint sharded"):
+        occasions._states(made.optimizer, tiny_job(save_checkpoint="full"))
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused", "sgd", "muon"])
 def test_resuming_brings_the_states_that_a_step_makes(optimizer: str) -> None:
     def shapes(made: ReadyStep) -> list[Any]:
@@ -144,6 +155,13 @@ def test_resuming_brings_the_states_that_a_step_makes(optimizer: str) -> None:
     occasions.before_steps(resumed)
     assert shapes(resumed) == shapes(stepped)
     resumed.run(1)
+
+
+def test_quantized_weights_are_not_resumed() -> None:
+    made = ready(tiny_job())
+    quantized = replace(made, step=replace(made.step, job=tiny_job(method="qlora", resume="cpu")))
+    with pytest.raises(CannotEstimate, match="choose method lora"):
+        occasions.before_steps(quantized)
 
 
 def test_resuming_is_known_for_torchs_optimizers() -> None:

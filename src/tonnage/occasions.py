@@ -221,6 +221,24 @@ def _known_to_torch(optimizer: torch.optim.Optimizer) -> Iterable[torch.optim.Op
     return parts.values()
 
 
+def _states(optimizer: torch.optim.Optimizer, job: Job) -> dict[str, Any]:
+    """What an optimizer has; of one whose states are divided by parameter (ZeRO-1) this rank's part.
+
+    Raises CannotEstimate where all of them are wanted: ranks would send each other pickles, which no ghost can read.
+    """
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    if not isinstance(optimizer, ZeroRedundancyOptimizer):
+        return optimizer.state_dict()
+    if job.save_checkpoint == "full":
+        raise CannotEstimate(
+            "How ZeroRedundancyOptimizer gathers all states is not known: its ranks send each other pickles; choose "
+            "save-checkpoint sharded, or shard zero2."
+        )
+    mine: dict[str, Any] = optimizer.optim.state_dict()
+    return mine
+
+
 def save(ready: ReadyStep) -> None:
     """Weights and optimizer states to the host, piece by piece as torch.save and torch's distributed checkpoints do.
 
@@ -234,7 +252,7 @@ def save(ready: ReadyStep) -> None:
         each = [one for optimizer in ready.optimizers for one in _known_to_torch(optimizer)]
         states: Any = get_state_dict(ready.model, each, options=options)
     else:
-        states = [ready.model.state_dict(), *(optimizer.state_dict() for optimizer in ready.optimizers)]
+        states = [ready.model.state_dict(), *(_states(optimizer, ready.step.job) for optimizer in ready.optimizers)]
     for tensor in tree_leaves(states):
         if isinstance(tensor, torch.Tensor):
             tensor = getattr(tensor, "_local_tensor", tensor)

@@ -36,6 +36,11 @@ ATTENTIONS: Final = ("auto", "flash", "efficient", "cudnn")
 """Values of `attention` that torch has a ring for."""
 
 
+EFFICIENT_TOKENS: Final = 32
+"""It pads its sums of exponentials to a multiple of so many tokens (kAlignLSE, torch's
+ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h); torch's ring adds up padded and whole ones."""
+
+
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Full sequences of a causal language model, whose gradients are averaged over the ranks that share them."""
     from tonnage.device import CPU
@@ -63,9 +68,19 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     if plan.attention == "auto" and _chooses_plain_attention(job, plan, cluster):
         reason = "heads that share keys in fp32 or before compute capability 8.0 get torch's plain attention: no ring"
         return _refused(plan, reason, "choose attention efficient, or cp 1")
+    piece = job.seq_len // pieces
+    if piece % EFFICIENT_TOKENS and _goes_round_efficiently(plan, cluster):
+        reason = f"the ring of efficient attention fails on pieces of {piece} tokens, no multiple of {EFFICIENT_TOKENS}"
+        return _refused(plan, reason, f"choose a seq-len that {pieces * EFFICIENT_TOKENS} divides")
     if cluster.device.id == CPU:
         return _refused(plan, "torch has no ring attention for the CPU", "choose a GPU")
     return None
+
+
+def _goes_round_efficiently(plan: Plan, cluster: Cluster) -> bool:
+    """Whether torch's efficient attention is meant, or all that is left to choose."""
+    left = plan.compute_dtype == "fp32" or cluster.device.capability < AMPERE
+    return plan.attention == "efficient" or (plan.attention == "auto" and left)
 
 
 def _chooses_plain_attention(job: Job, plan: Plan, cluster: Cluster) -> bool:
