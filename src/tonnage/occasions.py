@@ -158,8 +158,8 @@ def resume(ready: ReadyStep) -> None:
     step = ready.step
     if step.job.method == "qlora":
         raise CannotEstimate(
-            "Resuming is not known for quantized weights, which a checkpoint of adapters leaves out; leave resume out, "
-            "or choose method lora."
+            "Resuming is not known for quantized weights, which a checkpoint of adapters leaves out; leave resume "
+            "out, or choose method lora."
         )
     if step.shards_parameters or any(type(one) not in _TORCHS for one in ready.optimizers):
         raise CannotEstimate(
@@ -228,15 +228,17 @@ def _states(optimizer: torch.optim.Optimizer, job: Job) -> dict[str, Any]:
     """
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+    found: dict[str, Any]
     if not isinstance(optimizer, ZeroRedundancyOptimizer):
-        return optimizer.state_dict()
+        found = optimizer.state_dict()
+        return found
     if job.save_checkpoint == "full":
         raise CannotEstimate(
             "How ZeroRedundancyOptimizer gathers all states is not known: its ranks send each other pickles; choose "
             "save-checkpoint sharded, or shard zero2."
         )
-    mine: dict[str, Any] = optimizer.optim.state_dict()
-    return mine
+    found = optimizer.optim.state_dict()
+    return found
 
 
 def save(ready: ReadyStep) -> None:

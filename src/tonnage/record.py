@@ -39,7 +39,7 @@ from torch.utils._pytree import tree_map_only
 
 from tonnage import inputs, peers
 from tonnage.communicators import Communicators, Layout
-from tonnage.engines import engine_of
+from tonnage.engines import engine_of, libraries
 from tonnage.errors import CannotEstimate
 from tonnage.ghost.process import INSIDE
 from tonnage.known import KnownValues, tensors_in
@@ -693,7 +693,8 @@ def steps_of(
             ended["stack"] = [frame for frame in ended["stack"] if not frame.startswith(_OURS)]
             kept = error
         watch.finish()
-        found = _trace(recorder, watch, cluster, rank=rank, outcome=ended, assumed=assumed)
+        versions = inside("written").versions(torch, libraries(job, plan))
+        found = _trace(recorder, watch, cluster, versions, rank=rank, outcome=ended, assumed=assumed)
         del kept  # what was built lives until its trace is written
     return replace(found, allocator_settings=allocator_settings, seconds=time.perf_counter() - began)
 
@@ -710,12 +711,19 @@ def _own_group() -> Iterator[None]:
 
 
 def _trace(
-    recorder: Recorder, watch: Any, cluster: Cluster, *, rank: int, outcome: dict[str, Any], assumed: tuple[str, ...]
+    recorder: Recorder,
+    watch: Any,
+    cluster: Cluster,
+    versions: dict[str, str],
+    *,
+    rank: int,
+    outcome: dict[str, Any],
+    assumed: tuple[str, ...],
 ) -> Trace:
     memory, device = recorder.memory, cluster.device
     return Trace(
         source="meta",
-        versions=inside("written").versions(torch),
+        versions=versions,
         device={
             "type": recorder.device.type,
             "name": device.name,

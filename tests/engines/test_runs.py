@@ -57,6 +57,25 @@ def test_trainer_and_accelerate_peak_where_the_plain_loop_does(worker: Worker) -
         assert theirs.peak.by_category["optimizer_state"] == pytest.approx(8 * PARAMETERS, rel=0.01)
 
 
+@pytest.mark.parametrize("shard", ["zero2", "zero3"])
+def test_a_trainer_divides_a_quantized_network_that_is_loaded_whole(worker: Worker, shard: str) -> None:
+    """Each rank loads and quantizes all of it; what a rank holds at the optimizer's step is what our loop holds."""
+    pytest.importorskip("bitsandbytes")
+    job = dataclasses.replace(JOB, method="qlora", lora_rank=4)
+    ours, theirs = (
+        {
+            phase.name: phase.allocated_bytes
+            for phase in run(worker, engine, "4xa100-40gb", job, **plan).estimate.phases
+        }
+        for engine, plan in (
+            ("tonnage", {"shard": shard, "optimizer": "adamw-fused"}),
+            ("hf-trainer", {"shard": shard}),
+        )
+    )
+    assert theirs["optimizer"] == pytest.approx(ours["optimizer"], abs=MIB)
+    assert theirs["load"] > ours["load"]
+
+
 def _parameters() -> int:
     heads = WIDTH * WIDTH * 2 + WIDTH * WIDTH // 2 * 2  # queries and output, grouped keys and values
     layer = heads + 3 * WIDTH * 512 + 2 * WIDTH

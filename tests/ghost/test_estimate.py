@@ -162,6 +162,15 @@ def refused(worker: Worker, kind: type[TonnageError], job: Job, plan: Plan, gpu:
     return str(caught.value)
 
 
+def test_only_the_versions_of_what_a_job_uses_are_told(worker: Worker) -> None:
+    """A worker that has imported peft for one job tells the next one nothing of it."""
+    pytest.importorskip("peft")
+    adapted = run(worker, dataclasses.replace(JOB, method="lora"), Plan(), fresh=True, steps=1)
+    plain = run(worker, JOB, Plan(), fresh=True, steps=1)
+    assert "peft" in adapted.estimate.versions
+    assert set(plain.estimate.versions) == {"tonnage", "torch", "cuda", "python", "transformers"}
+
+
 def test_an_unknown_architecture_is_named(worker: Worker) -> None:
     model = ModelRef(name="mine", kind="config", config={"model_type": "no_such_architecture", "hidden_size": 8})
     assert "no_such_architecture" in refused(worker, CannotEstimate, Job(model=model), Plan())

@@ -8,6 +8,7 @@ from tonnage.engines import accelerate, axolotl, deepspeed, hf_trainer, megatron
 from tonnage.engines.engine import Engine
 
 if TYPE_CHECKING:
+    from tonnage.job import Job
     from tonnage.plans import Plan
 
 ENGINES: Final[tuple[Engine, ...]] = (
@@ -30,3 +31,12 @@ def names() -> tuple[str, ...]:
 def engine_of(plan: Plan) -> Engine:
     """The engine that the plan asks for."""
     return next(engine for engine in ENGINES if engine.name == plan.engine)
+
+
+def libraries(job: Job, plan: Plan) -> frozenset[str]:
+    """Modules of the packages whose code the job runs: others may be there that earlier jobs have asked for."""
+    from tonnage.techniques import chosen
+
+    by_technique = (name.partition(".")[0] for technique in chosen(job, plan) for name in technique.libraries)
+    by_engine = (package.replace("-", ".") for package in engine_of(plan).packages)
+    return frozenset(("transformers", *by_technique, *by_engine))

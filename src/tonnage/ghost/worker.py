@@ -23,7 +23,7 @@ from tonnage_inside import decided, outcome, repeating, requested, shortcuts, va
 from tonnage_inside.watch import Watch
 
 from tonnage import inputs, occasions
-from tonnage.engines import engine_of
+from tonnage.engines import engine_of, libraries
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.ghost import card, preload
 from tonnage.job import Job, ModelRef
@@ -141,7 +141,8 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
         kept = error
     watch.began = began
     columns = asked.columns() if asked is not None else None
-    written.write(request["trace"], watch, ended, [*policy.assumed(), *inputs.assumed()], "ghost", columns)
+    assumed = [*policy.assumed(), *inputs.assumed()]
+    written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
     decided.leave(_decisions(request))
     del kept  # what was built lives until its trace is written
     return {"error": None, "seconds": time.perf_counter() - began}

@@ -134,7 +134,7 @@ class Named:
         )
 
     def block(self, why: str, label: Label, way: int, value: int) -> int:
-        """The block that is meant.  Raises IndexError where there is none, or another kind of block is in its place."""
+        """The block that is meant.  Raises IndexError where there is none, or one of another kind in its place."""
         alike = self._by_label[label]
         if way == _SINCE:
             number = self._last[why] + value

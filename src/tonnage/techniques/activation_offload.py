@@ -40,7 +40,7 @@ AHEAD: Final = 2
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """torch's own offload copies into plain tensors, which those that ranks divide (DTensor) cannot be copied into."""
+    """torch's own offload makes plain tensors, into which those that ranks divide (DTensor) cannot be copied."""
     if plan.activation_offload == "cpu" and max(plan.tp, plan.cp) > 1:
         return Refusal(
             technique="activation_offload=cpu",

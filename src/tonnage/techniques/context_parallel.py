@@ -70,7 +70,8 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         return _refused(plan, reason, "choose attention efficient, or cp 1")
     piece = job.seq_len // pieces
     if piece % EFFICIENT_TOKENS and _goes_round_efficiently(plan, cluster):
-        reason = f"the ring of efficient attention fails on pieces of {piece} tokens, no multiple of {EFFICIENT_TOKENS}"
+        tokens = f"{piece} tokens, no multiple of {EFFICIENT_TOKENS}"
+        reason = f"the ring of efficient attention fails on pieces of {tokens}"
         return _refused(plan, reason, f"choose a seq-len that {pieces * EFFICIENT_TOKENS} divides")
     if cluster.device.id == CPU:
         return _refused(plan, "torch has no ring attention for the CPU", "choose a GPU")

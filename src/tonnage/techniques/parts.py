@@ -33,7 +33,8 @@ def accepts_weights(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         reason = f"without autocast weights compute in their own dtype, and the precision is {plan.precision}"
         instead = "choose a -mixed precision"
     elif plan.precision == "fp16-mixed" and plan.weights_dtype != "fp32":
-        reason, instead = f"torch's GradScaler does not unscale {plan.weights_dtype} gradients", "choose weights-dtype fp32"
+        reason = f"torch's GradScaler does not unscale {plan.weights_dtype} gradients"
+        instead = "choose weights-dtype fp32"
     else:
         return None
     return Refusal(technique=f"weights_dtype={plan.weights_dtype}", reason=reason, instead=instead)

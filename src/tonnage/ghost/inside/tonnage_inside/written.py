@@ -9,7 +9,7 @@ import time
 import zipfile
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby, repeat
 from operator import itemgetter
 from typing import Any
@@ -47,10 +47,12 @@ def write(
     assumed: list[str],
     source: str,
     columns: "dict[str, array[int]] | None" = None,
+    libraries: "Collection[str] | None" = None,
 ) -> None:
     """Collect everything and write it to `path`, appearing there only when it is whole.
 
-    `columns` are the events, where they are known; else the allocator is asked for them.
+    `columns` are the events, where they are known; else the allocator is asked for them.  `libraries`: those whose
+    versions are told; default: all that are imported.
     """
     seconds = time.perf_counter() - watch.began
     watch.finish()
@@ -64,7 +66,7 @@ def write(
     document = {
         "format_version": FORMAT_VERSION,
         "source": source,
-        "versions": versions(torch),
+        "versions": versions(torch, libraries),
         "device": device_facts(torch, device, native),
         "rank": rank,
         "world_size": world_size,
@@ -207,13 +209,19 @@ def allocator_settings(version: str) -> str:
     return (os.environ.get("PYTORCH_ALLOC_CONF") if knows_new else None) or old
 
 
-def versions(torch: Any) -> dict[str, str]:
-    """Of what decides allocations, as imported in this process."""
+LIBRARIES = (
+    *("transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "torchao", "trl", "torchtitan"),
+    "megatron.core",
+)
+"""Those that decide allocations, torch aside."""
+
+
+def versions(torch: Any, libraries: "Collection[str] | None" = None) -> dict[str, str]:
+    """Of what decides allocations, as imported in this process; of `libraries` alone, where others may be there."""
     found = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "python": sys.version.split()[0]}
-    libraries = ("transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "torchao", "trl")
-    for name in (*libraries, "torchtitan", "megatron.core"):
+    for name in LIBRARIES:
         module = sys.modules.get(name)
-        if module is not None and hasattr(module, "__version__"):
+        if module is not None and hasattr(module, "__version__") and (libraries is None or name in libraries):
             found[name] = str(module.__version__)
     return found
 
