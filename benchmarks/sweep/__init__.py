@@ -1,0 +1,1 @@
+"""Random jobs under random plans, asked in several ways that must give the same answer."""
