@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tonnage import model as models
@@ -122,6 +121,8 @@ def generate(ready: ReadyStep) -> None:
 
 def _generating(called: torch.nn.Module, network: Any) -> Any:
     """The network's `generate`; of adapters around it theirs, before which FSDP2 gathers what is in no layer."""
+    from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+
     if called is network or not isinstance(called, FSDPModule):
         return network.generate
     register_fsdp_forward_method(called, "generate")
