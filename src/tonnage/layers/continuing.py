@@ -19,12 +19,13 @@ def requests_of(runs: Sequence[Trace], depths: Sequence[int], layers: int) -> Re
 
     Raises CannotEstimate where what is common to the three does not say what more layers do.
     """
-    sizes = Sizes.of(runs)
+    sizes, steps = Sizes.of(runs), _steps(depths, layers)
     try:
-        try:
-            return Requests.of(_pattern(runs, sizes), _steps(depths, layers), sizes)
-        except CannotEstimate:
-            return Requests.of(_pattern(runs, sizes, by_neighbour=True), _steps(depths, layers), sizes)
+        return Requests.of(_pattern(runs, sizes), steps, sizes)
+    except (CannotEstimate, IndexError):
+        pass  # there may be blocks of two kinds that look alike
+    try:
+        return Requests.of(_pattern(runs, sizes, by_neighbour=True), steps, sizes)
     except IndexError as error:
         raise CannotEstimate("The steps of networks of different depth name blocks that are not there.") from error
 
