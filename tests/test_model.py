@@ -202,6 +202,24 @@ def test_what_transformers_does_not_know_is_named_by_its_field(changed: dict[str
     assert said in str(caught.value)
 
 
+def test_attention_that_a_network_has_no_code_for_is_refused_with_what_it_has() -> None:
+    config = {"model_type": "gemma2", **{key: value for key, value in TINY["llama"].items() if key != "model_type"}}
+    reference = ModelRef(name="mine", kind="config", config=config)
+    with pytest.raises(UsageError) as caught:
+        models.build(reference, dtype=torch.float32, attention="sdpa", device=META)
+    assert str(caught.value) == (
+        "transformers' Gemma2ForCausalLM has no sdpa attention, which mine would need for --attention math, "
+        "efficient, flash, cudnn; possible: auto, eager, flex."
+    )
+    assert models.build(reference, dtype=torch.float32, attention="eager", device=META) is not None
+
+
+def test_a_configuration_that_cannot_be_built_is_not_blamed_on_the_attention() -> None:
+    reference = ModelRef(name="mine", kind="config", config={**TINY["llama"], "hidden_act": "no-such-activation"})
+    with pytest.raises(UnreadableModel, match="hidden_act"):
+        models.build(reference, dtype=torch.float32, attention="sdpa", device=META)
+
+
 def test_more_tokens_than_a_host_holds_are_refused() -> None:
     with pytest.raises(UsageError, match="134,217,728"):
         models.batch(replace(tiny_job("llama"), seq_len=10**20), nn.Identity(), torch.float32)

@@ -17,8 +17,9 @@ import inspect
 import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -39,6 +40,13 @@ _STUMBLED: Final = (
 
 MOST_TOKENS: Final = 2**27
 """Of a micro-batch: its token ids and labels then take 2 GiB of the host's memory."""
+
+_IMPLEMENTATIONS: Final = {
+    "eager": ("eager",),
+    "sdpa": ("math", "efficient", "flash", "cudnn"),
+    "flex_attention": ("flex",),
+}
+"""transformers' names of attention's implementations, and the values of the option that stand on each."""
 
 _LAYERDROPS: Final = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "speech_encoder_layerdrop")
 
@@ -166,11 +174,12 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
     config = _configuration(ref.name, fields)
     completed = _complete(config, head.task)
     _tie_as_text(config, fields)
-    chosen = {"attn_implementation": attention} if attention else {}
+    made = partial(_made, head, config, dtype)
     try:
-        with torch.device("meta"), without_initialisation(), quiet():
-            network = _class(head)._from_config(_own_part(config, _class(head)), **_in(dtype), **chosen)
+        network = made(attention)
     except _STUMBLED as error:
+        if attention in _IMPLEMENTATIONS and _builds(partial(made, "eager")):
+            raise UsageError(_refused_attention(ref.name, head, attention, made)) from error
         raise UnreadableModel(f"transformers cannot build {ref.name}: {_said(error, fields)}") from error
     heads.remember(network, head)
     network.tie_weights()
@@ -180,6 +189,30 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
         if note is not None:
             remarks.remark(network, note)
     return network.train()
+
+
+def _made(head: heads.Head, config: Any, dtype: torch.dtype, attention: str | None) -> Any:
+    chosen = {"attn_implementation": attention} if attention else {}
+    with torch.device("meta"), without_initialisation(), quiet():
+        return _class(head)._from_config(_own_part(config, _class(head)), **_in(dtype), **chosen)
+
+
+def _builds(make: Callable[[], Any]) -> bool:
+    try:
+        make()
+    except _STUMBLED:
+        return False
+    return True
+
+
+def _refused_attention(name: str, head: heads.Head, attention: str, make: Callable[[str], Any]) -> str:
+    """One line about a network that transformers has, but not with this implementation of attention."""
+    others = [other for other in _IMPLEMENTATIONS if other != attention and _builds(partial(make, other))]
+    possible = ", ".join(["auto", *(value for other in others for value in _IMPLEMENTATIONS[other])])
+    return (
+        f"transformers' {head.class_name} has no {attention} attention, which {name} would need for --attention "
+        f"{', '.join(_IMPLEMENTATIONS[attention])}; possible: {possible}."
+    )
 
 
 def _complete(config: Any, kind: str) -> list[str]:
