@@ -193,6 +193,9 @@ def test_unusable_configurations_end_in_one_line(config: dict[str, Any]) -> None
         ({"hidden_act": "zork"}, "hidden_act is 'zork'"),
         ({"rope_scaling": {"rope_type": "zork", "factor": 2.0}}, "rope_scaling.rope_type is 'zork'"),
         ({"pad_token_id": 10**6}, "Padding_idx"),
+        ({"id2label": 3}, "(id2label is 3; without it, it works)"),
+        ({"text_config": {"a": 1}}, "(text_config is {'a': 1}; without it, it works)"),
+        ({"rope_theta": "8"}, "(rope_theta is '8'; without it, it works)"),
     ],
 )
 def test_what_transformers_does_not_know_is_named_by_its_field(changed: dict[str, Any], said: str) -> None:

@@ -12,10 +12,12 @@ which a ghost takes to be balanced.
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import math
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +49,9 @@ _IMPLEMENTATIONS: Final = {
     "flex_attention": ("flex",),
 }
 """transformers' names of attention's implementations, and the values of the option that stand on each."""
+
+_BLAMING_SECONDS: Final = 5.0
+"""How long the field may be looked for that a configuration fails by."""
 
 _LAYERDROPS: Final = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "speech_encoder_layerdrop")
 
@@ -171,16 +176,20 @@ def task(config: dict[str, Any]) -> str:
 def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn.Module:
     fields, told = heads.trained_part(ref.config)
     head = heads.head(fields)
-    config = _configuration(ref.name, fields)
-    completed = _complete(config, head.task)
-    _tie_as_text(config, fields)
-    made = partial(_made, head, config, dtype)
     try:
+        config = _configuration(fields)
+    except Exception as error:  # transformers' validation raises classes of several packages
+        said = _said(error, fields, _configuration)
+        raise UnreadableModel(f"The configuration of {ref.name} is not valid: {said}") from error
+    try:
+        completed = _completed(config, head, fields)
+        made = partial(_made, head, config, dtype)
         network = made(attention)
     except _STUMBLED as error:
-        if attention in _IMPLEMENTATIONS and _builds(partial(made, "eager")):
+        if attention in _IMPLEMENTATIONS and _works(partial(_untrained, head, dtype, "eager"), fields):
             raise UsageError(_refused_attention(ref.name, head, attention, made)) from error
-        raise UnreadableModel(f"transformers cannot build {ref.name}: {_said(error, fields)}") from error
+        said = _said(error, fields, partial(_untrained, head, dtype, attention))
+        raise UnreadableModel(f"transformers cannot build {ref.name}: {said}") from error
     heads.remember(network, head)
     network.tie_weights()
     _without_values(network)
@@ -191,28 +200,42 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
     return network.train()
 
 
+def _untrained(head: heads.Head, dtype: torch.dtype, attention: str | None, fields: dict[str, Any]) -> Any:
+    """The network of these fields, without memory."""
+    config = _configuration(fields)
+    _completed(config, head, fields)
+    return _made(head, config, dtype, attention)
+
+
 def _made(head: heads.Head, config: Any, dtype: torch.dtype, attention: str | None) -> Any:
     chosen = {"attn_implementation": attention} if attention else {}
     with torch.device("meta"), without_initialisation(), quiet():
         return _class(head)._from_config(_own_part(config, _class(head)), **_in(dtype), **chosen)
 
 
-def _builds(make: Callable[[], Any]) -> bool:
+def _works(attempt: Callable[..., Any], *arguments: Any) -> bool:
     try:
-        make()
-    except _STUMBLED:
+        attempt(*arguments)
+    except Exception:  # of whatever transformers raises
         return False
     return True
 
 
 def _refused_attention(name: str, head: heads.Head, attention: str, make: Callable[[str], Any]) -> str:
     """One line about a network that transformers has, but not with this implementation of attention."""
-    others = [other for other in _IMPLEMENTATIONS if other != attention and _builds(partial(make, other))]
+    others = [other for other in _IMPLEMENTATIONS if other != attention and _works(make, other)]
     possible = ", ".join(["auto", *(value for other in others for value in _IMPLEMENTATIONS[other])])
     return (
         f"transformers' {head.class_name} has no {attention} attention, which {name} would need for --attention "
         f"{', '.join(_IMPLEMENTATIONS[attention])}; possible: {possible}."
     )
+
+
+def _completed(config: Any, head: heads.Head, fields: dict[str, Any]) -> list[str]:
+    """Makes the configuration one to train with; sentences on what that changes."""
+    told = _complete(config, head.task)
+    _tie_as_text(config, fields)
+    return told
 
 
 def _complete(config: Any, kind: str) -> list[str]:
@@ -314,14 +337,11 @@ def _without_values(network: nn.Module) -> None:
                 child._parameters[name] = made.setdefault(id(weight), nn.Parameter(empty, weight.requires_grad))
 
 
-def _configuration(name: str, config: dict[str, Any]) -> Any:
+def _configuration(config: dict[str, Any]) -> Any:
     from transformers import AutoConfig
 
-    fields = {key: value for key, value in config.items() if not key.startswith("_")}
-    try:
-        return AutoConfig.for_model(fields.pop("model_type"), **fields)
-    except Exception as error:  # transformers' validation raises classes of several packages
-        raise UnreadableModel(f"The configuration of {name} is not valid: {_first_line(error)}") from error
+    fields = {key: copy.deepcopy(value) for key, value in config.items() if not key.startswith("_")}
+    return AutoConfig.for_model(fields.pop("model_type"), **fields)
 
 
 def without_memory(network: Any, device: str = "meta", config: Any = None) -> Any:
@@ -454,12 +474,37 @@ def loss_of(output: Any) -> torch.Tensor:
     return loss
 
 
-def _said(error: Exception, fields: dict[str, Any]) -> str:
-    """What the error says; of a word that a table of transformers lacks, which field has it."""
-    if not isinstance(error, KeyError) or not error.args:
-        return _first_line(error)
-    named = list(_fields_with(error.args[0], fields))
-    return f"{', '.join(named)} is {error}, which is not known there" if named else f"KeyError: {error}"
+def _said(error: Exception, fields: dict[str, Any], attempt: Callable[[dict[str, Any]], Any]) -> str:
+    """What the error says, and where it does not say it the field to which it is due.
+
+    Of a word that a table of transformers lacks, that is the field which has it; else the one without which
+    `attempt` raises nothing.
+    """
+    if isinstance(error, KeyError) and error.args:
+        named = list(_fields_with(error.args[0], fields))
+        return f"{', '.join(named)} is {error}, which is not known there" if named else f"KeyError: {error}"
+    said = _first_line(error)
+    if any(name in said for name in fields):
+        return said
+    culprit = _culprit(fields, attempt)
+    return said if culprit is None else f"{said} ({culprit} is {_shortened(fields[culprit])}; without it, it works)"
+
+
+def _culprit(fields: dict[str, Any], attempt: Callable[[dict[str, Any]], Any]) -> str | None:
+    """The first field that may be left out and without which the attempt works; None after some seconds."""
+    until = time.monotonic() + _BLAMING_SECONDS
+    for name in fields:
+        left = {other: value for other, value in fields.items() if other != name}
+        if name != "model_type" and _works(attempt, left):
+            return name
+        if time.monotonic() > until:
+            return None
+    return None
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _fields_with(wanted: Any, fields: dict[str, Any]) -> Iterator[str]:

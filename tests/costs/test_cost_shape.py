@@ -39,3 +39,19 @@ def test_windows_are_read_by_layer():
     assert Shape.of(find_model("gemma-3-1b").config()).window_fraction == pytest.approx(5 / 6)
     assert Shape.of(find_model("gpt-oss-20b").config()).window_fraction == 0.5
     assert Shape.of(find_model("mistral-7b-v0.3").config()).window is None
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        ("pythia-160m", {"intermediate_size": None}, "intermediate is not stated"),
+        ("pythia-160m", {"num_hidden_layers": None}, "layers is not stated"),
+        ("deepseek-v2-lite", {"sliding_window": [1]}, r"window is \[1\]"),
+        ("llama-3.1-8b", {"sliding_window": 4096, "layer_types": True}, "cannot be read"),
+        ("llama-3.1-8b", {"num_attention_heads": 0, "head_dim": None}, "cannot be read"),
+    ],
+)
+def test_dimensions_that_are_no_numbers_are_unknown(name, changed, said):
+    config = {**find_model(name).config(), **changed}
+    with pytest.raises(CannotEstimate, match=said):
+        Shape.of(config)

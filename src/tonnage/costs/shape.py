@@ -6,7 +6,7 @@ tensor parallelism.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Final
 
@@ -142,9 +142,11 @@ class Shape:
                 f"The time of a {kind!r} network is not known; its memory is. Known: decoders and BERT."
             )
         try:
-            return reader(config)
+            return _usable(reader(config))
         except KeyError as missing:
             raise CannotEstimate(f"The configuration of this {kind} network does not say {missing}.") from None
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise CannotEstimate(f"The dimensions of this {kind} network cannot be read ({error}).") from None
 
     @property
     def query_width(self) -> int:
@@ -231,6 +233,20 @@ class Shape:
     def active_parameters(self) -> int:
         """Weights that a token is multiplied with."""
         return self.parameters - self.expert_layers * (self.experts - self.experts_per_token) * self.expert_parameters
+
+
+_NUMBERS: Final = {"int": (int,), "int | None": (int, type(None)), "float": (int, float)}
+"""By a field's annotation the types of its value; truth values and texts are made here, not read."""
+
+
+def _usable(shape: Shape) -> Shape:
+    """The same Shape; ValueError where a field is no number, as one that transformers has a default for."""
+    for item in fields(shape):
+        value = getattr(shape, item.name)
+        allowed = _NUMBERS.get(str(getattr(item.type, "__name__", item.type)))
+        if allowed is not None and (isinstance(value, bool) or not isinstance(value, allowed)):
+            raise ValueError(f"{item.name} is {'not stated' if value is None else repr(value)[:40]}")
+    return shape
 
 
 _MOST_KNOWN: Final = 64
