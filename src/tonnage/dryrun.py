@@ -17,7 +17,7 @@ from tonnage import trace as traces
 from tonnage.catalog import ghost_settings
 from tonnage.device import Cluster
 from tonnage.errors import TrialFailed, UsageError
-from tonnage.ghost import cards
+from tonnage.ghost import cards, running
 from tonnage.ghost.process import any_libraries, environment, interpreter, programs
 from tonnage.ghost.wheel import Torch, find
 from tonnage.summary import Run, summarise
@@ -320,9 +320,16 @@ def _shortened(message: str, most: int = 400) -> str:
 
 
 def _run(command: list[str], variables: dict[str, str], timeout_seconds: float, folder: Path) -> int | None:
-    """The command's exit code; None if it had to be stopped.  Its whole process group ends with it."""
-    with _asking(folder) as ask:
-        process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+    """The command's exit code; None if it had to be stopped.  All that it started ends with it, and with us."""
+    with _asking(folder) as ask, running.held_open(folder / "alive"):
+        process = subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            start_new_session=True,
+            preexec_fn=running.ends_with(os.getpid()),
+        )
         try:
             ended = _waited(process, timeout_seconds)
             if ended == 0:
@@ -331,7 +338,7 @@ def _run(command: list[str], variables: dict[str, str], timeout_seconds: float, 
             _wait_for_traces(folder, WRITING_SECONDS)
             return ended
         finally:
-            _end_group(process)
+            running.end(process, variables["GHOST_SHM"])
 
 
 def _waited(process: "subprocess.Popen[bytes]", timeout_seconds: float) -> int | None:
@@ -344,18 +351,9 @@ def _waited(process: "subprocess.Popen[bytes]", timeout_seconds: float) -> int |
 @contextlib.contextmanager
 def _asking(folder: Path) -> Iterator[Callable[[], None]]:
     """A pipe of which all processes hear when the function is called: its writing end is closed (`recording`)."""
-    pipe = folder / "stop"
-    os.mkfifo(pipe)
-    writing: list[int] = [os.open(pipe, os.O_RDWR)]
-
-    def ask() -> None:
-        while writing:
-            os.close(writing.pop())
-
-    try:
-        yield ask
-    finally:
-        ask()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(running.held_open(folder / "stop"))
+        yield stack.close
 
 
 def _wait_for_traces(folder: Path, most_seconds: float) -> None:
@@ -373,20 +371,6 @@ def _lives(process: str) -> bool:
         return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def _end_group(process: "subprocess.Popen[bytes]") -> None:
-    for signal_number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, signal_number)
-        except ProcessLookupError:
-            break
-        if process.poll() is None:
-            try:
-                process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                continue
-    process.wait()
 
 
 def _left(folder: Path) -> Left:

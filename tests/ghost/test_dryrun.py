@@ -239,12 +239,42 @@ def test_a_script_that_talks_a_lot(dry_run: Any) -> None:
     assert answer.output.count("very talkative") == 200_000
 
 
-def test_a_process_left_behind_is_ended(dry_run: Any) -> None:
-    completed(dry_run("unusual.py", "leaves-a-child"))
+@pytest.mark.parametrize(("what", "left"), [("leaves-a-child", "sleep(3600)"), ("leaves-a-service", "sleep(3601)")])
+def test_a_process_left_behind_is_ended(dry_run: Any, what: str, left: str) -> None:
+    completed(dry_run("unusual.py", what))
+    ended(left)
+
+
+def test_a_run_ends_with_tonnage_even_where_that_is_killed(torch_build: Any) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "tonnage",
+        "dry-run",
+        "--gpu",
+        "t4",
+        "--steps",
+        "20",
+        "--",
+        sys.executable,
+        UNUSUAL,
+        "hangs",
+    ]
+    tonnage = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert tonnage.stderr is not None
+    assert any(line == "hangs\n" for line in tonnage.stderr)
+    tonnage.kill()
+    tonnage.wait()
+    tonnage.stderr.close()
+    ended(f"{UNUSUAL} hangs")
+
+
+def ended(text: str) -> None:
+    """A process that was killed ends when it can."""
     deadline = time.monotonic() + 60
-    while running("time.sleep(3600)") and time.monotonic() < deadline:  # a process that was killed ends when it can
+    while running(text) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not running("time.sleep(3600)")
+    assert not running(text)
 
 
 def running(text: str) -> list[str]:

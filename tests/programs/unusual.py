@@ -297,6 +297,9 @@ def main() -> None:
     elif what == "leaves-a-child":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
         train()
+    elif what == "leaves-a-service":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3601)"], start_new_session=True)
+        train()
     elif what == "leaves-a-rank":
         with_a_rank_of_its_own()
     elif what == "second-rank":

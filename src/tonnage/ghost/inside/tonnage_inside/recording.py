@@ -1,7 +1,8 @@
 """What one process of a dry-run leaves behind: how far it came, after every optimizer step, and in the end its trace.
 
 A process that is killed leaves only the former, `PID.progress`.  One that hangs is asked for its trace: the pipe
-`stop` in the folder is read by a thread of its own, which goes on when tonnage closes the other end.
+`stop` in the folder is read by a thread of its own, which goes on when tonnage closes the other end.  The pipe
+`alive` closes when tonnage has ended everything, or is dead: then nobody wants to know the rest.
 """
 
 import contextlib
@@ -20,6 +21,9 @@ from .watch import Watch
 
 STOP = "stop"
 """The name of the pipe; tonnage makes it, and holds its writing end open as long as the program may run."""
+
+ALIVE = "alive"
+"""The name of the other one, which it holds open as long as it lives."""
 
 
 def _name() -> str:
@@ -105,9 +109,17 @@ class Recording:
 
     def _wait_for_stop(self) -> None:
         with contextlib.suppress(OSError):
-            with open(os.path.join(self.folder, STOP), "rb", buffering=0) as pipe:
-                pipe.read(1)
+            self._wait_for(STOP)
             frame = sys._current_frames().get(threading.main_thread().ident or 0)
             stack = outcome.frames(traceback.extract_stack(frame)) if frame is not None else []
             self.ended = {"kind": "stopped", **self.watch.here(), "stack": stack}
             self.write()
+            self._wait_for(ALIVE)
+            self._leave(1)
+
+    def _wait_for(self, name: str) -> None:
+        """Until the other end of this pipe is closed, at once where it is.  Raises OSError where there is no pipe."""
+        reading = os.open(os.path.join(self.folder, name), os.O_RDONLY | os.O_NONBLOCK)  # else it waits for a writer
+        os.set_blocking(reading, True)
+        os.read(reading, 1)
+        os.close(reading)
