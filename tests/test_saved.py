@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import estimates
 from tonnage import files, saved
 from tonnage.errors import UnreadableFile, UnwritableFile
+from tonnage.estimates import Estimate
 from tonnage.report import html, terminal
 from tonnage.trace import EVENT_COLUMNS, Claim, Mark, Trace
 
@@ -104,7 +105,16 @@ def paths_of(value: object, at: tuple = ()) -> list[tuple]:
     return found
 
 
-PATHS = paths_of(json.loads(json.dumps(estimates.full_card().to_json())))[1:]
+def timed() -> Estimate:
+    """An estimate in which every kind of value occurs."""
+    seconds = {"step_seconds": 0.5, "low_seconds": 0.4, "high_seconds": 0.6}
+    return replace(
+        estimates.full_card(),
+        time={**seconds, "tokens_per_second_per_gpu": 8192.0, "mfu": 0.4, "bound_by": "compute"},
+    )
+
+
+PATHS = paths_of(json.loads(json.dumps(timed().to_json())))[1:]
 
 
 @settings(
@@ -112,7 +122,7 @@ PATHS = paths_of(json.loads(json.dumps(estimates.full_card().to_json())))[1:]
 )
 @given(where=st.sampled_from(PATHS), value=JSON)
 def test_any_value_anywhere_is_refused_or_can_be_shown(where, value, tmp_path):
-    document = json.loads(json.dumps(estimates.full_card().to_json()))
+    document = json.loads(json.dumps(timed().to_json()))
     place = document
     for key in where[:-1]:
         place = place[key]
@@ -178,11 +188,42 @@ def test_traces_that_claim_too_much_are_refused(tmp_path, monkeypatch):
         saved.load_traces(path)
 
 
-def test_escape_sequences_in_a_saved_file_do_not_reach_the_terminal(tmp_path):
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"step_seconds": [1]},
+        {"mfu": [1]},
+        {"mfu": None},
+        {"tokens_per_second_per_gpu": "x"},
+        {"high_seconds": {}},
+        {"low_seconds": -1.0},
+        {"step_seconds": True},
+    ],
+)
+def test_seconds_that_are_no_numbers_are_refused(changed, tmp_path):
+    path, estimate = tmp_path / "run", timed()
+    saved.save(path, replace(estimate, time={**estimate.time, **changed}))
+    with pytest.raises(UnreadableFile, match=f"time: {next(iter(changed))} is a"):
+        saved.load_estimate(path)
+
+
+def test_what_a_damaged_archive_holds_is_not_printed(tmp_path):
     path = tmp_path / "run"
-    saved.save(
-        path, replace(estimates.fitting(), model={"name": "\x1b]0;pwned\x07\x1b[2J<script>"}, notes=("\x1b[1m",))
-    )
+    saved.save(path, estimates.fitting())
+    content = bytearray(path.read_bytes())
+    content[27] ^= 1 << 6  # the length of the member's name
+    path.write_bytes(content)
+    with pytest.raises(UnreadableFile) as caught:
+        saved.load_estimate(path)
+    assert len(str(caught.value)) < 400
+
+
+def test_escape_sequences_in_a_saved_file_do_not_reach_the_terminal(tmp_path):
+    path, hostile = tmp_path / "run", "\x1b]0;pwned\x07\x1b[2J<script>"
+    estimate = estimates.fitting()
+    curve = tuple(replace(moment, phase=hostile) for moment in estimate.curve)
+    assert curve
+    saved.save(path, replace(estimate, model={"name": hostile}, notes=("\x1b[1m",), curve=curve))
     estimate = saved.load_estimate(path)
     assert "\x1b" not in terminal.render(estimate)
     assert "\x1b" not in html.page(estimate)

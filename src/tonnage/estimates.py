@@ -231,4 +231,5 @@ def load(path: Path) -> Estimate:
                 raise UnreadableFile(f"{path}: the estimate claims {info.file_size} bytes; the limit is 64 MiB.")
             return Estimate.from_json(json.loads(archive.read(info)))
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, EOFError, RecursionError) as error:
-        raise UnreadableFile(f"{path} is not a file that tonnage saved ({error}).") from error
+        reason = " ".join(str(error).split())[:200]  # zipfile's may hold the bytes that it found
+        raise UnreadableFile(f"{path} is not a file that tonnage saved ({reason}).") from error

@@ -46,6 +46,8 @@ _DAMAGE: Final = (
     struct.error,
 )
 
+_TIMES: Final = ("step_seconds", "low_seconds", "high_seconds", "tokens_per_second_per_gpu", "mfu")
+
 Value = TypeVar("Value")
 
 
@@ -103,7 +105,17 @@ def _verified(estimate: Estimate) -> Estimate:
     for entry in estimate.ranks:
         for name, expected in _RANK_FIELDS.items():
             _check(entry.get(name), expected, f"ranks: {name}")
+    _check_times(estimate.time)
     return estimate
+
+
+def _check_times(time: dict[str, Any]) -> None:
+    """A step's seconds and what follows from them: numbers or absent, all of them there where the seconds are."""
+    for name in _TIMES:
+        value = time.get(name)
+        missing = value is None and (time.get("step_seconds") is None or name in ("low_seconds", "high_seconds"))
+        if not missing and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
+            raise UnreadableFile(f"The saved estimate is damaged: time: {name} is a {type(value).__name__}.")
 
 
 def _check(value: object, expected: Any, where: str) -> None:

@@ -164,8 +164,8 @@ def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text]:
         yield line
     yield _axis(estimate, columns, margin, canvas)
     if strip := _phase_strip(columns):
-        yield Text(" " * (margin + 1) + strip, style="dim")
-        yield Text(" " * (margin + 1) + _phase_key(columns), style="dim")
+        yield text(" " * (margin + 1) + strip, "dim")
+        yield text(" " * (margin + 1) + _phase_key(columns), "dim")
 
 
 def _timeline_key(canvas: Canvas) -> Text:
