@@ -145,7 +145,7 @@ def test_other_files(content, tmp_path):
 
 
 def test_missing_file_and_folder(tmp_path):
-    for path in (tmp_path / "none", tmp_path):
+    for path in (tmp_path / "none", tmp_path, tmp_path / ("n" * 300)):
         with pytest.raises(UnreadableFile):
             saved.load_estimate(path)
 
@@ -270,6 +270,9 @@ def test_what_cannot_be_written_is_known_before_the_work(tmp_path):
         files.check_writable(tmp_path / "none" / "run")
     with pytest.raises(UnwritableFile, match="is a folder"):
         files.check_writable(tmp_path)
+    for name in ("n" * 300, "zero\0byte"):
+        with pytest.raises(UnwritableFile, match="cannot be written"):
+            files.check_writable(tmp_path / name)
     files.check_writable(tmp_path / "run")
 
 

@@ -56,7 +56,13 @@ def check_writable(path: Path) -> None:
 
     Raises UnwritableFile.
     """
-    folder = path.resolve().parent
+    try:
+        folder = path.resolve().parent
+        path.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a byte of zero, links in a circle
+        raise UnwritableFile(
+            f"{str(path)[:80]!r} cannot be written ({getattr(error, 'strerror', None) or error})."
+        ) from error
     if path.is_dir():
         raise UnwritableFile(f"{path} cannot be written: it is a folder.")
     if not folder.is_dir():

@@ -61,10 +61,14 @@ def save(path: Path, estimate: Estimate, traces: Sequence[Trace] = ()) -> None:
 
 def load_estimate(path: Path) -> Estimate:
     """The Estimate of a saved file, every field of the type it should have.  Raises UnreadableFile."""
-    if not path.is_file():
-        found = "a folder" if path.is_dir() else "no file" if path.exists() else "not there"
-        raise UnreadableFile(f"{path} is {found}; give a file written by --save.")
-    return _guarded(path, lambda: _verified(estimates.load(path)))
+    return _guarded(path, lambda: _verified(estimates.load(_there(path))))
+
+
+def _there(path: Path) -> Path:
+    if path.is_file():
+        return path
+    found = "a folder" if path.is_dir() else "no file" if path.exists() else "not there"
+    raise UnreadableFile(f"{path} is {found}; give a file written by --save.")
 
 
 def load_traces(path: Path) -> tuple[Trace, ...]:

@@ -142,7 +142,10 @@ def test_a_compiled_model_of_pictures_and_words(dry_run: Any, kind: str, how: st
     """Sizes of images are asked for between graphs that computed them; a mask's elements inside of one."""
     answer = dry_run("pictures.py", kind, how)
     assert answer.error is None, f"{answer.error}\n{answer.output[-2000:]}"
-    assert answer.run.traces[0].steps == 3
+    (trace,) = answer.run.traces
+    assert trace.steps == 3
+    assert timeline(trace).by_category()["parameter"] >= 4 * answer.run.estimate.model["parameters"] > 0
+    assert "forward" in {mark.phase for mark in trace.marks}
     assert "does not know how to trace" not in answer.output, "a warning of the ghost's own code"
     assert not any("selects every element" in text for text in answer.run.estimate.coverage.assumed)
 
