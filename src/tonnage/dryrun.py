@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -49,6 +50,9 @@ _SECOND: Final = (
     "These figures are of a second run, in which what is computed from small values that are known is computed on "
     "the host."
 )
+
+_UNDEFINED: Final = re.compile(r"undefined symbol: ((?:cu|nccl|nvml|nvrtc|nvtx)\w+)")
+"""What the loader says of a library that wants a function of NVIDIA's which is not there."""
 
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/")
 """What is in the paths of frames that are not the program's own."""
@@ -262,6 +266,11 @@ def _why_failed(trace: Trace) -> str:
     if "invalid device ordinal" in message:
         count = trace.device.get("devices", 1)
         return f"{told}The machine has {count} GPU{'s' if count > 1 else ''}; say how many with --gpu, such as 8xt4."
+    if symbol := _UNDEFINED.search(message):
+        return (
+            f"{told}The ghost has the public functions of CUDA 12 and 13, and no {symbol[1]}: was this library built "
+            f"for another CUDA than torch's, which is {trace.versions.get('cuda')}?"
+        )
     if outcome.get("error") not in _OF_VALUES or not outcome.get("computed_reads"):
         return told.rstrip()
     return f"{told}If it needs a value that only a real GPU computes, skip that part in the dry-run."

@@ -74,6 +74,14 @@ def test_a_script_that_hangs_says_how_far_it_came(torch_build: Any, tmp_path: Pa
     assert "unusual.py:" in note, "where it hung"
 
 
+def test_a_library_that_wants_a_function_which_nobody_has_is_named() -> None:
+    message = "/site/libext.so: undefined symbol: cudaFrobnicateTheWarp"
+    outcome = {"kind": "failed", "error": "OSError", "message": message, "stack": ["train.py:4 <module>"]}
+    trace = Trace(source="ghost", versions={"cuda": "13.0"}, device={}, steps=0, outcome=outcome)
+    said = dryrun._why_failed(trace)
+    assert "no cudaFrobnicateTheWarp: was this library built for another CUDA than torch's, which is 13.0?" in said
+
+
 def test_a_script_that_hangs_early_has_no_answer(torch_build: Any) -> None:
     left = dryrun.Left(
         traces=(Trace(source="ghost", versions={}, device={}, steps=1),), beside=(), cut_off=(), named={}

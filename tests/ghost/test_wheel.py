@@ -114,6 +114,15 @@ def test_offline_and_not_cached_is_one_line_with_a_way_out(tmp_path: Path) -> No
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_a_full_disk_is_not_called_a_missing_network(tmp_path: Path) -> None:
+    site = make_torch(tmp_path / "site", "2.13.0+cpu", None)
+    full = "import sys; sys.exit('ERROR: Could not install: [Errno 28] No space left on device')"
+    with pytest.raises(GhostUnavailable, match="No space is left to fetch torch===2") as caught:
+        wheel.find(interpreter_with(tmp_path / "bin", site, full))
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TONNAGE_CACHE", str(tmp_path / "file"))

@@ -5,6 +5,7 @@ passes over local builds such as X+cpu; pip checks the hash.  Wheels are unpacke
 (`$TONNAGE_CACHE`, else `$XDG_CACHE_HOME/tonnage`, else `~/.cache/tonnage`), never into the user's environment.
 """
 
+import errno
 import json
 import os
 import re
@@ -170,6 +171,11 @@ def _download(python: str, requirement: str, folder: Path) -> Path:
             raise GhostUnavailable(
                 f"The package index has no {requirement} for this Python on Linux x86-64; its newest are {offered}. "
                 "Choose one with --torch."
+            )
+        if os.strerror(errno.ENOSPC) in done.stderr:
+            raise GhostUnavailable(
+                f"No space is left to fetch {requirement} into {folder}; free about 3 GB, or set TONNAGE_CACHE "
+                "and TMPDIR (for pip's own files) to folders elsewhere."
             )
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
         reason = lines[-1] if lines else "no wheel came"
