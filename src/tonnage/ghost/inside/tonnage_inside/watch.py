@@ -144,11 +144,7 @@ class Watch:
             functools.partial(self._backward, run_backward)
         )
 
-        compile_in_place = torch.nn.Module.compile
-        torch.nn.Module.compile = self._followed(compile_in_place)
-
         def unhook() -> None:
-            torch.nn.Module.compile = compile_in_place
             torch.autograd._engine_run_backward = run_backward
             optimizer.Optimizer.__init__ = make
             modules.Module.compile = compile_in_place
@@ -157,27 +153,6 @@ class Watch:
                 handle.remove()
 
         return unhook
-
-    def _followed(self, compile_in_place: Callable[..., None]) -> Callable[..., None]:
-        """`Module.compile`, whose module is called without a hook being run: hooks are compiled with it."""
-
-        @functools.wraps(compile_in_place)
-        def followed(module: Any, *args: Any, **kwargs: Any) -> None:
-            compile_in_place(module, *args, **kwargs)
-            made = module._compiled_call_impl
-
-            def call(*given: Any, **named: Any) -> Any:
-                output = None
-                self._enter(module, given)
-                try:
-                    output = made(*given, **named)
-                    return output
-                finally:
-                    self._leave(module, given, output)
-
-            module._compiled_call_impl = call
-
-        return followed
 
     def _cuda_begins(self) -> None:
         torch = self.torch
