@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -104,6 +105,27 @@ def test_an_interrupted_job_leaves_no_process(own_worker: Worker) -> None:
     assert not process.is_running()
     _, alive = psutil.wait_procs(at_work, timeout=10)
     assert not alive
+
+
+def test_nothing_is_left_of_a_job_whose_asker_was_killed(torch_build: Torch, tmp_path: Path) -> None:
+    asking = (
+        "from dataclasses import replace; import test_pool as t; from tonnage.ghost.pool import Worker\n"
+        "t.run(Worker(), replace(t.SMALL, grad_accum=100_000))"
+    )
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*sys.path[:1], *map(str, Path(__file__).parents[:2]), *sys.path[1:]]),
+        "TMPDIR": str(tmp_path),
+    }
+    asker = psutil.Popen([sys.executable, "-c", asking], env=variables)
+    deadline = time.monotonic() + 120
+    while len(below := asker.children(recursive=True)) < 2 and asker.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(below) == 2, "the worker and its child"
+    asker.kill()
+    _, alive = psutil.wait_procs([asker, *below], timeout=60)
+    assert not alive
+    assert not list(tmp_path.glob("tonnage-*"))
 
 
 def test_a_worker_that_is_starting_ends_at_once(torch_build: Torch) -> None:

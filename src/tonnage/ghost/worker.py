@@ -10,6 +10,8 @@ import errno
 import gc
 import json
 import os
+import select
+import shutil
 import signal
 import sys
 import tempfile
@@ -44,6 +46,7 @@ def serve() -> None:
         request = json.loads(line)
         child, pipe = _asked(request)
         with pipe:
+            _wait(pipe, request)
             reply = pipe.readline()
         if reply:
             answers.write(reply)  # before its memory is taken back, which takes a while
@@ -51,6 +54,16 @@ def serve() -> None:
         decided.learn(_decisions(request))
         if not reply:
             answers.write(json.dumps(_died(status)) + "\n")
+
+
+def _wait(pipe: TextIO, request: dict[str, Any]) -> None:
+    """Until the child answers or ends; where whoever asked is no more, all of this ends, however long the job is."""
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    poll.register(sys.stdin, 0)  # hears of its other end alone
+    if all(source == sys.stdin.fileno() for source, _ in poll.poll()):
+        shutil.rmtree(os.path.dirname(request["trace"]), ignore_errors=True)
+        os.killpg(0, signal.SIGKILL)
 
 
 def _decisions(request: dict[str, Any]) -> str:
