@@ -341,7 +341,8 @@ class Watch:
     def _find_trained(self, updated: list[Any]) -> None:
         """Of several networks (a reference, a teacher, a reward) those that are trained are reported: often one."""
         self._trained.update(id(parameter) for parameter in updated)
-        self._meet_uncalled([parameter for parameter in updated if id(parameter) not in self._parameters])
+        strangers = (parameter for parameter in updated if id(parameter) not in self._parameters)
+        self._meet_uncalled([parameter for parameter in strangers if self._trains_here(parameter)])
         owned = {
             root: sum(elements(parameter) for parameter in root.parameters() if id(parameter) in self._trained)
             for root in list(self._roots)
