@@ -9,6 +9,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -74,6 +75,8 @@ class Recording:
     def write(self) -> None:
         """Write the trace, once; only in a process that used the GPU, not in those it forked."""
         if os.getpid() == self._process and self._written.acquire(blocking=False):
+            with contextlib.suppress(ValueError):  # in another thread than the main one
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when another rank has ended
             path = os.path.join(self.folder, f"{self._process}.trace")
             with contextlib.suppress(FileNotFoundError):  # as above
                 written.write(path, self.watch, self.ended, self.assumed(), self.source)
