@@ -22,6 +22,7 @@ from allocator_programs import (
     random_program,
     replicate,
 )
+from commands import TONNAGE
 from tonnage.allocator import AllocatorSettings, replay
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.ghost.process import environment
@@ -180,7 +181,7 @@ def test_a_training_step_repeats_itself(gpu: str, tmp_path: Path) -> None:
     """The trace of a real step, served again: the same events in the same order, with the same marks."""
     ghost()
     saved = tmp_path / "step.tonnage"
-    command = [sys.executable, "-m", "tonnage", "estimate", "smollm2-135m", "--gpu", gpu]
+    command = [*TONNAGE, "estimate", "smollm2-135m", "--gpu", gpu]
     job = ["--seq-len", "512", "--micro-batch", "2", "--precision", "fp32", "--save", str(saved), "--json"]
     done = subprocess.run([*command, *job], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

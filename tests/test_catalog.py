@@ -8,6 +8,7 @@ from importlib.resources import files
 
 import pytest
 
+from commands import TONNAGE
 from tonnage.catalog import Overhead, find_model, known_model_names, model_names, overheads
 from tonnage.device import device_names, find_device
 from tonnage.job import ModelRef
@@ -125,7 +126,7 @@ def test_every_interval_is_ordered(ranks):
 
 
 def _listing(command):
-    arguments = [sys.executable, "-m", "tonnage", command]
+    arguments = [*TONNAGE, command]
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "200"})
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tonnage.errors import UsageError
-from tonnage.units import GIB, parse_bytes, parse_count
+from tonnage.units import GIB, counted, parse_bytes, parse_count
 
 
 def test_size_as_pytorch_tells_a_capacity() -> None:
@@ -22,3 +22,7 @@ def test_a_count_is_whole() -> None:
     assert parse_count("1.5k") == 1500
     with pytest.raises(UsageError):
         parse_count("1.0001k")
+
+
+def test_one_and_many():
+    assert [counted(value, "step") for value in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]

@@ -23,7 +23,7 @@ from tonnage.ghost.process import any_libraries, environment, interpreter, progr
 from tonnage.ghost.wheel import Torch, find
 from tonnage.summary import Run, summarise
 from tonnage.trace import Trace
-from tonnage.units import size
+from tonnage.units import counted, size
 
 Progress = Callable[[str], None]
 
@@ -247,7 +247,7 @@ def _judged(command: list[str], left: Left, ended: int | None, steps: int, timeo
     lost = [_how_far(left.cut_off)] if left.cut_off else []
     if ended > 0:
         ooms = max(trace.peaks.get("ooms", 0) for trace in left.traces)
-        why = [f"The command ended with exit code {ended} after {done} optimizer steps.", *lost]
+        why = [f"The command ended with exit code {ended} after {counted(done, 'optimizer step')}.", *lost]
         raise TrialFailed(" ".join([*why, _had_run_out(ooms)] if ooms else why))
     if not any(trace.peaks.get("allocated_bytes", 0) for trace in (*left.traces, *left.beside)):
         raise TrialFailed(_on_the_host(command, "asked PyTorch for no memory of a GPU"))
@@ -290,8 +290,9 @@ def _place(stack: Sequence[str]) -> str:
 def _where_stopped(trace: Trace, timeout_seconds: float, steps: int) -> str:
     """How far a command came that was stopped at the time limit."""
     outcome = trace.outcome
-    told = f"The command was stopped after {timeout_seconds:.0f} s, when {trace.steps} of {steps} optimizer steps "
-    told += f"were done and at most {size(trace.peaks.get('allocated_bytes', 0))} had been allocated"
+    done = f"{trace.steps} of {counted(steps, 'optimizer step')} {'was' if steps == 1 else 'were'} done"
+    told = f"The command was stopped after {timeout_seconds:.0f} s, when {done} and at most "
+    told += f"{size(trace.peaks.get('allocated_bytes', 0))} had been allocated"
     if outcome.get("kind") != "stopped":
         return f"{told}."
     module = f" in {outcome['module']}" if outcome.get("module") else ""
@@ -313,7 +314,7 @@ def _note_beside(trace: Trace) -> str:
 def _how_far(cut_off: Sequence[dict[str, Any]]) -> str:
     """One sentence about processes that were killed."""
     told = [
-        f"rank {process['rank']} after {process['steps']} optimizer steps with at most "
+        f"rank {process['rank']} after {counted(process['steps'], 'optimizer step')} with at most "
         f"{size(process['peaks']['reserved_bytes'])} reserved on the GPU and {size(process['host_bytes'])} resident "
         "on the host"
         for process in cut_off[:4]

@@ -16,6 +16,7 @@ from tonnage.layers.few import depths_to_continue, is_repetitive, layers_of, roo
 from tonnage.plans import Plan
 from tonnage.summary import Run, summarise
 from tonnage.trace import Trace
+from tonnage.units import counted
 
 STEPS: Final = 3
 """The first makes optimizer states, the second holds them beside activations, the third is as all others."""
@@ -139,7 +140,7 @@ class _Asked:
         _check_torch()
         from tonnage.portable import step
 
-        self.progress(f"imitating {self.steps} steps on a {self.cluster.device.id}")
+        self.progress(f"imitating {counted(self.steps, 'step')} on one {self.cluster.device.id}")
         return step.run(self.job, self.plan, self.cluster, rank=rank, steps=self.steps)
 
     def _run(self, rank: int) -> Trace:

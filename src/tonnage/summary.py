@@ -15,7 +15,7 @@ from tonnage.job import LONGEST_STEPS
 from tonnage.portable.scope import IMITATION, RESERVED_RESIDUAL
 from tonnage.timeline import Timeline, timeline
 from tonnage.trace import Mark, Trace
-from tonnage.units import size
+from tonnage.units import counted, size
 
 CURVE_POINTS: Final = 400
 """Moments kept of the memory curve; between them the highest counts."""
@@ -272,7 +272,7 @@ def _made(trace: Trace) -> str:
         )
     if trace.repeated:
         return f"1 optimizer step, and {trace.steps - 1} more with its requests alone,"
-    return f"{trace.steps} optimizer steps"
+    return counted(trace.steps, "optimizer step")
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -56,6 +56,11 @@ def size(count_bytes: int) -> str:
     return f"{count_bytes} B"
 
 
+def counted(value: int, noun: str) -> str:
+    """`1 step`, `2 steps`: so many of what is named in the singular."""
+    return f"{value} {noun}" if value == 1 else f"{value} {noun}s"
+
+
 def count(value: int) -> str:
     """`8.03 B`, `135 M`, `12,800`: a number of parameters or tokens, for reading."""
     if value >= 10**9:

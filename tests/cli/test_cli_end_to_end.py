@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from lines import is_one_line
 
+from commands import TONNAGE
 from tonnage import saved, snapshot
 from tonnage.errors import GhostUnavailable
 
@@ -32,7 +33,7 @@ def run():
     quiet = {**os.environ, "HF_HUB_OFFLINE": "1"}
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "tonnage", *arguments]
+        command = [*TONNAGE, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False, env=quiet, timeout=300)
 
     return run
@@ -122,19 +123,7 @@ time.sleep(600)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_command_ends_with_tonnage(number, code, run, tmp_path):
     started = tmp_path / "pid"
-    command = [
-        sys.executable,
-        "-m",
-        "tonnage",
-        "dry-run",
-        "--gpu",
-        "t4",
-        "--",
-        sys.executable,
-        "-c",
-        SLEEPER,
-        str(started),
-    ]
+    command = [*TONNAGE, "dry-run", "--gpu", "t4", "--", sys.executable, "-c", SLEEPER, str(started)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         while not started.exists():

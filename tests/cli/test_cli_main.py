@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from lines import is_one_line
 
+from commands import TONNAGE
 from tonnage.cli import main
 from tonnage.errors import GhostUnavailable, TrialFailed, UnknownModel, UsageError
 
-PROGRAM = [sys.executable, "-m", "tonnage"]
 DOCS = Path(__file__).parents[2] / "docs" / "commands"
 COMMANDS = [command.name for command in main.app.registered_commands]
 
@@ -125,7 +125,7 @@ def test_a_bug_of_ours_is_called_one(tonnage, calls, monkeypatch):
 
 
 def test_the_program_itself():
-    ended = subprocess.run([*PROGRAM, "devices", "t4"], capture_output=True, text=True, check=False)
+    ended = subprocess.run([*TONNAGE, "devices", "t4"], capture_output=True, text=True, check=False)
     assert ended.returncode == 0
     assert "Tesla T4" in ended.stdout
 
@@ -140,7 +140,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_behind_standard_output_is_one_line():
     with Path("/dev/full").open("w") as full:
-        ended = subprocess.run([*PROGRAM, "devices"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        ended = subprocess.run([*TONNAGE, "devices"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert ended.returncode == 3
     assert ended.stderr == "error: The answer could not be printed (No space left on device).\n"
 
@@ -208,5 +208,5 @@ def test_no_environment_reaches_the_golden_text(tonnage, calls, monkeypatch):
 )
 def test_the_shell_completes_names(typed, completed):
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_TONNAGE_COMPLETE": "complete_bash"}
-    ended = subprocess.run(PROGRAM, env={**os.environ, **words}, capture_output=True, text=True, check=False)
+    ended = subprocess.run(TONNAGE, env={**os.environ, **words}, capture_output=True, text=True, check=False)
     assert ended.stdout.split() == completed

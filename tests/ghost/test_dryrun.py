@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from commands import TONNAGE
 from tonnage import dryrun
 from tonnage.device import parse_cluster
 from tonnage.errors import GhostUnavailable, TrialFailed, UsageError
@@ -254,20 +255,7 @@ def test_a_process_left_behind_is_ended(dry_run: Any, what: str, left: str) -> N
 
 
 def test_a_run_ends_with_tonnage_even_where_that_is_killed(torch_build: Any) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tonnage",
-        "dry-run",
-        "--gpu",
-        "t4",
-        "--steps",
-        "20",
-        "--",
-        sys.executable,
-        UNUSUAL,
-        "hangs",
-    ]
+    command = [*TONNAGE, "dry-run", "--gpu", "t4", "--steps", "20", "--", sys.executable, UNUSUAL, "hangs"]
     tonnage = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert tonnage.stderr is not None
     assert any(line == "hangs\n" for line in tonnage.stderr)

@@ -15,7 +15,7 @@ from typing import Final
 
 from tonnage.communicators import Communicators
 from tonnage.layers.periods import Pattern
-from tonnage.layers.sizes import NONE, Sizes
+from tonnage.layers.sizes import Sizes
 from tonnage.layers.tokens import LAYERS_FURTHER, Label, Named
 from tonnage.trace import ACTIONS, Activity, Claim, Mark, Trace, marks_to_json, packed
 
@@ -56,7 +56,7 @@ class Requests:
     """Phases with a block whose size grows with depth: where memory is short a program may ask for less of those."""
 
     @staticmethod
-    def of(pattern: Pattern, steps: int, sizes: Sizes = NONE) -> Requests:
+    def of(pattern: Pattern, steps: int, sizes: Sizes) -> Requests:
         """Those of a network so many steps in depth beyond the least.  Raises IndexError where a block is missing."""
         return _Writing(sizes, steps).written(pattern)
 

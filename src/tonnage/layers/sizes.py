@@ -70,10 +70,6 @@ class Sizes:
         return growing.first + growing.more * steps
 
 
-NONE: Final = Sizes((), ({}, {}, {}))
-"""No size grows."""
-
-
 def _own(number: int, runs: Sequence[Mapping[int, None]]) -> list[int]:
     """The sizes of one run that no other has."""
     others = [run for place, run in enumerate(runs) if place != number]

@@ -585,14 +585,14 @@ def counted(root: Any) -> dict[str, Any]:
 
 
 def _also(original: Callable[..., None], hear: Callable[[Any], None]) -> Callable[..., None]:
-    """A constructor of which somebody hears what it made."""
+    """A method of which somebody hears whom it was called on, when it has ended."""
 
     @functools.wraps(original)
-    def construct(made: Any, *args: Any, **kwargs: Any) -> None:
-        original(made, *args, **kwargs)
-        hear(made)
+    def call(owner: Any, *args: Any, **kwargs: Any) -> None:
+        original(owner, *args, **kwargs)
+        hear(owner)
 
-    return construct
+    return call
 
 
 def owners(torch: Any, parameters: list[Any]) -> list[Any]:
