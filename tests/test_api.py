@@ -3,8 +3,11 @@
 import pytest
 
 import tonnage
+from estimates import fitting
+from tonnage import predict
 from tonnage.api import request
 from tonnage.errors import UnknownDevice, UsageError
+from tonnage.summary import Run
 
 
 def test_every_public_name_is_there() -> None:
@@ -29,3 +32,22 @@ def test_an_unknown_option_lists_the_possible_ones() -> None:
 def test_the_card_is_checked_before_anything_runs() -> None:
     with pytest.raises(UnknownDevice, match="h1000"):
         tonnage.estimate("gpt2", gpu="h1000")
+
+
+def test_a_job_and_a_plan_may_be_given_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        predict, "estimate", lambda *given, **others: asked.append(given) or Run(estimate=fitting(), traces=())
+    )
+    job, plan = tonnage.Job(seq_len=512, method="lora"), tonnage.Plan(shard="zero3")
+    tonnage.estimate("gpt2", job, plan, "2xt4", offline=True)
+    tonnage.estimate("gpt2", gpu="2xt4", seq_len=512, method="lora", shard="zero3", offline=True)
+    assert asked[0] == asked[1]
+    assert asked[0][0].model.name == "gpt2"
+    tonnage.estimate("gpt2", job, plan, "2xt4", seq_len=256, offline=True)
+    assert (asked[2][0].seq_len, asked[2][0].method) == (256, "lora")
+
+
+def test_a_cluster_is_named_once() -> None:
+    with pytest.raises(UsageError, match="cluster and gpu"):
+        tonnage.estimate("gpt2", cluster="t4", gpu="t4", offline=True)

@@ -1,6 +1,6 @@
 """The Python face of the command line: the same names, the same defaults, the same errors."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import UsageError
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 def estimate(
     model: str,
+    job: "Job | None" = None,
+    plan: "Plan | None" = None,
+    cluster: "str | Cluster | None" = None,
     *,
     gpu: "str | Cluster | None" = None,
     gpus: int | None = None,
@@ -34,7 +37,9 @@ def estimate(
     """What a training step of `model` needs on each rank, as `tonnage estimate` says it.
 
     `options` are the fields of Job and Plan: `tonnage.estimate("llama-3.1-8b", gpu="8xA100-80GB", seq_len=8192,
-    shard="zero3", checkpointing="full")`.  `worker` is a warm `tonnage.Worker`, for many estimates in a row.
+    shard="zero3", checkpointing="full")`; or `tonnage.estimate("llama-3.1-8b", Job(seq_len=8192), Plan(shard="zero3",
+    checkpointing="full"), "8xA100-80GB")`.  What options say goes before what `job` and `plan` say.
+    `worker` is a warm `tonnage.Worker`, for many estimates in a row.
     `source="meta"` needs no ghost: it imitates the card on any platform, with a wider interval.
     `fresh` runs the steps even if the same were run before.  Of three steps the later two are the first one's
     requests again where all are alike (`predict.usual_steps`); with a number of `steps` all are made.
@@ -42,13 +47,15 @@ def estimate(
     """
     from tonnage import predict
 
-    job, said = request(model, offline=offline, **options)
-    cluster = _cluster(gpu, gpus, gpu_memory)
-    made, repeated = (steps, 0) if steps is not None else predict.usual_steps(job, said, cluster, source)
+    job, said = request(model, job, plan, offline=offline, **options)
+    if cluster is not None and gpu is not None:
+        raise UsageError("Both cluster and gpu are given; leave one out.")
+    cards = _cluster(cluster if gpu is None else gpu, gpus, gpu_memory)
+    made, repeated = (steps, 0) if steps is not None else predict.usual_steps(job, said, cards, source)
     return predict.estimate(
         job,
         said,
-        cluster,
+        cards,
         rank=rank,
         steps=made,
         repeated=repeated,
@@ -66,7 +73,6 @@ def plan(
     gpu: "str | Cluster | None" = None,
     gpus: int | None = None,
     gpu_memory: str | int | None = None,
-    methods: "tuple[str, ...]" = (),
     only: "tuple[str, ...]" = (),
     without: "tuple[str, ...]" = (),
     allow: "tuple[str, ...]" = (),
@@ -81,11 +87,15 @@ def plan(
 ) -> "Solution":
     """The fastest plan that fits, as `tonnage plan` says it: `tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB")`.
 
-    `options` are the fields of Job and Plan; those that are not their defaults are not chosen.  Raises UsageError,
-    CannotEstimate and their kinds; that nothing fits is an answer (`Solution.status`).
+    `options` are the fields of Job and Plan; those that are not their defaults are not chosen.  The method may be
+    `any`, or several with commas between them, which are compared.  Raises UsageError, CannotEstimate and their
+    kinds; that nothing fits is an answer (`Solution.status`).
     """
-    from tonnage.search.space import Question
+    from tonnage.search.space import Question, methods_named
 
+    methods = methods_named(options.get("method", ""))
+    if methods:
+        options["method"] = methods[0]
     job, said = request(model, offline=offline, **options)
     question = Question(
         job=job,
@@ -114,8 +124,10 @@ def _cluster(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | in
     return gpu if isinstance(gpu, Cluster) else parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=memory)
 
 
-def request(model: str, *, offline: bool = False, **options: Any) -> "tuple[Job, Plan]":
-    """The Job and the Plan that options by their names ask for.  Raises UsageError for an unknown name."""
+def request(
+    model: str, job: "Job | None" = None, plan: "Plan | None" = None, *, offline: bool = False, **options: Any
+) -> "tuple[Job, Plan]":
+    """The Job and the Plan that options by their names ask for, else as given.  Raises UsageError."""
     from tonnage.job import Job
     from tonnage.modelref import resolve
     from tonnage.plans import Plan
@@ -125,9 +137,6 @@ def request(model: str, *, offline: bool = False, **options: Any) -> "tuple[Job,
     unknown = sorted(set(options) - of_job - of_plan)
     if unknown:
         raise UsageError(f"Unknown option {unknown[0]!r}; possible: {', '.join(sorted(of_job | of_plan))}.")
-    plan = Plan(**{name: value for name, value in options.items() if name in of_plan})
-    job = Job(
-        model=resolve(model, offline=offline),
-        **{name: value for name, value in options.items() if name in of_job},
-    )
-    return job, plan
+    asked = replace(job or Job(), **{name: value for name, value in options.items() if name in of_job})
+    said = replace(plan or Plan(), **{name: value for name, value in options.items() if name in of_plan})
+    return replace(asked, model=resolve(model, offline=offline)), said

@@ -37,12 +37,15 @@ class ModelRef:
     """Where the configuration comes from: catalog with URL, a path, or a Hub id."""
 
 
+_UNSAID: Final = ModelRef(name="", kind="config")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A model, what is trained of it, and the shape of its batches."""
 
-    model: ModelRef
-    """The network."""
+    model: ModelRef = _UNSAID
+    """The network; `tonnage.estimate` fills in the one that it is given."""
     method: str = word("full", "Which parameters are trained.", METHODS)
     lora_rank: int = number(16, "Rank of LoRA's adapters.")
     lora_targets: tuple[str, ...] = names(("all-linear",), "Modules that get adapters; or all-linear.")

@@ -46,7 +46,6 @@ def plan(
     here: Here = False,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
-    compare: Annotated[str | None, _option("compare", "Methods to compare: any, or full,lora.", "NAMES")] = None,
     only: Annotated[str | None, _option("only", "Choose among these alone: shard,checkpointing.", "NAMES")] = None,
     without: Annotated[
         str | None, _option("without", "Leave these as they are: tp,param-offload, or shard=zero2.", "NAMES")
@@ -82,13 +81,16 @@ def plan(
     ] = False,
     **options: Any,
 ) -> int:
-    """What should I run? The fastest combination that fits, each plan that is shown run on a ghost GPU."""
+    """What should I run? The fastest combination that fits, each plan that is shown run on a ghost GPU.
+
+    --method any (or full,lora) compares methods.
+    """
     from tonnage import planfile
     from tonnage.api import request
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
     from tonnage.files import check_writable
-    from tonnage.search.space import Question
+    from tonnage.search.space import Question, methods_named
 
     for path in (save, html):
         if path is not None:
@@ -101,7 +103,7 @@ def plan(
         "headroom": headroom / 100,
     }
     if _is_command(model_or_command):
-        _refuse({"compare": compare, "find": find, "from": source, "save": save, "html": html, "pareto": pareto})
+        _refuse({"find": find, "from": source, "save": save, "html": html, "pareto": pareto})
         from tonnage.script.advice import Asked
 
         asked = Asked(
@@ -114,6 +116,9 @@ def plan(
         )
         return _of_script(asked, json=json)
     [model] = model_or_command
+    methods = methods_named(options["method"])
+    if methods:
+        options["method"] = methods[0]
     settings, said = None, options
     if source is not None:
         from tonnage.exports import reading
@@ -125,7 +130,7 @@ def plan(
         job=job,
         plan=given,
         cluster=cluster,
-        methods=_methods(compare),
+        methods=methods,
         **limits,
     )
     with progress() as say:
@@ -209,9 +214,3 @@ def _of_script(asked: "Asked", *, json: bool) -> int:
 
         answer.emit(render(found, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
     return {"found": 0, "unknown": 3}.get(found.status, 1)
-
-
-def _methods(text: str | None) -> tuple[str, ...]:
-    from tonnage.job import METHODS
-
-    return METHODS if text == "any" else words(text)

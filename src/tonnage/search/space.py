@@ -55,6 +55,14 @@ LEAST_TOKENS: Final = 1024
 """Of a rank's part of a sequence: below, ring attention only waits."""
 
 
+def methods_named(text: str) -> tuple[str, ...]:
+    """What a method's name says is to be compared: all for `any`, the words of `full,lora`; none for a single one."""
+    if text == "any":
+        return METHODS
+    named = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    return named if len(named) > 1 else ()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Question:
     """What is asked: a job on a cluster, and what may be done to fit it."""
