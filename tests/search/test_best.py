@@ -8,9 +8,11 @@ import pytest
 
 from solutions import Formula, need_bytes, question
 from tonnage.errors import UsageError
+from tonnage.layers.few import with_layers
 from tonnage.predict import check
 from tonnage.search.best import DIFFERENT, Search, difference, needs_no_less
 from tonnage.search.pricing import priced
+from tonnage.search.reasons import reasons
 from tonnage.search.solve import search
 from tonnage.search.space import candidates
 from tonnage.solution import Candidate
@@ -150,6 +152,23 @@ def test_what_a_plan_needs_without_a_technique_is_told_beside_its_whole_run():
     for reason in low.reasons:
         assert f"~{gib(low.estimate.peak.process_bytes + reason.saves_bytes)}" in reason.why
     assert not any("~" in reason.why for reason in exact.reasons)
+
+
+@pytest.mark.parametrize(("layers", "itself"), [(4, False), (16, True)])
+def test_a_plan_is_looked_at_beside_what_it_would_be_only_if_looks_are_of_few_layers(layers, itself):
+    """A network of few layers is run whole: what the plan needs is known."""
+    asked = question("llama-3.2-1b", gpu="t4")
+    asked = replace(asked, job=with_layers(asked.job, layers))
+    best = search(asked, Formula(), top=1).plans[0]
+    looked_at = []
+
+    class Noting(Formula):
+        def need(self, candidates, cluster):
+            looked_at.extend(candidates)
+            return super().need(candidates, cluster)
+
+    assert len(reasons(best, asked, Noting())) == len(looked_at) - itself > 1
+    assert (best.candidate in looked_at) == itself
 
 
 def test_constraints_that_leave_nothing():

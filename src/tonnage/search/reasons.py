@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tonnage.axes import axes
 from tonnage.errors import UsageError
+from tonnage.layers.few import depths
 from tonnage.options import spelled
 from tonnage.plans import Plan
 from tonnage.predict import check
@@ -72,10 +73,11 @@ def reasons(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Reason,
     """One for each technique of a plan that the user did not ask for."""
     chosen = choice.candidate
     taken_back = _taken_back(chosen, question)
-    answers = ghosts.need([chosen, *(one.candidate for one in taken_back)], question.cluster)
-    whole = answers[0]
+    like = _looked_at(chosen)
+    answers = ghosts.need([*like, *(one.candidate for one in taken_back)], question.cluster)
+    whole = answers.pop(0) if like else of_run(choice.estimate)
     found = []
-    for one, answer in zip(taken_back, answers[1:], strict=True):
+    for one, answer in zip(taken_back, answers, strict=True):
         saved = None
         if isinstance(whole, Need) and isinstance(answer, Need):
             saved = answer.process_bytes - whole.process_bytes
@@ -88,7 +90,12 @@ def reasons(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Reason,
 def looks(chosen: Candidate, question: Question) -> list[Candidate]:
     """All that `reasons` and `path` of a candidate ask for."""
     stages = [candidate for _, candidate in _stages(chosen, question)]
-    return [chosen, *(one.candidate for one in _taken_back(chosen, question)), *stages[:-1]]
+    return [*_looked_at(chosen), *(one.candidate for one in _taken_back(chosen, question)), *stages[:-1]]
+
+
+def _looked_at(chosen: Candidate) -> list[Candidate]:
+    """The plan itself, if those like it are looked at by a few layers; else its own run says as much."""
+    return [chosen] if depths(chosen.job, chosen.plan) else []
 
 
 def _taken_back(chosen: Candidate, question: Question) -> list[_Without]:
