@@ -230,3 +230,36 @@ def test_of_several_networks_those_that_are_trained_are_reported(tmp_path: Path)
     trained = 64 * 65 + 2 * 64
     assert trace.model == {"class": "Linear + LayerNorm", "parameters": trained, "trainable_parameters": trained}
     assert marks_of(trace, 64 * 64 * 64 * 4) == [(0, "load", "")], "the reward's weights"
+
+
+AN_OPTIMIZER_EACH = """
+import torch
+
+class Counting(torch.nn.Sequential):
+    asked = 0
+
+    def parameters(self, recurse=True):
+        Counting.asked += 1
+        return super().parameters(recurse)
+
+network = Counting(*(torch.nn.Linear(8, 8) for _ in range(100))).cuda()
+optimizers = {each: torch.optim.SGD([each]) for each in network.parameters()}
+
+def update(parameter):
+    optimizers[parameter].step()
+    parameter.grad = None
+
+for each in optimizers:
+    each.register_post_accumulate_grad_hook(update)
+for _ in range(2):
+    network(torch.randn(8, 8, device="cuda")).sum().backward()
+assert Counting.asked < 50, Counting.asked
+"""
+
+
+def test_a_network_with_an_optimizer_for_each_parameter_is_counted_seldom(tmp_path: Path) -> None:
+    script = tmp_path / "each.py"
+    script.write_text(AN_OPTIMIZER_EACH)
+    [trace] = dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=2).traces
+    trained = 100 * 8 * 9
+    assert trace.model == {"class": "Counting", "parameters": trained, "trainable_parameters": trained}

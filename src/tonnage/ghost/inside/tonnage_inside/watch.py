@@ -64,6 +64,8 @@ class Watch:
         self._stepping = False
         self._trained: set[int] = set()
         self._trained_found = False
+        self._trainers = 0
+        self._uncounted = False
         self._loose_elements = 0
         self._backward_seen = False
         self._backward_depth = 0
@@ -339,10 +341,24 @@ class Watch:
         return parameter.requires_grad and any(self.address(plain) for plain in plain_tensors(parameter))
 
     def _find_trained(self, updated: list[Any]) -> None:
-        """Of several networks (a reference, a teacher, a reward) those that are trained are reported: often one."""
+        """An optimizer makes its first step: learn what it trains."""
         self._trained.update(id(parameter) for parameter in updated)
         strangers = (parameter for parameter in updated if id(parameter) not in self._parameters)
         self._meet_uncalled([parameter for parameter in strangers if self._trains_here(parameter)])
+        self._trainers += 1
+        self._uncounted = True
+        if self._trainers.bit_count() == 1:  # there may be one for each parameter: the rest is counted at the end
+            self._count_trained()
+
+    def _count_trained(self) -> None:
+        """Of several networks (a reference, a teacher, a reward) those that are trained are reported: often one."""
+        if not self._uncounted:
+            return
+        self._uncounted = False
+        with self.torch._C.DisableTorchFunction():  # modes that follow what a program does need not see this
+            self._find_networks()
+
+    def _find_networks(self) -> None:
         owned = {
             root: sum(elements(parameter) for parameter in root.parameters() if id(parameter) in self._trained)
             for root in list(self._roots)
@@ -438,6 +454,7 @@ class Watch:
         if not self._stepped or self._rounds.unfinished():
             return
         self._rounds.begin()
+        self._count_trained()
         self._stepped = self._backward_seen = False
         self.steps += 1
         if self.stop_after_steps is not None and self.steps >= self.stop_after_steps:
@@ -469,6 +486,7 @@ class Watch:
         if self._stepped:
             self._stepped = self._backward_seen = False
             self.steps += 1
+        self._count_trained()
         self.mark("other", "")
         if self.script is not None:  # a program that we did not write
             self._find_parameters()
