@@ -151,6 +151,14 @@ def test_experts_are_dealt_out(ep: int, sharing: int, worker: Worker) -> None:
     assert any("balanced" in said for said in found.estimate.coverage.assumed)
 
 
+def test_selective_checkpointing_around_experts_of_their_own_mesh(worker: Worker) -> None:
+    """Behind the experts comes a shared one: the layer runs again past what FSDP2 notes for the profiler there."""
+    plan = Plan(shard="zero3", ep=2, checkpointing="selective")
+    found = predict.estimate(tiny_job("deepseek_v3"), plan, parse_cluster("4xh100-80gb"), rank=3, worker=worker)
+    assert found.estimate.fits
+    assert found.traces[0].outcome["kind"] == "completed"
+
+
 def test_ranks_that_share_one_expert_cut_its_rows(worker: Worker) -> None:
     plan = Plan(precision="fp32", shard="zero3", ep=8)
     peaks = [

@@ -9,7 +9,7 @@ lies inside its attention modules, projections included.  Non-reentrant, as tran
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -79,9 +79,20 @@ def _checkpointed(module: nn.Module, choice: str) -> nn.Module:
 
 def selective_contexts() -> Any:
     """The `context_fn` that keeps the results of `saved_ops`."""
-    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+    from torch.utils import checkpoint
 
-    return partial(create_selective_checkpoint_contexts, saved_ops())
+    # FSDP2 notes for the profiler what it does, and does more when a module inside the layer (experts of their own
+    # mesh) runs again: torch 2.13 takes a note that was not there the first time for another computation.
+    getattr(checkpoint, "SAC_IGNORED_OPS", set()).update(_notes_for_the_profiler())
+    return partial(checkpoint.create_selective_checkpoint_contexts, saved_ops())
+
+
+def _notes_for_the_profiler() -> Iterator[Any]:
+    import torch
+
+    for name in ("_record_function_enter", "_record_function_enter_new", "_record_function_exit"):
+        packet = getattr(torch.ops.profiler, name)
+        yield from (getattr(packet, overload) for overload in packet.overloads())
 
 
 def saved_ops() -> list[Any]:
