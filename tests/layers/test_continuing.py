@@ -283,6 +283,21 @@ def compare(worker, job, plan, cluster, rank=0):
 
 
 @pytest.mark.ghost
+@pytest.mark.parametrize(
+    ("family", "plan"),
+    [
+        ("qwen2_5_vl", Plan(shard="zero3", allocator="expandable")),
+        ("llava", Plan(shard="zero2", checkpointing="selective")),
+    ],
+)
+def test_the_decoder_of_an_image_text_model_continued_is_the_whole_one(worker, family, plan):
+    job = tiny_job(family, seq_len=512)
+    config = {name: value for name, value in job.model.config.items() if name != "num_hidden_layers"}
+    job = with_layers(replace(job, model=replace(job.model, config=config)), LAYERS)
+    compare(worker, job, plan, parse_cluster("4xa100-40gb"))
+
+
+@pytest.mark.ghost
 @pytest.mark.parametrize("allocator", ["default", "expandable"])
 def test_quantized_layers_continued_are_the_whole_ones(worker, allocator):
     """Their loader takes one block for all weights first, lets it go, and empties the cache."""

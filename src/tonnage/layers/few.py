@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from math import lcm
 from typing import Any, Final
@@ -32,6 +32,32 @@ _WORTH_OF_STAGES: Final = 3
 """Three runs of a pipeline's stage have at most so much less than all its layers, or all are run: each run takes time
 of its own, for which a stage has few layers."""
 
+_WORDS: Final = "text_config"
+"""What transformers' networks of several stacks call the configuration of their decoder."""
+
+_UNLIKE: Final = ("is_encoder_decoder", "mlp_only_layers", "moe_layers", "cross_attention_layers")
+"""Options of configurations with which layers are not alike, and their places count."""
+
+_PERIODS: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("gemma2", "gpt_neo", "gpt_oss", "minimax", "t5_gemma_module", "t5gemma", "vaultgemma"), 2),
+    **dict.fromkeys(("colmodernvbert", "modernbert", "modernvbert", "pe_audio", "pe_video", "ultrabert"), 3),
+    **dict.fromkeys(("afmoe", "cohere2", "cwm", "exaone4", "granite_swa", "granitemoe_swa", "jev", "llama4"), 4),
+    **dict.fromkeys(("minicpm_ocr", "minicpmv4", "muse_glimmer", "muse_spark", "olmo3", "olmo_hybrid"), 4),
+    **dict.fromkeys(("qwen3_5", "qwen3_next", "qwen4_exp", "smollm3"), 4),
+    **dict.fromkeys(("gemma3n", "kolibri1"), 5),
+    **dict.fromkeys(("diffusion_gemma", "embedding_gemma2", "gemma3", "gemma4", "inkling2", "inkling"), 6),
+    **dict.fromkeys(("shieldgemma2", "t5gemma2"), 6),
+}
+"""After how many layers kinds repeat in configurations that do not list them (transformers 5.23), by families: a type
+of model, with or without more behind an underscore."""
+
+_STATED: Final = (
+    *("decoder_sparse_step", "sliding_window_pattern", "moe_layer_freq", "moe_layer_interval", "attn_layer_period"),
+    *("expert_layer_period", "full_attention_interval", "global_attn_every_n_layers", "interleave_moe_layer_step"),
+    "no_rope_layer_interval",
+)
+"""Options of configurations that say after how many layers a kind comes again."""
+
 _UNEVEN: Final = ("budget", "sqrt")
 """Kinds of checkpointing that do with a layer what hangs on how many there are."""
 
@@ -56,6 +82,8 @@ def depths_to_continue(job: Job, plan: Plan) -> tuple[int, int, int] | None:
     if found is None or not slow or not is_repetitive(job, plan):
         return None
     small, period = found
+    if plan.pp == 1 and small < 2 * period:  # the first and the last of each kind are not like those between
+        small += period
     least = 3 * (small + period)
     if plan.pp > 1:  # a stage's first and last layer are not like those between
         small = small + period
@@ -64,18 +92,19 @@ def depths_to_continue(job: Job, plan: Plan) -> tuple[int, int, int] | None:
 
 
 def layers_of(job: Job) -> int:
-    """How many layers the network has; 0 where its configuration does not say."""
-    found = job.model.config.get("num_hidden_layers")
+    """How many layers the network has, of several stacks the one of words; 0 where its configuration does not say."""
+    found = _of_words(job.model.config).get("num_hidden_layers")
     return found if isinstance(found, int) else 0
 
 
 def with_layers(job: Job, layers: int) -> Job:
     """The job of a network with so many layers, otherwise the same."""
-    config = dict(job.model.config)
-    if isinstance(config.get("layer_types"), Sequence):
-        config["layer_types"] = list(config["layer_types"])[:layers]
+    whole = job.model.config
+    config = dict(_of_words(whole))
+    config |= {name: values[:layers] for name, values in _by_layer(config).items()}
     config["num_hidden_layers"] = layers
-    return replace(job, model=replace(job.model, config=config))
+    changed = config if _of_words(whole) is whole else {**whole, _WORDS: config}
+    return replace(job, model=replace(job.model, config=changed))
 
 
 def roomy(cluster: Cluster) -> Cluster:
@@ -103,11 +132,9 @@ def is_repetitive(job: Job, plan: Plan) -> bool:
 
 def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:
     """Layers of the shallowest network, and how many more make the next one like it; None where there are none."""
-    config, layers = job.model.config, layers_of(job)
+    config, layers = _of_words(job.model.config), layers_of(job)
     period = _period(config)
-    uneven = (
-        plan.checkpointing.startswith(_UNEVEN) or config.get("is_encoder_decoder") or config.get("mlp_only_layers")
-    )
+    uneven = plan.checkpointing.startswith(_UNEVEN) or any(config.get(name) for name in _UNLIKE)
     if period is None or uneven or not layers:
         return None
     first = int(config.get("first_k_dense_replace") or 0)
@@ -123,13 +150,30 @@ def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:
 
 def _period(config: Mapping[str, Any]) -> int | None:
     """After how many layers their kinds repeat; None where they do not."""
-    found = int(config.get("decoder_sparse_step") or 1)
-    found = lcm(found, int(config.get("sliding_window_pattern") or 1), int(config.get("moe_layer_freq") or 1))
-    kinds = config.get("layer_types")
-    if isinstance(kinds, Sequence) and kinds:
-        same = (
-            size for size in range(1, len(kinds)) if all(a == b for a, b in zip(kinds, kinds[size:], strict=False))
-        )
-        repeats = next(same, None)
-        return None if repeats is None else lcm(found, repeats)
+    stated = [config[name] for name in _STATED if isinstance(config.get(name), int) and config[name] > 0]
+    listed = "layer_types" in config or "sliding_window_pattern" in config
+    found = lcm(*stated) if listed else lcm(*stated, _usual_period(str(config.get("model_type"))))
+    for kinds in _by_layer(config).values():
+        repeats = next((size for size in range(1, len(kinds)) if kinds[:-size] == kinds[size:]), None)
+        if repeats is None:
+            return None
+        found = lcm(found, repeats)
     return found
+
+
+def _usual_period(kind: str) -> int:
+    parts = kind.replace("-", "_").split("_")
+    families = ("_".join(parts[: len(parts) - less]) for less in range(len(parts)))
+    return next((_PERIODS[family] for family in families if family in _PERIODS), 1)
+
+
+def _of_words(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration of the decoder: of a network of several stacks the part that is for words."""
+    words = config.get(_WORDS)
+    return words if "num_hidden_layers" not in config and isinstance(words, Mapping) else config
+
+
+def _by_layer(config: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """What a configuration lists for each layer: its kind, whether it has positions."""
+    layers = config.get("num_hidden_layers")
+    return {name: value for name, value in config.items() if isinstance(value, list) and len(value) == layers}
