@@ -149,17 +149,18 @@ def test_both_ways_find_the_same_marks(
 def test_allocator_options_go_under_the_old_and_the_new_name() -> None:
     set_to = {"expandable_segments:True"}
     assert set(environment(Plan(allocator="expandable")).values()) == set_to
-    # PYTORCH_ALLOC_CONF came with torch 2.9
+    # PYTORCH_ALLOC_CONF came with torch 2.9, and is read by the CUDA allocator since 2.10
     assert set(environment(Plan(allocator="expandable"))) == {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 
 
-def test_the_new_name_of_the_allocators_settings_is_not_read_before_torch_2_9(
+def test_the_new_name_of_the_allocators_settings_is_not_read_before_torch_2_10(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     read = {version: written.allocator_settings(version) for version in ("2.8.0+cu128", "2.9.1", "2.10.0", "2.15.0")}
     assert read.pop("2.8.0+cu128") == ""
+    assert read.pop("2.9.1") == ""
     assert set(read.values()) == {"expandable_segments:True"}
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     assert written.allocator_settings("2.8.0") == "max_split_size_mb:64"

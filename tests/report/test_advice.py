@@ -38,7 +38,10 @@ def test_expandable_segments_not_to_those_who_have_them():
 
 
 def test_a_script_is_told_of_the_environment_and_no_options_of_ours():
-    assert options(replace(estimates.full_card(), plan={})) == ["PYTORCH_ALLOC_CONF=expandable_segments:True"]
+    script = replace(estimates.full_card(), plan={})
+    assert options(script) == ["PYTORCH_ALLOC_CONF=expandable_segments:True"]
+    older = replace(script, versions={"torch": "2.9.1+cu128"})  # calls this name deprecated, and reads no other
+    assert options(older) == ["PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"]
 
 
 def test_most_bytes_first():

@@ -14,6 +14,7 @@ from tonnage.plans import Plan
 from tonnage.report.script import render
 from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
+from tonnage.script.changes import expandable
 from tonnage.units import GIB
 
 COMMAND = ["python", "train.py", "--per_device_train_batch_size", "4"]
@@ -174,3 +175,9 @@ def test_the_report_shows_both_runs(run):
     assert "90.00 GiB" in text
     assert "30.00 GiB" in text
     assert "env PYTORCH_ALLOC_CONF=expandable_segments:True python train.py" in " ".join(text.split())
+
+
+def test_the_allocator_of_an_older_torch_is_told_by_the_name_that_it_reads() -> None:
+    older = replace(facts(), torch_version="2.9.1+cu128")
+    assert expandable(older).name == "PYTORCH_CUDA_ALLOC_CONF"
+    assert expandable(replace(older, torch_version="2.10.0")).name == "PYTORCH_ALLOC_CONF"

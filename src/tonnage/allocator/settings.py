@@ -26,6 +26,12 @@ LARGE_ROUNDING_BYTES: Final = 2 * MIB
 LARGE_SEGMENT_BYTES: Final = 20 * MIB
 """A segment for requests between 1 and 10 MiB, and the page of large expandable segments."""
 
+VARIABLE: Final = "PYTORCH_ALLOC_CONF"
+"""Where torch reads the options from."""
+OLD_VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF"
+"""Its name before; torch 2.9 calls it deprecated, and its CUDA allocator reads no other."""
+_RENAMED: Final = (2, 10)
+
 _DIVISION_ENTRIES: Final = 16  # one for each power of two from 1 MiB to 32 GiB, the last for all above
 
 TieRule = Literal["address", "block", "segment"]
@@ -257,6 +263,12 @@ def _check_split_size(settings: AllocatorSettings) -> None:
             f"Allocator option max_split_size_mb: {split // MIB} is too small; at least {segment // MIB}, the size "
             "of a large segment."
         )
+
+
+def variable(torch_version: str | None) -> str:
+    """The environment variable that this torch's CUDA allocator reads; None: a torch of today."""
+    is_old = torch_version is not None and version_numbers(torch_version) < _RENAMED
+    return OLD_VARIABLE if is_old else VARIABLE
 
 
 def _check_known(name: str, torch_version: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from tonnage.allocator.settings import variable
 from tonnage.estimates import Estimate
 from tonnage.report.shortage import Shortage, shortage
 from tonnage.report.wording import whole
@@ -52,7 +53,8 @@ def _fragmentation(estimate: Estimate) -> Advice | None:
     asked, cached = lack.asked_bytes, lack.unallocated_bytes
     if asked is None or cached is None or asked > cached + (lack.free_bytes or 0) or _is_expandable(estimate):
         return None
-    setting = "--allocator expandable" if estimate.plan else "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    named = variable(estimate.versions.get("torch"))
+    setting = "--allocator expandable" if estimate.plan else f"{named}=expandable_segments:True"
     return Advice(
         what=setting,
         why=f"{size(asked)} were asked for while {size(cached)} lay reserved but unallocated, in pieces too small; "

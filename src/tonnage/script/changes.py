@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from tonnage.allocator.settings import variable
 from tonnage.engines import hf_trainer
 from tonnage.errors import CannotEstimate
 from tonnage.script.command import can_say, flag
@@ -181,7 +182,7 @@ def said(candidate: Candidate, facts: Facts) -> dict[str, Any]:
 def expandable(facts: Facts) -> Setting:
     """The allocator's variable, with what it said before."""
     return Setting(
-        name="PYTORCH_ALLOC_CONF",
+        name=variable(facts.torch_version),
         before=facts.allocator_settings or None,
         after=",".join(filter(None, [facts.allocator_settings, "expandable_segments:True"])),
         where="environment",

@@ -48,12 +48,18 @@ class Facts:
     said: Mapping[str, Any] = field(default_factory=dict)
     """As `tonnage_inside.script` wrote them."""
     allocator_settings: str = ""
-    """PYTORCH_ALLOC_CONF as its process had it."""
+    """The allocator's variable as its process had it."""
+    torch_version: str | None = None
+    """Which torch it ran."""
 
     @staticmethod
     def of(trace: Trace) -> Facts:
         """Those of the process that left the trace."""
-        return Facts(said=trace.script, allocator_settings=trace.allocator_settings)
+        return Facts(
+            said=trace.script,
+            allocator_settings=trace.allocator_settings,
+            torch_version=trace.versions.get("torch"),
+        )
 
     @property
     def settings(self) -> Mapping[str, Any]:

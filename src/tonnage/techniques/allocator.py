@@ -1,7 +1,7 @@
 """Expandable segments: the caching allocator maps pages into one large range instead of fixed segments.
 
-An environment setting, read when torch first touches a GPU.  torch 2.9 renamed the variable; 2.8 knows the
-old name only.
+An environment setting, read when torch first touches a GPU.  torch 2.9 renamed the variable; its own CUDA allocator
+and 2.8 read the old name only.
 """
 
 from typing import Final

@@ -205,7 +205,7 @@ def marks_document(marks: list[tuple[int, str, str]]) -> dict[str, Any]:
 def allocator_settings(version: str) -> str:
     """The allocator's options from the environment, by the names that this version of torch reads."""
     old = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    knows_new = tuple(int(number) for number in version.split(".")[:2]) >= (2, 9)
+    knows_new = tuple(int(number) for number in version.split(".")[:2]) >= (2, 10)  # 2.9 has it and passes it by
     return (os.environ.get("PYTORCH_ALLOC_CONF") if knows_new else None) or old
 
 
