@@ -96,6 +96,7 @@ def test_peaks_that_were_predicted_unseen_are_met() -> None:
     from benchmarks.accuracy.runner import predict
 
     chosen = {"baseline loss-bw gemma2", "7 FlashAttention", "gpt2-xl, gradients cleared after the step"}
+    chosen |= {"1 B on eight H100, from the second step on"}
     answers = predict([row for row in load() if row.name in chosen])
     assert {row.name for row, _ in answers} == chosen
     for row, predicted in answers:
@@ -112,21 +113,25 @@ def test_another_rank_is_another_job() -> None:
 
 
 def test_a_checkout_that_is_not_there_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.accuracy.scripts import megatron_lm
+    from benchmarks.accuracy.scripts import megatron_lm, older_megatron
 
     monkeypatch.delenv(megatron_lm.FOLDER, raising=False)
-    with pytest.raises(RuntimeError, match="MEGATRON_LM names no checkout"):
-        megatron_lm.measure("pretrain_gpt.py", {})
+    for script in (megatron_lm, older_megatron):
+        with pytest.raises(RuntimeError, match="MEGATRON_LM names no checkout"):
+            script.measure("pretrain_gpt.py", {})
 
 
 def test_networks_and_libraries_of_then_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.accuracy.scripts import attention_training, kernels, lit_gpt_finetune
+    from benchmarks.accuracy.scripts import attention_training, deepspeed_chat, kernels, lit_gpt_finetune
 
     monkeypatch.delenv("LIT_GPT", raising=False)
     with pytest.raises(RuntimeError, match="LIT_GPT does not name a folder"):
         lit_gpt_finetune.measure("lit_gpt", "phi-1_5", 1, 8, None, 1)
     with pytest.raises(RuntimeError, match=r"measured with transformers 4\.46"):
         attention_training.measure("OPTForCausalLM", {}, "eager", 1, 8, "4.46")
+    monkeypatch.setattr(deepspeed_chat.transformers, "__version__", "5.23.0")
+    with pytest.raises(RuntimeError, match=r"measured with a transformers up to 4\.46"):
+        deepspeed_chat.measure("finetune", "opt-1.3b", 2, 8, 512)
     with pytest.raises(RuntimeError, match=r"measured with Liger-Kernel 0\.2\.1"):
         kernels.measure("rms_norm", "liger", 8, {}, version="0.2.1")
 
@@ -266,3 +271,18 @@ def test_a_resumed_rank_takes_part_in_what_others_would_have_said_and_sent(monke
     assert [made() is not None for made in alive] == [True, True, False]
     torch.distributed.all_reduce(torch.empty(1), group="a")
     assert [made() is not None for made in alive] == [False, True, False]
+
+
+@pytest.mark.parametrize("logarithm", [False, True])
+def test_the_softmax_of_2021_keeps_its_input_and_is_the_same_function(logarithm: bool) -> None:
+    import torch
+    from benchmarks.accuracy.scripts import older_softmax
+
+    given = torch.randn(3, 5, requires_grad=True)
+    ours = older_softmax._keeping(logarithm)(given, dim=-1)
+    theirs = torch.log_softmax(given, -1) if logarithm else torch.softmax(given, -1)
+    torch.testing.assert_close(ours, theirs)
+    weights = torch.randn(3, 5)
+    found, wanted = (torch.autograd.grad(each, given, weights, retain_graph=True)[0] for each in (ours, theirs))
+    torch.testing.assert_close(found, wanted)
+    assert ours.grad_fn.saved_tensors[0].data_ptr() == given.data_ptr()

@@ -1,16 +1,18 @@
 """Hugging Face's Trainer with its defaults on a network from its configuration, five steps.
 
 What optimum-benchmark's training scenario runs (optimum_benchmark/scenarios/training): rows of made-up numbers, every
-argument of the Trainer but batch, steps and output left alone.
+argument of the Trainer but batch, steps and output left alone.  So did transformers' own examples, as run_qa.py.
 """
 
 from __future__ import annotations
 
 import tempfile
+from functools import partialmethod
 from typing import Any
 
 import torch
 import transformers
+from benchmarks.accuracy.scripts import older_softmax
 
 IMPORTS = ("transformers.trainer", "accelerate")
 
@@ -29,9 +31,21 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def measure(
-    network: str, config: dict[str, Any], inputs: dict[str, list[int]], micro_batch: int, optim: str
+    network: str,
+    config: dict[str, Any],
+    inputs: dict[str, list[int]],
+    micro_batch: int,
+    optim: str,
+    of_2021: bool = False,
 ) -> dict[str, int]:
-    """Bytes at the peak from the loaded network on; `inputs` has the shape of each input of one row, labels too."""
+    """Bytes at the peak from the loaded network on, and when the training is over.
+
+    `inputs` has the shape of each input of one row, labels too; `of_2021`: with that year's torch, whose softmax kept
+    its input and whose gradients were set to zero between steps, not freed.
+    """
+    if of_2021:
+        older_softmax.install()
+        torch.nn.Module.zero_grad = partialmethod(torch.nn.Module.zero_grad, set_to_none=False)  # type: ignore[assignment]
     kind = getattr(transformers, network)
     with torch.device("cuda"):
         model = kind._from_config(kind.config_class(**config))
@@ -46,13 +60,15 @@ def measure(
             optim=optim,
             disable_tqdm=True,
         )
-        transformers.Trainer(
+        trainer = transformers.Trainer(
             model=model,
             args=arguments,
             train_dataset=Rows(inputs),
             data_collator=transformers.default_data_collator,
-        ).train()
+        )
+        trainer.train()
     return {
         "allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "after_bytes": torch.cuda.memory_allocated(),
     }
