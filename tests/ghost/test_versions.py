@@ -266,6 +266,29 @@ def test_a_script_with_another_version(other: str, tmp_path: Path, settings: str
     exact(dryrun.run(words, parse_cluster("t4"), torch_version=other, variables=variables).traces[0], other)
 
 
+ALONE = """
+import torch
+layers = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))).cuda()
+optimizer = torch.optim.AdamW(layers.parameters())
+for rows in (4096, 6144, 5120):
+    layers(torch.ones(rows, 2048, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_a_trace_says_of_the_allocator_what_that_torch_has_read(other: str, tmp_path: Path, name: str) -> None:
+    (tmp_path / "alone.py").write_text(ALONE)
+    words = [sys.executable, str(tmp_path / "alone.py")]
+    variables = {**os.environ, name: "expandable_segments:True"}
+    trace = dryrun.run(words, parse_cluster("t4"), torch_version=other, variables=variables).traces[0]
+    exact(trace, other)
+    has_grown = any(event.action == "segment_map" for event in trace.events())
+    assert has_grown == (trace.allocator_settings == "expandable_segments:True")
+
+
 # -- extension libraries
 
 
