@@ -8,7 +8,7 @@ import pytest
 
 from networks import tiny_job
 from tonnage.device import parse_cluster
-from tonnage.engines import ENGINES, axolotl, engine, engine_of
+from tonnage.engines import ENGINES, axolotl, engine, engine_of, hf_trainer
 from tonnage.engines.engine import Engine
 from tonnage.job import Job
 from tonnage.options import listed, options
@@ -99,6 +99,28 @@ print({"torch", "transformers", "accelerate", "deepspeed", "trl"} & set(sys.modu
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("optimizer", ["adamw-8bit", "paged-adamw", "lion", "adafactor"])
+@pytest.mark.parametrize("name", ["hf-trainer", "trl", "axolotl"])
+def test_optimizers_that_know_no_dtensors_are_refused_under_fsdp(
+    name: str, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    monkeypatch.setattr(hf_trainer, "installed", lambda package: "1.0")
+    trainer = engine_of(Plan(engine=name))
+    divided = refused(trainer, plan_for(trainer, optimizer=optimizer, shard="zero3"), gpus="8xa100-80gb")
+    assert divided.startswith(f"optimizer={optimizer}: it fails on parameters that FSDP2 divides")
+    assert refused(trainer, plan_for(trainer, optimizer=optimizer, shard="ddp"), gpus="8xa100-80gb") == ""
+
+
+def test_sft_refuses_other_networks_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no other loss that could be chosen."""
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    job = tiny_job("t5")
+    assert refused(engine_of(Plan(engine="trl")), Plan(engine="trl", loss="chunked"), job) == (
+        "engine=trl: t5 is an encoder-decoder; choose engine hf-trainer."
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from networks import TINY as TINY_OF_TESTS
 from tonnage.device import parse_cluster
 from tonnage.engines import engine_of
 from tonnage.engines.engine import installed
+from tonnage.errors import CannotEstimate, UsageError
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
@@ -106,6 +108,38 @@ def test_fsdp_of_the_trainer_and_of_accelerate_are_one(worker: Worker) -> None:
     )
     assert trainer.by_category["optimizer_state"] == pytest.approx(8 * PARAMETERS / 8, rel=0.02)
     assert own.allocated_bytes == pytest.approx(trainer.allocated_bytes, abs=64 * 1024)
+
+
+@pytest.mark.parametrize("engine", ["hf-trainer", "accelerate", "deepspeed"])
+def test_images_are_what_a_processor_makes_of_them(worker: Worker, engine: str) -> None:
+    """Of Qwen-VL all patches of all images in one list, which grows with the images as the plain loop's does."""
+    model = ModelRef(name="tiny", kind="config", config=TINY_OF_TESTS["qwen2_5_vl"])
+    job = Job(model=model, seq_len=256, micro_batch=2, image_size="56x56")
+    plain, theirs = (
+        run(worker, name, job=job, optimizer=optimizer, precision="fp32").estimate.peak.allocated_bytes
+        for name, optimizer in (("tonnage", "adamw-fused"), (engine, "adamw"))
+    )
+    assert theirs == pytest.approx(plain, rel=0.02)
+
+
+def test_sounds_reach_deepspeed_in_its_dtype(worker: Worker) -> None:
+    model = ModelRef(name="tiny", kind="config", config=TINY_OF_TESTS["whisper"])
+    assert run(worker, "deepspeed", job=Job(model=model, seq_len=16)).estimate.fits
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "vit"])
+def test_sft_takes_rows_of_tokens_alone(worker: Worker, kind: str) -> None:
+    """Its collator would leave images out without a word."""
+    job = Job(model=ModelRef(name="tiny", kind="config", config=TINY_OF_TESTS[kind]), seq_len=16)
+    with pytest.raises(CannotEstimate, match="SFTTrainer on tokenised rows needs a causal language model"):
+        run(worker, "trl", job=job, loss="chunked")
+
+
+def test_adapters_of_sft_that_fit_nowhere_are_told_as_everywhere(worker: Worker) -> None:
+    pytest.importorskip("peft")
+    job = dataclasses.replace(JOB, method="lora", lora_targets=("nowhere",))
+    with pytest.raises(UsageError, match="PEFT cannot adapt tiny: Target modules"):
+        run(worker, "trl", job=job, loss="chunked")
 
 
 def test_offload_of_the_trainer_pins_shards_and_gradients(worker: Worker) -> None:

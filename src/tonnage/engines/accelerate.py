@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.engines.engine import ANY, SHAPES, Engine
+from tonnage.engines.engine import ANY, IMAGES, SHAPES, Engine
 from tonnage.engines.hf_trainer import SHARDED, alone_on_many
 from tonnage.techniques import choices, chosen
 
@@ -49,7 +49,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     )
     module = _network(step)
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
-    loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True)
+    loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
     prepared: tuple[Any, Any, Any] = accelerator.prepare(module, _optimizer(step, module), loader)
     model, optimizer, batches = prepared
     for batch in batches:
@@ -112,6 +112,7 @@ ACCELERATE: Final = Engine(
     packages=("accelerate",),
     expresses={
         **SHAPES,
+        **IMAGES,
         "method": ("full", "lora"),
         "lora_rank": ANY,
         "lora_dropout": ANY,

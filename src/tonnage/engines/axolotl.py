@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from tonnage.engines import hf_trainer
-from tonnage.engines.engine import Engine
+from tonnage.engines.engine import IMAGES, Engine
 from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ AXOLOTL: Final = Engine(
     packages=hf_trainer.HF_TRAINER.packages,
     expresses={
         **hf_trainer.EXPRESSES,
+        **IMAGES,
         "precision": ("bf16-mixed", "bf16-true", "fp32"),
         "checkpointing": ("none", "full"),
         "attention": ("auto", "eager", "flex"),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.engines.engine import ANY, SHAPES, Engine
+from tonnage.engines.engine import ANY, IMAGES, SHAPES, Engine
 from tonnage.engines.hf_trainer import shared_refusal
 from tonnage.techniques.technique import Refusal
 
@@ -106,14 +106,16 @@ def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int) -> obje
 
     from tonnage.engines import given
     from tonnage.model import loss_of
+    from tonnage.techniques.precision import dtype
 
     job, world = step.job, step.world
     module = _network(step, plan, config)
     engine, *_ = deepspeed.initialize(
         model=module, model_parameters=[p for p in module.parameters() if p.requires_grad], config=config
     )
-    rows = given.Rows(step, module, given.rows_needed(job, world, steps))
-    loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True)
+    takes = dtype(plan.compute_dtype)  # there is no autocast to cast what the network sees and hears
+    rows = given.Rows(step, module, given.rows_needed(job, world, steps), takes)
+    loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
     with given.contexts(step):
         for _, batch in zip(range(steps * job.grad_accum), loader, strict=False):
             loss = loss_of(engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()}))
@@ -191,24 +193,26 @@ def _places(plan: Plan, swapping: Mapping[str, dict[str, Any]]) -> dict[str, Any
     }
 
 
+EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
+    **SHAPES,
+    "method": ("full", "lora"),
+    "lora_rank": ANY,
+    "lora_dropout": ANY,
+    "lora_targets": ANY,
+    "precision": ("bf16-mixed", "fp16-mixed", "fp32"),
+    "optimizer": tuple(OPTIMIZERS),
+    "optimizer_offload": ("none", "cpu", "nvme"),
+    "clip_grad_norm": ANY,
+    "checkpointing": ("none", "full", "every-N", "selective"),
+    "shard": tuple(STAGES),
+    "param_offload": ("none", "cpu", "nvme"),
+    "attention": ANY,
+}
+
 DEEPSPEED: Final = Engine(
     name="deepspeed",
     packages=("deepspeed",),
-    expresses={
-        **SHAPES,
-        "method": ("full", "lora"),
-        "lora_rank": ANY,
-        "lora_dropout": ANY,
-        "lora_targets": ANY,
-        "precision": ("bf16-mixed", "fp16-mixed", "fp32"),
-        "optimizer": tuple(OPTIMIZERS),
-        "optimizer_offload": ("none", "cpu", "nvme"),
-        "clip_grad_norm": ANY,
-        "checkpointing": ("none", "full", "every-N", "selective"),
-        "shard": tuple(STAGES),
-        "param_offload": ("none", "cpu", "nvme"),
-        "attention": ANY,
-    },
+    expresses={**EXPRESSES, **IMAGES},
     accepts=accepts,
     imports=("deepspeed",),
     run=run,

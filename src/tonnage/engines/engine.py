@@ -22,6 +22,10 @@ SHAPES: Final = dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "allocato
 """Options that every engine has words for: the batch, and what is set before its process starts."""
 
 
+IMAGES: Final = dict.fromkeys(("images", "image_size"), ANY)
+"""Options of the rows, for engines whose rows may hold images."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """A trainer: when it can run a job as the plan says, and how."""

@@ -6,7 +6,7 @@ The torch half of the engines: imported in the process that runs the step only.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -79,20 +79,27 @@ def adapted(module: nn.Module, step: Step) -> nn.Module:
 
 
 class Rows(Dataset[models.Batch]):  # type: ignore[misc]
-    """Rows of one sequence each, all of full length and without padding, made when they are asked for."""
+    """Micro-batches of one sequence each, of full length and without padding, made when they are asked for.
 
-    def __init__(self, step: Step, module: nn.Module, count: int) -> None:
+    `images_dtype` is that of images and sounds; None: what the network takes under autocast, or without it.
+    """
+
+    def __init__(self, step: Step, module: nn.Module, count: int, images_dtype: torch.dtype | None = None) -> None:
         self.one = replace(step.job, micro_batch=1)
         self.module = module
-        self.images_dtype = torch.float32 if step.autocast_dtype else step.weights_dtype
+        self.images_dtype = images_dtype or (torch.float32 if step.autocast_dtype else step.weights_dtype)
         self.count = count
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> models.Batch:
-        made = models.batch(self.one, self.module, self.images_dtype)
-        return {name: tensor[0] for name, tensor in made.items()}
+        return models.batch(self.one, self.module, self.images_dtype)
+
+
+def collated(rows: Sequence[models.Batch]) -> models.Batch:
+    """One micro-batch of several, as processors make it: a sequence may have many rows of patches, or of tiles."""
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
 def rows_needed(job: Job, world: World, steps: int) -> int:

@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.engines.engine import ANY, SHAPES, Engine, installed
+from tonnage.engines.engine import ANY, IMAGES, SHAPES, Engine, installed
 from tonnage.techniques import chosen
+from tonnage.techniques.low_bit import BITSANDBYTES
 from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         alone_on_many(plan, cluster)
         or _nothing_to_offload(plan)
         or _optimizer_missing(plan)
+        or _optimizer_of_whole(plan)
         or shared_refusal(job, plan, cluster)
     )
 
@@ -109,6 +111,17 @@ def _optimizer_missing(plan: Plan) -> Refusal | None:
         technique=f"optimizer={plan.optimizer}",
         reason=f"the package {package} is not installed",
         instead=f"pip install {package}",
+    )
+
+
+def _optimizer_of_whole(plan: Plan) -> Refusal | None:
+    """bitsandbytes' kernels and transformers' Adafactor know no DTensors, which FSDP2 makes of parameters."""
+    if plan.shard not in SHARDED or plan.optimizer not in (*BITSANDBYTES.classes, "adafactor"):
+        return None
+    return Refusal(
+        technique=f"optimizer={plan.optimizer}",
+        reason=f"it fails on parameters that FSDP2 divides, and shard is {plan.shard}",
+        instead="choose shard ddp, or optimizer adamw",
     )
 
 
@@ -150,7 +163,7 @@ def trained(
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     with tempfile.TemporaryDirectory() as folder, given.contexts(step):
         arguments = TrainingArguments(output_dir=folder, **{**settings(job, plan, world, steps, by_fsdp), **said})
-        trainer = Trainer(model=module, args=arguments, train_dataset=rows)
+        trainer = Trainer(model=module, args=arguments, train_dataset=rows, data_collator=given.collated)
         trainer.train()
     return trainer
 
@@ -222,7 +235,7 @@ def _mesh(plan: Plan, world: World) -> dict[str, Any]:
 HF_TRAINER: Final = Engine(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
-    expresses=EXPRESSES,
+    expresses={**EXPRESSES, **IMAGES},
     accepts=accepts,
     imports=("transformers.trainer",),
     run=run,

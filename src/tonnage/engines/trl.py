@@ -7,11 +7,14 @@ checkpoints by default; here the plan says whether.
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.engines import hf_trainer
 from tonnage.engines.engine import Engine
-from tonnage.techniques.chunked_loss import accepts as accepts_head
+from tonnage.techniques import chunked_loss
+from tonnage.techniques.lora import not_adapted
 from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
@@ -25,11 +28,17 @@ if TYPE_CHECKING:
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Causal language models alone, what a ghost cannot do, and what stands against the Trainer."""
     return (
-        accepts_head(job, plan, cluster)
+        _other_network(job, plan, cluster)
         or _masks_on_the_host(plan)
         or _casts_nothing(job, plan)
         or hf_trainer.accepts(job, plan, cluster)
     )
+
+
+def _other_network(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """There is no other loss to be chosen."""
+    refusal = chunked_loss.accepts(job, plan, cluster)
+    return None if refusal is None else replace(refusal, technique="engine=trl", instead="choose engine hf-trainer")
 
 
 def _casts_nothing(job: Job, plan: Plan) -> Refusal | None:
@@ -62,6 +71,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     given.launch(plan, world)
     step = given.described(job, plan, world)
     module = given.network(step)
+    chunked_loss.causal_network(module, "SFTTrainer on tokenised rows", "engine hf-trainer")
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     with tempfile.TemporaryDirectory() as folder, given.contexts(step):
         arguments = SFTConfig(
@@ -70,22 +80,33 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
             dataset_kwargs={"skip_prepare_dataset": True},
             **hf_trainer.settings(job, plan, world, steps),
         )
-        trainer = SFTTrainer(
-            model=module,
-            args=arguments,
-            train_dataset=_dataset(rows),
-            processing_class=_tokenizer(),
-            peft_config=None if job.method == "full" else given.adapters(job),
-        )
+        try:
+            trainer = SFTTrainer(
+                model=module,
+                args=arguments,
+                train_dataset=_dataset(rows),
+                processing_class=_tokenizer(),
+                peft_config=None if job.method == "full" else given.adapters(job),
+            )
+        except ValueError as error:
+            if _of_peft(error):
+                raise not_adapted(job, error) from error
+            raise
         trainer.train()
     return trainer
+
+
+def _of_peft(error: ValueError) -> bool:
+    """Whether it was raised where adapters are made."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__")).startswith("peft.")
 
 
 def _dataset(rows: Rows) -> Any:
     from datasets import Dataset
 
     made = [rows[index] for index in range(len(rows))]
-    return Dataset.from_dict({name: [row[name].tolist() for row in made] for name in made[0]})
+    return Dataset.from_dict({name: [row[name][0].tolist() for row in made] for name in made[0]})
 
 
 def _tokenizer() -> Any:

@@ -75,14 +75,17 @@ def with_adapters(module: nn.Module, step: Step, kept: str) -> nn.Module:
     try:
         with nullcontext() if step.initialise else without_initialisation(), quiet():
             adapted: nn.Module = get_peft_model(module, config, autocast_adapter_dtype=kept == "fp32")
-    except ValueError as error:  # targets that are not there, dropout on experts
-        raise UsageError(
-            f"PEFT cannot adapt {step.job.model.name}: {' '.join(str(error).split())} "
-            "(--lora-targets, --lora-dropout)"
-        ) from error
+    except ValueError as error:
+        raise not_adapted(step.job, error) from error
     for parameter in trainable(adapted):
         parameter.data = parameter.data.to(dtype(kept))
     return adapted
+
+
+def not_adapted(job: Job, error: ValueError) -> UsageError:
+    """What PEFT has against adapters: targets that are not there, dropout on experts."""
+    said = " ".join(str(error).split())
+    return UsageError(f"PEFT cannot adapt {job.model.name}: {said} (--lora-targets, --lora-dropout)")
 
 
 LORA: Final = Technique(option="method", values=("lora",), accepts=accepts, apply=apply, libraries=("peft",))
