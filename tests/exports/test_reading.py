@@ -147,6 +147,48 @@ def test_true_is_no_stage(tmp_path: Path) -> None:
     assert "shard" not in found.options
 
 
+def test_an_sft_config_is_not_a_trainers(tmp_path: Path) -> None:
+    """SFTConfig computes in bf16 and checkpoints unless it is told otherwise, and never has all logits."""
+    said = {"per_device_train_batch_size": 2, "max_length": 512}
+    found = reading.read(written(tmp_path, "sft.json", said))
+    assert found.target == "trl"
+    assert found.options == {
+        **{"engine": "trl", "loss": "chunked", "precision": "bf16-mixed", "checkpointing": "full"},
+        **{"micro_batch": 2, "seq_len": 512},
+    }
+    told = {"bf16": False, "gradient_checkpointing": False}
+    otherwise = reading.read(written(tmp_path, "sft.json", said | told)).options
+    assert otherwise["precision"] == "fp32"
+    assert "checkpointing" not in otherwise
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "silent"),
+    [
+        ("t.json", {"per_device_train_batch_size": 1}, True),
+        ("t.json", {"per_device_train_batch_size": 1, "bf16": True}, False),
+        ("d.json", {"zero_optimization": {"stage": 2}}, True),
+        ("a.yaml", {"distributed_type": "FSDP", "mixed_precision": "no"}, True),
+        ("a.yaml", {"distributed_type": "FSDP", "mixed_precision": "bf16"}, False),
+        ("x.yaml", {"base_model": "org/x"}, False),
+    ],
+)
+def test_the_dtype_of_weights_is_said_to_be_assumed(
+    tmp_path: Path, name: str, said: dict[str, Any], silent: bool
+) -> None:
+    """axolotl loads weights in what it computes in; the others leave them as the script has them."""
+    found = reading.read(written(tmp_path, name, said))
+    assert list(found.silent) == (["precision"] if silent else [])
+    assert found.options["precision"] == "fp32" or not silent
+
+
+def test_deepspeeds_files_of_tensors(tmp_path: Path) -> None:
+    places = {name: {"device": "nvme", "nvme_path": "/x"} for name in ("offload_optimizer", "offload_param")}
+    found = reading.read(written(tmp_path, "d.json", {"zero_optimization": {"stage": 3, **places}}))
+    assert (found.options["optimizer_offload"], found.options["param_offload"]) == ("nvme", "nvme")
+    assert found.not_understood == ()
+
+
 def test_numbers_out_of_range_are_not_understood(tmp_path: Path) -> None:
     text = '{"per_device_train_batch_size": 0, "gradient_accumulation_steps": 1e999, "max_grad_norm": NaN}'
     found = reading.read(written(tmp_path, "t.json", text))

@@ -66,6 +66,22 @@ def test_adapters_alone_are_trained(scripts: Any, llama: str) -> None:
     assert type(update).__name__ == "AdamW"
 
 
+def test_what_is_quantized_needs_no_checkpoint_to_be_tried(scripts: Any, llama: str) -> None:
+    """Random weights take the checkpoint's place in transformers' own loader."""
+    pytest.importorskip("bitsandbytes")
+    transformers = pytest.importorskip("transformers")
+    bits = transformers.BitsAndBytesConfig(load_in_4bit=True)
+    chosen = {"dtype": torch.bfloat16, "quantization_config": bits, "device_map": "cpu"}
+    made = scripts[0].at_random(transformers.AutoConfig.from_pretrained(llama), chosen)
+    assert made.model.layers[0].mlp.up_proj.weight.dtype is torch.uint8
+    assert not any(parameter.is_meta for parameter in made.parameters())
+
+
+def test_deepspeeds_launcher_may_say_the_rank(scripts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--local_rank=0", "--steps", "2"])
+    assert scripts[0].options().steps == 2
+
+
 def test_rows_are_full_and_of_the_text(
     scripts: Any, llama: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

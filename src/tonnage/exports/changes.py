@@ -47,6 +47,8 @@ class Beside:
     """Why it cannot."""
     changes: tuple[Change, ...]
     """What to change; empty where no plan was found, or the file says the best one already."""
+    silent: Mapping[str, str]
+    """What the file does not say, nor anybody else, and is only likely."""
 
     def to_json(self) -> dict[str, Any]:
         """As in `plan --from FILE --json`."""
@@ -54,6 +56,7 @@ class Beside:
             "target": self.given.target,
             "options": dict(self.given.options),
             "not_understood": list(self.given.not_understood),
+            "silent": dict(self.silent),
             "estimate": None if self.estimate is None else self.estimate.to_json(),
             "refusal": self.refusal,
             "changes": [asdict(change) for change in self.changes],
@@ -71,6 +74,7 @@ class Beside:
             yield f"As the file of {self.given.target} is: {fits}, {gib(peak)} of {gib(capacity)} a GPU."
         else:
             yield f"As the file of {self.given.target} is, it cannot be run here: {self.refusal}"
+        yield from (f"  {option}: {line}" for option, line in self.silent.items())
         if self.changes:
             yield "What to change for the best plan:"
         for change in self.changes:
@@ -95,6 +99,7 @@ def beside(
     from tonnage.api import estimate
 
     exactly = given.exactly(said, cluster.gpus)
+    silent = {option: line for option, line in given.silent.items() if option not in said}
 
     def changes() -> tuple[Change, ...]:
         return () if best is None else tuple(_changes(given, exactly, best, model, cluster, offline))
@@ -109,8 +114,8 @@ def beside(
             **exactly,
         )
     except TonnageError as error:
-        return Beside(given=given, estimate=None, refusal=str(error), changes=changes())
-    return Beside(given=given, estimate=found, refusal=None, changes=changes())
+        return Beside(given=given, estimate=None, refusal=str(error), changes=changes(), silent=silent)
+    return Beside(given=given, estimate=found, refusal=None, changes=changes(), silent=silent)
 
 
 def _changes(

@@ -97,7 +97,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
 DEEPSPEED: Final = Target(
     name="deepspeed",
     packages=("deepspeed", "transformers"),
-    expresses=engine.DEEPSPEED.expresses or {},
+    expresses=engine.EXPRESSES,
     why=WHY,
     engine="deepspeed",
     scripted=True,

@@ -62,6 +62,12 @@ def check_plan(wish: Wish, to: Target) -> None:
     """
     from tonnage.engines import engine_of
 
+    copies = data_parallel(wish.plan, wish.cluster)
+    if wish.plan.shard == "none" and copies > 1:
+        raise UsageError(
+            f"shard=none: {copies} copies would be trained without any exchange, and {to.name} trains one; "
+            "choose shard ddp or zero3."
+        )
     plan = replace(wish.plan, engine=to.engine or "tonnage")
     refusal = engine_of(plan).accepts(wish.job, plan, wish.cluster)
     if refusal is not None and not refusal.instead.startswith("pip install"):

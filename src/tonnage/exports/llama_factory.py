@@ -91,10 +91,11 @@ def write(wish: Wish) -> Written:
 
 def _as_stored(wish: Wish) -> tuple[str, ...]:
     """What nobody can tell from here."""
+    wanted = wish.plan.base_dtype or wish.plan.compute_dtype
     cast = wish.job.method == "full" and wish.plan.precision != "bf16-true"
-    if cast or stored_dtype(wish.job) == wish.plan.compute_dtype:
+    if cast or stored_dtype(wish.job) == wanted:
         return ()
-    return (f"LLaMA-Factory loads weights in the dtype of the checkpoint; the plan has {wish.plan.compute_dtype}.",)
+    return (f"LLaMA-Factory loads weights in the dtype of the checkpoint; the plan has {wanted}.",)
 
 
 def _data() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +42,8 @@ class Given:
     """Everything that it says, by dotted names."""
     model: str | None = None
     """The model that it names."""
+    silent: Mapping[str, str] = field(default_factory=dict)
+    """Options that it does not say and that are taken to be what they are here: why, and what to do, in one line."""
 
     def exactly(self, said: Mapping[str, Any], gpus: int) -> dict[str, Any]:
         """The options of the job as the file has it, and what was `said` besides; trainers replicate by default."""
@@ -68,6 +70,8 @@ class _Found:
     option: str
     value: Any
     key: str
+    silent: str | None = None
+    """What the file does not say, so that the value is only likely."""
 
 
 class _Unclear(Exception):
@@ -136,9 +140,12 @@ def _given(
             continue
         options |= said
         names |= dict.fromkeys(said, key)
+    silent = {}
     for found in whole(flat):
         options[found.option] = found.value
         names[found.option] = found.key
+        if found.silent is not None:
+            silent[found.option] = found.silent
     model = options.pop("model", None)
     names.pop("model", None)
     return Given(
@@ -148,6 +155,7 @@ def _given(
         not_understood=tuple(unclear),
         document=flat,
         model=model,
+        silent=silent,
     )
 
 
@@ -322,8 +330,13 @@ _REPLICAS: Final = (
 )
 
 
+def _weights_decide(key: str) -> _Found:
+    """Without bf16 and fp16 all is computed in the dtype of the weights, which such a file does not say."""
+    said = "neither bf16 nor fp16 is set; weights are taken to be fp32, and if they are not: --precision bf16-true"
+    return _Found(option="precision", value="fp32", key=key, silent=said)
+
+
 def _precision(flat: Mapping[str, Any], *, bf16: str = "bf16-mixed") -> Iterator[_Found]:
-    """Neither flag: the dtype of the weights decides, which the file does not say; fp32 is transformers' default."""
     if flat.get("pure_bf16") is True:
         yield _Found(option="precision", value="bf16-true", key="pure_bf16")
     elif flat.get("fp16") is True:
@@ -331,7 +344,17 @@ def _precision(flat: Mapping[str, Any], *, bf16: str = "bf16-mixed") -> Iterator
     elif flat.get("bf16") in (True, "auto", "true", "full") or flat.get("bfloat16") is True:
         yield _Found(option="precision", value=bf16, key="bf16")
     else:
-        yield _Found(option="precision", value="fp32", key="bf16")
+        yield _weights_decide("bf16")
+
+
+def _of_sft(flat: Mapping[str, Any]) -> Iterator[_Found]:
+    """SFTConfig computes in bf16 and checkpoints where nothing is said, and its loss never has all logits."""
+    yield _Found(option="loss", value="chunked", key="SFTConfig")
+    bf16 = True if flat.get("bf16") is None and flat.get("fp16") is not True else flat.get("bf16")
+    words = ("activation_checkpointing", "gradient_checkpointing")
+    checkpointed = {} if any(flat.get(word) is not None for word in words) else {words[1]: True}
+    yield from _of_trainer({**flat, **checkpointed, "bf16": bf16})
+    yield _Found(option="engine", value="trl", key="SFTConfig")
 
 
 def _of_trainer(flat: Mapping[str, Any]) -> Iterator[_Found]:
@@ -355,7 +378,8 @@ def _of_axolotl(flat: Mapping[str, Any]) -> Iterator[_Found]:
         yield _Found(option="quant", value=kind if single else f"{kind}-double", key="adapter")
     if adapter == "qlora" or flat.get("load_in_8bit") is True:
         yield _Found(option="unquantized_dtype", value="compute", key="adapter")
-    yield from _precision(flat, bf16="bf16-mixed" if adapter else "bf16-true")
+    for found in _precision(flat, bf16="bf16-mixed" if adapter else "bf16-true"):
+        yield replace(found, silent=None)  # it loads the weights in what it computes in
     yield from _checkpointed(flat)
     if flat.get("liger_fused_linear_cross_entropy") is True:
         yield _Found(option="loss", value="liger", key="liger_fused_linear_cross_entropy")
@@ -388,7 +412,7 @@ def _of_deepspeed(flat: Mapping[str, Any]) -> Iterator[_Found]:
             yield _Found(option="precision", value=precision, key=f"{name}.enabled")
             break
     else:
-        yield _Found(option="precision", value="fp32", key="bf16.enabled")
+        yield _weights_decide("bf16.enabled")
     params = {key.rpartition(".")[2]: value for key, value in flat.items() if key.startswith("optimizer.params.")}
     own = {name: value for name, value in params.items() if name in ("torch_adam", "foreach")}
     for name, said in DEEPSPEEDS.items():
@@ -403,6 +427,8 @@ def _of_accelerate(flat: Mapping[str, Any]) -> Iterator[_Found]:
         yield from _fully_sharded(flat, "fsdp_")
     elif kind == "MULTI_GPU":
         yield _Found(option="shard", value="ddp", key="distributed_type")
+    if flat.get("mixed_precision") == "no":
+        yield _weights_decide("mixed_precision")
     yield from _checkpointed(flat)
 
 
@@ -486,6 +512,8 @@ _LLAMA_FACTORY: Final[Mapping[str, Reader]] = {
 
 _STAGE: Final = {stage: name for name, stage in STAGES.items() if name != "none"}
 
+_PLACES: Final = {"cpu": "cpu", "nvme": "nvme", "none": None}
+
 _DEEPSPEED: Final[Mapping[str, Reader]] = {
     "train_micro_batch_size_per_gpu": _number("micro_batch"),
     "gradient_accumulation_steps": _number("grad_accum"),
@@ -493,10 +521,13 @@ _DEEPSPEED: Final[Mapping[str, Reader]] = {
     "bf16.enabled": _understood,
     "fp16.enabled": _understood,
     "zero_optimization.stage": _word("shard", _STAGE),
-    "zero_optimization.offload_optimizer.device": _word("optimizer_offload", {"cpu": "cpu", "none": None}),
-    "zero_optimization.offload_optimizer.pin_memory": _understood,
-    "zero_optimization.offload_param.device": _word("param_offload", {"cpu": "cpu", "none": None}),
-    "zero_optimization.offload_param.pin_memory": _understood,
+    "zero_optimization.offload_optimizer.device": _word("optimizer_offload", _PLACES),
+    "zero_optimization.offload_param.device": _word("param_offload", _PLACES),
+    **{
+        f"zero_optimization.{place}.{name}": _understood
+        for place in ("offload_optimizer", "offload_param")
+        for name in ("pin_memory", "nvme_path")
+    },
     "optimizer.type": _word("optimizer", {"AdamW": "adamw"}),
     "optimizer.params.torch_adam": _understood,
     "optimizer.params.foreach": _understood,
@@ -516,15 +547,22 @@ _ACCELERATE: Final[Mapping[str, Reader]] = {
     "deepspeed_config.zero_stage": _word("shard", _STAGE),
     "deepspeed_config.gradient_accumulation_steps": _number("grad_accum"),
     "deepspeed_config.gradient_clipping": _norm,
-    "deepspeed_config.offload_optimizer_device": _word("optimizer_offload", {"cpu": "cpu", "none": None}),
-    "deepspeed_config.offload_param_device": _word("param_offload", {"cpu": "cpu", "none": None}),
+    "deepspeed_config.offload_optimizer_device": _word("optimizer_offload", _PLACES),
+    "deepspeed_config.offload_param_device": _word("param_offload", _PLACES),
 }
+
+_SFT: Final = (
+    *("max_length", "dataset_kwargs", "dataset_text_field", "completion_only_loss", "assistant_only_loss"),
+    *("padding_free", "packing_strategy"),
+)
+"""Keys that SFTConfig has and TrainingArguments has not."""
 
 _KINDS: Final[tuple[tuple[str, tuple[str, ...], Mapping[str, Reader], Callable[..., Iterator[_Found]]], ...]] = (
     ("deepspeed", ("zero_optimization", "train_micro_batch_size_per_gpu"), _DEEPSPEED, _of_deepspeed),
     ("accelerate", ("distributed_type", "compute_environment"), _ACCELERATE, _of_accelerate),
     ("axolotl", ("base_model", "sequence_len"), _AXOLOTL, _of_axolotl),
     ("llama-factory", ("model_name_or_path", "finetuning_type", "cutoff_len"), _LLAMA_FACTORY, _of_llama_factory),
+    ("trl", _SFT, _TRAINER, _of_sft),
     ("hf-trainer", ("per_device_train_batch_size", "gradient_accumulation_steps"), _TRAINER, _of_trainer),
 )
 """Whose a file is: the keys that give it away, what its keys say, and what they say together; first come first."""

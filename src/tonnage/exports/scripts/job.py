@@ -74,6 +74,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--data", help="text, or JSON lines with a field text; without it rows are made up, to try")
     parser.add_argument("--random-weights", action="store_true", help="only the configuration is read")
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps on made-up rows")
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher says it here as well
     return parser.parse_args()
 
 
@@ -88,13 +89,26 @@ def network(job: Job, random_weights: bool = False) -> Any:
         chosen["quantization_config"] = transformers.BitsAndBytesConfig(**job.quantization)
         chosen["device_map"] = {"": int(os.environ.get("LOCAL_RANK", "0"))}
     if random_weights:
-        made = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.from_pretrained(job.model), **chosen
-        )
+        made = at_random(transformers.AutoConfig.from_pretrained(job.model), chosen)
     else:
         made = transformers.AutoModelForCausalLM.from_pretrained(job.model, **chosen)
     made.config.use_cache = False  # else every forward copies keys and values, as if it were to generate
     return made.train()
+
+
+def at_random(config: Any, chosen: dict[str, Any]) -> Any:
+    """The network without its checkpoint; to be quantized, what it was made with takes the checkpoint's place."""
+    import transformers
+
+    loading = ("quantization_config", "device_map")
+    made: Any = transformers.AutoModelForCausalLM.from_config(
+        config, **{name: value for name, value in chosen.items() if name not in loading}
+    )
+    if "quantization_config" not in chosen:
+        return made
+    saved = made.state_dict()
+    tensors = {name: tensor for name, tensor in [*made.named_parameters(), *made.named_buffers()] if name in saved}
+    return type(made).from_pretrained(None, config=made.config, state_dict=tensors, **chosen)
 
 
 def adapted(job: Job, made: Any) -> Any:

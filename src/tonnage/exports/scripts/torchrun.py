@@ -82,7 +82,7 @@ def step(said: job.Job, model: Any, update: Any, scaler: Any, batches: Iterator[
     """One optimizer step; the loss of its last micro-batch."""
     accumulated = said.grad_accum or 1
     compute = None if said.shard in FSDP2 else MIXED.get(said.precision or "")
-    value = torch.zeros(())
+    value = 0.0
     for index in range(accumulated):
         last = index == accumulated - 1
         batch = {name: tensor.to(device) for name, tensor in next(batches).items()}
@@ -91,7 +91,7 @@ def step(said: job.Job, model: Any, update: Any, scaler: Any, batches: Iterator[
                 loss = model(**batch)[0] / accumulated
             scaler.scale(loss).backward()
             if last:
-                value = loss.detach()
+                value = float(loss.detach()) * accumulated  # beside the optimizer nothing of it is on the card
             del loss, batch
     if said.clip_grad_norm is not None:
         scaler.unscale_(update)
@@ -99,7 +99,7 @@ def step(said: job.Job, model: Any, update: Any, scaler: Any, batches: Iterator[
     scaler.step(update)
     scaler.update()
     update.zero_grad(set_to_none=True)
-    return float(value) * accumulated
+    return value
 
 
 def made_optimizer(said: job.Job, model: nn.Module) -> Any:
