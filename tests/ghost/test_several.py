@@ -96,6 +96,14 @@ def test_a_mean_of_the_weights_is_of_the_parameters(dry_run: Any) -> None:
     assert found.peak.by_category["parameter"] == 3 * 4 * count
 
 
+def test_copies_that_step_before_any_network_is_called_are_states(dry_run: Any) -> None:
+    """2 bytes of a weight, 4 of its copy and 4 of its momentum."""
+    found = estimate(dry_run("several.py", "masters"))
+    assert found.model["parameters"] == 256 * 1024
+    held = found.peak.by_category
+    assert (held["parameter"], held["optimizer_state"]) == (2 * 256 * 1024, 8 * 256 * 1024)
+
+
 def test_a_scaler_says_its_scale(dry_run: Any) -> None:
     assert dry_run("several.py", "scaled").said == ({"scale": 65536.0}, {"scale": 65536.0})
 

@@ -1,6 +1,7 @@
 """Programs with several optimizers, or whose networks are not called as modules are: one way each.
 
-python several.py critics|rarely|raw|forward|compiled|descends|searches|penalty|keras|copies|scaled|names-a-folder
+python several.py critics|rarely|raw|forward|compiled|descends|searches|penalty|keras|copies|masters|scaled
+        |names-a-folder
 """
 
 import copy
@@ -120,6 +121,22 @@ def keep_copies() -> None:
                 torch._foreach_lerp_(kept, [*network.parameters()], 0.1)
 
 
+def step_masters() -> None:
+    """fp32 weights in one tensor beside bf16 ones, whose states an optimizer makes by a step before there is a network
+    that was called: as DeepSpeed does without ZeRO."""
+    network = nn.Linear(WIDTH, 4 * WIDTH, bias=False).cuda().bfloat16()
+    master = network.weight.detach().float().flatten().requires_grad_()
+    master.grad = torch.zeros_like(master)
+    optimizer = torch.optim.SGD([master], lr=0.1, momentum=0.9)
+    optimizer.step()
+    for _ in range(4):
+        network(torch.randn(64, WIDTH, device="cuda").bfloat16()).sum().backward()
+        master.grad = network.weight.grad.float().flatten()
+        network.weight.grad = None
+        optimizer.step()
+        network.weight.data.copy_(master.detach().view_as(network.weight))
+
+
 def scale() -> None:
     network, scaler = Network().cuda(), torch.amp.GradScaler("cuda")
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
@@ -162,6 +179,8 @@ def main() -> None:
         of_keras()
     elif what == "copies":
         keep_copies()
+    elif what == "masters":
+        step_masters()
     elif what == "scaled":
         scale()
     elif what == "names-a-folder":

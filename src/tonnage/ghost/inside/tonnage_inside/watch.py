@@ -328,7 +328,8 @@ class Watch:
         self.mark("optimizer", "")
         self._stepping = True
         updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        if self._rounds.first_time(optimizer):
+        trains = self._backward_seen or self._backward_depth  # DeepSpeed steps master copies to have their states
+        if trains and self._rounds.first_time(optimizer):
             self._find_trained(updated)
         for parameter in updated:
             if id(parameter) not in self._parameters:
