@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from benchmarks.sweep.cases import case
+from benchmarks.sweep.cases import LAYERS, Case, case
+from benchmarks.sweep.exporting import delivered, dropped, exported
 from benchmarks.sweep.ways import Asking, differences, tell
 
-from tonnage.engines import libraries
+from tonnage.engines import engine_of, libraries
+from tonnage.engines.engine import installed
+from tonnage.plans import Plan
 
 ANSWERED = 5
 NETWORKS = ("llama-3.1-8b", "qwen3-8b", "gemma-3-1b", "qwen3-30b-a3b", "gpt2", "bert", "vit", "t5")
@@ -21,6 +24,36 @@ def test_a_number_makes_the_same_case_again() -> None:
 
 def test_differences_are_told_by_their_place() -> None:
     assert list(differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}], "c": 4})) == ["a[1].b 2 3", "c None 4"]
+
+
+def first(name: str, networks: tuple[str, ...], engine: str) -> Case:
+    """The first case of an engine; skipped where its packages are not installed."""
+    missing = [package for package in engine_of(Plan(engine=engine)).packages if installed(package) is None]
+    if missing:
+        pytest.skip(f"{missing[0]} is not installed")
+    return case(f"ci-{name}", networks, (3,), engine)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_exports_lose_nothing_and_are_read_as_they_were_meant(number: int, asking: Asking) -> None:
+    one = case(f"ci-exports-{number}", (), LAYERS)
+    whole = None  # nothing is run
+    assert dropped(asking, one, whole) == [], str(one)
+    assert exported(asking, one, whole) == [], str(one)
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize("engine", ["tonnage", "hf-trainer", "accelerate", "deepspeed"])
+def test_what_is_exported_needs_what_was_estimated(asking: Asking, engine: str) -> None:
+    """To the byte; the first of a few cases that the trainer has words for."""
+    for number in range(20):
+        one = first(f"delivered-{number}", ("gpt2", "smollm2-135m"), engine)
+        known = {"transformers", engine.replace("hf-trainer", "accelerate")}
+        found = delivered(asking, one, None) if libraries(one.job, one.plan) <= known else None
+        if found is not None:
+            assert found == [], str(one)
+            return
+    pytest.fail("no case was exported")
 
 
 @pytest.fixture(scope="module")

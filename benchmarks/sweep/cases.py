@@ -180,7 +180,9 @@ def _word(rng: random.Random, words: Sequence[str]) -> str:
 
 def _in_its_words(rng: random.Random, found: Case, name: str) -> Case:
     """The case run by a trainer, with what that has words for."""
-    expresses = next(one for one in ENGINES if one.name == name).expresses or {}
+    expresses = next(one for one in ENGINES if one.name == name).expresses
+    if expresses is None:
+        return found
     job, plan = (replace(one, **_expressed(rng, one, expresses)) for one in (found.job, found.plan))
     plan = replace(plan, engine=name)
     if found.cluster.gpus == 1:

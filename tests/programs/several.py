@@ -122,8 +122,10 @@ def keep_copies() -> None:
 
 
 def step_masters() -> None:
-    """fp32 weights in one tensor beside bf16 ones, whose states an optimizer makes by a step before there is a network
-    that was called: as DeepSpeed does without ZeRO."""
+    """fp32 weights in one tensor beside bf16 ones, stepped once before a network is called, to make their states.
+
+    As DeepSpeed does it without ZeRO.
+    """
     network = nn.Linear(WIDTH, 4 * WIDTH, bias=False).cuda().bfloat16()
     master = network.weight.detach().float().flatten().requires_grad_()
     master.grad = torch.zeros_like(master)
