@@ -110,6 +110,13 @@ def test_fsdp_of_the_trainer_and_of_accelerate_are_one(worker: Worker) -> None:
     assert own.allocated_bytes == pytest.approx(trainer.allocated_bytes, abs=64 * 1024)
 
 
+def test_quantized_networks_under_accelerate_are_the_plain_loops(worker: Worker) -> None:
+    pytest.importorskip("bitsandbytes")
+    job = dataclasses.replace(JOB, method="qlora", lora_rank=4)
+    plain, theirs = (run(worker, engine, job=job).estimate.peak for engine in ("tonnage", "accelerate"))
+    assert theirs.allocated_bytes == plain.allocated_bytes
+
+
 @pytest.mark.parametrize("engine", ["hf-trainer", "accelerate", "deepspeed"])
 def test_images_are_what_a_processor_makes_of_them(worker: Worker, engine: str) -> None:
     """Of Qwen-VL all patches of all images in one list, which grows with the images as the plain loop's does."""

@@ -7,6 +7,7 @@ with its defaults, FSDP2 by its plugin.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.engines.engine import ANY, IMAGES, SHAPES, Engine
@@ -65,9 +66,12 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
 
 def _described(job: Job, plan: Plan, world: World) -> Step:
     """All techniques of the plan but those that the Accelerator stands for."""
+    import torch
+
     from tonnage.step import Step
 
-    step = Step(job=job, plan=plan, world=world, initialise=False)
+    here = replace(world, device=torch.device("cuda", 0))  # quantized, a network says on which card it is
+    step = Step(job=job, plan=plan, world=here, initialise=False)
     for technique in chosen(job, plan):
         if technique.option not in ACCELERATORS_OWN:
             step = technique.apply(step)
@@ -113,7 +117,9 @@ ACCELERATE: Final = Engine(
     expresses={
         **SHAPES,
         **IMAGES,
-        "method": ("full", "lora"),
+        "method": ("full", "lora", "qlora"),
+        "quant": ANY,
+        "unquantized_dtype": ANY,
         "lora_rank": ANY,
         "lora_dropout": ANY,
         "lora_targets": ANY,
