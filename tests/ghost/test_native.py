@@ -256,6 +256,25 @@ def test_blocks_never_overlap(ghost: Ghost) -> None:
     ghost(program, total_bytes=1 << 44)
 
 
+def test_a_limit_on_the_address_space_is_none_of_the_cards(ghost: Ghost) -> None:
+    ghost(
+        """
+        import resource, signal
+        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+        blocks = sorted(malloc(1 << 30) for _ in range(14))
+        assert all(after - before >= 1 << 30 for before, after in zip(blocks, blocks[1:]))
+        to_card(blocks[7] + 5, b"abc")
+        assert from_card(blocks[7] + 5, 3) == b"abc"
+        child = os.fork()
+        if not child:
+            ctypes.string_at(blocks[7], 1)  # no host pointer: reading faults
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
+        """,
+        total_bytes=16 << 30,
+    )
+
+
 def test_pinned_and_registered_memory_is_counted(ghost: Ghost) -> None:
     program = """
         pinned = malloc(1000, "cudaHostAlloc", 0)

@@ -22,6 +22,8 @@
 #define PAGE (2 * MIB)
 #define CHUNK (32 * MIB)
 #define CONTEXT_HOLE (24 * MIB)
+#define SPACE_BYTES (1ull << 45)
+#define END_OF_PROCESS (1ull << 47) /* x86-64 places nothing above unless asked to, and most of them cannot */
 
 struct hole {
     uint64_t start, bytes;
@@ -39,7 +41,7 @@ struct chunk {
     size_t blocks;
 };
 
-static uint64_t base, limit;   /* of the reservation; 0 before the first use */
+static uint64_t base, limit;   /* of all device addresses; 0 before the first use */
 static uint64_t next_reserved; /* everything from here to `lowest` was never handed out */
 static uint64_t lowest;        /* start of the lowest chunk */
 static struct chunk *newest;
@@ -133,19 +135,17 @@ static void place_context(void)
     }
 }
 
-/* 32 TiB, or as much as an address space limit leaves. */
+/* 32 TiB.  Where the process may not reserve them (`ulimit -v`), the first beyond all that a process can have: no
+ * host pointer is there either, and reading faults as well. */
 static void reserve(void)
 {
-    for (uint64_t bytes = 1ull << 45; bytes >= GIB && !base; bytes /= 2) {
-        void *space = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (space != MAP_FAILED) {
-            next_reserved = whole((uint64_t)space, CHUNK);
-            limit = (uint64_t)space + bytes;
-            lowest = limit / CHUNK * CHUNK;
-            place_context();
-            __atomic_store_n(&base, (uint64_t)space, __ATOMIC_RELEASE);
-        }
-    }
+    void *space = mmap(NULL, SPACE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    uint64_t start = space == MAP_FAILED ? END_OF_PROCESS : (uint64_t)space;
+    next_reserved = whole(start, CHUNK);
+    limit = start + SPACE_BYTES;
+    lowest = limit / CHUNK * CHUNK;
+    place_context();
+    __atomic_store_n(&base, start, __ATOMIC_RELEASE);
 }
 
 bool is_device_address(const void *pointer)
