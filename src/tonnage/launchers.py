@@ -24,7 +24,7 @@ def alone(
         return [python, *without_launcher(command)], said
     unwatched = {name: value for name, value in variables.items() if name != "TONNAGE_OUT"}
     started = subprocess.run(
-        [python, "-m", "tonnage_inside.accelerated", *arguments], env=unwatched, capture_output=True, text=True
+        [python, "-P", "-m", "tonnage_inside.accelerated", *arguments], env=unwatched, capture_output=True, text=True
     )
     lines = [line for line in started.stdout.splitlines() if line.startswith("{")]
     if not lines:

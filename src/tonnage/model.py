@@ -393,7 +393,10 @@ def _from_factory(ref: ModelRef, dtype: torch.dtype, device: torch.device) -> nn
 
 
 def _imported(name: str) -> Any:
+    """What `package.module:name` names; the folder that tonnage was started in comes first, as for a script there."""
     module_name, _, attribute = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError) as error:

@@ -138,11 +138,23 @@ def test_a_worker_that_is_starting_ends_at_once(torch_build: Torch) -> None:
     assert worker.closed
 
 
+def test_files_of_the_users_folder_stand_in_for_no_library_and_may_hold_the_model(
+    torch_build: Torch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("torch", "transformers", "typing", "tonnage"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not the library of that name')")
+    (tmp_path / "parts.py").write_text("import torch\nlayer = torch.nn.Linear(64, 64)\n")
+    (tmp_path / "net.py").write_text("import os, parts\ndef kill(): os.abort()\n")
+    with Worker() as worker, pytest.raises(CannotEstimate, match="died"):
+        run(worker, calling("net:kill"))
+
+
 def test_closing_twice_is_closing(torch_build: Torch) -> None:
     mine = psutil.Process()
     descriptors = mine.num_fds()
     worker = Worker()
-    folder = Path(worker._folder.name)
+    folder = worker._folder
     run(worker)
     worker.close()
     worker.close()
@@ -161,7 +173,7 @@ def test_many_jobs_leave_nothing_behind(worker: Worker) -> None:
     assert not alive
     assert (psutil.Process().num_fds(), process.num_fds()) == descriptors
     assert process.memory_info().rss < resident + 2**23
-    assert [path.name for path in Path(worker._folder.name).iterdir()] == ["stderr"]
+    assert sorted(path.name for path in worker._folder.iterdir()) == ["lock", "stderr"]
 
 
 def test_two_workers_at_once_give_the_same_answers(worker: Worker, own_worker: Worker) -> None:

@@ -67,7 +67,7 @@ shutil.copy(pathlib.Path({source!r}) / f"{{name}}.whl", folder / f"{{name}}-1-py
 """
 
 
-def test_a_wheel_is_fetched_once_with_its_triton(tmp_path: Path) -> None:
+def test_a_wheel_is_fetched_once_with_its_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked = make_torch(tmp_path / "unpacked", "2.13.0", "13.0")
     with (unpacked / "torch-2.13.0.dist-info" / "METADATA").open("a") as metadata:
         metadata.write("Requires-Dist: triton==3.7.0 ; platform_system == 'Linux'\n")
@@ -79,6 +79,8 @@ def test_a_wheel_is_fetched_once_with_its_triton(tmp_path: Path) -> None:
     site = make_torch(tmp_path / "site", "2.13.0+cpu", None)
     said: list[str] = []
     python = interpreter_with(tmp_path / "bin", site, FETCH.format(source=str(tmp_path)))
+    (tmp_path / "shutil.py").write_text("raise SystemExit('a file of the user stood in for a library')")
+    monkeypatch.chdir(tmp_path)
     found = wheel.find(python, progress=said.append)
     assert found.path is not None
     assert (found.path / "triton" / "__init__.py").exists()

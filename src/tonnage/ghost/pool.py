@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,14 +17,15 @@ from tonnage.catalog import ghost_settings
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, TonnageError, TrialFailed, UsageError
 from tonnage.ghost.process import any_libraries, environment
+from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Progress, find
 from tonnage.job import Job
 from tonnage.layers.requests import Requests
 from tonnage.plans import Plan
 from tonnage.trace import Trace
 
-_PROGRAM: Final = ("-m", "tonnage.ghost.worker")
-"""What the ghost process runs."""
+_PROGRAM: Final = ("-P", "-m", "tonnage.ghost.worker")
+"""What the ghost process runs; files of the folder it is started in stand in for no library."""
 
 _BY_EXIT_CODE: Mapping[int, type[TonnageError]] = {2: UsageError, 3: CannotEstimate, 5: TrialFailed}
 
@@ -62,11 +62,12 @@ class Worker:
         any_libraries()
         progress("starting the ghost")
         torch = find(sys.executable, torch_version, progress)
-        self._folder = tempfile.TemporaryDirectory(prefix="tonnage-")
-        self._errors = (Path(self._folder.name) / "stderr").open("w+")
+        self._held = contextlib.ExitStack()
+        self._folder = self._held.enter_context(scratch("tonnage-"))
+        self._errors = (self._folder / "stderr").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, *_PROGRAM],
-            env=self._environment(torch),
+            env=self._environment(torch) | {"TMPDIR": str(self._folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -108,14 +109,14 @@ class Worker:
         Raises CannotEstimate.
         """
         self._check_open()
-        path = Path(self._folder.name) / "requests"
+        path = self._folder / "requests"
         requests.write(path)
         asked = request(job, plan, cluster, rank=rank, steps=1, repeated=repeated)
         return requests.traced(self._traced(asked | {"requests": str(path)}))
 
     def _traced(self, asked: dict[str, Any]) -> Trace:
         self._check_open()
-        target = Path(self._folder.name) / "trace"
+        target = self._folder / "trace"
         with self._abandoned_on_error():
             self._wait_until_ready()
             answer = self._ask(asked | {"trace": str(target)})
@@ -143,7 +144,7 @@ class Worker:
             self.kill()
         self._process.stdout.close()
         self._errors.close()
-        self._folder.cleanup()
+        self._held.close()
 
     def __enter__(self) -> "Worker":
         return self

@@ -5,11 +5,11 @@ passes over local builds such as X+cpu; pip checks the hash.  Wheels are unpacke
 (`$TONNAGE_CACHE`, else `$XDG_CACHE_HOME/tonnage`, else `~/.cache/tonnage`), never into the user's environment.
 """
 
+import contextlib
 import errno
 import json
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 import zipfile
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import GhostUnavailable
+from tonnage.ghost.scratch import scratch
 
 Progress = Callable[[str], None]
 
@@ -109,11 +110,21 @@ def cache_folder() -> Path:
 def _inspect(python: str) -> dict[str, Any]:
     try:
         found = subprocess.run(
-            [python, "-c", _INSPECT], capture_output=True, text=True, timeout=120, cwd=tempfile.gettempdir()
+            [python, "-c", _INSPECT],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tempfile.gettempdir(),
+            env=_apart(),
         )
         return json.loads(found.stdout.splitlines()[-1])  # type: ignore[no-any-return]
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         raise GhostUnavailable(f"{python} does not run as a Python interpreter ({error}).") from error
+
+
+def _apart() -> dict[str, str]:
+    """The environment of a Python in which no file of the folder that it is started in stands in for a library."""
+    return {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
 def _cuda_major(torch: Path) -> int | None:
@@ -130,41 +141,49 @@ def _cuda_major(torch: Path) -> int | None:
 
 def _fetch(python: str, version: str, folder: Path, progress: Progress) -> None:
     """Download torch and its triton into a temporary folder, unpack, and rename into place."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix="fetching-", dir=folder.parent))
-    except OSError as error:
-        raise GhostUnavailable(
-            f"The CUDA build of torch {version} is needed, and {folder.parent} is no folder that it can be put into "
-            f"({error.strerror}); set TONNAGE_CACHE to one."
-        ) from error
-    try:
-        progress(f"fetching the CUDA build of torch {version} (about 0.5 GB, once) into {folder.parent}")
-        wheel = _download(python, f"torch==={version}", scratch)
-        _unpack(wheel, scratch / "unpacked")
-        triton = _required_triton(scratch / "unpacked")
-        if triton is not None:
-            progress(f"fetching {triton}")
-            _unpack(_download(python, triton, scratch), scratch / "unpacked")
-        progress("compiling it")
-        _compile(python, scratch / "unpacked")
+    with contextlib.ExitStack() as stack:
         try:
-            (scratch / "unpacked").rename(folder)
-        except OSError:
-            if not folder.exists():  # another process may have finished first, which is as good
-                raise
-    except OSError as error:
-        raise GhostUnavailable(
-            f"The CUDA build of torch {version} could not be stored in {folder} ({error})."
-        ) from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            place = stack.enter_context(scratch("fetching-", folder.parent))
+        except OSError as error:
+            raise GhostUnavailable(
+                f"The CUDA build of torch {version} is needed, and {folder.parent} is no folder that it can be put "
+                f"into ({error.strerror}); set TONNAGE_CACHE to one."
+            ) from error
+        try:
+            _fill(python, version, place, progress)
+            _move(place / "unpacked", folder)
+        except OSError as error:
+            raise GhostUnavailable(
+                f"The CUDA build of torch {version} could not be stored in {folder} ({error})."
+            ) from error
+
+
+def _fill(python: str, version: str, place: Path, progress: Progress) -> None:
+    """Torch and its triton, compiled, in the folder `unpacked` of this one."""
+    progress(f"fetching the CUDA build of torch {version} (about 0.5 GB, once) into {place.parent}")
+    unpacked = place / "unpacked"
+    _unpack(_download(python, f"torch==={version}", place), unpacked)
+    triton = _required_triton(unpacked)
+    if triton is not None:
+        progress(f"fetching {triton}")
+        _unpack(_download(python, triton, place), unpacked)
+    progress("compiling it")
+    _compile(python, unpacked)
+
+
+def _move(unpacked: Path, folder: Path) -> None:
+    try:
+        unpacked.rename(folder)
+    except OSError:
+        if not folder.exists():  # another process may have finished first, which is as good
+            raise
 
 
 def _download(python: str, requirement: str, folder: Path) -> Path:
     target = folder / re.sub(r"[^A-Za-z0-9]+", "-", requirement)
     command = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    done = subprocess.run([*command, "-d", str(target), requirement], capture_output=True, text=True)
+    done = subprocess.run([*command, "-d", str(target), requirement], capture_output=True, text=True, env=_apart())
     wheels = sorted(target.glob("*.whl")) if target.exists() else []
     if done.returncode != 0 or not wheels:
         if offered := _offered(done.stderr):
@@ -207,7 +226,8 @@ def _compile(python: str, folder: Path) -> None:
     Else each ghost would compile what it imports, several seconds long, where PYTHONDONTWRITEBYTECODE is set (as in
     many containers) or the cache may only be read.  What does not compile (templates) stays as it is.
     """
-    subprocess.run([python, "-m", "compileall", "-q", "-j", "0", str(folder)], capture_output=True, check=False)
+    command = [python, "-m", "compileall", "-q", "-j", "0", str(folder)]
+    subprocess.run(command, capture_output=True, check=False, env=_apart())
 
 
 def _required_triton(folder: Path) -> str | None:
