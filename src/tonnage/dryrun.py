@@ -6,9 +6,8 @@ import os
 import re
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,7 @@ from tonnage.device import Cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.ghost import cards, running
 from tonnage.ghost.process import any_libraries, environment, interpreter, programs
+from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Torch, find
 from tonnage.summary import Run, summarise
 from tonnage.trace import Trace
@@ -54,6 +54,15 @@ _SECOND: Final = (
 _UNDEFINED: Final = re.compile(r"undefined symbol: ((?:cu|nccl|nvml|nvrtc|nvtx)\w+)")
 """What the loader says of a library that wants a function of NVIDIA's which is not there."""
 
+_LOADER_EXIT: Final = 127
+"""The exit code of a process that calls a function for the first time, of which the loader finds nothing."""
+
+_LOADER_EXIT_OF_RANK: Final = re.compile(rf"(exitcode\s*:|exit status) {_LOADER_EXIT}\b")
+"""The same in the words of torchrun and accelerate launch."""
+
+_OF_LAUNCHERS: Final = ("ChildFailedError", "CalledProcessError", "ProcessExitedException")
+"""Errors which say only that another process has failed."""
+
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/")
 """What is in the paths of frames that are not the program's own."""
 
@@ -70,6 +79,10 @@ class Left:
     """How far the processes came that left no trace: rank, name, steps, peaks, host_bytes."""
     named: Mapping[int, tuple[int, str]]
     """Rank and name of each process that used the GPU, by its number."""
+    failed: tuple[dict[str, Any], ...] = ()
+    """What Pythons failed with, the first of them first: message, error, stack, cuda."""
+    reached: bool = True
+    """Whether a Python of the command found the ghost at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,23 +133,26 @@ def run(
     torch = find(python, torch_version, progress)
 
     def attempt(inherit: Mapping[str, str] | None) -> Attempt:
-        with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
-            prepared = _prepared(torch, cluster, steps, inherit, Path(folder))
+        with scratch("tonnage-") as folder:
+            prepared = _prepared(torch, cluster, steps, inherit, folder)
             asked = command
             if rank is not None:
                 asked, said = launchers.alone(command, python, rank, cluster, prepared)
                 prepared |= said
             progress(f"running {' '.join(asked)} on {cluster.gpus_per_node} ghost {cluster.device.id}")
-            ended = _run(asked, prepared, timeout_seconds, Path(folder))
-            return Attempt(
-                command=asked, ended=ended, left=_left(Path(folder)), cards=cards.read(Path(folder) / _CARDS)
-            )
+            ended = _run(asked, prepared, timeout_seconds, folder)
+            return Attempt(command=asked, ended=ended, left=_left(folder), cards=cards.read(folder / _CARDS))
 
+    given = os.environ if variables is None else variables
     made, notes = attempt(variables), []
+    if _is_unbound(made):
+        progress("once more, to hear which library wants a function that is not there")
+        if unbound := _unbound(attempt({**given, "LD_BIND_NOW": "1"}).left):
+            raise TrialFailed(unbound)
     failed = _failed_early(made.left)
     if failed is not None or _guessed(made.left):
         progress("once more, following what the program computes from small values that are known")
-        again = attempt({**(os.environ if variables is None else variables), "TONNAGE_FOLLOW": "1"})
+        again = attempt({**given, "TONNAGE_FOLLOW": "1"})
         went_on = again.left.traces and not any(trace.outcome.get("kind") == "failed" for trace in again.left.traces)
         if went_on and (failed is not None or not _guessed(again.left)):
             made, notes = again, [_note_followed(failed)]
@@ -171,6 +187,20 @@ def _prepared(
     )
     prepared["PATH"] = os.pathsep.join([str(programs(folder)), prepared.get("PATH", os.defpath)])
     return prepared | trackers.offline(folder, prepared)
+
+
+def _is_unbound(made: Attempt) -> bool:
+    """Whether the loader ended a process, which it does when a function that is called first is not there."""
+    said = (str(failed["message"]) for failed in made.left.failed)  # torchrun's, of the processes that it started
+    ended = made.ended == _LOADER_EXIT or any(_LOADER_EXIT_OF_RANK.search(message) for message in said)
+    return ended and made.left.reached and not made.left.traces
+
+
+def _unbound(left: Left) -> str | None:
+    """Which library wanted what, where all its functions were looked for when it was loaded."""
+    outcomes = [*left.failed, *map(_outcome, left.traces)]
+    found = next((each for each in outcomes if "undefined symbol" in str(each.get("message"))), None)
+    return None if found is None else _described(found)
 
 
 def _failed_early(left: Left) -> Trace | None:
@@ -260,25 +290,39 @@ def _judged(command: list[str], left: Left, ended: int | None, steps: int, timeo
 def _why_failed(trace: Trace) -> str:
     outcome = trace.outcome
     message = _shortened(str(outcome.get("message")))
-    told = f"The command failed: {outcome.get('error')}: {message} (at {_place(outcome.get('stack') or [''])}). "
+    told = _described(_outcome(trace))
     if ooms := trace.peaks.get("ooms", 0):
-        return f"{told}{_had_run_out(ooms)}"
+        return f"{told} {_had_run_out(ooms)}"
     if "invalid device ordinal" in message:
         count = trace.device.get("devices", 1)
-        return f"{told}The machine has {count} GPU{'s' if count > 1 else ''}; say how many with --gpu, such as 8xt4."
-    if symbol := _UNDEFINED.search(message):
-        return (
-            f"{told}The ghost has the public functions of CUDA 12 and 13, and no {symbol[1]}: was this library built "
-            f"for another CUDA than torch's, which is {trace.versions.get('cuda')}?"
-        )
+        return f"{told} The machine has {counted(count, 'GPU')}; say how many with --gpu, such as 8xt4."
     if outcome.get("error") not in _OF_VALUES or not outcome.get("computed_reads"):
-        return told.rstrip()
-    return f"{told}If it needs a value that only a real GPU computes, skip that part in the dry-run."
+        return told
+    return f"{told} If it needs a value that only a real GPU computes, skip that part in the dry-run."
+
+
+def _outcome(trace: Trace) -> dict[str, Any]:
+    return {**trace.outcome, "cuda": trace.versions.get("cuda")}
+
+
+def _described(outcome: Mapping[str, Any]) -> str:
+    """What a program failed with, and where; of a library that does not find a function, what that means."""
+    message = _shortened(str(outcome.get("message")))
+    stack = outcome.get("stack")
+    where = f" (at {_place(stack)})" if stack else ""
+    told = f"The command failed: {outcome.get('error')}: {message}{where}."
+    symbol, cuda = _UNDEFINED.search(message), outcome.get("cuda")
+    if symbol is None:
+        return told
+    return (
+        f"{told} The ghost has the public functions of CUDA 12 and 13, and no {symbol[1]}: was this library built "
+        f"for another CUDA than torch's{f', which is {cuda}' if cuda else ''}?"
+    )
 
 
 def _had_run_out(ooms: int) -> str:
     """Of a command that caught what PyTorch raised, and gave up in its own words."""
-    return f"It had run out of GPU memory {ooms} time{'s' if ooms > 1 else ''} before."
+    return f"It had run out of GPU memory {counted(ooms, 'time')} before."
 
 
 def _place(stack: Sequence[str]) -> str:
@@ -396,11 +440,23 @@ def _left(folder: Path) -> Left:
         beside=tuple(trace for rank in sorted(by_rank) for trace in by_rank[rank][:-1]),
         cut_off=tuple(sorted(cut_off, key=lambda process: int(process["rank"]))),
         named={int(process): (int(told["rank"]), str(told["name"])) for process, told in begun.items()},
+        failed=tuple(json.loads(path.read_text()) for path in _by_age(folder.glob("*.failed"))),
+        reached=(folder / "reached").exists(),
     )
+
+
+def _by_age(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: path.stat().st_mtime_ns)
 
 
 def _importance(trace: Trace) -> tuple[bool, int, int]:
     return trace.outcome.get("kind") == "oom", trace.steps, trace.event_count
+
+
+_NOT_REACHED: Final = (
+    "No Python that it started found the ghost: none was started, or without the environment that it was given "
+    "(env -i, sudo, a container), or told to pass over it (python -I, -E or -S)."
+)
 
 
 def _why_nothing(command: list[str], left: Left, ended: int | None, timeout_seconds: float) -> str:
@@ -415,9 +471,15 @@ def _why_nothing(command: list[str], left: Left, ended: int | None, timeout_seco
         name = signal.Signals(-ended).name
         why = " A host that has no memory left ends processes like this." if name == "SIGKILL" else ""
         return f"The command was ended by {name}; its own message is above.{far}{why}"
-    if ended != 0 or far:
+    failed = [each for each in left.failed if each["error"] not in _OF_LAUNCHERS]
+    if ended != 0 and failed:
+        return f"{_described(failed[0])}{far}"
+    own = " Its own message is above." if ended != 0 or far else ""
+    if not left.reached:
+        return f"The command ended with exit code {ended}. {_NOT_REACHED}{own}"
+    if own:
         when = f".{far}" if far else " before it used the GPU."
-        return f"The command ended with exit code {ended}{when} Its own message is above."
+        return f"The command ended with exit code {ended}{when}{own}"
     return _on_the_host(command, "ended without using a GPU")
 
 

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -81,6 +82,68 @@ def test_a_library_that_wants_a_function_which_nobody_has_is_named() -> None:
     trace = Trace(source="ghost", versions={"cuda": "13.0"}, device={}, steps=0, outcome=outcome)
     said = dryrun._why_failed(trace)
     assert "no cudaFrobnicateTheWarp: was this library built for another CUDA than torch's, which is 13.0?" in said
+
+
+@pytest.fixture(scope="session")
+def unbound(tmp_path_factory: Any) -> str:
+    """A library that calls a function which nobody has."""
+    folder = tmp_path_factory.mktemp("unbound")
+    (folder / "ext.c").write_text("int cudaFrobnicateTheWarp(void); int go(void) { return cudaFrobnicateTheWarp(); }")
+    library = folder / "libext.so"
+    made = ["cc", "-shared", "-fPIC", "-Wl,-z,lazy", "-o", str(library), str(folder / "ext.c")]
+    subprocess.run(made, check=True)
+    return str(library)
+
+
+def test_a_function_that_is_missed_when_it_is_called_is_named(dry_run: Any, unbound: str) -> None:
+    message = failed(dry_run("unbound.py", unbound))
+    assert f"{unbound}: undefined symbol: cudaFrobnicateTheWarp (at " in message
+    assert "unbound.py:" in message
+    assert "was this library built for another CUDA than torch's, which is" in message
+
+
+@pytest.mark.parametrize(
+    ("ended", "message", "unbound"),
+    [
+        (127, "", True),
+        (1, "train.py FAILED  Root Cause (first observed failure): [0]: rank : 0 exitcode  : 127 (pid: 5)", True),
+        (1, "Command '['python', 'train.py']' returned non-zero exit status 127.", True),
+        (1, "Command '['python', 'train.py']' returned non-zero exit status 1.", False),
+        (None, "", False),
+    ],
+)
+def test_what_the_loader_has_ended_is_known_by_its_exit_code(ended: int | None, message: str, unbound: bool) -> None:
+    failed = ({"message": message, "error": "ChildFailedError", "stack": []},) if message else ()
+    left = dryrun.Left(traces=(), beside=(), cut_off=(), named={}, failed=failed)
+    assert dryrun._is_unbound(dryrun.Attempt(command=["x"], ended=ended, left=left, cards=())) is unbound
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (
+            "import nowhere",
+            "The command failed: ModuleNotFoundError: No module named 'nowhere' (at <string>:1 <module>).",
+        ),
+        (
+            "import torch; raise ValueError('no data')",
+            "The command failed: ValueError: no data (at <string>:1 <module>).",
+        ),
+        ("x = = 1", "The command failed: SyntaxError: invalid syntax (<string>, line 1)."),
+        ("import sys; sys.exit('no data')", "exit code 1 before it used the GPU. Its own message is above."),
+    ],
+)
+def test_what_fails_before_it_uses_the_gpu(torch_build: Any, code: str, said: str) -> None:
+    with pytest.raises(TrialFailed, match=re.escape(said)):
+        dryrun.run([sys.executable, "-c", code], parse_cluster("t4"))
+
+
+@pytest.mark.parametrize(
+    "command", [["bash", "-c", f"{sys.executable} -I -c 1"], ["env", "-i", sys.executable, "-c", "1"]]
+)
+def test_a_python_that_does_not_find_the_ghost(torch_build: Any, command: list[str]) -> None:
+    with pytest.raises(TrialFailed, match=r"exit code 0\. No Python that it started found the ghost: .*env -i"):
+        dryrun.run(command, parse_cluster("t4"))
 
 
 def test_a_script_that_hangs_early_has_no_answer(torch_build: Any) -> None:

@@ -10,9 +10,8 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-from . import kernels, native, outcome, ranks, saves, untouched, values
+from . import kernels, native, outcome, ranks, recording, saves, untouched, values
 from .imports import after_import, expect
-from .recording import Recording
 from .script import Script
 from .watch import Watch
 
@@ -27,6 +26,7 @@ IMPORT_TORCH = (
 
 def install() -> None:
     """Wait for torch; a process that never imports it is left alone."""
+    recording.begin(os.environ["TONNAGE_OUT"])
     expect(*IMPORT_TORCH)
     script = Script()
     script.listen()
@@ -49,14 +49,14 @@ def _torch_is_here(torch: ModuleType, script: Script, told: dict[str, str]) -> N
         ghost.log(True)
     ranks.prepare(torch, ghost)
     source = told.get("TONNAGE_SOURCE", "ghost")
-    recording = Recording(watch, told["TONNAGE_OUT"], source, lambda: [*policy.assumed(), *watch.left_out()])
-    watch.on_stop = recording.stop
+    recorded = recording.Recording(watch, told["TONNAGE_OUT"], source, lambda: [*policy.assumed(), *watch.left_out()])
+    watch.on_stop = recorded.stop
     watch.script = script
     watch.start()
     torch.cuda._lazy_call(lambda: untouched.keep(torch))
-    torch.cuda._lazy_call(recording.begin)
-    optimizer.register_optimizer_step_post_hook(recording.note)
-    outcome.hear_uncaught(watch, recording.ended)
-    outcome.hear_spawned(torch, watch, recording.ended)
-    atexit.register(recording.at_exit)
-    os._exit = recording.leave_at_once
+    torch.cuda._lazy_call(recorded.begin)
+    optimizer.register_optimizer_step_post_hook(recorded.note)
+    outcome.hear_uncaught(watch, recorded.ended)
+    outcome.hear_spawned(torch, watch, recorded.ended)
+    atexit.register(recorded.at_exit)
+    os._exit = recorded.leave_at_once

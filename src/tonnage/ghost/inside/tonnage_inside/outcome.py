@@ -28,15 +28,8 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
 
     Of a failure it also says how often the program had asked for what the card computed (`computed_reads`).
     """
-    chain = _chain(error)
-    told, is_oom = chain[-1], ran_out(error)
-    above = [frame for outer in chain[:-1] for frame in traceback.extract_tb(outer.__traceback__)[:-1]]
-    outcome: dict[str, Any] = {
-        "kind": "oom" if is_oom else "failed",
-        "message": _message(told),
-        "error": type(told).__name__,
-        "stack": frames([*above, *traceback.extract_tb(told.__traceback__)]),
-    }
+    told, is_oom = _chain(error)[-1], ran_out(error)
+    outcome: dict[str, Any] = {"kind": "oom" if is_oom else "failed", **described(error)}
     if not is_oom and watch.native is not None:
         outcome["computed_reads"] = watch.native.computed_reads()
     if is_oom and _outside_allocator(told):
@@ -46,10 +39,21 @@ def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
     return outcome
 
 
+def described(error: BaseException) -> dict[str, Any]:
+    """What an exception says, its kind and the stack."""
+    *outer, told = _chain(error)
+    above = [frame for each in outer for frame in traceback.extract_tb(each.__traceback__)[:-1]]
+    return {
+        "message": _message(told),
+        "error": type(told).__name__,
+        "stack": frames([*above, *traceback.extract_tb(told.__traceback__)]),
+    }
+
+
 def _message(error: BaseException) -> str:
-    """What an error says, in one line; of one that happened in a data loader's worker without the stack there."""
+    """What an error says, in one line; of one that happened in another process without the stack there."""
     lines = str(error).strip().splitlines()
-    if any(line.startswith("Original Traceback") for line in lines):
+    if any(line.startswith(("Original Traceback", "Traceback (most recent call last)")) for line in lines):
         lines = [lines[0], lines[-1]]
     return " ".join(" ".join(lines).split()) or type(error).__name__
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, NoReturn
 
 from . import host, outcome, written
@@ -25,6 +26,34 @@ STOP = "stop"
 
 ALIVE = "alive"
 """The name of the other one, which it holds open as long as it lives."""
+
+
+REACHED = "reached"
+"""The name of a file that is there when a Python of the command has found the ghost."""
+
+
+def begin(folder: str) -> None:
+    """This Python has found the ghost.  If it fails before it uses the GPU, with what is told in `PID.failed`."""
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
+            _write(folder, f"{os.getpid()}.failed", {**outcome.described(error), "cuda": cuda})
+        shown(kind, error, trace)
+
+    sys.excepthook = hook
+    _write(folder, REACHED, {})
+
+
+def _write(folder: str, name: str, document: dict[str, Any]) -> None:
+    """A file that is there whole or not at all."""
+    path = os.path.join(folder, name)
+    draft = f"{path}.{os.getpid()}.partial"
+    with contextlib.suppress(OSError):  # tonnage has given up and removed the folder
+        with open(draft, "w") as file:
+            json.dump(document, file)
+        os.replace(draft, path)
 
 
 def _name() -> str:
@@ -66,11 +95,7 @@ class Recording:
             "peaks": peaks(torch, written.fullest(torch)),
             "host_bytes": host.resident_peak_bytes(),
         }
-        path = os.path.join(self.folder, f"{self._process}.progress")
-        with contextlib.suppress(OSError):  # tonnage has given up and removed the folder
-            with open(f"{path}.partial", "w") as file:
-                json.dump(document, file)
-            os.replace(f"{path}.partial", path)
+        _write(self.folder, f"{self._process}.progress", document)
 
     def write(self) -> None:
         """Write the trace, once; only in a process that used the GPU, not in those it forked."""
