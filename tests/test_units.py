@@ -25,4 +25,5 @@ def test_a_count_is_whole() -> None:
 
 
 def test_one_and_many():
-    assert [counted(value, "step") for value in (0, 1, 2)] == ["0 steps", "1 step", "2 steps"]
+    assert [counted(value, "step") for value in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
+    assert [counted(value, "micro-batch") for value in (1, 2)] == ["1 micro-batch", "2 micro-batches"]

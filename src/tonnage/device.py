@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tonnage.errors import UnknownDevice, UsageError
 from tonnage.spelling import closest, normalise
-from tonnage.units import MIB, gib
+from tonnage.units import MIB, counted, gib
 
 GPUS_PER_NODE: Final = 8
 """GPUs of one machine when only a total is given: the largest common server."""
@@ -276,7 +276,7 @@ def parse_cluster(
         )
     nodes, per_node, name = _split(spec)
     if per_node is not None and gpus is not None and gpus != nodes * per_node:
-        raise UsageError(f"{spec!r} is {nodes * per_node} GPUs, but {gpus} were asked for; give one of the two.")
+        raise UsageError(f"{spec!r} says {counted(nodes * per_node, 'GPU')}, --gpus {gpus}; give one of the two.")
     if normalise(name) == HERE:
         return _here(nodes, per_node or gpus, gpu_memory_bytes)
     if per_node is None:

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.options import check, fraction, names, number, word
+from tonnage.units import counted
 
 METHODS: Final = ("full", "lora", "qlora")
 
@@ -103,7 +104,7 @@ class Job:
                 return replace(self, global_batch_tokens=None, grad_accum=tokens // at_once)
         below = self.global_batch_tokens // at_once
         nearest = " or ".join(f"{steps * at_once:,}" for steps in (below, below + 1) if steps)
-        many = f"{ranks} rank{'s' if ranks > 1 else ''}"
+        many = counted(ranks, "rank")
         raise UsageError(
             f"A global batch of {self.global_batch_tokens:,} tokens is no multiple of {at_once:,} ({many} x "
             f"{self.micro_batch} x {self.seq_len:,} tokens); possible: {nearest}."

@@ -110,7 +110,7 @@ class _Asked:
             _check_torch()
             from tonnage import record
 
-            self.progress(f"recording {steps} steps on the CPU without computing them")
+            self.progress(f"recording {counted(steps, 'step')} on the CPU without computing them")
             return record.run(job, plan, cluster, rank=rank, steps=steps), False
 
         from tonnage import shelf
@@ -168,7 +168,8 @@ class _Asked:
     def _worker(self) -> Any:
         if self.worker is None:
             self.worker = self.stack.enter_context(_started(self.torch_version, self.progress))
-            self.progress(f"running {self.steps + self.repeated} steps on a ghost {self.cluster.device.id}")
+            steps = counted(self.steps + self.repeated, "step")
+            self.progress(f"running {steps} on a ghost {self.cluster.device.id}")
         return self.worker
 
 

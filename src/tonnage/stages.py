@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from tonnage import model as models
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.techniques.chunked_loss import causal_network
+from tonnage.units import counted
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -122,7 +123,8 @@ def cut(module: nn.Module, *, index: int, count: int) -> Stage:
     tied = network.get_output_embeddings().weight is embedding.weight
     [layers], [norm] = lists, ends
     if len(layers) < count:
-        raise UsageError(f"{len(layers)} layers cannot be cut into {count} stages; choose at most {len(layers)}.")
+        there = counted(len(layers), "layer")
+        raise UsageError(f"{there} cannot be cut into {count} stages; choose at most {len(layers)}.")
     own = layers_of_stage(len(layers), index, count)
     for place in range(len(layers)):
         if place not in own:

@@ -268,7 +268,7 @@ def _made(trace: Trace) -> str:
         *few, layers = trace.layers
         return (
             f"1 optimizer step of {', '.join(map(str, few[:-1]))} and {few[-1]} layers, and by what they asked for "
-            f"that of {layers} layers {trace.steps} times, its requests alone,"
+            f"that of {layers} layers {counted(trace.steps, 'time')}, its requests alone,"
         )
     if trace.repeated:
         return f"1 optimizer step, and {trace.steps - 1} more with its requests alone,"

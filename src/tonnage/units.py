@@ -57,8 +57,9 @@ def size(count_bytes: int) -> str:
 
 
 def counted(value: int, noun: str) -> str:
-    """`1 step`, `2 steps`: so many of what is named in the singular."""
-    return f"{value} {noun}" if value == 1 else f"{value} {noun}s"
+    """`1 step`, `2,000 steps`, `0 batches`: so many of what is named in the singular."""
+    plural = "" if value == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{value:,} {noun}{plural}"
 
 
 def count(value: int) -> str:

@@ -102,6 +102,7 @@ def test_wrong_usage(arguments, said, tonnage, calls):
         (GhostUnavailable("not on this machine"), 3),
         (TrialFailed("the script failed"), 5),
         (OSError(errno.ENOSPC, "No space left on device"), 3),
+        (OSError(errno.EFBIG, "File too large"), 3),
         (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), 3),
         (KeyboardInterrupt(), 130),
     ],

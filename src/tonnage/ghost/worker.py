@@ -179,6 +179,8 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = error.filename or tempfile.gettempdir()
         return f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return "Files may not be as large as one that is needed here (ulimit -f says how large)."
     told = [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"]
     if error.__cause__ is not None and str(error.__cause__) not in str(error):  # a pipeline's says where, not what
         told.append(f"{type(error.__cause__).__name__}: {' '.join(str(error.__cause__).split())[:600]}")

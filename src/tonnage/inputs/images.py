@@ -17,6 +17,7 @@ from tonnage.inputs.asking import rows_of
 from tonnage.inputs.text import Batch, ids, parameters, tokens, vocabulary
 from tonnage.job import USUAL_IMAGE
 from tonnage.remarks import remark
+from tonnage.units import counted
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -79,7 +80,7 @@ def and_text(job: Job, network: Any, dtype: torch.dtype) -> Batch:
         return made
     images = _images(job, network)
     if network not in _FOUND:
-        count = f"{job.images} image{'s' if job.images > 1 else ''}"
+        count = counted(job.images, "image")
         length = _tokens_per_image(job, network, images)
         _FOUND[network] = _Found(count=count, width=images.width, height=images.height, tokens=length)
     if "input_ids" in made:

@@ -14,7 +14,7 @@ from tonnage.search.memory import micro_batches_run
 from tonnage.search.unpriced import RANKED
 from tonnage.search.words import describe
 from tonnage.solution import Choice, Nearest, Point, Remedy, Solution, Stage
-from tonnage.units import gib
+from tonnage.units import counted, gib
 
 _REFUSED_ROWS: Final = 8
 _ROOMY: Final = 90  # columns from which a plan's row has all that is known of it
@@ -287,8 +287,9 @@ def facts(solution: Solution) -> str:
     words = []
     if counts:
         words.append(
-            f"{counts.get('priced', 0):,} combinations priced, {counts.get('below_bound', 0):,} need more than the "
-            f"card by any count, {counts.get('ruled_out', 0):,} need no less than one that failed, "
+            f"{counted(counts.get('priced', 0), 'combination')} priced, "
+            f"{counts.get('below_bound', 0):,} need more than the card by any count, "
+            f"{counts.get('ruled_out', 0):,} need no less than one that failed, "
             f"{counts.get('run', 0):,} run on the ghost"
         )
     if solution.plans:

@@ -13,7 +13,7 @@ from tonnage.report.plans import cost, saving, seconds
 from tonnage.script.advice import Advice
 from tonnage.script.changes import Change
 from tonnage.solution import Refused
-from tonnage.units import gib
+from tonnage.units import counted, gib
 
 _VERDICTS: Final = {
     "found": ("FITS", GOOD),
@@ -61,7 +61,7 @@ def _verdict(advice: Advice) -> str:
         return "as it is: nothing to change" if advice.status == "found" else _left(advice)
     if advice.status != "found":
         return "whatever was tried"
-    return f"with {len(advice.changes)} change{'s' if len(advice.changes) > 1 else ''}" + (
+    return f"with {counted(len(advice.changes), 'change')}" + (
         "" if advice.before.fits else "; as it is, it does not"
     )
 

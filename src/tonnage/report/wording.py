@@ -9,7 +9,7 @@ from typing import Any, Final
 from tonnage.estimates import Estimate, Moment, PhasePeak
 from tonnage.report.palette import LOOKS, OTHERS, Look, look
 from tonnage.report.shortage import shortage
-from tonnage.units import MIB, count, gib, size
+from tonnage.units import MIB, count, counted, gib, size
 
 _OF_QLORA: Final = ("quant", "unquantized_dtype")
 """Options that mean something under one method only."""
@@ -121,7 +121,7 @@ def choices(estimate: Estimate) -> str:
 
 def samples(number: int) -> str:
     """What a batch of no text has: `1 sample`, `64 samples`."""
-    return f"{number:,} sample{'s' if number != 1 else ''}"
+    return counted(number, "sample")
 
 
 def _words(name: str) -> str:
@@ -332,4 +332,4 @@ def frames(stack: tuple[str, ...]) -> list[str]:
 
 
 def _gap(left_out: int) -> str:
-    return f"... {left_out} frame{'s' if left_out > 1 else ''} left out"
+    return f"... {counted(left_out, 'frame')} left out"

@@ -16,6 +16,7 @@ from tonnage.search.nearest import smallest
 from tonnage.search.solve import Progress, search
 from tonnage.search.space import Question
 from tonnage.solution import Solution
+from tonnage.units import counted
 
 FINDS: Final = ("max-seq-len", "max-micro-batch", "min-gpus", "min-gpu")
 
@@ -107,7 +108,7 @@ def _fewest(question: Question, possible: Callable[[Question], bool], progress: 
         progress(f"trying {cluster}")
         asked = replace(question, cluster=cluster)
         if possible(asked):
-            return f"{cluster.gpus} GPU{'s' if cluster.gpus > 1 else ''} ({cluster})", asked
+            return f"{counted(cluster.gpus, 'GPU')} ({cluster})", asked
     return None
 
 

@@ -26,7 +26,7 @@ from tonnage.search.pricing import Priced, bounded, in_order
 from tonnage.search.space import OFFLOADS, ORDER, Question
 from tonnage.search.words import describe
 from tonnage.solution import Candidate, Choice, Refused
-from tonnage.units import gib
+from tonnage.units import counted, gib
 
 MOST_RUNS: Final = 60
 """Candidates that are run before the search is content with what it has."""
@@ -110,7 +110,8 @@ class Search:
         """Find `top` plans of different kinds; with the host's memory only where there is none without."""
         for offload in (False, True):
             order = self._priced(list(space.candidates(self.question, offload=offload)))
-            self.say(f"{len(order):,} combinations{' with offload' if offload else ''} priced; running the fastest")
+            priced = f"{counted(len(order), 'combination')}{' with offload' if offload else ''} priced"
+            self.say(f"{priced}; running the fastest")
             first = max(top - 1, 1) if top >= WITH_ROOM else top
             self.order, self.first, self.top = order, first, top
             self._verify(order, first)

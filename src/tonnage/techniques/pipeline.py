@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.techniques.technique import Refusal, Technique
+from tonnage.units import counted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,7 +63,9 @@ def _layers(job: Job, plan: Plan) -> Refusal | None:
     layers = job.model.config.get("text_config", job.model.config).get("num_hidden_layers")
     if isinstance(layers, int) and layers < stages(plan):
         return _refused(
-            plan, f"{layers} layers cannot be cut into {stages(plan)} stages", f"choose at most {layers} stages"
+            plan,
+            f"{counted(layers, 'layer')} cannot be cut into {stages(plan)} stages",
+            f"choose at most {counted(layers, 'stage')}",
         )
     return None
 
@@ -72,7 +75,7 @@ def _micro_batches(job: Job, plan: Plan) -> Refusal | None:
     if plan.pp_schedule == "1f1b" and count < plan.pp:
         return _refused(
             plan,
-            f"a step has {count} micro-batches, fewer than stages",
+            f"a step has {counted(count, 'micro-batch')}, fewer than stages",
             f"choose grad-accum {plan.pp} or more",
         )
     rounds = max(1, count // plan.pp)
