@@ -37,11 +37,19 @@ def test_golden_text(name):
 
 
 @pytest.mark.parametrize("make", [estimates.fitting, estimates.full_card, estimates.scripted])
-@pytest.mark.parametrize("width", [1, 60, 61, 80, 99, 100, 137, 200, 500])
+@pytest.mark.parametrize("width", [1, 40, 41, 59, 60, 61, 80, 99, 100, 137, 200, 500])
 def test_no_line_is_wider_than_asked(make, width):
     lines = render(make(), width=width).splitlines()
-    assert max(map(cell_len, lines)) <= min(max(width, 60), 200)
+    assert max(map(cell_len, lines)) <= min(max(width, 40), 200)
     assert all(line == line.rstrip() for line in lines)
+
+
+@pytest.mark.parametrize("make", [estimates.fitting, estimates.full_card, estimates.scripted])
+def test_nothing_is_cut_off_on_a_narrow_terminal(make):
+    narrow, wide = render(make(), width=40), render(make(), width=100)
+    assert "…" not in narrow
+    for row in re.findall(r"^  (\w[\w ]*?)  +([\d.]+ \w+)  +([\d.]+ \w+)  +[\d.]+ %$", wide, re.MULTILINE):
+        assert re.search(rf"^  {row[0]}  +{row[1]}  +{row[2]}$", narrow, re.MULTILINE)
 
 
 @pytest.mark.parametrize("make", [estimates.fitting, estimates.full_card])
@@ -69,7 +77,7 @@ def test_the_bar_is_as_long_as_the_card():
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(held=st.lists(st.integers(0, 10 * GIB), min_size=8, max_size=8), width=st.integers(60, 200))
+@given(held=st.lists(st.integers(0, 10 * GIB), min_size=8, max_size=8), width=st.integers(40, 200))
 def test_any_bar_fills_its_line(held, width):
     before = estimates.fitting()
     by_category = dict(zip(before.peak.by_category, held, strict=True))

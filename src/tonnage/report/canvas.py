@@ -10,7 +10,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-MIN_WIDTH: Final = 60
+LEAST_WIDTH: Final = 40
+"""Columns that an Estimate needs to be read."""
+
+LEAST_OF_PLANS: Final = 60
+"""Columns that plans need, whose tables hold words."""
+
 MAX_WIDTH: Final = 200
 
 GOOD, TIGHT, BAD = "bold #009E73", "bold #E69F00", "bold #D55E00"
@@ -25,16 +30,16 @@ class Canvas:
     """What the text is drawn on."""
 
     width: int
-    """Columns, from 60 to 200."""
+    """Columns, from 40 to 200."""
     colour: bool
     """Whether escape sequences for colour may be used."""
     unicode: bool = True
     """Whether block characters can be shown."""
 
     @staticmethod
-    def of(*, width: int, colour: bool, unicode: bool) -> "Canvas":
-        """A canvas as wide as asked for, within what can be read."""
-        return Canvas(width=min(max(width, MIN_WIDTH), MAX_WIDTH), colour=colour, unicode=unicode)
+    def of(*, width: int, colour: bool, unicode: bool, least: int = LEAST_WIDTH) -> "Canvas":
+        """A canvas as wide as asked for, within what can be read: from `least` columns on."""
+        return Canvas(width=min(max(width, least), MAX_WIDTH), colour=colour, unicode=unicode)
 
     @property
     def ends(self) -> tuple[str, str]:

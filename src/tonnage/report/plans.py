@@ -7,7 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.report.canvas import BAD, GOOD, Canvas, Part, drawn, text, title
+from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
 from tonnage.report.wording import samples
 from tonnage.search.memory import micro_batches_run
@@ -28,7 +28,7 @@ _HEADLINES: Final = {
 
 def render(solution: Solution, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """The report, `width` columns wide (at least 60, at most 200), ending in a newline."""
-    canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
+    canvas = Canvas.of(width=width, colour=colour, unicode=unicode, least=LEAST_OF_PLANS)
     return drawn(_parts(solution, canvas), canvas)
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tonnage.estimates import Estimate
-from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, Part, drawn, text, title
+from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part, drawn, text, title
 from tonnage.report.plans import cost, saving, seconds
 from tonnage.script.advice import Advice
 from tonnage.script.changes import Change
@@ -25,7 +25,7 @@ _VERDICTS: Final = {
 
 def render(advice: Advice, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
     """The report, `width` columns wide (at least 60, at most 200), ending in a newline."""
-    canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
+    canvas = Canvas.of(width=width, colour=colour, unicode=unicode, least=LEAST_OF_PLANS)
     return drawn(_parts(advice), canvas)
 
 

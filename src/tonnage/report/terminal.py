@@ -4,7 +4,7 @@ Everything can be read without colour: the bar's pieces differ by glyph, and eac
 terminal that cannot show those glyphs gets ASCII.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
@@ -21,6 +21,7 @@ from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
 from tonnage.units import gib, size
 
 _ROOMY: Final = 90  # columns from which the legend explains its words
+_WHOLE: Final = 60  # columns from which tables have all their columns
 _TIMELINE_ROWS: Final = 7
 _RANK_ROWS: Final = 12
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
@@ -29,7 +30,7 @@ _RESERVED: Final = "#999999"
 
 
 def render(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
-    """The report, `width` columns wide (at least 60, at most 200), ending in a newline."""
+    """The report, `width` columns wide (at least 40, at most 200), ending in a newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
     return drawn(_parts(estimate, canvas), canvas)
 
@@ -40,8 +41,8 @@ def _parts(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Table | Paddin
     yield from _bar(estimate, canvas)
     yield from _out_of_memory(estimate)
     yield from _timeline(estimate, canvas)
-    yield from _phases(estimate)
-    yield from _ranks(estimate)
+    yield from _phases(estimate, canvas)
+    yield from _ranks(estimate, canvas)
     yield _facts(estimate)
 
 
@@ -145,7 +146,7 @@ def _out_of_memory(estimate: Estimate) -> Iterator[Text | Padding]:
 # ---- the timeline ----------------------------------------------------------------------------------------------
 
 
-def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text]:
+def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     if len(estimate.curve) < 2:
         return
     top = max(max(point.reserved_bytes, point.allocated_bytes) for point in estimate.curve)
@@ -164,8 +165,8 @@ def _timeline(estimate: Estimate, canvas: Canvas) -> Iterator[Text]:
         yield line
     yield _axis(estimate, columns, margin, canvas)
     if strip := _phase_strip(columns):
-        yield text(" " * (margin + 1) + strip, "dim")
-        yield text(" " * (margin + 1) + _phase_key(columns), "dim")
+        for words in (strip, _phase_key(columns)):
+            yield Padding(text(words, "dim"), (0, 0, 0, margin + 1))
 
 
 def _timeline_key(canvas: Canvas) -> Text:
@@ -253,40 +254,57 @@ def _phase_key(columns: list[_Column]) -> str:
 # ---- tables and facts ------------------------------------------------------------------------------------------
 
 
-def _phases(estimate: Estimate) -> Iterator[Text | Padding]:
+def _phases(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     if not estimate.phases:
         return
     yield title("Peak of each phase")
-    rows = _table("phase", "allocated", "reserved", "reserved of the card")
+    rows = _Rows(("phase", "allocated", "reserved", "reserved of the card"), () if _is_whole(canvas) else (3,))
     capacity, peak = wording.capacity_bytes(estimate), estimate.peak
     whole = PhasePeak(name="whole run", allocated_bytes=peak.allocated_bytes, reserved_bytes=peak.reserved_bytes)
     for phase in (*estimate.phases, *wording.first_and_later(estimate), whole):
         amounts = [wording.amount(value) for value in (phase.allocated_bytes, phase.reserved_bytes)]
         share = wording.percent(phase.reserved_bytes, capacity) if capacity else "-"
-        rows.add_row(text(phase.name), *amounts, share)
-    yield Padding(rows, (0, 0, 0, 2))
+        rows.add(text(phase.name), *amounts, share)
+    yield rows.drawn
 
 
-def _ranks(estimate: Estimate) -> Iterator[Text | Padding]:
+def _ranks(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     found = wording.rank_rows(estimate)
     if not found:
         return
     yield title(f"Ranks ({len(estimate.ranks)} were run)")
-    rows = _table("rank", "fits", "allocated", "reserved", "process")
+    rows = _Rows(("rank", "fits", "allocated", "reserved", "process"), () if _is_whole(canvas) else (2,))
     for row in found[:_RANK_ROWS]:
         amounts = [wording.amount(value) for value in (row.allocated_bytes, row.reserved_bytes, row.process_bytes)]
-        rows.add_row(row.ranks, "yes" if row.fits else "no", *amounts)
-    yield Padding(rows, (0, 0, 0, 2))
+        rows.add(Text(row.ranks), "yes" if row.fits else "no", *amounts)
+    yield rows.drawn
     if len(found) > _RANK_ROWS:
         yield Text(f"  {len(found) - _RANK_ROWS} more rows in --json", style="dim")
 
 
-def _table(*headings: str) -> Table:
-    rows = Table.grid(padding=(0, 3))
-    for place, heading in enumerate(headings):
-        rows.add_column(justify="left" if place == 0 or not _is_amount(heading) else "right", no_wrap=True)
-    rows.add_row(*(Text(heading, style="dim") for heading in headings))
-    return rows
+class _Rows:
+    """A table with headings, from which some columns are left out."""
+
+    def __init__(self, headings: Sequence[str], left_out: Sequence[int]) -> None:
+        self._shown = [place for place in range(len(headings)) if place not in left_out]
+        self._table = Table.grid(padding=(0, 2 if left_out else 3))
+        for place in self._shown:
+            amount = place > 0 and _is_amount(headings[place])
+            self._table.add_column(justify="right" if amount else "left", no_wrap=place > 0 or not left_out)
+        self.add(*(Text(heading, style="dim") for heading in headings))
+
+    def add(self, *cells: Text | str) -> None:
+        self._table.add_row(*(cells[place] for place in self._shown))
+
+    @property
+    def drawn(self) -> Padding:
+        """The table, set in."""
+        return Padding(self._table, (0, 0, 0, 2))
+
+
+def _is_whole(canvas: Canvas) -> bool:
+    """Whether there is room for all columns."""
+    return canvas.width >= _WHOLE
 
 
 def _is_amount(heading: str) -> bool:
