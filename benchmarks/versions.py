@@ -6,6 +6,7 @@ A cell is the allocated and reserved peak in MiB, when torch's own counters say 
 allocator's events, and no function of NVIDIA's was called that the ghost does not have; else what went wrong.
 """
 
+import argparse
 import shutil
 import sys
 import tempfile
@@ -88,9 +89,12 @@ def column(version: str | None) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("versions", nargs="*", help="of torch, such as 2.8.0; without any the installed one")
+    wanted = parser.parse_args().versions
     print(f"| torch | CUDA | Python | transformers | {' | '.join((*JOBS, SCRIPT))} |")
     print("|---" * (len(JOBS) + 5) + "|")
-    for version in sys.argv[1:] or [None]:
+    for version in wanted or [None]:
         facts, cells = column(version)
         torch = facts.get("torch", version or "").split("+")[0]
         known = [torch, *(facts.get(name, "") for name in ("cuda", "python", "transformers"))]

@@ -18,7 +18,7 @@ from tonnage.catalog import ghost_settings
 from tonnage.device import Cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.ghost import cards, running
-from tonnage.ghost.process import any_libraries, environment, interpreter, programs
+from tonnage.ghost.process import NO_CACHING, any_libraries, environment, interpreter, programs
 from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Torch, find
 from tonnage.summary import Run, summarise
@@ -62,6 +62,11 @@ _LOADER_EXIT_OF_RANK: Final = re.compile(rf"(exitcode\s*:|exit status) {_LOADER_
 
 _OF_LAUNCHERS: Final = ("ChildFailedError", "CalledProcessError", "ProcessExitedException")
 """Errors which say only that another process has failed."""
+
+_NOT_FOLLOWED: Final = "A dry-run follows PyTorch's caching allocator and knows of no other; try without it."
+
+_OTHER_ALLOCATOR: Final = re.compile(r"(\w+) does not yet support recordHistory")
+"""What an allocator in its place says when it is to be followed."""
 
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/")
 """What is in the paths of frames that are not the program's own."""
@@ -128,6 +133,9 @@ def run(
             f"Python started with {flag} ignores the environment or the site by which the ghost is reached; "
             f"leave {flag} out."
         )
+    given = os.environ if variables is None else variables
+    if NO_CACHING in given:
+        raise UsageError(f"{NO_CACHING} is set. {_NOT_FOLLOWED}")
     any_libraries()
     python = interpreter(command)
     torch = find(python, torch_version, progress)
@@ -143,7 +151,6 @@ def run(
             ended = _run(asked, prepared, timeout_seconds, folder)
             return Attempt(command=asked, ended=ended, left=_left(folder), cards=cards.read(folder / _CARDS))
 
-    given = os.environ if variables is None else variables
     made, notes = attempt(variables), []
     if _is_unbound(made):
         progress("once more, to hear which library wants a function that is not there")
@@ -308,6 +315,8 @@ def _outcome(trace: Trace) -> dict[str, Any]:
 def _described(outcome: Mapping[str, Any]) -> str:
     """What a program failed with, and where; of a library that does not find a function, what that means."""
     message = _shortened(str(outcome.get("message")))
+    if other := _OTHER_ALLOCATOR.search(message):
+        return f"The command allocates by {other[1]}. {_NOT_FOLLOWED}"
     stack = outcome.get("stack")
     where = f" (at {_place(stack)})" if stack else ""
     told = f"The command failed: {outcome.get('error')}: {message}{where}."

@@ -178,6 +178,11 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
     head = heads.head(fields)
     try:
         config = _configuration(fields)
+    except ImportError as error:
+        raise CannotEstimate(
+            f"transformers cannot be imported with torch {torch.__version__} and what else is installed "
+            f"({_first_line(error)}); a library that is made for another torch, such as torchao, is the usual reason."
+        ) from error
     except Exception as error:  # transformers' validation raises classes of several packages
         said = _said(error, fields, _configuration)
         raise UnreadableModel(f"The configuration of {ref.name} is not valid: {said}") from error

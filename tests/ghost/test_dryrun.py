@@ -146,6 +146,14 @@ def test_a_python_that_does_not_find_the_ghost(torch_build: Any, command: list[s
         dryrun.run(command, parse_cluster("t4"))
 
 
+def test_another_allocator_than_pytorchs_is_not_followed(dry_run: Any) -> None:
+    asynchronous = (("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),)
+    message = failed(dry_run("unusual.py", "exits", variables=asynchronous))
+    assert message.startswith("The command allocates by cudaMallocAsync. A dry-run follows PyTorch's caching alloc")
+    with pytest.raises(UsageError, match="PYTORCH_NO_CUDA_MEMORY_CACHING is set"):
+        dryrun.run([sys.executable], parse_cluster("t4"), variables={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"})
+
+
 def test_a_script_that_hangs_early_has_no_answer(torch_build: Any) -> None:
     left = dryrun.Left(
         traces=(Trace(source="ghost", versions={}, device={}, steps=1),), beside=(), cut_off=(), named={}

@@ -202,8 +202,9 @@ def test_what_a_program_asks_about_the_card(dry_run: Any) -> None:
     assert (said["capability"], said["sms"]) == ([8, 0], 108)
     assert said["total"] == said["mem_get_info_total"] <= said["nvml_total"]
     assert said["taken"] == said["kept"]
-    table, listed, queried = said["smi"]
-    assert (len(table), listed[1]) == (3, "GPU 1: NVIDIA A100-SXM4-40GB")
+    table, listed, queried, known, processes = said["smi"]
+    assert (len(table), listed[1][:36]) == (3, "GPU 1: NVIDIA A100-SXM4-40GB (UUID: ")
+    assert (known, processes) == ([f"{said['nvml_uuid']}, {said['nvml_driver']}"], ["pid, used_memory"])
     assert f"  {(said['total'] - said['mem_get_info_free']) >> 20}MiB / {said['nvml_total'] >> 20}MiB " in table[1]
     assert queried == [f"NVIDIA A100-SXM4-40GB, {said['nvml_total'] >> 20} MiB, [N/A]"]
     assert said["reserved"] < said["nvml_used"] < said["nvml_total"]

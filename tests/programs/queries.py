@@ -6,6 +6,11 @@ import subprocess
 import torch
 
 
+def _word(said: str | bytes) -> str:
+    """As either version of pynvml says it."""
+    return said.decode() if isinstance(said, bytes) else said
+
+
 def smi(*arguments: str) -> list[str]:
     """The lines that nvidia-smi prints."""
     return subprocess.run(["nvidia-smi", *arguments], check=True, capture_output=True, text=True).stdout.splitlines()
@@ -32,14 +37,18 @@ def main() -> None:
                 "devices": torch.cuda.device_count(),
                 "nvml_devices": pynvml.nvmlDeviceGetCount(),
                 "name": torch.cuda.get_device_name(0),
-                "nvml_name": name.decode() if isinstance(name, bytes) else name,
+                "nvml_name": _word(name),
                 "capability": list(torch.cuda.get_device_capability(0)),
+                "nvml_uuid": _word(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(0))),
+                "nvml_driver": _word(pynvml.nvmlSystemGetDriverVersion()),
                 "sms": properties.multi_processor_count,
                 "total": properties.total_memory,
                 "smi": [
                     smi(),
                     smi("-L"),
                     smi("--query-gpu=name,memory.total,serial", "--format=csv,noheader", "-i", "1"),
+                    smi("--query-gpu=uuid,driver_version", "--format=csv,noheader", "-i", "0"),
+                    smi("--query-compute-apps=pid,used_memory", "--format=csv"),
                 ],
                 "mem_get_info_total": after[1],
                 "mem_get_info_free": torch.cuda.mem_get_info()[0],

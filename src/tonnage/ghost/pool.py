@@ -16,7 +16,7 @@ from tonnage import trace
 from tonnage.catalog import ghost_settings
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, TonnageError, TrialFailed, UsageError
-from tonnage.ghost.process import any_libraries, environment
+from tonnage.ghost.process import NO_CACHING, any_libraries, environment
 from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Progress, find
 from tonnage.job import Job
@@ -83,7 +83,7 @@ class Worker:
     @staticmethod
     def _environment(torch: Any) -> dict[str, str]:
         variables = environment(torch=torch)
-        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", NO_CACHING):
             variables.pop(name, None)  # each job says which allocator it wants
         package = str(Path(__file__).parents[2])
         variables["PYTHONPATH"] = f"{variables['PYTHONPATH']}:{package}"

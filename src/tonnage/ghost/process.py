@@ -22,6 +22,9 @@ INSIDE = Path(__file__).parent / "inside"
 CUDA_MAJORS = (12, 13)
 """The versions of CUDA for which there are libraries."""
 
+NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+"""The variable with which torch leaves out its caching allocator, and so tells nobody what it allocates."""
+
 _SEARCHED = ("CUDNN_HOME", "NVRTC_HOME", "CURAND_HOME")
 """Where Transformer Engine looks for libraries whose file names it has without their versions."""
 

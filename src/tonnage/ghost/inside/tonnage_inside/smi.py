@@ -1,6 +1,7 @@
 """`nvidia-smi` for programs that call it: which cards the ghost machine has, and what is taken of their memory.
 
 python smi.py [-L] [-i INDEX] [--query-gpu=NAME,... [--format=csv[,noheader][,nounits]]]
+Of processes (`--query-compute-apps`) it shows none, as in a container.
 """
 
 import ctypes
@@ -22,21 +23,25 @@ def rows() -> list[dict[str, tuple[str, str]]]:
             "name": (name, ""),
             "gpu_name": (name, ""),
             "compute_cap": (os.environ.get("GHOST_CAPABILITY", NOT_KNOWN), ""),
-            **memory(index),
+            **told(index),
             "utilization.gpu": ("0", " %"),
         }
         for index in range(count)
     ]
 
 
-def memory(card: int) -> dict[str, tuple[str, str]]:
-    """As the ghost's NVML says."""
+def told(card: int) -> dict[str, tuple[str, str]]:
+    """What the ghost's NVML says of it."""
     nvml = ctypes.CDLL("libnvidia-ml.so.1")
     handle, said = ctypes.c_void_p(), (ctypes.c_ulonglong * 5)()  # nvmlMemory_v2_t: version, and the four
+    uuid, driver = ctypes.create_string_buffer(96), ctypes.create_string_buffer(96)
     nvml.nvmlDeviceGetHandleByIndex_v2(card, ctypes.byref(handle))
     nvml.nvmlDeviceGetMemoryInfo_v2(handle, said)
+    nvml.nvmlDeviceGetUUID(handle, uuid, len(uuid))
+    nvml.nvmlSystemGetDriverVersion(driver, len(driver))
     names = ("memory.total", "memory.reserved", "memory.free", "memory.used")
-    return {name: (str(count_bytes // 2**20), " MiB") for name, count_bytes in zip(names, said[1:], strict=True)}
+    memory = {name: (str(count_bytes // 2**20), " MiB") for name, count_bytes in zip(names, said[1:], strict=True)}
+    return {"uuid": (uuid.value.decode(), ""), "driver_version": (driver.value.decode(), ""), **memory}
 
 
 def queried(names: list[str], cards: list[dict[str, tuple[str, str]]], form: list[str]) -> list[str]:
@@ -54,11 +59,12 @@ def answer(arguments: list[str]) -> list[str]:
     said = dict(itertools.pairwise(words))
     chosen = said.get("-i", said.get("--id"))
     cards = [card for card in rows() if chosen is None or card["index"][0] in chosen.split(",")]
-    if "--query-gpu" in said:
-        names = [name.strip() for name in said["--query-gpu"].split(",")]
-        return queried(names, cards, said.get("--format", "").split(","))
+    for query, about in (("--query-gpu", cards), ("--query-compute-apps", [])):
+        if query in said:
+            names = [name.strip() for name in said[query].split(",")]
+            return queried(names, about, said.get("--format", "").split(","))
     if "-L" in words or "--list-gpus" in words:
-        return [f"GPU {card['index'][0]}: {card['name'][0]}" for card in cards]
+        return [f"GPU {card['index'][0]}: {card['name'][0]} (UUID: {card['uuid'][0]})" for card in cards]
     head = "NVIDIA-SMI  of a dry-run: these GPUs are not there"
     return [
         head,
@@ -71,4 +77,4 @@ def _row(index: str, name: str, used: str, total: str) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join(answer(sys.argv[1:])))
+    sys.stdout.writelines(f"{line}\n" for line in answer(sys.argv[1:]))
