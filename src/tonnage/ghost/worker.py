@@ -177,7 +177,7 @@ def _one_line(error: BaseException) -> str:
         lacking = error.msg.partition(" (")[0]  # behind it comes a path
         return f"transformers {transformers.__version__} does not have what was asked for ({lacking}); upgrade it."
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        where = error.filename or tempfile.gettempdir()
+        where = error.filename or os.path.dirname(tempfile.gettempdir())  # which is a folder of tonnage's
         return f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         return "Files may not be as large as one that is needed here (ulimit -f says how large)."

@@ -301,6 +301,9 @@ static int real_ranks(void)
     return config()->real_ranks;
 }
 
+static const char NOT_JOINED[] =
+    "the other ranks did not join, or /dev/shm cannot be used; see the ghost's message on stderr";
+
 /* NCCL takes one rank a card, from 2.30 on several if told so.  The number is the card's place on the bus, in NCCL's
  * own words. */
 static int refuse_sharing(const struct ncclComm *c)
@@ -310,7 +313,7 @@ static int refuse_sharing(const struct ncclComm *c)
     if (several && strcmp(several, "1") == 0)
         return NCCL_SUCCESS;
     if (!meeting_exchange(c->meeting, &card, sizeof card, "the communicator's start"))
-        return fail(NCCL_SYSTEM_ERROR, "the other ranks did not join; see the ghost's message on stderr");
+        return fail(NCCL_SYSTEM_ERROR, NOT_JOINED);
     for (int i = 0; i < c->ranks; i++) {
         if (i == c->rank || *(const int *)meeting_given(c->meeting, i) != card)
             continue;
@@ -335,7 +338,7 @@ static int start(ncclComm_t *result, int ranks, int rank, uint64_t key, bool emu
         c->meeting = meeting_join(key, rank, ranks);
         if (!c->meeting) {
             free(c);
-            return fail(NCCL_SYSTEM_ERROR, "the other ranks did not join; see the ghost's message on stderr");
+            return fail(NCCL_SYSTEM_ERROR, NOT_JOINED);
         }
         int refused = refuse_sharing(c);
         if (refused != NCCL_SUCCESS) {
