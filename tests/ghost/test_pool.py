@@ -153,6 +153,11 @@ def test_files_of_the_users_folder_stand_in_for_no_library_and_may_hold_the_mode
             run(worker, calling("net:kill"))
 
 
+def test_a_card_that_torch_has_no_kernels_for_is_told_as_that(worker: Worker) -> None:
+    with pytest.raises(CannotEstimate, match=r"has no kernels for this card, only for .*sm_\d+.*--torch"):
+        worker.run(TINY, Plan(precision="fp32"), parse_cluster("v100-16gb"))
+
+
 def test_closing_twice_is_closing(torch_build: Torch) -> None:
     mine = psutil.Process()
     descriptors = mine.num_fds()

@@ -181,6 +181,9 @@ def _one_line(error: BaseException) -> str:
         return f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         return "Files may not be as large as one that is needed here (ulimit -f says how large)."
+    if "CUDA error: invalid device function" in str(error):
+        made_for = ", ".join(torch.cuda.get_arch_list())
+        return f"torch {torch.__version__} has no kernels for this card, only for {made_for}; try another --torch."
     told = [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"]
     if error.__cause__ is not None and str(error.__cause__) not in str(error):  # a pipeline's says where, not what
         told.append(f"{type(error.__cause__).__name__}: {' '.join(str(error.__cause__).split())[:600]}")
