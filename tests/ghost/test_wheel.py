@@ -60,7 +60,12 @@ def test_a_cached_build_stands_in_for_a_cpu_build(tmp_path: Path) -> None:
 
 
 FETCH = """
-import pathlib, shutil, sys
+import os, pathlib, shutil, sys, tempfile, time
+if "torch===" in sys.argv[-1]:
+    with tempfile.NamedTemporaryFile() as part:
+        print("Downloading torch-2.13.0-py3-none-any.whl (4.0 MB)", flush=True)
+        for _ in range(4):
+            part.write(bytes(10**6)), part.flush(), time.sleep(0.3)
 folder = pathlib.Path(sys.argv[sys.argv.index("-d") + 1]); folder.mkdir(parents=True)
 name = "triton" if "triton" in sys.argv[-1] else "torch"
 shutil.copy(pathlib.Path({source!r}) / f"{{name}}.whl", folder / f"{{name}}-1-py3-none-any.whl")
@@ -86,6 +91,11 @@ def test_a_wheel_is_fetched_once_with_its_triton(tmp_path: Path, monkeypatch: py
     assert (found.path / "triton" / "__init__.py").exists()
     assert list((found.path / "triton" / "__pycache__").glob("__init__.*.pyc"))
     assert any("triton==3.7.0" in text for text in said)
+    far = [text for text in said if text.endswith("of 4 MB")]
+    assert far[0].startswith("fetching torch===2.13.0  ")
+    full = [text.count("█") for text in far]
+    assert full == sorted(set(full))
+    assert 0 < full[-1] <= 20
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [found.path.name]
     said.clear()
     assert wheel.find(python, progress=said.append) == found

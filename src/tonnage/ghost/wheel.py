@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.errors import GhostUnavailable
+from tonnage.ghost.download import download
 from tonnage.ghost.scratch import scratch
 
 Progress = Callable[[str], None]
@@ -163,11 +164,11 @@ def _fill(python: str, version: str, place: Path, progress: Progress) -> None:
     """Torch and its triton, compiled, in the folder `unpacked` of this one."""
     progress(f"fetching the CUDA build of torch {version} (about 0.5 GB, once) into {place.parent}")
     unpacked = place / "unpacked"
-    _unpack(_download(python, f"torch==={version}", place), unpacked)
+    _unpack(_download(python, f"torch==={version}", place, progress), unpacked)
     triton = _required_triton(unpacked)
     if triton is not None:
         progress(f"fetching {triton}")
-        _unpack(_download(python, triton, place), unpacked)
+        _unpack(_download(python, triton, place, progress), unpacked)
     progress("compiling it")
     _compile(python, unpacked)
 
@@ -180,10 +181,15 @@ def _move(unpacked: Path, folder: Path) -> None:
             raise
 
 
-def _download(python: str, requirement: str, folder: Path) -> Path:
+def _download(python: str, requirement: str, folder: Path, progress: Progress) -> Path:
     target = folder / re.sub(r"[^A-Za-z0-9]+", "-", requirement)
-    command = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    done = subprocess.run([*command, "-d", str(target), requirement], capture_output=True, text=True, env=_apart())
+    command = [python, "-m", "pip", "download", "--progress-bar", "off", "--no-deps", "--only-binary=:all:"]
+    done = download(
+        [*command, "-d", str(target), requirement],
+        _apart(),
+        folder,
+        lambda bar: progress(f"fetching {requirement}  {bar}"),
+    )
     wheels = sorted(target.glob("*.whl")) if target.exists() else []
     if done.returncode != 0 or not wheels:
         if offered := _offered(done.stderr):
