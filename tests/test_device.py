@@ -119,7 +119,7 @@ def test_total_number_of_gpus():
     assert parse_cluster("h100", gpus=4) == Cluster(device=find_device("h100"), gpus_per_node=4)
     assert parse_cluster("h100", gpus=64) == Cluster(device=find_device("h100"), gpus_per_node=8, nodes=8)
     assert parse_cluster("4x8xh100", gpus=32).gpus == 32
-    with pytest.raises(UsageError, match="32 GPUs, but 16"):
+    with pytest.raises(UsageError, match="32 GPUs, --gpus 16"):
         parse_cluster("4x8xh100", gpus=16)
     with pytest.raises(UsageError, match="12 GPUs are not whole machines of 8"):
         parse_cluster("h100", gpus=12)

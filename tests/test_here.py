@@ -56,7 +56,7 @@ def test_cards_that_differ_or_are_too_few_are_said(monkeypatch):
     put(monkeypatch, card(0))
     with pytest.raises(UsageError, match="This machine has 1 x NVIDIA GeForce RTX 3090, and 8 were asked for"):
         parse_cluster("8xhere")
-    with pytest.raises(UsageError, match="'1xhere' is 1 GPUs, but 2 were asked for"):
+    with pytest.raises(UsageError, match="'1xhere' says 1 GPU, --gpus 2"):
         parse_cluster("1xhere", gpus=2)
 
 

@@ -92,7 +92,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"method": "lora"}, {"tp": 2}, H100, "the method is lora"),
         ({"name": "llama"}, {"tp": 2, "loss": "fused"}, H100, "takes a whole head"),
         ({"name": "llama", "grad_accum": 4}, {"pp": 4}, H100, "3 layers cannot be cut into 4 stages"),
-        ({"name": "llama"}, {"pp": 2}, H100, "a step has 1 micro-batches, fewer than stages"),
+        ({"name": "llama"}, {"pp": 2}, H100, "a step has 1 micro-batch, fewer than stages"),
         (
             {"model": tiny("llama", num_hidden_layers=4), "grad_accum": 5},
             {"pp": 2, "pp_schedule": "interleaved"},
