@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 
 from solutions import Formula, need_bytes, question
-from tonnage.errors import UsageError
+from tonnage.errors import CannotEstimate, UsageError
 from tonnage.layers.few import with_layers
 from tonnage.predict import check
 from tonnage.search.best import DIFFERENT, Search, difference, needs_no_less
@@ -169,6 +169,18 @@ def test_a_plan_is_looked_at_beside_what_it_would_be_only_if_looks_are_of_few_la
 
     assert len(reasons(best, asked, Noting())) == len(looked_at) - itself > 1
     assert (best.candidate in looked_at) == itself
+
+
+def test_what_cannot_be_run_without_a_technique_is_said():
+    class Refusing(Formula):
+        def need(self, candidates, cluster):
+            return [CannotEstimate("The step failed: no such kernel. Upgrade torch.") for _ in candidates]
+
+    asked = question(gpu="8xa100-80gb")
+    best = search(asked, Formula(), top=1).plans[0]
+    for reason in reasons(best, asked, Refusing()):
+        assert reason.saves_bytes is None
+        assert reason.why.endswith("it cannot be run (The step failed: no such kernel).")
 
 
 def test_constraints_that_leave_nothing():

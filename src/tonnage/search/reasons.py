@@ -150,13 +150,14 @@ def _of_same_batch(chosen: Candidate, plan: Plan, question: Question) -> Candida
 
 def _reason(one: _Without, choice: Choice, question: Question, saved: int | None, answer: Need | Failure) -> Reason:
     costs = _seconds_more(choice, one.candidate, question)
-    other = spelled(one.name) if isinstance(one.value, bool) else f"{spelled(one.name)} {one.cheaper}"
+    instead = "without it" if isinstance(one.value, bool) else f"with {spelled(one.name)} {one.cheaper}"
     why = DOES[one.name]
-    if isinstance(answer, Need):
+    if not isinstance(answer, Need):
+        why += f"; {instead} it cannot be run ({str(answer).partition('. ')[0].rstrip('.')})"
+    else:
         need = answer.process_bytes
         said = gib(need) if answer.whole else f"~{gib(need)}"
-        without = f"without it {said}" if isinstance(one.value, bool) else f"with {other} {said}"
-        why += f"; {without}, {'too much' if need > question.budget_bytes else 'which fits as well'}"
+        why += f"; {instead} {said}, {'too much' if need > question.budget_bytes else 'which fits as well'}"
         if need <= question.budget_bytes and costs is not None:
             why += ", but slower" if costs < 0 else " at no less time" if costs == 0 else ""
     value = "on" if one.value is True else one.value
