@@ -22,6 +22,8 @@ def test_depths_follow_the_pattern_of_layers():
     assert depths(of_tiny(layer_types=["full", "sliding", "sliding"] * 16), Plan()) == (3, 6)
     assert depths(of_tiny(layer_types=[f"kind {i}" for i in range(48)]), Plan()) is None
     assert depths(of_tiny(first_k_dense_replace=1), Plan()) == (3, 4)
+    for unsaid in ({"sliding_window_pattern": "LLLG"}, {"layer_types": None}):
+        assert depths(of_tiny(model_type="exaone4", **unsaid), Plan()) == (4, 8)
     assert depths(of_tiny(num_hidden_layers=8), Plan()) is None  # two of 12 layers together are no less work
     assert depths(of_tiny(layer_types=["full", "sliding"] * 24), Plan(checkpointing="every-3")) == (6, 12)
     assert depths(of_tiny(num_hidden_layers=47, sliding_window_pattern=6), Plan()) == (

@@ -151,7 +151,7 @@ def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:
 def _period(config: Mapping[str, Any]) -> int | None:
     """After how many layers their kinds repeat; None where they do not."""
     stated = [config[name] for name in _STATED if isinstance(config.get(name), int) and config[name] > 0]
-    listed = "layer_types" in config or "sliding_window_pattern" in config
+    listed = "layer_types" in _by_layer(config) or isinstance(config.get("sliding_window_pattern"), int)
     found = lcm(*stated) if listed else lcm(*stated, _usual_period(str(config.get("model_type"))))
     for kinds in _by_layer(config).values():
         repeats = next((size for size in range(1, len(kinds)) if kinds[:-size] == kinds[size:]), None)
