@@ -189,7 +189,7 @@ def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def types() -> dict[str, str]:
     """All model types that have a class with a head, each with the first task that it is listed for."""
-    from tonnage.heads import TASKS, head, trainable_types
+    from tonnage.step.heads import TASKS, head, trainable_types
 
     names = dict.fromkeys(name for task in TASKS if task != "features" for name in trainable_types()[task])
     return {name: head({"model_type": name}).task for name in names}
@@ -241,7 +241,7 @@ def _transformers_alone(model_type: str, config: dict[str, Any]) -> str | None:
     import torch
     import transformers
 
-    from tonnage.heads import head
+    from tonnage.step.heads import head
 
     fields = {key: value for key, value in config.items() if key != "model_type"}
     try:

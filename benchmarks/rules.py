@@ -174,8 +174,9 @@ def counted(model: str, tokens: int, checkpointing: str) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from tonnage import record, step
+    from tonnage import record
     from tonnage.api import request
+    from tonnage.step import step
 
     job, plan = request(
         model,

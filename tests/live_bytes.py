@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from tonnage import record
-from tonnage import step as steps
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.step import step as steps
 
 MARK = "boundary: "
 SETTLING_SECONDS = 0.1

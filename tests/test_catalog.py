@@ -38,7 +38,7 @@ def test_the_catalog_holds_the_families():
 def test_the_configuration_has_exactly_the_published_number_of_weights(model):
     """Built on the meta device by the very function that builds it for a step; ties are counted once."""
     torch = pytest.importorskip("torch")
-    from tonnage.model import build
+    from tonnage.step.model import build
 
     ref = ModelRef(name=model.id, kind="config", config=model.config())
     network = build(ref, dtype=torch.bfloat16, attention=None, device=torch.device("meta"))

@@ -184,7 +184,7 @@ def test_an_estimate_for_the_cpu() -> None:
 
 
 def network(job: Job) -> torch.nn.Module:
-    from tonnage import model as models
+    from tonnage.step import model as models
 
     return models.build(job.model, dtype=torch.float32, attention=None, device=torch.device("meta"))
 

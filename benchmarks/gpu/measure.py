@@ -18,8 +18,8 @@ import torch
 from kernels import kernels_of
 from matrix import Case
 
-from tonnage import step as steps
-from tonnage.step import ReadyStep
+from tonnage.step import step as steps
+from tonnage.step.step import ReadyStep
 
 MEMORY_STEPS: Final = 3
 """The first makes the optimizer's state, the second is the first with it, the third shows whether it repeats."""

@@ -1,6 +1,6 @@
 """A step written down without a GPU and without computing: fake tensors, whose storages live as long as real ones.
 
-The same `tonnage.step` runs under torch's FakeTensorMode: dispatch, autograd, autocast, optimizers and sharding are
+The same step runs under torch's FakeTensorMode: dispatch, autograd, autocast, optimizers and sharding are
 the real code, tensors have shapes and no memory.  The Recorder sees every operation's results; a storage that it
 meets for the first time is an allocation, the end of that storage is a free.  On the CPU, where the allocator neither
 rounds nor caches, the bytes alive between two operations are those of a real run, to the byte (tests compare them
@@ -37,13 +37,14 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map_only
 
-from tonnage import inputs, peers
+from tonnage import inputs
 from tonnage.communicators import Communicators, Layout
 from tonnage.engines import engine_of, libraries
 from tonnage.errors import CannotEstimate
 from tonnage.ghost.process import INSIDE
 from tonnage.known import KnownValues, tensors_in
-from tonnage.step import World
+from tonnage.step import peers
+from tonnage.step.step import World
 from tonnage.trace import ACTIONS, EVENT_COLUMNS, Activity, Claim, Mark, Trace, packed
 
 if TYPE_CHECKING:

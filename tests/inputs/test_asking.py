@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from tonnage import model
 from tonnage.inputs import asking, images
 from tonnage.job import Job, ModelRef
 from tonnage.modelref import resolve
+from tonnage.step import model
 
 
 def network_of(job: Job) -> Any:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from networks import tiny_job
-from tonnage import model
 from tonnage.inputs import images
 from tonnage.job import ModelRef
+from tonnage.step import model
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
-from tonnage import model as models
-from tonnage import step as steps
 from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
+from tonnage.step import model as models
+from tonnage.step import step as steps
 from tonnage.techniques import budget
 from tonnage.techniques.budgeting import hostward, prices
 from tonnage.techniques.budgeting.frontier import Piece

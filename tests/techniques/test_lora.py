@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from networks import tiny_job
-from tonnage import step as steps
 from tonnage.errors import UsageError
 from tonnage.plans import Plan
+from tonnage.step import step as steps
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from networks import one_thread, tiny_job  # noqa: F401
-from tonnage import step as steps
-from tonnage.main_weights import MainOptimizer
 from tonnage.plans import Plan
-from tonnage.step import ReadyStep
+from tonnage.step import step as steps
+from tonnage.step.main_weights import MainOptimizer
+from tonnage.step.step import ReadyStep
 
 BIG, SMALL = 64 * 128, 32  # elements: at least 4096 and whole blocks, and too few
 MAPS = 2 * 256 * 4  # bitsandbytes' two tables of 256 fp32, shared by all parameters

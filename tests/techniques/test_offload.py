@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
-from tonnage import step as steps
 from tonnage.errors import UsageError
 from tonnage.plans import Plan
+from tonnage.step import step as steps
 from tonnage.techniques import activation_offload, disk
 from tonnage.techniques.activation_offload import _in_memory, _Packed, _Streamed
 from tonnage.techniques.optimizer_offload import offloaded

@@ -17,21 +17,21 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
 from ring_on_cpu import ring_on_cpu
-from tonnage import model as models
-from tonnage import step as steps
 from tonnage.axes import axes
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job
-from tonnage.main_weights import MainOptimizer
 from tonnage.plans import Plan
-from tonnage.step import ReadyStep
+from tonnage.step import model as models
+from tonnage.step import step as steps
+from tonnage.step.main_weights import MainOptimizer
+from tonnage.step.step import ReadyStep
 from tonnage.techniques import tensor_parallel
 
 STEPS, MICRO_BATCHES = 2, 2
 IMPORTED_ONCE = [
     *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "gemma2", "mixtral", "qwen3_moe")),
-    *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining", "tonnage.step"),
-    *("torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "tonnage.clipping"),
+    *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining", "tonnage.step.step"),
+    *("torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "tonnage.step.clipping"),
     *("transformers.distributed.expert_parallel", "torch.distributed.checkpoint.state_dict"),
 ]
 Weights = dict[str, torch.Tensor]

@@ -9,10 +9,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from networks import one_thread, tiny_job  # noqa: F401
-from tonnage import step as steps
 from tonnage.device import parse_cluster
 from tonnage.plans import Plan
-from tonnage.step import ReadyStep
+from tonnage.step import step as steps
+from tonnage.step.step import ReadyStep
 from tonnage.techniques import refusals
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from networks import TINY, one_thread, tiny_job  # noqa: F401
-from tonnage import model as models
-from tonnage import step as steps
 from tonnage.device import Cluster, find_device
 from tonnage.plans import Plan
-from tonnage.step import ReadyStep
+from tonnage.step import model as models
+from tonnage.step import step as steps
+from tonnage.step.step import ReadyStep
 from tonnage.techniques import refusals
 
 H100 = Cluster(device=find_device("h100-80gb"), gpus_per_node=8)

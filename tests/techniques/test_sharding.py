@@ -11,11 +11,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from networks import one_thread, tiny_job  # noqa: F401
-from tonnage import model as models
-from tonnage import step as steps
-from tonnage.main_weights import MainOptimizer
 from tonnage.plans import Plan
-from tonnage.step import ReadyStep
+from tonnage.step import model as models
+from tonnage.step import step as steps
+from tonnage.step.main_weights import MainOptimizer
+from tonnage.step.step import ReadyStep
 
 STEPS, MICRO_BATCHES = 2, 2
 IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]

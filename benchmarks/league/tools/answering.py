@@ -25,8 +25,8 @@ def meta_model(name: str, dtype: str = "bfloat16", attention: str = "sdpa") -> A
     """The network without memory."""
     import torch
 
-    from tonnage import model as models
     from tonnage.modelref import resolve
+    from tonnage.step import model as models
 
     ref = resolve(name, offline=True)
     return models.build(ref, dtype=getattr(torch, dtype), attention=attention, device=torch.device("meta"))

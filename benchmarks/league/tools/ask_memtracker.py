@@ -13,7 +13,7 @@ from answering import answer, meta_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
-from tonnage import model as models
+from tonnage.step import model as models
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "lora.py"
 

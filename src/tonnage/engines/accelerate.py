@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step, World
+    from tonnage.step.step import Step, World
     from tonnage.techniques.technique import Refusal
 
 ACCELERATORS_OWN: Final = ("shard", "param_offload")
@@ -39,7 +39,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     from accelerate import Accelerator
 
     from tonnage.engines import given
-    from tonnage.model import loss_of
+    from tonnage.step.model import loss_of
 
     given.launch(plan, world)
     step = _described(job, plan, world)
@@ -68,7 +68,7 @@ def _described(job: Job, plan: Plan, world: World) -> Step:
     """All techniques of the plan but those that the Accelerator stands for."""
     import torch
 
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
     here = replace(world, device=torch.device("cuda", 0))  # quantized, a network says on which card it is
     step = Step(job=job, plan=plan, world=here, initialise=False)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import World
+    from tonnage.step.step import World
 
 EMBEDDINGS: Final = ("embed_tokens", "lm_head")
 """In the names of modules that its loader takes for embeddings and head."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step, World
+    from tonnage.step.step import Step, World
 
 STAGES: Final = {"none": 0, "ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3}
 """The ZeRO stage of each `shard`."""
@@ -105,7 +105,7 @@ def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int) -> obje
     import torch
 
     from tonnage.engines import given
-    from tonnage.model import loss_of
+    from tonnage.step.model import loss_of
     from tonnage.techniques.precision import dtype
 
     job, world = step.job, step.world
@@ -155,7 +155,7 @@ def _swapping(step: Step, plan: Plan, world: World, folder: str) -> dict[str, di
         return {"offload_optimizer": {"nvme_path": folder}}
     import torch
 
-    from tonnage import model as models
+    from tonnage.step import model as models
 
     network = models.build(
         step.job.model, dtype=step.weights_dtype, attention=step.attention, device=torch.device("meta")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import World
+    from tonnage.step.step import World
 
 ANY: Final = ("*",)
 """What an engine lists for an option all of whose values it has words for."""

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from tonnage import model as models
-from tonnage.step import Step, World
+from tonnage.step import model as models
+from tonnage.step.step import Step, World
 from tonnage.techniques import chosen
 from tonnage.techniques.lora import with_adapters
 from tonnage.techniques.precision import dtype

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import World
+    from tonnage.step.step import World
     from tonnage.techniques.technique import Refusal
 
 
@@ -22,7 +22,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """Build the step and run it."""
-    from tonnage import step
+    from tonnage.step import step
 
     ready = step.build(
         job,

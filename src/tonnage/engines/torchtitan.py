@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import World
+    from tonnage.step.step import World
 
 IMPLEMENTATIONS: Final = {
     "adamw": "fused",

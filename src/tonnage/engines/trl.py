@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tonnage.engines.given import Rows
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import World
+    from tonnage.step.step import World
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:

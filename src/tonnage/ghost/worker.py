@@ -24,13 +24,14 @@ import torch
 from tonnage_inside import decided, outcome, repeating, requested, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
-from tonnage import inputs, occasions
+from tonnage import inputs
 from tonnage.engines import engine_of, libraries
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.ghost import card, preload
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
-from tonnage.step import World
+from tonnage.step import occasions
+from tonnage.step.step import World
 from tonnage.techniques import chosen
 
 _PR_SET_PDEATHSIG = 1

@@ -16,7 +16,7 @@ import torch
 from tonnage.errors import CannotEstimate
 from tonnage.inputs import images, sounds, targets
 from tonnage.inputs.text import Batch, tokens
-from tonnage.remarks import remarked
+from tonnage.step.remarks import remarked
 
 if TYPE_CHECKING:
     from tonnage.job import Job

@@ -95,7 +95,7 @@ def rows_of(
     Nothing is computed but whole numbers and masks, whose values are those of `inputs`; what is on the meta device
     there stands for tensors of that shape.  Raises CannotEstimate with what the network's code stumbled over.
     """
-    from tonnage import model
+    from tonnage.step import model
 
     def asked(config: Any) -> int:
         fake = FakeTensorMode(allow_non_fake_inputs=True)

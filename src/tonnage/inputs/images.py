@@ -16,7 +16,7 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.inputs.asking import rows_of
 from tonnage.inputs.text import Batch, ids, parameters, tokens, vocabulary
 from tonnage.job import USUAL_IMAGE
-from tonnage.remarks import remark
+from tonnage.step.remarks import remark
 from tonnage.units import counted
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def and_text(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 
 def with_captions(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     """Pairs of an image and a caption, which is at most as long as the text tower has positions for."""
-    from tonnage.model import longest_text, text_config
+    from tonnage.step.model import longest_text, text_config
 
     config = network.config
     stated = getattr(text_config(config), "max_position_embeddings", None)  # also of a table made as it is needed

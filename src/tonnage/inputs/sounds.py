@@ -13,7 +13,7 @@ from torch import nn
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.inputs.asking import rows_of
 from tonnage.inputs.text import Batch, parameters, tokens, vocabulary
-from tonnage.remarks import remark
+from tonnage.step.remarks import remark
 
 if TYPE_CHECKING:
     from tonnage.job import Job

@@ -9,7 +9,7 @@ import torch
 from tonnage.errors import CannotEstimate
 from tonnage.inputs import images, sounds
 from tonnage.inputs.text import Batch, ids, parameters, tokens
-from tonnage.remarks import remark
+from tonnage.step.remarks import remark
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -54,7 +54,7 @@ def classified_videos(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 
 
 def detected_objects(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Images with OBJECTS boxes in each; see `tonnage.training` for the form that forwards take."""
+    """Images with OBJECTS boxes in each; see `tonnage.step.training` for the form that forwards take."""
     if "labels" not in parameters(network):
         raise CannotEstimate(
             f"{type(network).__name__} takes no labels and returns without a loss; give package.module:factory "

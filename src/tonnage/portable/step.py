@@ -1,11 +1,10 @@
 """A step on a card that is not there, recorded by a torch that knows no CUDA.
 
-The real `tonnage.step` runs on fake tensors of the card (`card`): autograd, optimizers and the network's own code are
-the real ones.  What torch's C++ decides by a tensor's device is decided here as on CUDA (`choices`, `autocast`); what
-kernels take inside themselves comes from formulas and from a table that a ghost made (`temporaries`); memory is dealt
-out by the replica of the caching allocator, to each stream from its own pool (`streams`).  Of several ranks one runs,
-in a process group that exchanges nothing (`group`).
-"""
+The real step runs on fake tensors of the card (`card`): autograd, optimizers and the network's own code are the real
+ones.  What torch's C++ decides by a tensor's device is decided here as on CUDA (`choices`, `autocast`); what kernels
+take inside themselves comes from formulas and from a table that a ghost made (`temporaries`); memory is dealt out by
+the replica of the caching allocator, to each stream from its own pool (`streams`).  Of several ranks one runs, in a
+process group that exchanges nothing (`group`)."""
 
 from __future__ import annotations
 

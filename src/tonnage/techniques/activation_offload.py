@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 SMALL_BYTES: Final = 1 << 20
 """Tensors below it are not worth a copy."""
@@ -87,7 +87,7 @@ def _offloading(module: nn.Module, new: Callable[[], AbstractContextManager[Any]
 
 def _holders(module: nn.Module) -> list[nn.Module]:
     """The modules whose children are lists of layers: a decoder, or an encoder and a decoder."""
-    from tonnage.model import layer_lists
+    from tonnage.step.model import layer_lists
 
     lists = [child for child in module.children() if layer_lists(child) == [list(child.children())]]
     rest = [child for child in module.children() if child not in lists]

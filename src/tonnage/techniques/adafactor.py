@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -32,7 +32,7 @@ def apply(step: Step) -> Step:
     """One Adafactor over all trainable parameters."""
     import torch
 
-    from tonnage.step import trainable
+    from tonnage.step.step import trainable
 
     def new(parameters: list[nn.Parameter]) -> Optimizer:
         return torch.optim.Adafactor(parameters)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 IMPLEMENTATIONS: Final[dict[str, dict[str, bool]]] = {
     "adamw": {},
@@ -29,7 +29,7 @@ def apply(step: Step) -> Step:
     """One AdamW over all trainable parameters."""
     import torch
 
-    from tonnage.step import trainable
+    from tonnage.step.step import trainable
 
     chosen = IMPLEMENTATIONS[step.plan.optimizer]
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
     from tonnage.techniques.budgeting.replay import Layer
 
 FINE: Final = 1 / 100

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 SAVED_OPS: Final = (
     "mm",
@@ -59,7 +59,7 @@ def apply(step: Step) -> Step:
 
 
 def _checkpointed(module: nn.Module, choice: str) -> nn.Module:
-    from tonnage.model import hugging_face
+    from tonnage.step.model import hugging_face
 
     if choice == "attention-module":
         wrap(attention_modules(module), {"use_reentrant": False})
@@ -136,7 +136,7 @@ def wrap(modules: Sequence[nn.Module], arguments: dict[str, Any]) -> None:
 
 def layer_lists_of(module: nn.Module) -> list[list[nn.Module]]:
     """The lists of repeated layers.  Raises CannotEstimate when there are none."""
-    from tonnage.model import layer_lists
+    from tonnage.step.model import layer_lists
 
     found = layer_lists(module)
     if not found:

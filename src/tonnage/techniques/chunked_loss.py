@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 CHUNK_TOKENS: Final = 1024
 """Tokens of one slice; its logits in fp32 are 0.5 GiB for a vocabulary of 128,256."""
@@ -58,7 +58,7 @@ def causal_network(module: nn.Module, wanted: str = "A loss in slices", instead:
     Raises CannotEstimate when it is something else; `wanted` is what needs one, `instead` what can be chosen.
     """
     from tonnage.errors import CannotEstimate
-    from tonnage.model import hugging_face, task
+    from tonnage.step.model import hugging_face, task
 
     network = hugging_face(module)
     kind = task(network.config.to_dict()) if network is not None else "unknown"

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from tonnage.device import Cluster
     from tonnage.job import Job
-    from tonnage.model import Batch
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.model import Batch
+    from tonnage.step.step import Step
 
 ATTENTION: Final = "tonnage_whole_context"
 """Under this name transformers finds an attention for which it makes no mask."""

@@ -10,8 +10,8 @@ from tonnage.techniques.technique import Technique
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.step import Step
-    from tonnage.world import World
+    from tonnage.step.step import Step
+    from tonnage.step.world import World
 
 
 def apply(step: Step) -> Step:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 """What configurations call the number of experts."""
@@ -69,7 +69,7 @@ def _transformers_has_it() -> bool:
 
 def apply(step: Step) -> Step:
     """Take out the experts of other ranks before the network has memory."""
-    from tonnage import clipping
+    from tonnage.step import clipping
 
     return replace(step, divide=(*step.divide, _divided), clip=partial(clipping.clip, world=step.world))
 

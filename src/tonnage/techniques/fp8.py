@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 CAPABILITY: Final = (8, 9)
 """The first with float8 tensor cores (Ada; Hopper is 9.0): cuBLASLt's float8 products need it."""
@@ -66,7 +66,7 @@ def _converted(module: nn.Module) -> nn.Module:
 
 
 def _head(module: nn.Module) -> nn.Module | None:
-    from tonnage.model import hugging_face
+    from tonnage.step.model import hugging_face
 
     network = hugging_face(module)
     return network.get_output_embeddings() if network is not None else None

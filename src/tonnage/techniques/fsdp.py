@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -62,7 +62,7 @@ def apply(step: Step) -> Step:
 def _sharded(module: nn.Module, step: Step) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
-    from tonnage.model import layers
+    from tonnage.step.model import layers
 
     options: dict[str, Any] = {
         "mesh": _mesh(step),

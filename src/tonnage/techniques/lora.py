@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -62,8 +62,8 @@ def with_adapters(module: nn.Module, step: Step, kept: str) -> nn.Module:
 
     from peft import LoraConfig, get_peft_model
 
-    from tonnage.model import quiet, without_initialisation
-    from tonnage.step import trainable
+    from tonnage.step.model import quiet, without_initialisation
+    from tonnage.step.step import trainable
 
     targets = step.job.lora_targets
     config = LoraConfig(

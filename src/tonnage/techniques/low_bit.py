@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ def _technique(family: Family) -> Technique:
 
     def apply(step: Step) -> Step:
         """One optimizer of the library over all trainable parameters."""
-        from tonnage.step import trainable
+        from tonnage.step.step import trainable
 
         def new(parameters: list[nn.Parameter]) -> Optimizer:
             return _made(family, step.plan.optimizer, parameters)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import NewOptimizer, Step
+    from tonnage.step.step import NewOptimizer, Step
 
 DATA: Final = ("dp_replicate", "cp")
 """Axes of the mesh along which gradients are averaged."""
@@ -57,8 +57,8 @@ def apply(step: Step) -> Step:
     import torch
     import torch.distributed as dist
 
-    from tonnage import clipping
-    from tonnage.main_weights import MainOptimizer
+    from tonnage.step import clipping
+    from tonnage.step.main_weights import MainOptimizer
 
     world, adds_up = step.world, step.plan.shard != "none"
     group = world.group(*DATA) if adds_up else None

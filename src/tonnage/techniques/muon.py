@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from tonnage.step import OptimizerPart, Step
+    from tonnage.step.step import OptimizerPart, Step
 
 
 def apply(step: Step) -> Step:
@@ -29,8 +29,8 @@ def apply(step: Step) -> Step:
 
 
 def _parts(module: nn.Module) -> tuple[OptimizerPart, ...]:
-    from tonnage.model import layers
-    from tonnage.step import trainable
+    from tonnage.step.model import layers
+    from tonnage.step.step import trainable
 
     hidden = {id(p) for layer in layers(module) for p in layer.parameters() if p.ndim == 2}
     matrices = [p for p in trainable(module) if id(p) in hidden]

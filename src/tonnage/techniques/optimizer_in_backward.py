@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import NewOptimizer, Step
+    from tonnage.step.step import NewOptimizer, Step
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:

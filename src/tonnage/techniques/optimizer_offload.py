@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import NewOptimizer, Step
+    from tonnage.step.step import NewOptimizer, Step
 
 TORCHS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "adafactor", "muon")
 """Optimizers that run on the host as well."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 REPLICATING: Final = ("ddp", "zero1")
 """Values of `shard` under which DDP averages gradients."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -92,8 +92,8 @@ def apply(step: Step) -> Step:
     """Cut the network before it has memory, and let torch's schedule run its micro-batches."""
     from functools import partial
 
-    from tonnage import clipping
-    from tonnage.stages import Pipeline
+    from tonnage.step import clipping
+    from tonnage.step.stages import Pipeline
 
     return replace(
         step,
@@ -106,7 +106,7 @@ def apply(step: Step) -> Step:
 
 def _own_stage(step: Step, module: nn.Module) -> Any:
     """The stage that this rank holds; of several, each is `pp` stages behind the one before it."""
-    from tonnage.stages import cut
+    from tonnage.step.stages import cut
 
     place = step.world.axes.place(step.world.rank, "pp")
     return cut(module, index=step.part * step.plan.pp + place, count=stages(step.plan))

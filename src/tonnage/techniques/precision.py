@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 DTYPE_NAMES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 LIBRARIES: Final = ("bitsandbytes", "accelerate", "peft")
 """All of them must be installed; transformers asks for accelerate when it quantizes."""
@@ -80,7 +80,7 @@ def _converted(step: Step) -> nn.Module:
     from bitsandbytes.nn import Linear4bit
     from transformers.quantizers import AutoHfQuantizer
 
-    from tonnage import model as models
+    from tonnage.step import model as models
 
     network: Any = models.build(
         step.job.model, dtype=step.weights_dtype, attention=step.attention, device=_cpu_or_meta(step)
@@ -110,7 +110,7 @@ def _with_memory(module: nn.Module, device: torch.device) -> None:
     import torch
     from bitsandbytes.nn import Params4bit
 
-    from tonnage import model as models
+    from tonnage.step import model as models
 
     for layer in module.modules():
         weight = layer._parameters.get("weight")
@@ -133,7 +133,7 @@ def _to_device(module: nn.Module, device: torch.device) -> None:
 
 def loaded(step: Step) -> nn.Module:
     """What from_pretrained returns for a checkpoint in the compute dtype, by its own loader."""
-    from tonnage import model as models
+    from tonnage.step import model as models
 
     device = step.world.device
     network: Any = models.build(

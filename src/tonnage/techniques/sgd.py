@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 
 def apply(step: Step) -> Step:
     """One SGD over all trainable parameters."""
     import torch
 
-    from tonnage.step import trainable
+    from tonnage.step.step import trainable
 
     def new(parameters: list[nn.Parameter]) -> Optimizer:
         return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)

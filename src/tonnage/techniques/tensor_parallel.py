@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tonnage.device import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.step import Step
+    from tonnage.step.step import Step
 
 EXPERTS: Final = "moe_tp_experts"
 """transformers' name for a module whose 3-D weights hold all experts."""
@@ -99,7 +99,7 @@ def apply(step: Step) -> Step:
     """Cut the network before it has memory, and work on parts of the vocabulary in the loss."""
     from torch.distributed.tensor.parallel import loss_parallel
 
-    from tonnage import clipping
+    from tonnage.step import clipping
 
     return replace(
         step,
@@ -131,7 +131,7 @@ def divided(
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
-    from tonnage.stages import Stage
+    from tonnage.step.stages import Stage
     from tonnage.techniques.chunked_loss import causal_network
 
     network = causal_network(module, "Tensor parallelism", "tp 1")
@@ -237,7 +237,7 @@ def _holds(module: Any) -> bool:
 
 
 def _layers(network: Any) -> list[Any]:
-    from tonnage.model import layers
+    from tonnage.step.model import layers
 
     return layers(network)
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from tonnage.step import NewOptimizer, Step
-    from tonnage.world import World
+    from tonnage.step.step import NewOptimizer, Step
+    from tonnage.step.world import World
 
 
 def apply(step: Step) -> Step:

@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tonnage import batches, occasions
-from tonnage import model as models
 from tonnage.job import Job
-from tonnage.model import Batch
 from tonnage.plans import Plan
-from tonnage.stages import Parts
+from tonnage.step import batches, occasions
+from tonnage.step import model as models
+from tonnage.step.model import Batch
+from tonnage.step.stages import Parts
+from tonnage.step.world import World, join
 from tonnage.techniques import chosen, environment
-from tonnage.world import World, join
 
 __all__ = ["ReadyStep", "Step", "World", "build", "environment"]
 

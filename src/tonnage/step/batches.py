@@ -13,7 +13,7 @@ from tonnage.job import LONGEST_STEPS
 
 if TYPE_CHECKING:
     from tonnage.job import Job
-    from tonnage.model import Batch
+    from tonnage.step.model import Batch
 
 IGNORED_LABEL: Final = -100
 

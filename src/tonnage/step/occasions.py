@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tonnage import model as models
 from tonnage.errors import CannotEstimate, UsageError
+from tonnage.step import model as models
 
 if TYPE_CHECKING:
     from tonnage.job import Job
-    from tonnage.step import ReadyStep
+    from tonnage.step.step import ReadyStep
 
 _listeners: list[Callable[[str], None]] = []
 

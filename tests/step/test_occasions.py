@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from networks import one_thread, tiny_job  # noqa: F401
-from tonnage import occasions
-from tonnage import step as steps
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.step import ReadyStep
+from tonnage.step import occasions
+from tonnage.step import step as steps
+from tonnage.step.step import ReadyStep
 
 
 def ready(job: Job, **choices: Any) -> ReadyStep:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from networks import one_thread, tiny_job  # noqa: F401
-from tonnage import batches
-from tonnage import model as models
-from tonnage import step as steps
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.plans import Plan
+from tonnage.step import batches
+from tonnage.step import model as models
+from tonnage.step import step as steps
 
 
 def tokens(rows: int, length: int) -> models.Batch:

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from networks import EVERY_KIND, one_thread, tiny, tiny_job  # noqa: F401
-from tonnage import model as models
-from tonnage import step as steps
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
-from tonnage.step import ReadyStep
+from tonnage.step import model as models
+from tonnage.step import step as steps
+from tonnage.step.step import ReadyStep
 
 FP32 = Plan(precision="fp32", optimizer="sgd")
 

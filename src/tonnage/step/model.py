@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from tonnage import heads, remarks, training
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
+from tonnage.step import heads, remarks, training
 
 if TYPE_CHECKING:
     from tonnage.job import Job, ModelRef

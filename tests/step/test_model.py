@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from networks import EVERY_KIND, TINY, one_thread, tiny, tiny_job  # noqa: F401
-from tonnage import model as models
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 from tonnage.job import Job, ModelRef
+from tonnage.step import model as models
 
 CPU = torch.device("cpu")
 META = torch.device("meta")

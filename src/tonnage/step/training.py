@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tonnage.remarks import remark
+from tonnage.step.remarks import remark
 
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 

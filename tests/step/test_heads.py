@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from networks import one_thread, tiny  # noqa: F401
-from tonnage import heads
-from tonnage import model as models
 from tonnage.errors import CannotEstimate, UnreadableModel
 from tonnage.job import Job, ModelRef
-from tonnage.remarks import remark, remarked
+from tonnage.step import heads
+from tonnage.step import model as models
+from tonnage.step.remarks import remark, remarked
 
 META = torch.device("meta")
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

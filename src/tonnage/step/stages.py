@@ -16,15 +16,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from tonnage import model as models
 from tonnage.errors import CannotEstimate, UsageError
+from tonnage.step import model as models
 from tonnage.techniques.chunked_loss import causal_network
 from tonnage.units import counted
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from tonnage.step import ReadyStep
+    from tonnage.step.step import ReadyStep
 
 _LAST = ("labels", "shift_labels", "num_items_in_batch")
 """What only the last stage gets."""

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
-    from tonnage.world import World
+    from tonnage.step.world import World
 
 
 def clip(parameters: list[nn.Parameter], largest_norm: float, *, world: World, pieces: bool = False) -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from networks import tiny
-from tonnage import model as models
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.stages import Stage, cut, layers_of_stage
+from tonnage.step import model as models
+from tonnage.step.stages import Stage, cut, layers_of_stage
 
 
 def stage(index: int, count: int, name: str = "llama", **changes: object) -> Stage:
