@@ -66,14 +66,14 @@ def key(request: Mapping[str, Any], torch_version: str | None = None) -> str | N
     `request` is what `tonnage.ghost.pool.request` made, `torch_version` the version that was asked for, if any.
     """
     model = request["job"]["model"]
-    found = sorted(_distributions())
-    if model["kind"] != "config" or any(_in_flux(each) for each in found):
+    installed = _installed(tuple(_folders()))
+    if model["kind"] != "config" or installed is None:
         return None
     structure = {name: value for name, value in model["config"].items() if name not in _NAMES}
     document = {
         "request": {**request, "job": {**request["job"], "model": structure}},
         "python": [sys.version, platform.machine()],
-        "distributions": [each.name for each in found],
+        "distributions": installed,
         "torch": [torch_version, *_torch_builds(torch_version)],
         "environment": {name: value for name, value in os.environ.items() if name.startswith(_HEEDED)},
         "tonnage": _own_content(),
@@ -143,11 +143,24 @@ def _make_room() -> None:
 # ---- what a Trace depends on -------------------------------------------------------------------------------------
 
 
-def _distributions() -> Iterator[Path]:
-    """The folders that describe what is installed; their names hold name and version."""
+def _folders() -> Iterator[tuple[str, int]]:
+    """Where Python looks for what is installed, each with when something last came there or went."""
     for path in dict.fromkeys(sys.path):
         with suppress(OSError):
-            yield from (Path(entry.path) for entry in os.scandir(path or ".") if entry.name.endswith(".dist-info"))
+            yield path or ".", os.stat(path or ".").st_mtime_ns
+
+
+@functools.lru_cache(maxsize=8)
+def _installed(folders: tuple[tuple[str, int], ...]) -> list[str] | None:
+    """The names and versions of what is installed there; None where a library is whose version says nothing."""
+    found = sorted(distribution for path, _ in folders for distribution in _distributions(path))
+    return None if any(_in_flux(each) for each in found) else [each.name for each in found]
+
+
+def _distributions(path: str) -> Iterator[Path]:
+    """The folders that describe what is installed; their names hold name and version."""
+    with suppress(OSError):
+        yield from (Path(entry.path) for entry in os.scandir(path) if entry.name.endswith(".dist-info"))
 
 
 def _in_flux(distribution: Path) -> bool:

@@ -318,11 +318,11 @@ def _little_endian(column: "array[int]") -> "array[int]":
 
 def marks_to_json(marks: tuple[Mark, ...]) -> dict[str, Any]:
     """Marks with phases and modules written once."""
-    phases = sorted({mark.phase for mark in marks})
-    modules = sorted({mark.module for mark in marks})
+    phases = sorted({phase for _, phase, _ in marks})
+    modules = sorted({module for _, _, module in marks})
     phase_index = {name: index for index, name in enumerate(phases)}
     module_index = {name: index for index, name in enumerate(modules)}
-    rows = [[mark.step, phase_index[mark.phase], module_index[mark.module]] for mark in marks]
+    rows = [[step, phase_index[phase], module_index[module]] for step, phase, module in marks]
     return {"phases": phases, "modules": modules, "rows": rows}
 
 

@@ -223,8 +223,8 @@ def test_of_small_weights_that_follow_one_another_those_of_the_layers_are_found(
 
 def test_a_block_of_another_kind_is_not_the_one_that_is_meant():
     named = Named()
-    large, small = ("load", "", 4096, 0), ("load", "", 48, 0)
-    blocks = [named.add(label) for label in (small, large)]
+    large, small = (named.alike(("load", "", size, 0, 0)) for size in (4096, 48))
+    blocks = [named.add(alike) for alike in (small, large)]
     in_series = named.ways("claim", blocks[0])
     way, value = IN_SERIES[0], in_series[IN_SERIES[0]] + 1
     with pytest.raises(IndexError):

@@ -118,7 +118,7 @@ class _Pass:
 def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Timing:
     """The seconds of a step.  Raises CannotEstimate where a rate that matters is not known."""
     reached = rates.card(cluster.device)
-    layers, embedding, head = _network(shape, work, cluster, reached, software)
+    layers, embedding, head = _network(shape, work.of_layers, cluster, reached, software)
     split = split_of(shape, work, software)
     ends = _ends(split, embedding, head)
     layer_seconds = layers.seconds(software)
@@ -262,10 +262,11 @@ def _stops_early(shape: Shape, work: Work, software: Software) -> bool:
     return software.stops_early and not work.repeats_to_end and not followed
 
 
+@lru_cache(maxsize=8192)
 def _network(
     shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software
 ) -> tuple[_Pass, _Pass, _Pass]:
-    """An average layer, the embedding and the head."""
+    """An average layer, the embedding and the head; `work` is `Work.of_layers`."""
     backend = work.attention
     if backend == "auto":
         backend = "efficient" if shape.biased_scores else rates.auto_backend(cluster.device, kept_dtype(work.dtype))

@@ -1,6 +1,6 @@
 """What a rank has to do in one optimizer step, in the terms that decide how long it takes."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tonnage.axes import SHARDING, Axes, axes
@@ -109,6 +109,30 @@ class Work:
     def gathers_again(self) -> bool:
         """Whether weights are gathered for the backward pass too."""
         return self.shard in ("zero3", "hsdp")
+
+    @property
+    def of_layers(self) -> "Work":
+        """The same for all steps whose layers take as long for a micro-batch, whatever becomes of its gradients.
+
+        Of a pipeline's stages it says only whether there are several.
+        """
+        laid = self.axes
+        return replace(
+            self,
+            axes=Axes(pp=min(laid.pp, 2), cp=laid.cp, tp=laid.tp, ep=laid.ep),
+            grad_accum=1,
+            schedule="1f1b",
+            virtual_stages=1,
+            stage_layers=(),
+            gradient_bytes=0,
+            optimizer="adamw",
+            clipped=False,
+            shard="none",
+            averages_each=False,
+            optimizer_offload=False,
+            param_offload=False,
+            activation_offload=False,
+        )
 
     @staticmethod
     def of(job: Job, plan: Plan, cluster: Cluster) -> "Work":

@@ -34,6 +34,15 @@ from tonnage.step import occasions
 from tonnage.step.step import World
 from tonnage.techniques import chosen
 
+_LATE = (
+    "numpy.ma",
+    "tonnage.step.clipping",
+    "torch._subclasses.schema_check_mode",
+    "torch.profiler._cupti_monitor",
+    "torch.utils._sympy.reference",
+)
+"""Modules that a step imports while it runs: here once, not again in each fork."""
+
 _PR_SET_PDEATHSIG = 1
 """Linux's prctl option: the signal that a process gets when the one that forked it dies."""
 
@@ -42,6 +51,8 @@ def serve() -> None:
     """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print must not mix with the answers
+    for module in _LATE:
+        preload.imported(module)
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         request = json.loads(line)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tonnage.errors import CannotEstimate
 from tonnage.layers.tokens import END, IN_SERIES, YOUNGEST, Token
@@ -23,7 +23,7 @@ _STRETCHES: Final = 200
 class Said(NamedTuple):
     """A token whose ways are settled."""
 
-    key: tuple[object, ...]
+    key: tuple[Any, ...]
     way: int
     """The way in which a layer or block is named; -1 where none is."""
     first: int
@@ -58,13 +58,6 @@ class Pattern:
             found += [Stretch(once, False), Stretch(more, True)]
             begin, longer = begin + length, longer + count
         return Pattern(tuple(found))
-
-    def at(self, steps: int) -> Iterator[tuple[tuple[object, ...], int, int]]:
-        """The tokens of a network so many steps deeper than the least: key, way and value of each."""
-        for stretch in self.stretches:
-            for _ in range(steps if stretch.repeats else 1):
-                for key, way, first, more in stretch.tokens:
-                    yield key, way, first + more * steps
 
 
 def _numbered(*strings: Sequence[Token]) -> Iterator[list[int]]:
@@ -138,6 +131,8 @@ def _settled(*depths: Token) -> Said:
         return _end(depths)
     if not depths[0].ways:
         return Said(depths[0].key, -1, 0, 0)
+    if (same := _same(depths)) is not None:
+        return same
     steps = [(a, b - a, c - b) for a, b, c in zip(*(token.ways for token in depths), strict=True)]
     return _said(depths[0].key, [(first, more) if more == again else None for first, more, again in steps])
 
@@ -148,16 +143,26 @@ def _constant(middle: Token, first: Token, second: Token) -> Said:
         return _end((middle, first, second))
     if not middle.ways:
         return Said(middle.key, -1, 0, 0)
+    if (same := _same((middle, first, second))) is not None:
+        return same
     values = zip(middle.ways, first.ways, second.ways, strict=True)
     return _said(middle.key, [(2 * one - two, two - one) if two == three else None for one, two, three in values])
 
 
+def _same(tokens: Sequence[Token]) -> Said | None:
+    """The first way that says the same in all three: there nearly always is one."""
+    for way, (a, b, c) in enumerate(zip(*(token.ways for token in tokens), strict=True)):
+        if a == b == c:
+            return Said(tokens[0].key, way, a, 0)
+    return None
+
+
 def _said(key: tuple[object, ...], ways: Sequence[tuple[int, int] | None]) -> Said:
-    """By a way that needs no counting if there is one; `ways` are values at the least depth and what is added."""
-    possible = [(way, *values) for way, values in enumerate(ways) if values is not None]
-    if not possible:
-        raise CannotEstimate("A block of a deeper network cannot be told by those of shallower ones.")
-    return Said(key, *min(possible, key=lambda said: (said[2] != 0, said[0])))
+    """By the first way there is; `ways` are values at the least depth and what is added."""
+    for way, values in enumerate(ways):
+        if values is not None:
+            return Said(key, way, *values)
+    raise CannotEstimate("A block of a deeper network cannot be told by those of shallower ones.")
 
 
 def _end(copies: Sequence[Token]) -> Said:

@@ -10,13 +10,16 @@ import json
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from tonnage.communicators import Communicators
-from tonnage.layers.periods import Pattern
+from tonnage.layers.periods import Pattern, Said
 from tonnage.layers.sizes import Sizes
-from tonnage.layers.tokens import LAYERS_FURTHER, Label, Named
+from tonnage.layers.tokens import LAYERS_FURTHER, Alike, Named
 from tonnage.trace import ACTIONS, Activity, Claim, Mark, Trace, marks_to_json, packed
 
 MARK, ALLOC, FREE, CONNECT, EMPTY = range(5)
@@ -67,9 +70,8 @@ class Requests:
     def traced(self, run: Trace) -> Trace:
         """What a ghost wrote when it was asked, with what is known of its blocks."""
         events = run.event_columns
-        born = [
-            address for action, address in zip(events["action"], events["address"], strict=True) if action == _ALLOC
-        ]
+        action, address = (np.frombuffer(events[name], dtype=np.int64) for name in ("action", "address"))
+        born = address[action == _ALLOC].tolist()
         claims = (Claim(mark, born[block], category) for mark, block, category in self.claims if block < len(born))
         names = tuple(dict.fromkeys(each.name for each in self.exchanges))
         return replace(run, claims=tuple(claims), names=names, log=b"".join(self._log(names, born, _whole(run))))
@@ -110,11 +112,11 @@ class _Writing:
 
     def written(self, pattern: Pattern) -> Requests:
         """All of them."""
-        write: dict[object, Callable[..., None]] = {
-            name: getattr(self, f"_{name}") for name in ("mark", "alloc", "free", "claim", "exchange", "end", "empty")
-        }
-        for (kind, *rest), way, value in pattern.at(self.steps):
-            write[kind](*rest, way, value)
+        for stretch in pattern.stretches:
+            each = [self._writer(said) for said in stretch.tokens]
+            for _ in range(self.steps if stretch.repeats else 1):
+                for write in each:
+                    write()
         self._leave_out_the_end()
         return Requests(
             marks=tuple(self.marks),
@@ -135,7 +137,31 @@ class _Writing:
         del self.columns[-3:]
         self.claims = [claim for claim in self.claims if claim[0] < len(self.marks)]
 
-    def _mark(self, step: int, phase: str, module: str, way: int, value: int) -> None:
+    def _writer(self, said: Said) -> Callable[[], None]:
+        """What writes a token: a call with all that is the same each time that it comes."""
+        kind, *facts = said.key
+        meant = () if said.way < 0 else (said.way, said.first + said.more * self.steps)
+        match kind:
+            case "mark":
+                return partial(self._mark, *facts, *meant)
+            case "alloc":
+                _, _, size, stream, _ = facts
+                return partial(
+                    self._alloc, self.named.alike(tuple(facts)), self.sizes.bytes(size, self.steps), stream
+                )
+            case "free":
+                return partial(self._free, self.named.alike(facts[1]), *meant)
+            case "claim":
+                return partial(self._claim, facts[0], self.named.alike(facts[1]), *meant)
+            case "exchange":
+                name, ranks, group, mine, peer, size = facts
+                layout = (ranks, group, mine)
+                return partial(self._exchange, name, layout, peer, self.sizes.bytes(size, self.steps))
+            case "end":
+                return partial(self._end, self.named.alike(facts[0]) if facts[0] is not None else None, *meant)
+        return partial(self._ask, EMPTY, 0, 0)
+
+    def _mark(self, step: int, phase: str, module: str, way: int = -1, value: int = 0) -> None:
         if way >= 0:
             of_list, _, rest = module.partition("#")
             layer = value + (self.layers.get(of_list, 0) if way == LAYERS_FURTHER else 0)
@@ -144,34 +170,28 @@ class _Writing:
         self._ask(MARK, len(self.marks), 0)
         self.marks.append(Mark(step, phase, module))
 
-    def _alloc(self, phase: str, module: str, size: int, stream: int, before: int, way: int, value: int) -> None:
-        self.named.add((phase, module, size, stream, before))
-        self._ask(ALLOC, self.sizes.bytes(size, self.steps), stream)
+    def _alloc(self, alike: Alike, size: int, stream: int) -> None:
+        self.named.add(alike)
+        self._ask(ALLOC, size, stream)
 
-    def _free(self, more: str, label: Label, way: int, value: int) -> None:
-        block = self.named.block("free", label, way, value)
+    def _free(self, alike: Alike, way: int, value: int) -> None:
+        block = self.named.block("free", alike, way, value)
         self.named.end(block)
         self._ask(FREE, block, 0)
 
-    def _empty(self, way: int, value: int) -> None:
-        self._ask(EMPTY, 0, 0)
+    def _claim(self, category: str, alike: Alike, way: int, value: int) -> None:
+        self.claims.append((len(self.marks) - 1, self.named.block("claim", alike, way, value), category))
 
-    def _claim(self, category: str, label: Label, way: int, value: int) -> None:
-        self.claims.append((len(self.marks) - 1, self.named.block("claim", label, way, value), category))
-
-    def _exchange(
-        self, name: str, ranks: int, group: int, mine: int, peer: int, size: int, way: int, value: int
-    ) -> None:
-        size = self.sizes.bytes(size, self.steps)
-        self.exchanges.append((len(self.marks) - 1, name, (ranks, group, mine), peer, size))
-        first = self.communicators.use((ranks, group, mine), name, peer)
+    def _exchange(self, name: str, layout: tuple[int, int, int], peer: int, size: int) -> None:
+        self.exchanges.append((len(self.marks) - 1, name, layout, peer, size))
+        first = self.communicators.use(layout, name, peer)
         if any(first):
             self._ask(CONNECT, *first)
 
-    def _end(self, label: Label | None, way: int, value: int) -> None:
+    def _end(self, alike: Alike | None, way: int = -1, value: int = 0) -> None:
         """The two ends of an exchange follow it."""
-        there = label is not None and self.named.count(label)
-        self.ends.append(self.named.block("end", label, way, value) if label is not None and there else -1)
+        there = alike is not None and alike.born
+        self.ends.append(self.named.block("end", alike, way, value) if alike is not None and there else -1)
 
     def _ask(self, kind: int, first: int, second: int) -> None:
         self.columns.extend((kind, first, second))

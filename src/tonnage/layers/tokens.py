@@ -68,12 +68,14 @@ def without_layer(module: str) -> tuple[str, str, int]:
     return f"{module[: found.start()]}#{module[found.end() :]}", module[: found.start()], int(found.group())
 
 
-class _Alike:
+class Alike:
     """The blocks with one label."""
 
-    __slots__ = ("alive", "born", "last")
+    __slots__ = ("alive", "born", "label", "last")
 
-    def __init__(self) -> None:
+    def __init__(self, label: Label) -> None:
+        self.label = label
+        """What each of them is."""
         self.born: list[int] = []
         """All of them so far."""
         self.alive: list[int] = []
@@ -86,18 +88,21 @@ class _Alike:
 class Named:
     """The blocks so far, numbered in the order in which they were handed out, and how they are named."""
 
-    labels: list[Label] = field(default_factory=list)
-    """What each block is."""
-    _by_label: dict[Label, _Alike] = field(default_factory=lambda: defaultdict(_Alike))
-    _alike: list[_Alike] = field(default_factory=list)
+    _by_label: dict[Label, Alike] = field(default_factory=dict)
+    _alike: list[Alike] = field(default_factory=list)
     _rank: list[int] = field(default_factory=list)
     _last: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    def add(self, label: Label) -> int:
-        """The number of a new block."""
-        number = len(self.labels)
-        self.labels.append(label)
-        alike = self._by_label[label]
+    def alike(self, label: Label) -> Alike:
+        """The blocks with this label, which may have none yet."""
+        found = self._by_label.get(label)
+        if found is None:
+            found = self._by_label[label] = Alike(label)
+        return found
+
+    def add(self, alike: Alike) -> int:
+        """The number of a new block of these."""
+        number = len(self._alike)
         self._alike.append(alike)
         self._rank.append(len(alike.born))
         alike.born.append(number)
@@ -112,9 +117,14 @@ class Named:
         else:
             del alive[bisect_left(alive, number)]
 
-    def count(self, label: Label) -> int:
-        """How many blocks are like this."""
-        return len(self._by_label[label].born)
+    @property
+    def count(self) -> int:
+        """How many blocks there were."""
+        return len(self._alike)
+
+    def label(self, number: int) -> Label:
+        """What a block is."""
+        return self._alike[number].label
 
     def ways(self, why: str, number: int) -> tuple[int, ...]:
         """All ways to say which block is meant; `why` tells apart series of blocks that are named one by one."""
@@ -133,19 +143,20 @@ class Named:
             since,
         )
 
-    def block(self, why: str, label: Label, way: int, value: int) -> int:
+    def block(self, why: str, alike: Alike, way: int, value: int) -> int:
         """The block that is meant.  Raises IndexError where there is none, or one of another kind in its place."""
-        alike = self._by_label[label]
         if way == _SINCE:
             number = self._last[why] + value
+            if number < 0 or self._alike[number] is not alike:
+                raise IndexError
         else:
-            of_label = alike.alive if way in _OF_ALIVE else alike.born
-            place = len(of_label) - 1 - value if way in _FROM_LAST else value
+            of_kind = alike.alive if way in _OF_ALIVE else alike.born
+            place = len(of_kind) - 1 - value if way in _FROM_LAST else value
             if way == _FURTHER:
                 place += alike.last[why]
-            number = of_label[place] if place >= 0 else -1
-        if not 0 <= number < len(self.labels) or self.labels[number] != label:
-            raise IndexError
+            if place < 0:
+                raise IndexError
+            number = of_kind[place]
         self._last[why] = number
         alike.last[why] = self._rank[number]
         return number
@@ -203,7 +214,7 @@ class _Reading:
             found.append(self._mark(mark.step, mark.phase, mark.module))
             if number in claims:
                 found += self._claimed(claims[number])
-            first = len(self.named.labels)
+            first = self.named.count
             if number in events:
                 self._handle(events[number], mark.phase, without_layer(mark.module)[0], found)
             for exchange in exchanges.get(number, ()):
@@ -219,7 +230,7 @@ class _Reading:
     def _claimed(self, claims: Iterable[Claim]) -> Iterator[Token]:
         """What is known of blocks, in an order of its own."""
         said = {(claim.category, self._holding(claim.address)) for claim in claims}
-        known = sorted((self.named.labels[block], category, block) for category, block in said if block is not None)
+        known = sorted((self.named.label(block), category, block) for category, block in said if block is not None)
         for _, category, claimed in known:
             yield self._named("claim", category, claimed)
 
@@ -231,10 +242,10 @@ class _Reading:
         return Token(("mark", step, phase, name), (since, layer))
 
     def _named(self, what: str, more: str, block: int) -> Token:
-        return Token((what, more, self.named.labels[block]), self.named.ways(what, block))
+        return Token((what, more, self.named.label(block)), self.named.ways(what, block))
 
     def _end(self, block: int) -> Token:
-        return Token(END.key, self.named.ways("end", block), self.named.labels[block])
+        return Token(END.key, self.named.ways("end", block), self.named.label(block))
 
     def _events(self) -> dict[int, list[tuple[int, int, int, int]]]:
         """By mark: that a block is handed out or taken back, or the cache emptied; its address, bytes and stream.
@@ -282,7 +293,7 @@ class _Reading:
             before = self.before if self.by_neighbour else 0
             label = (phase, module, called, self.streams.setdefault(stream, len(self.streams)), before)
             self.before = called
-            self.at[address] = self.named.add(label)
+            self.at[address] = self.named.add(self.named.alike(label))
             self.address.append(address)
             self.bytes.append(size)
             insort(self.starts, address)
@@ -294,9 +305,9 @@ class _Reading:
         return self.names.get((place, size), size) if self.names else size
 
     def _take_back(self, blocks: list[int], found: list[Token]) -> None:
-        labels = self.named.labels
-        for block in sorted(blocks, key=lambda block: (labels[block], block)) if len(blocks) > 1 else blocks:
-            found.append(Token(("free", "", labels[block]), self.named.ways("free", block)))
+        label = self.named.label
+        for block in sorted(blocks, key=lambda block: (label(block), block)) if len(blocks) > 1 else blocks:
+            found.append(self._named("free", "", block))
             self.named.end(block)
             address = self.address[block]
             del self.at[address], self.starts[bisect_left(self.starts, address)]
