@@ -10,6 +10,7 @@ from typing import Final
 from tonnage.costs.memory import STATE_BYTES, kept_bytes, logit_bytes, used_bytes
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
+from tonnage.techniques.chunked_loss import CHUNK_TOKENS
 
 
 def least_bytes(shape: Shape, work: Work, *, gradients_go: bool = False) -> int:
@@ -25,11 +26,8 @@ def least_bytes(shape: Shape, work: Work, *, gradients_go: bool = False) -> int:
     return int(max(weights + gradients + states, in_backward))
 
 
-_SLICE_TOKENS: Final = 1024
-"""Tokens whose logits exist at once where the loss is made in slices (`techniques.chunked_loss`)."""
-
 _OF_LOGIT: Final = 12
-"""Bytes for each logit of such a slice: in 16 bits, in fp32, as softmax, and their gradient in 16 bits."""
+"""Bytes for each logit of a slice of the loss: in 16 bits, in fp32, as softmax, and their gradient in 16 bits."""
 
 _REDUCED: Final = 8
 """Bytes for each weight of a layer whose gradient is on its way: to be reduced in fp32, for it and the one before."""
@@ -42,7 +40,7 @@ def usually_beyond(shape: Shape, work: Work) -> float:
     gradients what is not divided then.
     """
     one_layer = used_bytes(shape, work)
-    slice_tokens = min(work.tokens, _SLICE_TOKENS) if work.loss == "chunked" else 0
+    slice_tokens = min(work.tokens, CHUNK_TOKENS * work.axes.tp) if work.loss == "chunked" else 0
     logits = logit_bytes(shape, work) + slice_tokens * shape.vocab / work.axes.tp * _OF_LOGIT
     in_flight = min(work.axes.pp, work.grad_accum)
     kept = _likely_kept(shape, work) * shape.layers / work.axes.pp * in_flight

@@ -6,6 +6,7 @@ Each slice's logits are dropped after its loss and made again in backward (activ
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from tonnage.step.step import Step
 
 CHUNK_TOKENS: Final = 1024
-"""Tokens of one slice; its logits in fp32 are 0.5 GiB for a vocabulary of 128,256."""
+"""Tokens of one slice; its logits in fp32 are 0.5 GiB for a vocabulary of 128,256.
+
+Ranks that divide the vocabulary take as many times more, which is as much on each: shorter slices would keep the card
+waiting for the host, and for the ranks' three all-reduces of each slice."""
 
 CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 """How transformers' class names of causal language models end."""
@@ -43,12 +47,13 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
 
 def apply(step: Step) -> Step:
     """Replace the network's forward by one that returns the loss alone."""
-    return replace(step, changes=(*step.changes, _with_chunked_loss))
+    slice_tokens = CHUNK_TOKENS * step.plan.tp
+    return replace(step, changes=(*step.changes, partial(_with_chunked_loss, slice_tokens=slice_tokens)))
 
 
-def _with_chunked_loss(module: nn.Module) -> nn.Module:
+def _with_chunked_loss(module: nn.Module, slice_tokens: int) -> nn.Module:
     network = causal_network(module)
-    network.forward = MethodType(_forward, network)
+    network.forward = MethodType(partial(_forward, slice_tokens=slice_tokens), network)
     return module
 
 
@@ -72,6 +77,8 @@ def _forward(
     labels: Tensor,
     shift_labels: Tensor | None = None,
     num_items_in_batch: float | None = None,
+    *,
+    slice_tokens: int,
     **inputs: Any,
 ) -> tuple[Tensor]:
     """The mean cross-entropy of predicting each token from those before it.
@@ -81,7 +88,10 @@ def _forward(
     """
     hidden = network.base_model(**inputs)[0]
     targets = following(labels) if shift_labels is None else shift_labels
-    return (chunked_cross_entropy(hidden, targets, lambda part: logits(network, part), num_items_in_batch),)
+    mean = chunked_cross_entropy(
+        hidden, targets, lambda part: logits(network, part), num_items_in_batch, slice_tokens=slice_tokens
+    )
+    return (mean,)
 
 
 def following(labels: Tensor) -> Tensor:
@@ -91,7 +101,9 @@ def following(labels: Tensor) -> Tensor:
     return pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:]
 
 
-def chunked_cross_entropy(hidden: Tensor, labels: Tensor, logits_of: Any, count: float | None = None) -> Tensor:
+def chunked_cross_entropy(
+    hidden: Tensor, labels: Tensor, logits_of: Any, count: float | None = None, *, slice_tokens: int = CHUNK_TOKENS
+) -> Tensor:
     """Mean cross-entropy over labels that are not ignored; `logits_of` turns (tokens, width) into logits.
 
     Equal to the plain loss up to the order of summation.  With `count` the sum is divided by that.
@@ -105,10 +117,10 @@ def chunked_cross_entropy(hidden: Tensor, labels: Tensor, logits_of: Any, count:
         return cross_entropy(scores, targets, reduction="sum", ignore_index=IGNORED_LABEL)
 
     labels = labels.reshape(-1)
-    parts = hidden.reshape(-1, hidden.shape[-1]).split(CHUNK_TOKENS)
+    parts = hidden.reshape(-1, hidden.shape[-1]).split(slice_tokens)
     losses = [
         checkpoint(summed, part, targets, use_reentrant=False)
-        for part, targets in zip(parts, labels.split(CHUNK_TOKENS), strict=True)
+        for part, targets in zip(parts, labels.split(slice_tokens), strict=True)
     ]
     return sum(losses[1:], losses[0]) / ((labels != IGNORED_LABEL).sum() if count is None else count)
 
