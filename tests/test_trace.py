@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tonnage import trace as traces
 from tonnage.errors import UnreadableFile
 from tonnage.timeline import timeline
-from tonnage.trace import Claim, Mark, Trace
+from tonnage.trace import Activity, Claim, Mark, Trace
 
 EVENTS = [("segment_alloc", 0, 2097152, 0, 0), ("alloc", 0, 1000, 0, 1), ("free_requested", 0, 1000, 0, 1)]
 
@@ -61,6 +61,24 @@ def test_events_and_activities_are_read_from_the_columns() -> None:
         128,
         7,
     )
+
+
+def test_exchanges_that_are_alike_are_named_once() -> None:
+    def exchange(name: str, peer: int, layout: tuple[int, int, int], size: int) -> Activity:
+        return Activity("collective", name, 1, 0, layout, peer, 7, size, 0, 0)
+
+    every = [
+        exchange("AllGather", 0, (4, 1, 2), 512),
+        exchange("AllGather", 0, (4, 1, 2), 1024),
+        exchange("Send", 3, (4, 1, 2), 512),
+        exchange("AllGather", 0, (2, 2, 0), 512),
+    ]
+    places = {"AllGather": 0, "Send": 1}
+    log = example().log + b"".join(traces.packed(each, places) for each in every)
+    trace = replace(example(), names=tuple(places), log=log)
+    assert list(trace.activities("collective")) == every
+    found = [("AllGather", (4, 1, 2), 0), ("Send", (4, 1, 2), 3), ("AllGather", (2, 2, 0), 0)]
+    assert trace.exchanges() == found
 
 
 @pytest.mark.parametrize(

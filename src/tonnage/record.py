@@ -757,4 +757,5 @@ def _exchanged(recorder: Recorder) -> dict[str, Any]:
     if recorder.device.type != "cuda":
         return {}
     names = tuple(sorted({each.name for each in recorder.collectives}))
-    return {"names": names, "log": b"".join(packed(each, names) for each in recorder.collectives)}
+    places = {name: place for place, name in enumerate(names)}
+    return {"names": names, "log": b"".join(packed(each, places) for each in recorder.collectives)}

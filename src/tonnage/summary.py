@@ -118,8 +118,8 @@ def _of_rank(
 def outside_allocator(trace: Trace, cluster: Cluster) -> Overhead:
     """What a rank's process holds beside torch's allocator: context, loaded kernels, NCCL."""
     used = Communicators()
-    for activity in trace.activities("collective"):
-        used.use(activity.grid, activity.name, activity.block)
+    for name, layout, peer in trace.exchanges():
+        used.use(layout, name, peer)
     return overheads(cluster.device, used.sizes, gpus_per_node=cluster.gpus_per_node, send_recv_peers=used.peers)
 
 

@@ -10,7 +10,7 @@ import struct
 import sys
 import zipfile
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -55,10 +55,15 @@ KERNEL_KINDS: Final = {
 }
 """What a record of the ghost's log says happened (`struct ghost_record`, field kind)."""
 
+_CODES: Final = {kind: code for code, kind in KERNEL_KINDS.items()}
+
 EVENT_COLUMNS: Final = ("action", "address", "size", "stream", "mark")
 """The columns of the allocator's trace, each 64-bit signed integers."""
 
 _RECORD: Final = struct.Struct("<BBHIIIIIIIQQQQ")  # struct ghost_record, 64 bytes
+_KIND: Final = slice(8, 28)
+_KIND_FACTS: Final = struct.Struct("<IIIII")
+"""Where a record says what kind of exchange it was: its name, grid and block."""
 _MAX_MEMBER_BYTES: Final = 2 * 2**30
 
 
@@ -88,12 +93,11 @@ class Activity(NamedTuple):
     address2: int
 
 
-def packed(activity: Activity, names: Sequence[str]) -> bytes:
-    """The activity as a record of a Trace's log, its name one of these."""
-    kind = next(code for code, name in KERNEL_KINDS.items() if name == activity.kind)
-    place = names.index(activity.name)
-    _, _, mark, device, grid, block, stream, count, address, address2 = activity
-    return _RECORD.pack(kind, device, 0, mark, place, *grid, block, 0, stream, count, address, address2)
+def packed(activity: Activity, places: Mapping[str, int]) -> bytes:
+    """The activity as a record of a Trace's log, which knows names by their places in a list."""
+    kind, name, mark, device, grid, block, stream, count, address, address2 = activity
+    code, place = _CODES[kind], places[name]
+    return _RECORD.pack(code, device, 0, mark, place, *grid, block, 0, stream, count, address, address2)
 
 
 class Mark(NamedTuple):
@@ -187,7 +191,7 @@ class Trace:
             kind, device, _flags, mark, name, x, y, z, block, _shared, stream, count, address, address2 = record
             yield Activity(
                 KERNEL_KINDS.get(kind, f"kind {kind}"),
-                self.names[name] if name < len(self.names) else "",
+                self._name(name),
                 mark,
                 device,
                 (x, y, z),
@@ -197,6 +201,16 @@ class Trace:
                 address,
                 address2,
             )
+
+    def exchanges(self) -> list[tuple[str, tuple[int, int, int], int]]:
+        """The collectives, those that are alike once: name, layout (ranks, group, this rank in it) and peer."""
+        starts = [place * _RECORD.size for place in self._places("collective")]
+        kinds = dict.fromkeys(self.log[start + _KIND.start : start + _KIND.stop] for start in starts)
+        found = map(_KIND_FACTS.unpack, kinds)
+        return [(self._name(name), (x, y, z), peer) for name, x, y, z, peer in found]
+
+    def _name(self, place: int) -> str:
+        return self.names[place] if place < len(self.names) else ""
 
     def _places(self, only: str | None) -> Iterator[int]:
         """Which records of the log are of this kind, or all."""

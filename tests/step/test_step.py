@@ -185,6 +185,23 @@ def test_chunked_loss_never_makes_all_logits(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(shapes) == 2 * 48  # once in forward, once again in backward
 
 
+def test_slices_of_the_loss_are_longer_where_ranks_divide_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tonnage.techniques import chunked_loss
+
+    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 10)
+    made = ready(tiny_job(), Plan(precision="fp32", optimizer="sgd"))
+    shapes: list[int] = []
+    for tp in (1, 2, 4):
+        (change,) = chunked_loss.apply(dataclasses.replace(made.step, plan=Plan(tp=tp), changes=())).changes
+        network = change(made.model)
+        head = network.get_output_embeddings().register_forward_pre_hook(
+            lambda module, arguments: shapes.append(len(arguments[0]))
+        )
+        network(**made.next_batch())
+        head.remove()
+    assert shapes == [10, 10, 10, 10, 8, 20, 20, 8, 40, 8]
+
+
 def test_chunked_loss_ignores_what_the_labels_say() -> None:
     from tonnage.techniques.chunked_loss import chunked_cross_entropy
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -74,16 +74,17 @@ class Requests:
         born = address[action == _ALLOC].tolist()
         claims = (Claim(mark, born[block], category) for mark, block, category in self.claims if block < len(born))
         names = tuple(dict.fromkeys(each.name for each in self.exchanges))
-        return replace(run, claims=tuple(claims), names=names, log=b"".join(self._log(names, born, _whole(run))))
+        places = {name: place for place, name in enumerate(names)}
+        return replace(run, claims=tuple(claims), names=names, log=b"".join(self._log(places, born, _whole(run))))
 
-    def _log(self, names: tuple[str, ...], born: list[int], marks: int) -> Iterator[bytes]:
+    def _log(self, places: Mapping[str, int], born: list[int], marks: int) -> Iterator[bytes]:
         for each in self.exchanges:
             if each.mark >= marks or max(each.ends) >= len(born):  # the memory ran out before
                 return
             sent, received = (born[end] if end >= 0 else 0 for end in each.ends)
             layout, peer = each.layout, each.peer
             yield packed(
-                Activity("collective", each.name, each.mark, 0, layout, peer, 0, each.bytes, sent, received), names
+                Activity("collective", each.name, each.mark, 0, layout, peer, 0, each.bytes, sent, received), places
             )
 
 

@@ -80,9 +80,9 @@ def _asked(run: Trace) -> dict[Place, dict[int, None]]:
     """The sizes that are asked for in each place, and exchanged, in order."""
     columns = {name: np.array(run.event_columns[name], dtype=np.int64) for name in ("action", "size", "mark")}
     latest, allocs = np.maximum.accumulate(columns["mark"]), columns["action"] == _ALLOC
-    pairs = np.stack((latest[allocs], columns["size"][allocs]), axis=1)
+    pairs = zip(latest[allocs].tolist(), columns["size"][allocs].tolist(), strict=True)
     found: dict[Place, dict[int, None]] = {}
-    for mark, size in dict.fromkeys(map(tuple, pairs.tolist())):
+    for mark, size in dict.fromkeys(pairs):
         at = run.marks[mark]
         found.setdefault((at.phase, without_layer(at.module)[0]), {})[size] = None
     for exchange in run.activities("collective"):
