@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from tonnage.techniques.budgeting.layerwise import Network, Way, choose, hull
+from tonnage.techniques.budgeting.layerwise import CLOSE, Network, Way, choose, hull
 
 FULL = Way(1, 11, 10.0, "full")
 SOME = Way(6, 12, 2.0, "some")
@@ -86,3 +86,26 @@ def test_equal_layers_mix_two_neighbours_on_the_hull():
 
 def test_a_way_above_the_hull_is_no_part_of_it():
     assert hull((FULL, Way(5, 11, 9.0), SOME, NONE)) == [FULL, SOME, NONE]
+
+
+def fewest_seconds(ways, layers, budget_bytes):
+    """Of so many equal layers that may keep so much together, by all sums of bytes."""
+    found = [0.0] * (budget_bytes + 1)
+    for _ in range(layers):
+        found = [
+            min((found[room - way.kept] + way.seconds for way in ways if way.kept <= room), default=float("inf"))
+            for room in range(budget_bytes + 1)
+        ]
+    return found[budget_bytes]
+
+
+@pytest.mark.parametrize("budget_bytes", [200, 357, 480, 555, 741, 1000])
+def test_many_layers_come_close_to_the_fewest_seconds(budget_bytes):
+    """28 layers whose hull has few points (1, 4, 15, 17, 25 and 34 bytes): what is left goes to ways beside it."""
+    points = {1: 97.0, 2: 90.7, 3: 82.7, 4: 72.6, 5: 71.9, 7: 65.6, 9: 48.3, 12: 37.5, 15: 24.0, 16: 21.1}
+    points |= {17: 19.3, 20: 15.1, 25: 5.0, 28: 3.3}
+    ways = (*(Way(kept, 40, seconds) for kept, seconds in points.items()), Way(34, None, 0.0))
+    chosen = choose(Network((ways,) * 28, before=0, after=0), budget_bytes + 34)
+    assert chosen is not None
+    found = sum(way.seconds for way in chosen)
+    assert found <= fewest_seconds(ways, 27, budget_bytes) + CLOSE * 28 * 97.0

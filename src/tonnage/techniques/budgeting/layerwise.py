@@ -10,10 +10,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from typing import Any, Final, TypeAlias
 
-MOST_LABELS: Final = 1000
+MOST_LABELS: Final = 100
 """Ways to come as far as a layer that are followed at once; beyond, those that promise least are given up."""
 
 CLOSE: Final = 1e-3
@@ -85,7 +85,7 @@ def choose(network: Network, budget_bytes: int) -> Chosen | None:
     best = _filled(network, budget_bytes)
     if best is None:
         return None
-    found = _Search(network, budget_bytes).better_than(best)
+    found = _Search(network, budget_bytes).better_than(_exchanged(network, best, budget_bytes))
     return _last_most(network, found, budget_bytes)
 
 
@@ -121,12 +121,62 @@ def _raised(network: Network, chosen: list[Way], key: int, to: Way, budget_bytes
     return with_last(over)
 
 
+def _exchanged(network: Network, chosen: Chosen, budget_bytes: int) -> Chosen:
+    """The same with two layers at a time treated otherwise, as long as that takes fewer seconds."""
+    while True:
+        possible = (_last_most(network, one, budget_bytes) for one in _pairs_exchanged(network, chosen, budget_bytes))
+        within = [one for one in possible if network.peak(one) <= budget_bytes]
+        best = min(within, key=_seconds, default=chosen)
+        if _seconds(best) >= _seconds(chosen):
+            return chosen
+        chosen = best
+
+
+def _pairs_exchanged(network: Network, chosen: Chosen, budget_bytes: int) -> Iterator[Chosen]:
+    """For each two layers but the last, of equal ones for one of them, the fastest ways in the bytes of both."""
+    room = budget_bytes - network.peak(chosen)
+    alike: dict[tuple[int, Way], list[int]] = {}
+    for index, way in enumerate(chosen[:-1]):
+        alike.setdefault((id(network.layers[index]), way), []).append(index)
+    for one, other in combinations_with_replacement(alike.values(), 2):
+        first, second = one[0], other[-1]
+        if first != second:
+            held = chosen[first].kept + chosen[second].kept + room
+            for pair in _fastest(network.layers[first], network.layers[second], held):
+                exchanged = list(chosen)
+                exchanged[first], exchanged[second] = pair
+                yield tuple(exchanged)
+
+
+def _fastest(one: Sequence[Way], other: Sequence[Way], room_bytes: int) -> Iterator[tuple[Way, Way]]:
+    """The two ways with the fewest seconds that keep so many bytes together, if any do."""
+    pairs: list[tuple[Way, Way]] = []
+    unbeaten = _falling(other)
+    for way in one:
+        place = bisect_right(unbeaten, room_bytes - way.kept, key=lambda beside: beside.kept)
+        if place:
+            pairs.append((way, unbeaten[place - 1]))
+    if pairs:
+        yield min(pairs, key=_seconds)
+
+
+def _falling(ways: Sequence[Way]) -> list[Way]:
+    """Those that are faster than all that keep no more, from the fewest bytes on."""
+    found: list[Way] = []
+    for way in sorted(ways, key=lambda way: (way.kept, way.seconds)):
+        if not found or way.seconds < found[-1].seconds:
+            found.append(way)
+    return found
+
+
+def _seconds(ways: Sequence[Way]) -> float:
+    return sum(way.seconds for way in ways)
+
+
 def hull(ways: Sequence[Way]) -> list[Way]:
     """The lower convex hull of seconds over kept bytes, from the fewest bytes to the fewest seconds."""
     found: list[Way] = []
-    for way in sorted(ways, key=lambda way: (way.kept, way.seconds)):
-        if found and way.seconds >= found[-1].seconds:
-            continue
+    for way in _falling(ways):
         while len(found) > 1 and gained(found[-2], found[-1]) <= gained(found[-1], way):
             found.pop()
         found.append(way)
@@ -195,7 +245,7 @@ class _Search:
     def better_than(self, known: Chosen) -> Chosen:
         """The best choice, which may be the one that is known."""
         *others, last = self.network.layers
-        limit = sum(way.seconds for way in known) - CLOSE * sum(ways[0].seconds for ways in self.network.layers)
+        limit = _seconds(known) - CLOSE * sum(ways[0].seconds for ways in self.network.layers)
         labels: list[Label] = [(self.network.before, 0.0, None)]
         for ways, rest in zip(others, self.rests[1:], strict=True):
             labels = _unbeaten(self._extended(labels, ways), rest, self.budget_bytes, limit)
