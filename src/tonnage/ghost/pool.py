@@ -90,6 +90,7 @@ class Worker:
         variables.pop("PYTHONOPTIMIZE", None)  # transformers cannot be imported without its docstrings
         # Else torch.cuda.is_available(), which transformers 5.0 asks while it is imported, makes forks useless.
         variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        variables["OMP_NUM_THREADS"] = "1"  # several would wait for one another, busily, to cast a few adapters
         return variables
 
     def run(
