@@ -144,3 +144,50 @@ def test_nothing_is_spared_where_memory_is_filled_unseen():
 def test_too_small_a_budget_says_what_is_needed():
     with pytest.raises(CannotEstimate, match=r"at least 106\.5 KiB with every layer checkpointed"):
         run("budget=60KiB")
+
+
+def made(budget_text):
+    plan = Plan(precision="fp32", optimizer="sgd", checkpointing=budget_text)
+    torch.manual_seed(0)
+    return steps.build(tiny_job("llama"), plan, device="cpu", initialise=True)
+
+
+def with_new_weights(step, when):
+    """Every layer's down projection makes its weight anew when told so, by itself and what it has done so far."""
+    for layer in models.layers(step.model):
+        projection = layer.mlp.down_proj
+        projection.calls, plain = 0, projection.forward
+
+        def forward(given, projection=projection, plain=plain):
+            projection.calls += 1
+            if when(projection):
+                projection.weight.data = projection.weight.data.clone()
+            return plain(given)
+
+        projection.forward = forward
+
+
+def test_what_a_layer_does_once_is_not_measured():
+    """As bitsandbytes' layers cast their biases when they first run."""
+    step = made("budget=155KiB")
+    with_new_weights(step, lambda projection: projection.calls == 1)
+    for _ in range(2):
+        step.micro_batch(step.next_batch())
+    plain = made("budget=155KiB")
+    for _ in range(2):
+        plain.micro_batch(plain.next_batch())
+    assert step.model.run_again == plain.model.run_again
+    assert step.model.run_again["layers_in_part"] == 3
+
+
+def test_layers_that_do_something_else_later_run_again_whole():
+    step = made("budget=155KiB")
+    later: list[bool] = []
+    with_new_weights(step, lambda projection: bool(later))
+    for _ in range(2):
+        step.micro_batch(step.next_batch())
+    assert step.model.run_again["layers_in_part"] == 3
+    later.append(True)
+    step.micro_batch(step.next_batch())
+    found = step.model.run_again
+    assert (found["layers_again"], found["layers_in_part"], found["seconds_fraction"]) == (3, 0, 1.0)

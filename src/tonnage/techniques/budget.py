@@ -171,6 +171,10 @@ class _Budget:
         self.inputs, self.before, self.after = _Storages(), _Storages(), _Storages()
         self.last = 0
         self.module: nn.Module | None = None
+        self.network: Network | None = None
+        """As measured."""
+        self.astray: set[int] = set()
+        """Layers that did something else later."""
 
     def install(self, module: nn.Module) -> nn.Module:
         """Have every layer ask this budget how it is to run."""
@@ -200,12 +204,24 @@ class _Budget:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         if self.chosen is None:
-            self.layers[index] = self._measured(layer, forward, args, kwargs)
-        what = self.layers[index][0].what if self.chosen is None else self.chosen[index].what
+            return self._first_run(index, layer, forward, args, kwargs)
+        what = self.chosen[index].what
         if what is None:
             return forward(*args, **kwargs)
-        options = {"context_fn": partial(_contexts, what, self.host)} if what.kept else {}
+        on_astray = partial(self._went_astray, index)
+        options = {"context_fn": partial(_contexts, what, self.host, on_astray)} if what.kept else {}
         return checkpoint(partial(forward, **kwargs), *args, use_reentrant=False, **options)
+
+    def _first_run(self, index: int, layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Checkpointed whole, and measured when that is over: a layer may make something once, when it first runs.
+
+        bitsandbytes' layers cast their biases then.
+        """
+        from torch.utils.checkpoint import checkpoint
+
+        output = checkpoint(partial(forward, **kwargs), *args, use_reentrant=False)
+        self.layers[index] = self._measured(layer, forward, args, kwargs)
+        return output
 
     def _measured(self, layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Way, ...]:
         from tonnage.techniques.budgeting import prices
@@ -251,8 +267,22 @@ class _Budget:
             )
         by_index = dict(zip(self.layers, chosen, strict=True))
         self.chosen = tuple(by_index[index] for index in sorted(by_index))
+        self.network = network
+        self._sum_up()
+
+    def _went_astray(self, index: int) -> None:
+        """A layer did something else than was measured, so that all of it runs again."""
+        if index not in self.astray:
+            self.astray.add(index)
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Leave with the network what runs again, for whoever writes the Trace."""
         assert self.module is not None
-        self.module.run_again = summary(network, chosen)  # read by whoever writes the Trace
+        assert self.chosen is not None
+        assert self.network is not None
+        ways = [self.layers[index][0] if index in self.astray else self.chosen[index] for index in self.layers]
+        self.module.run_again = summary(self.network, ways)
 
 
 def in_transit(network: Network) -> Network:
@@ -290,11 +320,11 @@ def summary(network: Network, chosen: Sequence[Way]) -> dict[str, Any]:
     }
 
 
-def _contexts(what: Checkpointed, host: Any) -> Any:
+def _contexts(what: Checkpointed, host: Any, on_astray: Callable[[], None]) -> Any:
     from tonnage.techniques.budgeting import replay
 
     layer = what.measured.layer
-    return replay.contexts(layer, replay.decisions(layer, what.kept, what.sent), host)
+    return replay.contexts(layer, replay.decisions(layer, what.kept, what.sent), host, on_astray)
 
 
 def measure(layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Measured:

@@ -1,5 +1,7 @@
 """What an operation costs on a card that is known, and on one that is not."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -51,3 +53,16 @@ def test_the_link_of_a_card(named):
     named("Tesla T4")
     assert prices.link_bytes_per_second(CARD) == pytest.approx(0.85 * find_device("t4").pcie_bytes_per_second)
     assert prices.kernel_seconds(CARD) > 0
+
+
+def test_a_product_with_quantized_weights(named):
+    """bitsandbytes' own operation: torch has no formula for it.  Weights of 4 bits are read, and written in 16."""
+    named("NVIDIA H100 80GB HBM3")
+    a, b, c = matrices((8192, 4096), (14336, 4096), (8192, 14336))
+    packed = torch.empty(14336 * 4096 // 2, 1, dtype=torch.uint8, device="meta")
+    operation = SimpleNamespace(overloadpacket="bitsandbytes.gemm_4bit")
+    seconds, flops = prices.on(CARD)(operation, (a, packed, (14336, 4096), packed, 64, "nf4"), {}, c)
+    plain, same = prices.on(CARD)(MM, (a, b.t()), {}, c)
+    assert flops == same
+    least = 2.5 * 14336 * 4096 / find_device("h100-80gb").bandwidth_bytes_per_second
+    assert plain + least < seconds < plain + 2 * least

@@ -5,6 +5,7 @@ Only the ratios matter to what is worth keeping, and the same function prices op
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import torch
@@ -30,6 +31,10 @@ _REACHED: Final = 0.85
 """Part of a link that copies reach, as in the time model."""
 
 _DTYPES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp32"}
+_OF_4_BITS: Final = "gemm_4bit"
+_OF_8_BITS: Final = ("int8_linear_matmul", "int8_scaled_mm")
+"""bitsandbytes' products with quantized weights (0.50)."""
+
 _BACKENDS: Final = ("flash", "cudnn", "efficient")
 
 
@@ -66,8 +71,9 @@ def on(device: torch.device) -> Price:
         if _is_free(operation):
             return 0.0, 0.0
         one, backend, seq_len = _described(operation, args, kwargs, output)
+        described = [one, *_dequantizing(operation, args, one)]
         try:
-            return rates.seconds([one], known, reached, backend=backend, seq_len=seq_len).total, one.flops
+            return rates.seconds(described, known, reached, backend=backend, seq_len=seq_len).total, one.flops
         except CannotEstimate:  # a dtype that this card has no figure for
             return _plain_seconds(one), one.flops
 
@@ -92,11 +98,32 @@ def _is_free(operation: Any) -> bool:
     return getattr(operation, "is_view", False) or "empty" in name or (schema is not None and not schema.returns)
 
 
+def _flops(operation: Any, args: Any, kwargs: Any, output: Any) -> float:
+    """By torch's formulas; bitsandbytes' products have none there."""
+    count = flop_registry.get(getattr(operation, "overloadpacket", None))
+    if count is not None:
+        return float(count(*args, **kwargs, out_val=output))
+    if _name(operation) in (_OF_4_BITS, *_OF_8_BITS):
+        return float(2 * output.numel() * args[0].shape[-1])
+    return 0.0
+
+
+def _dequantizing(operation: Any, args: Any, one: Operation) -> list[Operation]:
+    """What a product with weights of 4 bits does before: it reads those, and writes them in 16 bits."""
+    if _name(operation) != _OF_4_BITS:
+        return []
+    weights = math.prod(args[2])
+    return [Operation("dequantize", "copy", one.dtype, 0, 2.5 * weights)]
+
+
+def _name(operation: Any) -> str:
+    return str(getattr(operation, "overloadpacket", operation)).rpartition(".")[2]
+
+
 def _described(operation: Any, args: Any, kwargs: Any, output: Any) -> tuple[Operation, str, int]:
     """The operation in the time model's words, with the attention's backend and the tokens that it sees."""
-    name = str(getattr(operation, "overloadpacket", operation)).rpartition(".")[2]
-    count = flop_registry.get(getattr(operation, "overloadpacket", None))
-    flops = float(count(*args, **kwargs, out_val=output)) if count is not None else 0.0
+    name = _name(operation)
+    flops = _flops(operation, args, kwargs, output)
     tensors = [leaf for leaf in tree_leaves((args, kwargs, output)) if isinstance(leaf, torch.Tensor)]
     moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     dtype = _DTYPES.get(tensors[0].dtype, "fp16") if tensors else "fp32"

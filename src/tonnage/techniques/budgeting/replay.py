@@ -273,13 +273,16 @@ def decisions(layer: Layer, kept: frozenset[int], sent: frozenset[int] = frozens
     return tuple(does(maker) for maker in layer.makers)
 
 
-def contexts(layer: Layer, does: tuple[Does, ...], host: Host | None = None) -> tuple[_Keeping, _Repeating]:
+def contexts(
+    layer: Layer, does: tuple[Does, ...], host: Host | None = None, on_astray: Callable[[], None] = lambda: None
+) -> tuple[_Keeping, _Repeating]:
     """Around a forward, and around its repetition: the `context_fn` of torch's checkpoint.
 
-    `host`: where results are sent, if some are.
+    `host`: where results are sent, if some are.  `on_astray` is called after a forward that did not do what was
+    written down.
     """
     tape = _Tape(None if host is None or Does.SENT not in does else host.luggage())
-    return _Keeping(layer, does, tape), _Repeating(tape)
+    return _Keeping(layer, does, tape, on_astray), _Repeating(tape)
 
 
 @dataclass(frozen=True)
@@ -338,9 +341,9 @@ class _Tape:
 
 
 class _Keeping(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self, layer: Layer, does: tuple[Does, ...], tape: _Tape) -> None:
+    def __init__(self, layer: Layer, does: tuple[Does, ...], tape: _Tape, on_astray: Callable[[], None]) -> None:
         super().__init__()
-        self.layer, self.does, self.tape = layer, does, tape
+        self.layer, self.does, self.tape, self.on_astray = layer, does, tape, on_astray
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = operation(*args, **(kwargs or {}))
@@ -366,6 +369,8 @@ class _Keeping(TorchDispatchMode):  # type: ignore[misc]
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)
         self.tape.astray |= len(self.tape.entries) < len(self.layer.operations)
+        if self.tape.astray:
+            self.on_astray()
         earlier = self.tape.luggage.previous() if self.tape.luggage is not None else None
         if earlier is not None:
             earlier.let_go()
