@@ -8,7 +8,7 @@ import estimates
 from solutions import question
 from tonnage.search.best import Search
 from tonnage.search.depth import of_run
-from tonnage.search.filling import fill
+from tonnage.search.filling import NEAR, fill
 from tonnage.search.pricing import priced
 from tonnage.units import GIB, parse_bytes
 
@@ -17,12 +17,12 @@ LEAST, MOST, ELSE = 9 * GIB, 94 * GIB, 17 * GIB
 
 
 class Ghosts:
-    """Every candidate needs its activations and the same besides; a budget is kept to."""
+    """Every candidate needs its activations and the same besides; a budget is kept to, and has more in reserve."""
 
     count = 2
 
-    def __init__(self, slope=1.0):
-        self.slope, self.tried = slope, []
+    def __init__(self, slope=1.0, reserve=0):
+        self.slope, self.reserve, self.tried = slope, reserve, []
 
     def ahead(self, asks, cluster):
         """Nobody is idle."""
@@ -46,7 +46,7 @@ class Ghosts:
                 **model,
                 "run_again": {"seconds_fraction": part, "layers": 32, "layers_again": 31, "layers_in_part": 31},
             }
-        process = ELSE + int(LEAST + (held - LEAST) * self.slope)
+        process = ELSE + int(LEAST + (held - LEAST) * self.slope) + self.reserve * way.startswith("budget")
         categories = dict.fromkeys(made.peak.by_category, 0) | {"activation": held, "workspace": process - held}
         peak = replace(made.peak, process_bytes=process, allocated_bytes=process, by_category=categories)
         phases = tuple(replace(phase, allocated_bytes=process) for phase in made.phases)
@@ -74,6 +74,18 @@ def test_the_card_is_filled_up(slope):
     assert sum(way.startswith("budget") for way in search.ghosts.tried) <= 3
     times = [one.seconds_per_token for one, _ in search.found]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize(("reserve", "runs"), [(0, 1), (GIB // 2, 1), (GIB, 2), (3 * GIB, 2)])
+def test_what_the_allocator_keeps_more_is_made_room_for(reserve, runs):
+    """Of 79 GiB the first budget leaves 1 % free, which is what most need; the others are told by that run."""
+    search = searched(Ghosts(reserve=reserve), only=("checkpointing",))
+    fill(search, 4)
+    best, estimate = search.found[0]
+    assert best.candidate.plan.checkpointing.startswith("budget=")
+    capacity = search.question.budget_bytes
+    assert (1 - NEAR) * capacity <= estimate.peak.process_bytes <= capacity
+    assert sum(way.startswith("budget") for way in search.ghosts.tried) == runs
 
 
 def test_nothing_is_filled_where_all_fits_or_nothing_may_be_chosen():
