@@ -1,6 +1,7 @@
 """A budget that fills what is left: found in few runs, never above the card, only where it is faster."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,6 +11,7 @@ from tonnage.search.best import Search
 from tonnage.search.depth import of_run
 from tonnage.search.filling import NEAR, fill
 from tonnage.search.pricing import priced
+from tonnage.search.reasons import looks
 from tonnage.units import GIB, parse_bytes
 
 LEAST, MOST, ELSE = 9 * GIB, 94 * GIB, 17 * GIB
@@ -22,10 +24,10 @@ class Ghosts:
     count = 2
 
     def __init__(self, slope=1.0, reserve=0):
-        self.slope, self.reserve, self.tried = slope, reserve, []
+        self.slope, self.reserve, self.tried, self.foreseen = slope, reserve, [], []
 
     def ahead(self, asks, cluster):
-        """Nobody is idle."""
+        self.foreseen = [one for one, _ in asks]
 
     def need(self, candidates, cluster):
         return [of_run(self._answer(one, cluster)) for one in candidates]
@@ -86,6 +88,26 @@ def test_what_the_allocator_keeps_more_is_made_room_for(reserve, runs):
     capacity = search.question.budget_bytes
     assert (1 - NEAR) * capacity <= estimate.peak.process_bytes <= capacity
     assert sum(way.startswith("budget") for way in search.ghosts.tried) == runs
+
+
+def test_workers_run_ahead_what_explains_a_budget_and_does_not_hang_on_it():
+    search = searched(Ghosts())
+    search.afterwards = partial(looks, question=search.question)
+    fill(search, 4)
+    explained = looks(search.found[0][0].candidate, search.question)
+    foreseen = search.ghosts.foreseen
+    assert {one.plan.checkpointing for one in foreseen} == {"none"}
+    assert foreseen == [one for one in explained if not one.plan.checkpointing.startswith("budget")]
+
+
+def test_a_card_that_is_full_is_not_filled():
+    capacity = question(gpu="h100-80gb").cluster.device.capacity_bytes
+    search = searched(Ghosts(), headroom=1 - 1.01 * (ELSE + LEAST) / capacity)
+    before = list(search.found)
+    assert before[0][0].candidate.plan.checkpointing == "full"
+    fill(search, 4)
+    assert search.found == before
+    assert not any(way.startswith("budget") for way in search.ghosts.tried)
 
 
 def test_nothing_is_filled_where_all_fits_or_nothing_may_be_chosen():

@@ -62,6 +62,7 @@ def fill(search: Search, top: int) -> None:
         for one, answer in zip(full, answers, strict=True)
         if isinstance(answer, Estimate) and fits(answer, question)
     ]
+    _foresee(search, tried)
     for _ in range(RUNS):
         going = [one for one in tried if one.next_bytes is not None]
         asked = [one.candidate for one in going]
@@ -73,6 +74,15 @@ def fill(search: Search, top: int) -> None:
     ]
     search.found.sort(key=lambda pair: pair[0].seconds_per_token)
     del search.found[top:]
+
+
+def _foresee(search: Search, tried: list[_Filling]) -> None:
+    """Let idle workers run what will be looked at beside the plan that promises most, whatever its budget is."""
+    going = [one.candidate for one in tried if one.next_bytes is not None]
+    if going:
+        beside = search.afterwards(going[0])
+        asks = [(one, False) for one in beside if not one.plan.checkpointing.startswith("budget")]
+        search.ghosts.ahead(asks, search.question.cluster)
 
 
 def _as_run(search: Search, pair: tuple[Priced, Estimate]) -> tuple[Priced, Estimate]:
@@ -148,7 +158,8 @@ class _Filling:
         between = max((phases.get(name, 0) for name in ("forward", "backward")), default=0)
         self.held_bytes = peak.by_category["activation"] if peak.allocated_bytes == between else 0
         self.tried = self.held_bytes, peak.process_bytes - peak.allocated_bytes + between
-        self.next_bytes = self.held_bytes + self._room(self.tried[1], _SPARED[0])
+        if self.capacity_bytes - self.tried[1] > NEAR * self.capacity_bytes:
+            self.next_bytes = self.held_bytes + self._room(self.tried[1], _SPARED[0])
 
     @property
     def capacity_bytes(self) -> int:
