@@ -10,7 +10,8 @@ from solutions import Formula, need_bytes, question
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.layers.few import with_layers
 from tonnage.predict import check
-from tonnage.search.best import DIFFERENT, Search, difference, needs_no_less
+from tonnage.search.best import DIFFERENT, Search, difference
+from tonnage.search.needs import needs_no_less
 from tonnage.search.pricing import priced
 from tonnage.search.reasons import reasons
 from tonnage.search.solve import search

@@ -22,8 +22,9 @@ from tonnage.search import space
 from tonnage.search.depth import Need
 from tonnage.search.expectation import Expectation
 from tonnage.search.memory import Failure, Ghosts
+from tonnage.search.needs import FEW, after, most_telling, needs_no_less
 from tonnage.search.pricing import Priced, bounded, in_order
-from tonnage.search.space import OFFLOADS, ORDER, Question
+from tonnage.search.space import OFFLOADS, Question
 from tonnage.search.words import describe
 from tonnage.solution import Candidate, Choice, Refused
 from tonnage.units import counted, gib
@@ -114,6 +115,7 @@ class Search:
             self.say(f"{priced}; running the fastest")
             first = max(top - 1, 1) if top >= WITH_ROOM else top
             self.order, self.first, self.top = order, first, top
+            self._rule_out(order)
             self._verify(order, first)
             self._verify_doubtful()
             if self.found:
@@ -129,6 +131,29 @@ class Search:
         self.counts["below_bound"] += len(every) - len(possible)
         self.counts["priced"] += len(possible)
         return in_order(possible, self.question.cluster)
+
+    def _rule_out(self, order: list[Priced]) -> None:
+        """Where not even the least is known, look at those first that decide about half of the others.
+
+        Else many are looked at that do not fit by far, one after the other.  Who seems to fit has its turn later.
+        """
+        unknown = {id(one.candidate): one for one in self._hopeful(order) if not one.least_bytes}
+        open_ = [one.candidate for one in unknown.values()]
+        while len(open_) > FEW:
+            candidate = most_telling(open_)
+            one = unknown[id(candidate)]
+            (need,) = self.ghosts.need([candidate], self.question.cluster)
+            if not isinstance(need, Need):
+                self.seen.add(id(one))
+                self._fails(one, need)
+                open_.remove(candidate)
+                continue
+            self.expected.look(one, need.least_bytes)
+            fits = need.least_bytes <= self._capacity
+            if not fits:
+                self.seen.add(id(one))
+                self._does_not_fit(one, gib(need.process_bytes))
+            open_ = after(open_, candidate, fits)
 
     def _verify(self, order: list[Priced], top: int) -> None:
         """Run those that are likely to fit, fastest first, until `top` kinds of them do."""
@@ -171,6 +196,7 @@ class Search:
         for one in islice(filter(self._is_possible, roomier), _MOST_ROOMY):
             self._foresee([one])
             self._look([one])
+            self.seem = [seeming for seeming in self.seem if self._expected_part(seeming) <= 1 - ROOM]
             for roomy, estimate in self._fitting():
                 if estimate.peak.process_bytes <= room:
                     self.found.append((roomy, estimate))
@@ -381,24 +407,3 @@ def alike(one: Priced, other: Priced) -> bool:
 
 def _faster(one: Priced, other: Priced) -> bool:
     return one.seconds_per_token < other.seconds_per_token
-
-
-def needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
-    """Whether a candidate differs from one that failed only towards more memory.
-
-    Of so many times more sequences, each cut into so many parts, a rank has as many tokens; its weights are divided
-    by as many, and the others' keys and values come besides. Only tables of positions are shorter, by less than that.
-    """
-    job, other, parts = candidate.job, failed.job, (candidate.plan.cp, failed.plan.cp)
-    if job.method != other.method or job.micro_batch * parts[1] < other.micro_batch * parts[0] or parts[0] < parts[1]:
-        return False
-    for name, values in ORDER.items():
-        mine, theirs = getattr(candidate.plan, name), getattr(failed.plan, name)
-        if mine != theirs and (
-            mine not in values or theirs not in values or values.index(mine) > values.index(theirs)
-        ):
-            return False
-    if "hsdp" in (candidate.plan.shard, failed.plan.shard) and candidate.plan.shard != failed.plan.shard:
-        return False  # it divides among fewer ranks than zero2 does
-    same = {name: getattr(failed.plan, name) for name in (*ORDER, "cp")}
-    return replace(candidate.plan, **same) == failed.plan

@@ -1,0 +1,95 @@
+"""Who needs no less than whom, and whom to look at first where nothing else is known."""
+
+from dataclasses import replace
+
+import pytest
+
+from solutions import Formula, question
+from tonnage.errors import UsageError
+from tonnage.predict import check
+from tonnage.search.best import Search
+from tonnage.search.needs import after, most_telling, needs_no_less
+from tonnage.search.pricing import Bounded, bounded, priced
+from tonnage.search.space import candidates
+from tonnage.units import GIB
+
+
+def lattice(gpu="2xl4"):
+    """What two cards can do for one sequence each, without parallel dimensions."""
+    asked = question(model="llama-3.2-1b", gpu=gpu, without=("tp", "pp", "cp"))
+    return [one for one in candidates(asked) if possible(asked, one)]
+
+
+def possible(asked, one):
+    try:
+        check(one.job, one.plan, asked.cluster)
+    except UsageError:
+        return False
+    return True
+
+
+def named(found, **options):
+    (one,) = (one for one in found if all(getattr(one.plan, name) == value for name, value in options.items()))
+    return one
+
+
+def test_who_needs_no_less():
+    found = lattice()
+    least = named(found, shard="zero3", checkpointing="full", optimizer_in_backward=True)
+    most = named(found, shard="ddp", checkpointing="none", optimizer_in_backward=False)
+    assert all(needs_no_less(one, least) for one in found)
+    assert [one for one in found if needs_no_less(one, most)] == [most]
+    one, other = (
+        named(found, shard=shard, checkpointing=way, optimizer_in_backward=False)
+        for shard, way in (("ddp", "full"), ("zero3", "none"))
+    )
+    assert not needs_no_less(one, other)
+    assert not needs_no_less(other, one)
+
+
+def test_what_one_look_leaves_open():
+    ddp, zero1, zero2, zero3 = (
+        named(lattice(), shard=shard, checkpointing="full", optimizer_in_backward=False)
+        for shard in ("ddp", "zero1", "zero2", "zero3")
+    )
+    order = [zero1, ddp, zero2, zero3]
+    assert after(order, zero2, fits=False) == [zero3]
+    assert after(order, zero2, fits=True) == [zero1, ddp]
+    assert after(order, ddp, fits=True) == []  # zero1 needs no more
+    assert most_telling(order) is zero1  # the others have 1 or none in one case, and 3 in the other
+
+
+OF_LAYERS = {"none": 90, "selective": 40, "full": 20}
+OF_SHARDS = {"ddp": 1.0, "zero1": 0.95, "zero2": 0.9, "zero3": 0.8}
+
+
+class Unknown(Formula):
+    """So many GiB for each way of checkpointing, and less the more is divided."""
+
+    def need_bytes(self, candidate):
+        return int(OF_LAYERS[candidate.plan.checkpointing] * OF_SHARDS[candidate.plan.shard] * GIB)
+
+    def _answer(self, candidate, cluster):
+        need = self.need_bytes(candidate)
+        made = super()._answer(candidate, cluster)
+        held = dict.fromkeys(made.peak.by_category, 0) | {"activation": need}
+        peak = replace(made.peak, process_bytes=need, by_category=held)
+        return replace(made, fits=need <= cluster.device.capacity_bytes, peak=peak)
+
+
+@pytest.mark.parametrize("gpu", ["2xl4", "2xa100-40gb", "2xa100-80gb"])
+def test_few_looks_find_the_first_that_fits_where_nothing_is_known(gpu, monkeypatch):
+    """Of 16 candidates; it is the same that looking at one after the other finds."""
+
+    def nothing_known(candidate, cluster):
+        found = bounded(candidate, cluster)
+        return Bounded(candidate=candidate, work=found.work, shape=None, least_bytes=0)
+
+    monkeypatch.setattr("tonnage.search.best.bounded", nothing_known)
+    asked = question(model="llama-3.2-1b", gpu=gpu, without=("tp", "pp", "cp"))
+    ghosts = Unknown()
+    found = Search(asked, ghosts, lambda text: None)
+    found.run(1)
+    fitting = [one for one in lattice(gpu) if ghosts.need_bytes(one) <= asked.budget_bytes]
+    assert found.found[0][0].seconds_per_token == min(priced(one, asked.cluster).seconds_per_token for one in fitting)
+    assert len({repr(one) for one in ghosts.looked}) <= 6
