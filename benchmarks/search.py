@@ -29,7 +29,7 @@ from tonnage.layers.few import with_layers
 from tonnage.search.depth import Need
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.solve import search
-from tonnage.search.space import Question
+from tonnage.search.space import Question, methods_named
 from tonnage.search.words import describe
 from tonnage.solution import Candidate
 
@@ -43,6 +43,10 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Mixtral on 64": ("mixtral-8x7b", "8x8xh100-80gb", {"seq_len": 4096, "global_batch_tokens": 2**22}),
     "Qwen3-30B-A3B on 64": ("qwen3-30b-a3b", "8x8xh100-80gb", {"seq_len": 8192, "global_batch_tokens": 2**22}),
     "8B on 64, 128k tokens": ("llama-3.1-8b", "8x8xh100-80gb", {"seq_len": 2**17, "global_batch_tokens": 2**23}),
+    "7B on 24 GB, any method": ("qwen2.5-7b", "rtx-4090", {"method": "any"}),
+    "8B on 24 GB, LoRA": ("llama-3.1-8b", "rtx-4090", {"method": "lora"}),
+    "8B on 24 GB, QLoRA": ("llama-3.1-8b", "rtx-3090", {"method": "qlora"}),
+    "Gemma 27B on 2 of 24 GB": ("gemma-3-27b", "2xrtx-3090", {"method": "qlora"}),
 }
 """Model, GPUs, and options of `tonnage plan`."""
 
@@ -88,8 +92,9 @@ def main() -> None:
 def row(name: str, *, kept: bool) -> str:
     """A line of the table."""
     model, gpu, options = QUESTIONS[name]
-    job, plan = request(model, offline=True, **options)
-    question = Question(job=job, plan=plan, cluster=parse_cluster(gpu))
+    methods = methods_named(options.get("method", ""))
+    job, plan = request(model, offline=True, **{**options, **({"method": methods[0]} if methods else {})})
+    question = Question(job=job, plan=plan, cluster=parse_cluster(gpu), methods=methods)
     with ExitStack() as stack:
         if not kept:
             stack.enter_context(empty_shelf())

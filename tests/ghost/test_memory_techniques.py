@@ -1,6 +1,7 @@
 """What techniques take off a card, in bytes one can add up, on the ghost."""
 
 import dataclasses
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -130,6 +131,24 @@ def test_a_budget_is_kept_and_used(found: Any, precision: str) -> None:
         budget = int(least + share * (most - least))
         held = found(WIDE, precision=precision, checkpointing=f"budget={budget}", allocator="expandable")
         assert 0.985 * budget < held.most("activation", step=1) <= budget
+
+
+@pytest.mark.skipif(
+    not all(map(find_spec, ("bitsandbytes", "accelerate", "peft"))),
+    reason="bitsandbytes, accelerate or peft is missing",
+)
+def test_a_budget_is_used_where_layers_do_something_once(found: Any) -> None:
+    """Layers of bitsandbytes cast their biases when they first run."""
+    config = {**WIDE.model.config, "attention_bias": True}
+    job = dataclasses.replace(
+        WIDE, method="qlora", model=dataclasses.replace(WIDE.model, name="biased", config=config)
+    )
+    plan = {"precision": "bf16-mixed", "allocator": "expandable"}
+    most, least = (found(job, checkpointing=way, **plan).most("activation") for way in ("none", "full"))
+    budget = (most + least) // 2
+    held = found(job, checkpointing=f"budget={budget}", **plan)
+    assert 0.95 * budget < held.most("activation", step=1) <= budget
+    assert held.run.estimate.model["run_again"]["layers_in_part"] > 0
 
 
 def test_where_the_host_binds_layers_are_kept_whole(found: Any) -> None:
