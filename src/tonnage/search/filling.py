@@ -34,9 +34,9 @@ _SPARED: Final = (0.01, 0.005)
 reserve than it did under full checkpointing, 0.2 GiB of an RTX 4090's 24, and the same again to a few segments."""
 
 _BACK: Final = 0.85
-"""What is tried of a budget's growth when the card was full: by how much it was too large is not known."""
+"""What is tried at most of a budget's growth when the card was full: by how much it was too large is not known."""
 
-_LEAST_GROWN: Final = 0.5
+_LEAST_GROWN: Final = 0.75
 """Bytes of the process that each byte less of a budget is taken to free, if two runs say less."""
 
 _PROMISING: Final = 0.97
@@ -178,10 +178,11 @@ class _Filling:
         budget_bytes, self.next_bytes = self.next_bytes, None
         if answer is None:
             return
-        if not answer.fits:
-            self.next_bytes = self.held_bytes + int(_BACK * (budget_bytes - self.held_bytes))
-            return
         process_bytes = answer.peak.process_bytes
+        if not answer.fits:  # it would have needed still more
+            less = self.held_bytes + int(_BACK * (budget_bytes - self.held_bytes))
+            self.next_bytes = min(less, budget_bytes + self._room(process_bytes, _SPARED[1]))
+            return
         left = self.capacity_bytes - process_bytes
         if left >= 0:
             self._keep(budget_bytes, answer)
