@@ -53,6 +53,9 @@ class Formula:
     def runs(self) -> int:
         return len(self.asked) + len(self.looked)
 
+    def start(self) -> None:
+        """There is nothing to start."""
+
     def fit(
         self, candidates: Sequence[Candidate], cluster: Cluster, budget_bytes: int | None = None
     ) -> list[Estimate | UsageError]:

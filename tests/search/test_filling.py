@@ -27,6 +27,9 @@ class Ghosts:
     def __init__(self, slope=1.0, reserve=0):
         self.slope, self.reserve, self.tried, self.foreseen = slope, reserve, [], []
 
+    def start(self):
+        """There is nothing to start."""
+
     def ahead(self, asks, cluster):
         self.foreseen = [one for one, _ in asks]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from solutions import Formula, question
-from tonnage.errors import CannotEstimate
+from tonnage.errors import CannotEstimate, GhostUnavailable
 from tonnage.layers.few import COMPILED
 from tonnage.plans import Plan
 from tonnage.search import memory
@@ -127,3 +127,27 @@ def test_an_interruption_ends_what_is_at_work(workers, monkeypatch):
     assert all(worker.killed.is_set() and worker.closed for worker in workers)
     assert len(workers) == 2, "nothing begins after the end"
     assert threading.active_count() == before
+
+
+def test_workers_start_while_candidates_are_priced(workers):
+    with memory.Ghosts(lambda text: None, count=3) as ghosts:
+        ghosts.start()
+        until = time.monotonic() + 60
+        while len(workers) < 3 and time.monotonic() < until:
+            time.sleep(0.001)
+        assert len(workers) == 3
+        asked = question()
+        ghosts.fit([Candidate(job=asked.job, plan=Plan(shard="zero3", tp=tp)) for tp in (1, 2, 4)], asked.cluster)
+        assert len(workers) == 3
+
+
+def test_a_worker_that_cannot_start_is_told_by_the_first_run(monkeypatch):
+    def start(ghosts):
+        raise GhostUnavailable("There is no ghost here.")
+
+    monkeypatch.setattr(memory.Ghosts, "_start", start)
+    asked = question()
+    with memory.Ghosts(lambda text: None) as ghosts:
+        ghosts.start()
+        (answer,) = ghosts.fit([Candidate(job=asked.job, plan=Plan())], asked.cluster)
+    assert isinstance(answer, GhostUnavailable)

@@ -110,7 +110,10 @@ class Search:
     def run(self, top: int) -> None:
         """Find `top` plans of different kinds; with the host's memory only where there is none without."""
         for offload in (False, True):
-            order = self._priced(list(space.candidates(self.question, offload=offload)))
+            every = list(space.candidates(self.question, offload=offload))
+            if every:
+                self.ghosts.start()
+            order = self._priced(every)
             priced = f"{counted(len(order), 'combination')}{' with offload' if offload else ''} priced"
             self.say(f"{priced}; running the fastest")
             first = max(top - 1, 1) if top >= WITH_ROOM else top

@@ -14,7 +14,7 @@ from tonnage import predict
 from tonnage.axes import axes
 from tonnage.costs.work import Work
 from tonnage.device import Cluster
-from tonnage.errors import CannotEstimate, UsageError
+from tonnage.errors import CannotEstimate, TonnageError, UsageError
 from tonnage.estimates import Estimate
 from tonnage.ghost.process import any_libraries
 from tonnage.job import Job
@@ -81,6 +81,11 @@ class Ghosts:
         """How many run at once."""
         return self._count
 
+    def start(self) -> None:
+        """Let workers begin to import their libraries, for which the first runs would wait."""
+        for _ in range(self._count):
+            self._turns.beside(self._warm)
+
     def fit(
         self, candidates: Sequence[Candidate], cluster: Cluster, budget_bytes: int | None = None
     ) -> list[Estimate | Failure]:
@@ -127,6 +132,17 @@ class Ghosts:
             return error
         finally:
             self._idle.put(worker if worker is not None and not worker.closed else None)
+
+    def _warm(self) -> None:
+        """Start one that is not there yet; who asks first hears why it cannot be."""
+        worker = self._idle.get()
+        try:
+            if worker is None and not self._ended:
+                worker = self._start()
+        except TonnageError:
+            pass
+        finally:
+            self._idle.put(worker)
 
     def _start(self) -> Worker:
         from tonnage.ghost.pool import Worker

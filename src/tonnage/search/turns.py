@@ -61,6 +61,10 @@ class Turns(Generic[R, A]):
             for _ in self._guessed:
                 self._threads.submit(self._turn)
 
+    def beside(self, call: Callable[[], None]) -> None:
+        """Have a thread do something else, before what is asked from now on."""
+        self._threads.submit(call)
+
     def end(self) -> None:
         """Begin nothing any more."""
         with self._lock:
