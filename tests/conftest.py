@@ -1,11 +1,17 @@
 """Makes the modules beside this file (such as `estimates`) importable from every test; no Trace comes from before."""
 
+import os
+import platform
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from tonnage import shelf
-
+from tonnage.errors import GhostUnavailable
+from tonnage.ghost import process, wheel
+from tonnage.ghost.pool import Worker
+from tonnage.ghost.wheel import Torch
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -14,3 +20,25 @@ def _own_shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shelf, "folder", lambda: folder)
         yield
+
+
+@pytest.fixture(scope="session")
+def torch_build() -> Torch:
+    """The CUDA build of torch; skips where a ghost cannot run, and only there."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        pytest.skip("a ghost needs Linux on x86-64")
+    try:
+        found = wheel.find(sys.executable)
+    except GhostUnavailable as reason:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(reason))
+    process.libraries(found.cuda_major)  # raises with the command that builds them
+    return found
+
+
+@pytest.fixture(scope="session")
+def worker(torch_build: Torch) -> Iterator[Worker]:
+    """One warm worker for all estimates of this process of pytest's; it costs five seconds to start one."""
+    with Worker() as warm:
+        yield warm

@@ -1,6 +1,5 @@
 """A few cases of benchmarks/sweep, the same each time: one question asked in several ways."""
 
-from collections.abc import Iterator
 from itertools import count
 
 import pytest
@@ -10,6 +9,7 @@ from benchmarks.sweep.ways import Asking, differences, tell
 
 from tonnage.engines import engine_of, libraries
 from tonnage.engines.engine import installed
+from tonnage.ghost.pool import Worker
 from tonnage.plans import Plan
 
 ANSWERED = 5
@@ -57,10 +57,8 @@ def test_what_is_exported_needs_what_was_estimated(asking: Asking, engine: str) 
 
 
 @pytest.fixture(scope="module")
-def asking() -> Iterator[Asking]:
-    made = Asking()
-    yield made
-    made.worker.close()
+def asking(worker: Worker) -> Asking:
+    return Asking(worker)
 
 
 @pytest.mark.ghost

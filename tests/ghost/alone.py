@@ -1,10 +1,12 @@
-"""Runs a program on the ghost with torch's own recorder and without the watch; started by test_watch.
+"""Runs programs on the ghost with torch's own recorder and without the watch; started by test_watch.
 
-    python alone.py EVENTS_FILE PROGRAM [ARGUMENTS]
+    python alone.py -- EVENTS_FILE PROGRAM [ARGUMENTS] [-- EVENTS_FILE PROGRAM [ARGUMENTS]] ...
 
-The values policy and a lone rank's rendezvous are as in a dry-run, so that the program takes the same path.
+The values policy and a lone rank's rendezvous are as in a dry-run, so that a program takes the same path.  Each has a
+process of its own, in which nothing has used the card before; torch alone is imported once for all of them.
 """
 
+import itertools
 import json
 import os
 import runpy
@@ -20,9 +22,20 @@ def main() -> None:
     assert ghost is not None
     values.Policy(torch, ghost).install()
     ranks.prepare(torch, ghost)
-    torch.cuda._lazy_call(lambda: torch.cuda.memory._record_memory_history("all", context=None, max_entries=10**7))
+    for separator, words in itertools.groupby(sys.argv[1:], "--".__eq__):
+        if separator:
+            continue
+        child = os.fork()
+        if child == 0:
+            alone(torch, *words)
+        _, status = os.waitpid(child, 0)
+        if status:
+            raise SystemExit(os.waitstatus_to_exitcode(status))
 
-    target, program, *arguments = sys.argv[1:]
+
+def alone(torch: Any, target: str, program: str, *arguments: str) -> None:
+    """One program, in a process that ends with it."""
+    torch.cuda._lazy_call(lambda: torch.cuda.memory._record_memory_history("all", context=None, max_entries=10**7))
     sys.argv = [program, *arguments]
     sys.path[0] = os.path.dirname(program)
     ended = "completed"

@@ -1,10 +1,11 @@
 """Runs programs on the ghost; each distinct run once a session."""
 
 import contextlib
-import functools
+import fcntl
+import hashlib
 import json
 import os
-import platform
+import pickle
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,9 +17,7 @@ import pytest
 
 from tonnage import dryrun
 from tonnage.device import parse_cluster
-from tonnage.errors import GhostUnavailable, TonnageError
-from tonnage.ghost import process, wheel
-from tonnage.ghost.pool import Worker
+from tonnage.errors import TonnageError
 from tonnage.ghost.wheel import Torch
 from tonnage.summary import Run
 
@@ -42,66 +41,67 @@ class Answer:
         assert (self.run is None) != (self.error is None)
 
 
-@pytest.fixture(scope="session")
-def torch_build() -> Torch:
-    """The CUDA build of torch; skips where a ghost cannot run, and only there."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        pytest.skip("a ghost needs Linux on x86-64")
-    try:
-        found = wheel.find(sys.executable)
-    except GhostUnavailable as reason:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(reason))
-    process.libraries(found.cuda_major)  # raises with the command that builds them
-    return found
-
-
-@pytest.fixture(scope="session")
-def worker(torch_build: Torch) -> Iterator[Worker]:
-    """One warm worker for all estimates."""
-    with Worker() as warm:
-        yield warm
-
-
 class DryRun:
-    """`dry_run(program, *arguments, gpu=..., ...)`: an Answer, remembered as long as the session lives."""
+    """`dry_run(program, *arguments, gpu=..., ...)`: an Answer, kept as long as the session lives.
 
-    @functools.cache  # noqa: B019
-    def __call__(
-        self,
-        program: str,
-        *arguments: str,
-        gpu: str = "a100-40gb",
-        steps: int = 3,
-        launcher: tuple[str, ...] = (sys.executable,),
-        rank: int | None = None,
-        timeout_seconds: float = 240.0,
-        variables: tuple[tuple[str, str], ...] = (),
-    ) -> Answer:
-        command = [*launcher, str(PROGRAMS / program), *arguments]
-        run, error = None, None
-        with stderr_into() as heard:
-            try:
-                run = dryrun.run(
-                    command,
-                    parse_cluster(gpu),
-                    steps=steps,
-                    rank=rank,
-                    timeout_seconds=timeout_seconds,
-                    variables={**os.environ, "OMP_NUM_THREADS": "1", **dict(variables)},
-                )
-            except TonnageError as reason:
-                error = reason
-        output = heard.read_text(errors="replace")
-        heard.unlink()
-        return Answer(run=run, error=error, said=json_objects(output), output=output)
+    Several processes of pytest's share it: which of them has the file that asks second is not known before.
+    """
+
+    def __init__(self, kept: Path) -> None:
+        self._kept = kept
+
+    def __call__(self, program: str, *arguments: str, **how: Any) -> Answer:
+        asked = repr((program, arguments, sorted(how.items())))
+        place = self._kept / hashlib.sha256(asked.encode()).hexdigest()
+        with place.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not place.exists():
+                place.write_bytes(pickle.dumps(vars(_run(program, *arguments, **how))))
+        return Answer(**pickle.loads(place.read_bytes()))
+
+
+def _run(
+    program: str,
+    *arguments: str,
+    gpu: str = "a100-40gb",
+    steps: int = 3,
+    launcher: tuple[str, ...] = (sys.executable,),
+    rank: int | None = None,
+    timeout_seconds: float = 240.0,
+    variables: tuple[tuple[str, str], ...] = (),
+) -> Answer:
+    """Runs a program of tests/programs on the ghost."""
+    command = [*launcher, str(PROGRAMS / program), *arguments]
+    done, error = None, None
+    with stderr_into() as heard:
+        try:
+            done = dryrun.run(
+                command,
+                parse_cluster(gpu),
+                steps=steps,
+                rank=rank,
+                timeout_seconds=timeout_seconds,
+                variables={**os.environ, "OMP_NUM_THREADS": "1", **dict(variables)},
+            )
+        except TonnageError as reason:
+            error = reason
+    output = heard.read_text(errors="replace")
+    heard.unlink()
+    return Answer(run=done, error=error, said=json_objects(output), output=output)
 
 
 @pytest.fixture(scope="session")
-def dry_run(torch_build: Torch) -> DryRun:
-    """Runs a program of tests/programs on the ghost."""
-    return DryRun()
+def dry_run(torch_build: Torch, whole_session: Path) -> DryRun:
+    """Runs a program of tests/programs on the ghost; each distinct run once a session."""
+    (whole_session / "dry-runs").mkdir(exist_ok=True)
+    return DryRun(whole_session / "dry-runs")
+
+
+@pytest.fixture(scope="session")
+def whole_session(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this session of pytest's have."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @contextlib.contextmanager

@@ -1,13 +1,10 @@
 """Networks whose course depends on integers on the card take on a ghost the course that they take on the host."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from networks import SEEING, tiny, tiny_job
 from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
-from tonnage.ghost.wheel import Torch
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
 
@@ -39,12 +36,6 @@ COUNTING: dict[str, dict[str, object]] = {
     "ibert": {"model_type": "ibert", **SMALL, "vocab_size": 61, "max_position_embeddings": 64},
 }
 """Networks that read what they counted on the card: tokens of experts, lengths of transcripts, NaNs."""
-
-
-@pytest.fixture(scope="module")
-def worker(torch_build: Torch) -> Iterator[Worker]:
-    with Worker() as worker:
-        yield worker
 
 
 @pytest.mark.parametrize("name", [*SEEING, "gemma3", "whisper", "deepseek_v3"])

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from tonnage.ghost.process import INSIDE
 from tonnage.plans import Plan
 
 PROGRAM = """
-import json, sys
+import json, os, sys
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
@@ -24,7 +23,16 @@ from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from tonnage_inside import decided
 
-rank, path, mode = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+path = sys.argv[1]
+for rank, mode in ((0, "first"), (3, "second"), (3, "plain")):  # a process each, which has decided nothing yet
+    child = os.fork()
+    if child == 0:
+        break
+    if os.waitpid(child, 0)[1] != 0:
+        raise SystemExit(f"{mode} failed")
+else:
+    raise SystemExit
+there = os.path.exists(path)
 torch.distributed.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
 asked = []
 original = Propagator.propagate_op_sharding_non_cached
@@ -62,39 +70,30 @@ note("gradients", up.grad, down.grad)
 note("foreach", *torch._foreach_mul([up, down, up], 2.0))
 if mode != "plain":
     decided.leave(path)
-print(json.dumps({"found": found, "asked": asked}))
+print(json.dumps({"found": found, "asked": asked, "there": there}))
 """
 
 
-def ran(rank: int, path: Path, mode: str) -> dict[str, Any]:
-    command = [sys.executable, "-c", PROGRAM, str(rank), str(path), mode]
+def test_a_second_process_decides_only_about_what_cannot_be_kept(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "decided")]
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(INSIDE), "PATH": ""})
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert isinstance(found, dict)
-    return found
-
-
-def test_a_second_process_decides_only_about_what_cannot_be_kept(tmp_path: Path) -> None:
-    path = tmp_path / "decided"
-    first = ran(0, path, "first")
-    assert path.exists()
-    second = ran(3, path, "second")
-    assert not path.exists()  # it was taken away, and nothing was added
-    assert second["found"] == ran(3, path, "plain")["found"]
+    first, second, plain = map(json.loads, done.stdout.splitlines())
+    assert (first["there"], second["there"]) == (False, True)
+    assert not plain["there"]  # it was taken away, and nothing was added
+    assert second["found"] == plain["found"]
     assert len(first["asked"]) > 20
     assert set(second["asked"]) == {"aten.embedding.default", "aten.detach.default"}  # a mask is of its process alone
 
 
 @pytest.mark.ghost
-def test_a_worker_that_knows_gives_the_same_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_knows_gives_the_same_trace(worker: pool.Worker) -> None:
     job, cluster = tiny_job("llama", micro_batch=2, grad_accum=2), parse_cluster("8xa100-40gb")
     plan = Plan(shard="zero2", tp=2, pp=2, checkpointing="full", optimizer="adamw-fused", loss="chunked")
-    with pool.Worker() as worker:
-        worker.run(job, plan, cluster, rank=0, steps=1)
-        knowing = worker.run(job, plan, cluster, rank=4, steps=2)
-    with pool.Worker() as worker:
-        fresh = worker.run(job, plan, cluster, rank=4, steps=2)
+    worker.run(job, plan, cluster, rank=0, steps=1)
+    knowing = worker.run(job, plan, cluster, rank=4, steps=2)
+    with pool.Worker() as other:
+        fresh = other.run(job, plan, cluster, rank=4, steps=2)
     assert fresh.event_count > 1000
     for column in ("action", "size", "mark"):
         assert knowing.event_columns[column] == fresh.event_columns[column]

@@ -8,7 +8,6 @@ import pytest
 from networks import tiny_job
 from tonnage import trace
 from tonnage.device import parse_cluster
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.modelref import resolve
 from tonnage.plans import Plan
@@ -16,12 +15,6 @@ from tonnage.predict import estimate
 from tonnage.timeline import timeline
 
 pytestmark = pytest.mark.ghost
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with Worker() as made:
-        yield made
 
 
 def handed_out(found, step):

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -14,12 +13,20 @@ from tonnage.ghost.process import INSIDE
 from tonnage.plans import Plan
 
 PROGRAM = """
-import json, sys
+import json, os, sys
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+for mode in ("plain", "short"):  # a process each
+    child = os.fork()
+    if child == 0:
+        break
+    if os.waitpid(child, 0)[1] != 0:
+        raise SystemExit(f"{mode} failed")
+else:
+    raise SystemExit
 torch.distributed.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
 asked = {}
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as Propagator
@@ -29,7 +36,7 @@ def counted(self, operation):
     asked.setdefault(operation.op.name(), []).append(len(tensors) if isinstance(tensors, list | tuple) else 1)
     return original(self, operation)
 Propagator.propagate_op_sharding_non_cached = counted
-if sys.argv[1] == "short":
+if mode == "short":
     from tonnage_inside import shortcuts
     shortcuts.install()
 
@@ -86,17 +93,11 @@ print(json.dumps({
 """
 
 
-def ran(mode: str) -> dict[str, Any]:
-    command = [sys.executable, "-c", PROGRAM, mode]
+def test_one_of_each_kind_is_asked_for_and_the_results_are_torchs() -> None:
+    command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(INSIDE), "PATH": ""})
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert isinstance(found, dict)
-    return found
-
-
-def test_one_of_each_kind_is_asked_for_and_the_results_are_torchs() -> None:
-    plain, short = ran("plain"), ran("short")
+    plain, short = map(json.loads, done.stdout.splitlines())
     assert short["results"] == plain["results"]
     assert short["used"] == plain["used"]
     assert {kind for kind, _ in plain["used"]["views"]} == {"AsyncCollectiveTensor"}
@@ -117,20 +118,18 @@ worker.serve()
 
 
 @pytest.mark.ghost
-def test_every_event_is_the_same_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_event_is_the_same_without_them(worker: pool.Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     job, cluster = tiny_job("llama", micro_batch=2, grad_accum=2), parse_cluster("4xa100-40gb")
     plan = Plan(shard="zero3", tp=2, checkpointing="full", optimizer="adamw-fused", loss="chunked")
-    traces = []
-    for program in (("-m", "tonnage.ghost.worker"), ("-c", WITHOUT)):
-        monkeypatch.setattr(pool, "_PROGRAM", program)
-        with pool.Worker() as worker:
-            traces.append(worker.run(job, plan, cluster, steps=2))
-    short, plain = traces
+    monkeypatch.setattr(pool, "_PROGRAM", ("-c", WITHOUT))
+    with pool.Worker() as without:
+        plain = without.run(job, plan, cluster, steps=2)
+    short = worker.run(job, plan, cluster, steps=2)
     assert short.event_count > 1000
     for column in ("action", "size", "mark"):
         assert short.event_columns[column] == plain.event_columns[column]
     assert short.peaks == plain.peaks
-    launched = [[(one.kind, one.name, one.grid, one.bytes) for one in trace.activities()] for trace in traces]
+    launched = [[(one.kind, one.name, one.grid, one.bytes) for one in trace.activities()] for trace in (short, plain)]
     assert launched[0] == launched[1]
 
 

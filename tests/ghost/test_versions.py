@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tonnage
@@ -91,7 +91,6 @@ def marks_one_by_one(events: list[dict[str, Any]], positions: dict[int, int], oo
     return found
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_marks_are_those_of_events_one_by_one(data: st.DataObject) -> None:
     actions = st.sampled_from(("alloc", "free_requested", "free_completed", "segment_alloc", "oom"))
@@ -118,23 +117,21 @@ watch.Watch.__init__ = begin_as_before_2_10
 
 @pytest.mark.ghost
 @pytest.mark.parametrize(
-    ("command", "gpu", "rank"),
+    ("command", "options"),
     [
-        (["families.py", "t5", "--checkpointing", "--accumulate", "2"], "a100-40gb", None),
-        (["parallel.py", "fsdp"], "8xa100-40gb", 3),
-        (["too_big.py", "backward"], "a100-40gb", None),
+        (["families.py", "t5", "--checkpointing", "--accumulate", "2"], {}),
+        (["parallel.py", "fsdp"], {"gpu": "8xa100-40gb", "rank": 3}),
+        (["too_big.py", "backward"], {}),
     ],
     ids=["checkpointing", "fsdp", "oom"],
 )
 def test_both_ways_find_the_same_marks(
-    torch_build: Any, tmp_path: Path, command: list[str], gpu: str, rank: int | None
+    dry_run: Any, tmp_path: Path, command: list[str], options: dict[str, Any]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(OLD)
-    found: list[Trace] = []
-    for more in ({}, {"PYTHONPATH": str(tmp_path)}):
-        words = [sys.executable, str(PROGRAMS / command[0]), *command[1:]]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", **more}
-        found += dryrun.run(words, parse_cluster(gpu), rank=rank, variables=variables).traces
+    as_before = (("PYTHONPATH", str(tmp_path)),)
+    runs = [dry_run(*command, **options), dry_run(*command, **options, variables=as_before)]
+    found: list[Trace] = [trace for answer in runs for trace in answer.run.traces]
     # What is given back together comes in any order, so the events of each mark are sorted.
     noted, counted = (sorted((e.mark, e.action, e.size_bytes) for e in trace.events()) for trace in found)
     assert noted == counted

@@ -22,8 +22,8 @@ ALONE = Path(__file__).parent / "alone.py"
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
-def events_alone(torch_build: Torch, target: Path, command: list[str], gpu: str, rank: int | None) -> Any:
-    """The allocator's events of a program that nobody watches."""
+def run_alone(torch_build: Torch, programs: dict[Path, list[str]], gpu: str, rank: int | None) -> None:
+    """Writes the allocator's events of programs that nobody watches, each into the file that it is named with."""
     cluster = parse_cluster(gpu)
     inherit = {**os.environ, "OMP_NUM_THREADS": "1"}
     if rank is not None:
@@ -31,11 +31,10 @@ def events_alone(torch_build: Torch, target: Path, command: list[str], gpu: str,
     settings = {name.removeprefix("GHOST_").lower(): value for name, value in cluster.device.ghost_settings().items()}
     variables = environment(torch=torch_build, inherit=inherit, devices=cluster.gpus_per_node, **settings)
     assert "TONNAGE_OUT" not in variables
-    program, *arguments = command
-    words = [sys.executable, str(ALONE), str(target), str(PROGRAMS / program), *arguments]
-    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=240)
+    runs = [["--", str(target), str(PROGRAMS / program), *rest] for target, (program, *rest) in programs.items()]
+    words = [sys.executable, str(ALONE), *(word for run in runs for word in run)]
+    done = subprocess.run(words, env=variables, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(target.read_text())
 
 
 PROGRAMS_TO_WATCH = {
@@ -56,26 +55,40 @@ PROGRAMS_TO_WATCH = {
     "tensor and fsdp": (["parallel.py", "both"], "8xa100-40gb", 5),
 }
 
+ADAPTERS = ("--lora", "--checkpointing", "--accumulate", "2")
+"""What the Trainer is to do; the same as in test_programs, so that it runs once."""
+
 THREADED = ("ddp", "graphs")
 """Their other threads give blocks back whenever they come to it: NCCL's watchdog, backward on several streams."""
 
 
+@pytest.fixture(scope="module")
+def alone(torch_build: Torch, tmp_path_factory: Any) -> Path:
+    """A folder with the allocator's events of each program; those on one card have one process for their imports."""
+    folder: Path = tmp_path_factory.mktemp("alone")
+    places: dict[tuple[str, int | None], dict[Path, list[str]]] = {}
+    for name, (command, gpu, rank) in PROGRAMS_TO_WATCH.items():
+        places.setdefault((gpu, rank), {})[folder / name] = command
+    places["a100-40gb", None][folder / "trainer"] = ["trainer.py", str(folder / "output"), *ADAPTERS]
+    for (gpu, rank), programs in places.items():
+        run_alone(torch_build, programs, gpu, rank)
+    return folder
+
+
 @pytest.mark.parametrize("name", PROGRAMS_TO_WATCH)
-def test_a_watched_program_allocates_what_it_does_alone(
-    dry_run: Any, torch_build: Torch, tmp_path: Path, name: str
-) -> None:
+def test_a_watched_program_allocates_what_it_does_alone(dry_run: Any, alone: Path, name: str) -> None:
     command, gpu, rank = PROGRAMS_TO_WATCH[name]
     options = {"steps": 10} if command[0] == "graphs.py" else {"steps": 50} if "adapting" in command else {}
     options |= {"gpu": gpu, "rank": rank} if rank is not None else {}
     answer = dry_run(*command, **options)
     assert answer.error is None, answer.error
     watched = [tuple(event[:4]) for event in answer.run.traces[0].events()]
-    alone = events_alone(torch_build, tmp_path / "events", command, gpu, rank)
-    assert alone["ended"] == answer.run.traces[0].outcome["kind"]
-    unwatched = [tuple(event) for event in alone["events"]]
+    said = json.loads((alone / name).read_text())
+    assert said["ended"] == answer.run.traces[0].outcome["kind"]
+    unwatched = [tuple(event) for event in said["events"]]
     if name in THREADED:
         watched, unwatched = ([event for event in events if event[0] == "alloc"] for events in (watched, unwatched))
-    if alone["ended"] == "oom":  # what is freed on the way out depends on who holds the exception
+    if said["ended"] == "oom":  # what is freed on the way out depends on who holds the exception
         watched, unwatched = (events[: 1 + last(events, "oom")] for events in (watched, unwatched))
     assert comparable(watched) == comparable(unwatched)
     assert len(watched) > 20
@@ -105,16 +118,12 @@ def comparable(events: list[tuple[Any, ...]]) -> list[tuple[str, int, int]]:
     return found + sorted(given_back)
 
 
-def test_adapters_in_the_trainer_allocate_what_they_do_alone(
-    dry_run: Any, torch_build: Torch, tmp_path: Path, tmp_path_factory: Any
-) -> None:
-    arguments = ("--lora", "--checkpointing", "--accumulate", "2")
-    answer = dry_run("trainer.py", str(tmp_path / "watched"), *arguments)
+def test_adapters_in_the_trainer_allocate_what_they_do_alone(dry_run: Any, alone: Path, whole_session: Path) -> None:
+    answer = dry_run("trainer.py", str(whole_session / "trainer"), *ADAPTERS)
     assert answer.error is None, answer.error
-    command = ["trainer.py", str(tmp_path / "alone"), *arguments]
-    alone = events_alone(torch_build, tmp_path / "events", command, "a100-40gb", None)
+    unwatched = json.loads((alone / "trainer").read_text())["events"]
     watched = [tuple(event[:4]) for event in answer.run.traces[0].events()]
-    assert comparable(watched) == comparable([tuple(event) for event in alone["events"]])
+    assert comparable(watched) == comparable([tuple(event) for event in unwatched])
 
 
 SCRIPT = """

@@ -4,13 +4,12 @@ from array import array
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from networks import tiny_job
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate
-from tonnage.ghost.pool import Worker
 from tonnage.layers import continuing, few
 from tonnage.layers.few import with_layers
 from tonnage.layers.requests import ALLOC, EMPTY, FREE, MARK, Requests
@@ -112,7 +111,6 @@ def asked(requests):
 sizes = st.lists(st.sampled_from([8, 512, 4096, 2**20]), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
 @given(kept=sizes, passing=sizes, states=sizes)
 def test_a_deep_program_asks_for_what_follows_from_three_shallow_ones(kept, passing, states):
     program = (kept, passing, states)
@@ -238,12 +236,6 @@ def test_an_unfinished_step_is_refused():
 
 
 # ---- beside whole runs on a ghost
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with Worker() as made:
-        yield made
 
 
 LAYERS = 24

@@ -6,7 +6,6 @@ from networks import tiny_job
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 from tonnage.device import parse_cluster
-from tonnage.ghost.pool import Worker
 from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.search.bounds import least_bytes
@@ -21,12 +20,6 @@ PLANS = {
     "zero3": ("4xa100-40gb", Plan(shard="zero3")),
     "offloaded": ("a100-40gb", Plan(activation_offload="cpu", optimizer_offload="cpu")),
 }
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with Worker() as made:
-        yield made
 
 
 @pytest.mark.ghost

@@ -6,7 +6,6 @@ import pytest
 
 from networks import tiny_job
 from tonnage.device import parse_cluster
-from tonnage.ghost.pool import Worker
 from tonnage.layers.few import depths, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.predict import estimate, trace
@@ -14,12 +13,6 @@ from tonnage.search.depth import extrapolated, seen
 from tonnage.search.memory import MICRO_BATCHES
 
 LAYERS = 24
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with Worker() as made:
-        yield made
 
 
 def job(**options):

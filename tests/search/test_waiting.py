@@ -7,7 +7,6 @@ import pytest
 from networks import tiny_job
 from tonnage.axes import axes
 from tonnage.device import parse_cluster
-from tonnage.ghost.pool import Worker
 from tonnage.layers.few import with_layers
 from tonnage.plans import Plan
 from tonnage.predict import estimate, trace
@@ -26,12 +25,6 @@ PLANS = {
     "zero2": Plan(pp=2, shard="zero2"),
     "pure bf16": Plan(pp=4, precision="bf16-true"),
 }
-
-
-@pytest.fixture(scope="module")
-def worker():
-    with Worker() as made:
-        yield made
 
 
 @pytest.mark.ghost
