@@ -127,13 +127,16 @@ def test_every_interval_is_ordered(ranks):
 
 def _listing(command):
     arguments = [*TONNAGE, command]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "200"})
+    return subprocess.run(
+        arguments, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "200"}
+    )
 
 
 def test_the_listings_name_everything():
     models = _listing("models").stdout
     assert all(model.id in models for model in MODELS)
-    assert all(name in _listing("devices").stdout for name in device_names())
+    devices = _listing("devices").stdout
+    assert all(name in devices for name in device_names())
 
 
 def test_a_listing_that_is_not_there_is_refused():
@@ -144,7 +147,7 @@ def test_a_listing_that_is_not_there_is_refused():
 
 def test_the_catalog_imports_no_torch():
     program = "import sys; from tonnage.modelref import resolve; resolve('gpt2'); print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert result.stdout == "False\n", result.stderr
 
 

@@ -89,9 +89,8 @@ def test_a_run_is_stopped_after_the_steps_that_were_asked_for(dry_run: Any) -> N
     assert answer.said == (), "it was stopped before it could print its last line"
 
 
-def test_the_trainer_with_adapters_checkpointing_and_accumulation(dry_run: Any, tmp_path_factory: Any) -> None:
-    folder = str(tmp_path_factory.mktemp("trainer"))
-    answer = dry_run("trainer.py", folder, "--lora", "--checkpointing", "--accumulate", "2")
+def test_the_trainer_with_adapters_checkpointing_and_accumulation(dry_run: Any, whole_session: Path) -> None:
+    answer = dry_run("trainer.py", str(whole_session / "trainer"), "--lora", "--checkpointing", "--accumulate", "2")
     estimate, trace = consistent(answer)
     assert trace.steps == answer.said[-1]["steps"] == 3
     assert estimate.model["trainable_parameters"] == 8192  # rank 4 on the seven projections of two layers
@@ -129,12 +128,8 @@ def test_one_rank_of_accelerate_launch_keeps_the_launchers_settings(dry_run: Any
 GLOBAL_HOOKS = "Using `torch.compile(module)` when there are global hooks on modules"
 
 
-ONE_COMPILER = (("TORCHINDUCTOR_COMPILE_THREADS", "1"),)
-
-
-def test_hooks_of_the_ghosts_are_not_warned_of_and_the_programs_own_are(dry_run: Any) -> None:
-    assert GLOBAL_HOOKS not in dry_run("compiled.py", variables=ONE_COMPILER).output
-    assert GLOBAL_HOOKS in dry_run("compiled.py", "hooked", variables=ONE_COMPILER).output
+def test_a_programs_own_hooks_are_warned_of(dry_run: Any) -> None:
+    assert GLOBAL_HOOKS in dry_run("compiled.py", "hooked").output
 
 
 @pytest.mark.parametrize(("kind", "how"), [("qwen2_5_vl", "in-place"), ("gemma3", "whole")])
@@ -157,7 +152,9 @@ def test_torch_compile(dry_run: Any, tmp_path_factory: Any) -> None:
         ("TRITON_CACHE_DIR", str(own)),
         ("TORCHINDUCTOR_COMPILE_THREADS", "1"),
     )
-    estimate, trace = consistent(dry_run("compiled.py", variables=variables))
+    answer = dry_run("compiled.py", variables=variables)
+    estimate, trace = consistent(answer)
+    assert GLOBAL_HOOKS not in answer.output, "of the ghost's hooks nobody is warned"
     assert list(own.iterdir()) == [], "a real run would take what was chosen by times that nobody took"
     assert trace.steps == 3
     assert any(activity.name.startswith("triton_") for activity in trace.activities()), "its own kernels run"
@@ -265,11 +262,10 @@ def test_whole_gradients_wait_for_the_last_micro_batch(dry_run: Any) -> None:
     assert min(steps) >= 4 * NETWORK
 
 
-@pytest.mark.parametrize(("gpu", "rank"), [("8x8xa100-40gb", 13), ("128x8xa100-40gb", 1000)])
-def test_one_stage_of_a_long_pipeline(dry_run: Any, gpu: str, rank: int) -> None:
-    answer = dry_run("parallel.py", "pipeline", gpu=gpu, rank=rank)
+def test_one_stage_of_a_long_pipeline(dry_run: Any) -> None:
+    answer = dry_run("parallel.py", "pipeline", gpu="32x8xa100-40gb", rank=200)
     estimate, trace = consistent(answer)
-    assert (estimate.rank, trace.steps) == (rank, 3)
+    assert (estimate.rank, trace.world_size, trace.steps) == (200, 256, 3)
     assert estimate.model["parameters"] == 8 * 512 * 512
     sent = [activity for activity in trace.activities() if activity.kind == "collective"]
     assert {activity.name for activity in sent} >= {"Send", "Recv"}
@@ -372,15 +368,15 @@ def test_a_program_that_gives_up_says_that_memory_ran_out(dry_run: Any, how: str
     assert str(error).endswith("It had run out of GPU memory 1 time before.")
 
 
-NEARLY_FULL = {"gpu": "4xt4", "launcher": (*TORCHRUN, "4")}
-NCCL_BYTES = 540 * 2**20
-"""Of a communicator of four: overheads.toml, nccl.node."""
+NEARLY_FULL = {"gpu": "2xt4", "launcher": (*TORCHRUN, "2")}
+NCCL_BYTES = 443 * 2**20
+"""Of a communicator of two: overheads.toml, nccl.two."""
 
 
 def test_nccls_buffers_are_taken_from_the_card_and_the_allocator_gives_back_its_cache(dry_run: Any) -> None:
     """Without them the request would fit beside what is cached."""
     answer = dry_run("nearly_full.py", "cached", **NEARLY_FULL)
-    assert sorted(said["rank"] for said in answer.said) == [0, 1, 2, 3]
+    assert sorted(said["rank"] for said in answer.said) == [0, 1]
     for said in answer.said:
         assert said["taken"] == [NCCL_BYTES, 0], "at the first collective, as mem_get_info sees it"
         assert said["retries"] == 1
@@ -397,7 +393,7 @@ def test_a_job_that_fits_but_for_nccls_buffers_does_not_fit(dry_run: Any) -> Non
     answer = dry_run("nearly_full.py", "full", **NEARLY_FULL)
     assert answer.error is None
     assert not answer.run.estimate.fits
-    assert [rank["fits"] for rank in answer.run.estimate.ranks] == [False] * 4
+    assert [rank["fits"] for rank in answer.run.estimate.ranks] == [False] * 2
     assert answer.run.estimate.oom.message.startswith("CUDA out of memory. Tried to allocate ")
 
 
@@ -414,34 +410,36 @@ def test_a_card_without_room_for_nccl_is_out_of_memory(dry_run: Any) -> None:
 # -- values
 
 
-def test_checks_for_finite_numbers_pass(dry_run: Any) -> None:
-    answer = dry_run("values.py", "finite")
+def test_what_is_known_of_values_assumes_nothing(dry_run: Any) -> None:
+    """Checks for NaN pass, what came from the host is known, and padding (alone) takes the masked path."""
+    answer = dry_run("values.py", "isnan", "copied", "padded", "full", "first", "older")
     estimate, _ = consistent(answer)
-    assert answer.said[-1]["said"] is True
-    assert set(estimate.coverage.assumed) == {ONE_SEQUENCE, "torch.isfinite of a computed tensor is True"}
-
-
-def test_the_gradient_of_a_loss_by_itself_is_known_to_be_one(dry_run: Any) -> None:
-    answer = dry_run("values.py", "first")
-    assert answer.said[-1]["said"] == [True, False]
-
-
-def test_checks_for_nan_pass_and_assume_nothing_more(dry_run: Any) -> None:
-    answer = dry_run("values.py", "isnan")
-    estimate, _ = consistent(answer)
-    assert answer.said[-1]["said"] == 0.0
+    assert answer.said[-1] == {
+        "isnan": 0.0,
+        "copied": {"first": [1, 2, -100, -100], "clone": [[1, 2, -100, -100], [5, -100, 7, 8]]},
+        "padded": {"masked": [True]},
+        "full": {"masked": [False]},
+        "first": [True, False],  # the gradient of a loss by itself is one, of a scaled one it is not
+        "older": [1, 8, 48],  # configurations of older libraries are taken
+    }
     assert set(estimate.coverage.assumed) == {ONE_SEQUENCE}
 
 
-def test_configurations_of_older_libraries_are_taken(dry_run: Any) -> None:
-    assert dry_run("values.py", "older").said[-1]["said"] == [1, 8, 768]
-
-
-def test_boolean_indexing_selects_everything(dry_run: Any) -> None:
-    answer = dry_run("values.py", "boolean")
+def test_what_is_not_known_of_values_is_assumed_and_told(dry_run: Any) -> None:
+    """Checks for finite numbers pass, boolean indexing selects everything, experts get their balanced share."""
+    answer = dry_run("values.py", "finite", "boolean", "experts")
     estimate, _ = consistent(answer)
-    assert answer.said[-1]["said"] == [4 * 8, 512]
-    assert any("selects every element" in text for text in estimate.coverage.assumed)
+    assert answer.said[-1] == {
+        "finite": True,
+        "boolean": [4 * 8, 512],
+        # 60 tokens x 2 choices / 8 experts; the ninth class stands for no expert and is not hit
+        "experts": {"one_hot": [15] * 8, "compared": [15] * 8},
+    }
+    assumed = {ONE_SEQUENCE, "torch.isfinite of a computed tensor is True"}
+    assert assumed < set(estimate.coverage.assumed)
+    guessed = " ".join(set(estimate.coverage.assumed) - assumed)
+    assert "selects every element" in guessed
+    assert "balanced share" in guessed
 
 
 def test_what_is_known_says_how_large_a_result_is(dry_run: Any) -> None:
@@ -481,30 +479,6 @@ def test_how_large_a_result_of_computed_values_is_taken_to_be(dry_run: Any) -> N
     said = "unique of computed values finds one (of rows all), bincount and one_hot of computed classes one"
     assert said in estimate.coverage.assumed
     assert "conditions that were computed and checked hold" in estimate.coverage.assumed
-
-
-def test_what_was_copied_to_the_card_is_known(dry_run: Any) -> None:
-    answer = dry_run("values.py", "copied")
-    estimate, _ = consistent(answer)
-    assert answer.said[-1]["said"]["first"] == [1, 2, -100, -100]
-    assert answer.said[-1]["said"]["clone"] == [[1, 2, -100, -100], [5, -100, 7, 8]]
-    assert set(estimate.coverage.assumed) == {ONE_SEQUENCE}
-
-
-@pytest.mark.parametrize("mask", ["padded", "full"])
-def test_padding_takes_the_masked_path_and_only_padding(dry_run: Any, mask: str) -> None:
-    answer = dry_run("values.py", mask)
-    estimate, _ = consistent(answer)
-    assert answer.said[-1]["said"] == {"masked": [mask == "padded"]}
-    assert not any("padding" in text for text in estimate.coverage.assumed)
-
-
-def test_experts_get_their_balanced_share(dry_run: Any) -> None:
-    answer = dry_run("values.py", "experts")
-    estimate, _ = consistent(answer)
-    # 60 tokens x 2 choices / 8 experts; the ninth class stands for no expert and is not hit
-    assert answer.said[-1]["said"] == {"one_hot": [15] * 8, "compared": [15] * 8}
-    assert any("balanced share" in text for text in estimate.coverage.assumed)
 
 
 def test_generate_goes_on_to_its_length(dry_run: Any) -> None:

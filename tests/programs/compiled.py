@@ -1,4 +1,4 @@
-"""A network under torch.compile, trained for a few steps; `hooked`: with a hook of all modules."""
+"""A network under torch.compile, trained for a few steps; `hooked`: by Dynamo alone, with a hook of all modules."""
 
 import json
 import sys
@@ -23,10 +23,11 @@ class Block(nn.Module):
 
 
 def main() -> None:
-    if sys.argv[1:] == ["hooked"]:
+    hooked = sys.argv[1:] == ["hooked"]
+    if hooked:
         nn.modules.module.register_module_forward_pre_hook(lambda module, args: None)
     model = nn.Sequential(Block(256), Block(256)).to("cuda", torch.bfloat16)
-    run = torch.compile(model)
+    run = torch.compile(model, backend="eager" if hooked else "inductor")
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     for _ in range(3):
         loss = run(torch.randn(8, 128, 256, device="cuda", dtype=torch.bfloat16)).float().square().mean()

@@ -1,6 +1,6 @@
 """Ranks that fill their cards up to what NCCL's buffers need too.
 
-torchrun --nproc-per-node 4 nearly_full.py cached|full|first
+torchrun --nproc-per-node 2 nearly_full.py cached|full|first
 """
 
 import json
