@@ -6,12 +6,22 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tonnage import shelf
 from tonnage.errors import GhostUnavailable
 from tonnage.ghost import process, wheel
 from tonnage.ghost.pool import Worker
 from tonnage.ghost.wheel import Torch
+
+settings.register_profile(
+    "tonnage",
+    deadline=None,  # how long an example takes is the machine's affair
+    derandomize=True,  # a run says the same as the one before it
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("tonnage")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

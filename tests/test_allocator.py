@@ -1,7 +1,7 @@
 """The allocator replica: sequences short enough to follow by hand, then invariants under random ones."""
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from allocator_programs import Replica, random_program
@@ -98,7 +98,6 @@ def test_options_of_later_versions_are_refused_for_earlier_ones() -> None:
         AllocatorSettings.parse(text, torch_version="2.10.0")
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="abcmx_:,[]>0123456789. ", max_size=60))
 def test_any_text_is_settings_or_one_line_of_error(text: str) -> None:
     try:
@@ -428,7 +427,6 @@ TEXTS = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @example(
     seed=105832,
     text="expandable_segments:True,per_process_memory_fraction:0.5",

@@ -6,7 +6,7 @@ import tomllib
 from importlib.resources import files
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.device import Cluster, device_names, find_device, generic_device, parse_cluster
@@ -171,7 +171,6 @@ def test_bad_clusters_are_refused_in_one_line(arguments, words):
     assert caught.value.exit_code == 2
 
 
-@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_a_cluster_or_a_usage_error(text):
     with contextlib.suppress(UsageError):
@@ -201,7 +200,6 @@ def test_observed_contexts_stay_within_the_stated_range_per_multiprocessor():
     assert all(2.5 <= mib / e["sms"] <= 5.9 for e in observed for mib in e["context_observed_mib"])
 
 
-@settings(deadline=None)
 @given(st.text("abc-1", max_size=8), st.text("abc-1", max_size=8), st.text("abc-1", max_size=8))
 def test_distance_is_a_metric(left, right, third):
     assert distance(left, right) == distance(right, left)

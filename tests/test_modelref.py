@@ -291,7 +291,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(value=JSON | st.dictionaries(FIELDS, JSON).map(lambda change: {**TINY, **change}))
 def test_any_json_is_a_configuration_or_one_line(tmp_path_factory, value):
     file = tmp_path_factory.getbasetemp() / "any.json"
@@ -302,7 +302,7 @@ def test_any_json_is_a_configuration_or_one_line(tmp_path_factory, value):
         assert json.loads(json.dumps(config)) is not None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(content=st.binary(max_size=60))
 def test_any_bytes_are_a_configuration_or_one_line(tmp_path_factory, content):
     file = tmp_path_factory.getbasetemp() / "bytes.json"
@@ -312,7 +312,7 @@ def test_any_bytes_are_a_configuration_or_one_line(tmp_path_factory, content):
     assert "\n" not in str(caught.value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(name=st.text(string.printable, max_size=30) | st.text(max_size=30))
 def test_any_text_is_a_model_or_one_line(tmp_path_factory, name):
     place = os.getcwd()

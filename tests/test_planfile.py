@@ -97,7 +97,7 @@ def test_no_file(tmp_path):
         planfile.read(tmp_path / "none.toml")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(some.binary(max_size=300) | some.text(max_size=300).map(str.encode))
 def test_a_strangers_file_is_read_or_refused(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("plan") / "plan.toml"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import estimates
@@ -69,9 +69,7 @@ def read_everything(path: Path) -> None:
     saved.load_traces(path)
 
 
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_truncated_and_flipped_archives_are_unreadable_or_right(data, whole, tmp_path):
     raw = bytearray(whole)
@@ -117,9 +115,7 @@ def timed() -> Estimate:
 PATHS = paths_of(json.loads(json.dumps(timed().to_json())))[1:]
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
+@settings(max_examples=300)
 @given(where=st.sampled_from(PATHS), value=JSON)
 def test_any_value_anywhere_is_refused_or_can_be_shown(where, value, tmp_path):
     document = json.loads(json.dumps(timed().to_json()))

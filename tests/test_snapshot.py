@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allocator_programs import Replica, random_program
@@ -337,14 +337,12 @@ PLAIN = st.recursive(
 
 
 @given(value=PLAIN, protocol=st.sampled_from([2, 3, 4, 5]))
-@settings(deadline=None)
 def test_plain_values_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol=protocol)
     assert pickled.load(data) == pickle.load(io.BytesIO(data))
 
 
 @given(st.binary(max_size=200))
-@settings(deadline=None)
 def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
     try:
         pickled.load(data)

@@ -123,7 +123,7 @@ def test_a_member_that_does_not_fit_is_one_error(tmp_path: Path, member: str, co
         traces.load(tmp_path / "bad.trace")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_any_damage_is_either_harmless_or_one_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -51,7 +51,7 @@ def test_model_flops_and_utilisation_by_hand():
     assert found.tokens_per_second_per_gpu == pytest.approx(4096 / found.step_seconds)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from([512, 1024, 2048, 4096, 8192]), st.integers(1, 8), st.sampled_from(["none", "full"]))
 def test_longer_sequences_and_larger_batches_take_longer(seq_len, micro_batch, checkpointing):
     work = replace(PLAIN, seq_len=seq_len, micro_batch=micro_batch, checkpointing=checkpointing)
@@ -61,7 +61,7 @@ def test_longer_sequences_and_larger_batches_take_longer(seq_len, micro_batch, c
     assert timing(LLAMA, replace(work, grad_accum=2), ONE, EAGER).step_seconds > seconds
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from(["ddp", "zero1", "zero3"]))
 def test_more_ranks_do_more_in_a_step_but_no_rank_is_faster_for_it(ranks, shard):
     def per_gpu(count):

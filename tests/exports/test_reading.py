@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import tiny_job
@@ -250,7 +250,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=8), VALUES, max_size=8))
 def test_whatever_it_holds_is_options_that_can_be_had(tmp_path: Path, document: dict[str, Any]) -> None:
     nested: dict[str, Any] = {}
@@ -276,7 +276,7 @@ def test_whatever_it_holds_is_options_that_can_be_had(tmp_path: Path, document: 
         raise AssertionError(f"{found} cannot be had") from error
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(st.text(max_size=60))
 def test_any_text_is_an_answer(tmp_path: Path, text: str) -> None:
     path = tmp_path / "f.yaml"

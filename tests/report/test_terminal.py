@@ -76,7 +76,7 @@ def test_the_bar_is_as_long_as_the_card():
     assert (drawn.count("█"), drawn.count("▓"), drawn.count("▒"), drawn.count("·")) == (17, 17, 35, 24)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 @given(held=st.lists(st.integers(0, 10 * GIB), min_size=8, max_size=8), width=st.integers(40, 200))
 def test_any_bar_fills_its_line(held, width):
     before = estimates.fitting()

@@ -4,7 +4,7 @@ import pickle
 from array import array
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tonnage import snapshot as snapshots
@@ -65,9 +65,7 @@ def test_the_module_stands_in_for_the_stack(tmp_path):
     assert segment["blocks"][1]["frames"] == second["frames"]
 
 
-@settings(
-    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
+@settings(max_examples=200)
 @given(
     rows=st.lists(
         st.tuples(

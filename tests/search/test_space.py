@@ -10,7 +10,7 @@ from tonnage.errors import UsageError
 from tonnage.search.space import OFFLOADS, candidates, free_wins
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     gpu=some.sampled_from(["a100-80gb", "2xa100-80gb", "8xh100-80gb", "2x8xh100-80gb", "3x4xa100-40gb"]),
     micro_batch=some.integers(1, 6),

@@ -63,7 +63,7 @@ def networks(draw):
 
 
 @given(networks(), some.integers(0, 70))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_equal_to_trying_everything(network, budget_bytes):
     possible = [ways for ways in itertools.product(*network.layers) if network.peak(ways) <= budget_bytes]
     chosen = choose(network, budget_bytes)
