@@ -121,8 +121,8 @@ def test_work_that_hangs_is_stopped() -> None:
         yield {"process": os.getpid()}
         time.sleep(600)
 
-    answer = run(parts, seconds=1)
-    assert answer["error"] == "stopped after 1 s"
+    answer = run(parts, seconds=3)  # of which its first part needs some on a busy machine
+    assert answer["error"] == "stopped after 3 s"
     with pytest.raises(ProcessLookupError):
         os.kill(answer["process"], 0)
 

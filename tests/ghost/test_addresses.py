@@ -54,7 +54,7 @@ def addresses(record: Any) -> list[tuple[int, int]]:
         env=variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return [(real, mine) for real, mine in json.loads(done.stdout)]

@@ -1,5 +1,6 @@
 """The warm worker: it outlives a job that crashes, says so when it dies, and leaves nothing behind."""
 
+import gc
 import os
 import signal
 import sys
@@ -103,7 +104,7 @@ def test_an_interrupted_job_leaves_no_process(own_worker: Worker) -> None:
         run(own_worker, replace(SMALL, grad_accum=1000))
     watcher.join()
     assert not process.is_running()
-    _, alive = psutil.wait_procs(at_work, timeout=10)
+    _, alive = psutil.wait_procs(at_work, timeout=120)
     assert not alive
 
 
@@ -118,12 +119,12 @@ def test_nothing_is_left_of_a_job_whose_asker_was_killed(torch_build: Torch, tmp
         "TMPDIR": str(tmp_path),
     }
     asker = psutil.Popen([sys.executable, "-c", asking], env=variables)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(below := asker.children(recursive=True)) < 2 and asker.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(below) == 2, "the worker and its child"
     asker.kill()
-    _, alive = psutil.wait_procs([asker, *below], timeout=60)
+    _, alive = psutil.wait_procs([asker, *below], timeout=300)
     assert not alive
     assert not list(tmp_path.glob("tonnage-*"))
 
@@ -160,6 +161,7 @@ def test_a_card_that_torch_has_no_kernels_for_is_told_as_that(worker: Worker) ->
 
 def test_closing_twice_is_closing(torch_build: Torch) -> None:
     mine = psutil.Process()
+    gc.collect()  # else what an earlier test has left open is closed meanwhile
     descriptors = mine.num_fds()
     worker = Worker()
     folder = worker._folder
@@ -173,14 +175,15 @@ def test_closing_twice_is_closing(torch_build: Torch) -> None:
 def test_many_jobs_leave_nothing_behind(worker: Worker) -> None:
     process = process_of(worker)
     first = run(worker)
+    gc.collect()  # else what an earlier test has left open is closed meanwhile
     descriptors = psutil.Process().num_fds(), process.num_fds()
     resident = process.memory_info().rss
-    for _ in range(200):
+    for _ in range(100):
         assert run(worker).peaks == first.peaks
-    _, alive = psutil.wait_procs(process.children(), timeout=10)  # the last one may be giving its memory back
+    _, alive = psutil.wait_procs(process.children(), timeout=120)  # the last one may be giving its memory back
     assert not alive
     assert (psutil.Process().num_fds(), process.num_fds()) == descriptors
-    assert process.memory_info().rss < resident + 2**23
+    assert process.memory_info().rss < resident + 2**22
     assert sorted(path.name for path in worker._folder.iterdir()) == ["lock", "stderr"]
 
 

@@ -14,6 +14,7 @@ import io
 import json
 import platform
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,8 +78,9 @@ def take_away(system: str) -> None:
 
 def run(words: list[str]) -> dict[str, Any]:
     """One command: its exit code, and what it wrote to a console that knows no letter beyond Western Europe's."""
-    from tonnage.cli import main
+    from tonnage.cli import main, progress
 
+    progress._PATIENCE_SECONDS = threading.TIMEOUT_MAX  # how far it is, a slow machine alone would say
     out, err = (io.TextIOWrapper(io.BytesIO(), "cp1252", errors) for errors in ("strict", "backslashreplace"))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main.run(words)

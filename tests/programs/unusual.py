@@ -53,6 +53,13 @@ def with_a_rank_of_its_own() -> None:
     train(1)
 
 
+def leave_behind(**options: bool) -> None:
+    """Starts a process that goes on for an hour, and says by which words it is known among all others."""
+    own = f"left by {os.getpid()} of {os.environ['GHOST_SHM']}"
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)", own], **options)
+    print(json.dumps({"left": own}), flush=True)
+
+
 def second_rank() -> None:
     """Still trains when the process that started it has ended."""
     parent = os.getppid()
@@ -295,10 +302,10 @@ def main() -> None:
             print(f"line {line} of a very talkative script")
         train()
     elif what == "leaves-a-child":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        leave_behind()
         train()
     elif what == "leaves-a-service":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3601)"], start_new_session=True)
+        leave_behind(start_new_session=True)
         train()
     elif what == "leaves-a-rank":
         with_a_rank_of_its_own()

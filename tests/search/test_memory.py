@@ -107,18 +107,18 @@ def test_work_ahead_is_what_is_asked_next():
 def test_an_interruption_ends_what_is_at_work(workers, monkeypatch):
     def on(run, worker):
         worker.begun.set()
-        assert worker.killed.wait(10)
+        assert worker.killed.wait(120)
         raise CannotEstimate("The ghost process ended early.")
 
     monkeypatch.setattr(memory._Run, "on", on)
     asked = question()
     some = [Candidate(job=asked.job, plan=Plan(shard=shard)) for shard in ("ddp", "zero2", "zero3")]
-    before = threading.active_count()
+    before = set(threading.enumerate())
 
     def interrupted():
         with memory.Ghosts(lambda text: None, count=2) as ghosts:
             ghosts.ahead([(one, True) for one in some], asked.cluster)
-            while len(workers) < 2 or not all(worker.begun.wait(10) for worker in workers):
+            while len(workers) < 2 or not all(worker.begun.wait(120) for worker in workers):
                 time.sleep(0.001)
             raise KeyboardInterrupt
 
@@ -126,7 +126,7 @@ def test_an_interruption_ends_what_is_at_work(workers, monkeypatch):
         interrupted()
     assert all(worker.killed.is_set() and worker.closed for worker in workers)
     assert len(workers) == 2, "nothing begins after the end"
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before  # of which some may have ended meanwhile, such as timers
 
 
 def test_workers_start_while_candidates_are_priced(workers):
