@@ -1,7 +1,7 @@
 """Programs with several optimizers, or whose networks are not called as modules are: one way each.
 
 python several.py critics|rarely|raw|forward|compiled|descends|searches|penalty|keras|copies|masters|scaled
-        |names-a-folder
+        FOLDER
 """
 
 import copy
@@ -139,7 +139,12 @@ def step_masters() -> None:
         network.weight.data.copy_(master.detach().view_as(network.weight))
 
 
-def scale() -> None:
+def scale(folder: str) -> None:
+    """With a scaler for losses, and a folder of its own for kernels that are compiled."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ["TRITON_CACHE_DIR"] = folder
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+
+    print(json.dumps({"places": [cache_dir(), triton_cache_dir(0)]}), flush=True)
     network, scaler = Network().cuda(), torch.amp.GradScaler("cuda")
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     for _ in range(2):
@@ -147,15 +152,6 @@ def scale() -> None:
         scaler.step(optimizer)
         scaler.update()
         print(json.dumps({"scale": scaler.get_scale()}), flush=True)
-
-
-def name_a_folder() -> None:
-    """Names where compiled kernels are to be kept in its own code."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ["TRITON_CACHE_DIR"] = sys.argv[2]
-    from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
-
-    train(network := Network().cuda(), network)
-    print(json.dumps({"places": [cache_dir(), triton_cache_dir(0)]}), flush=True)
 
 
 def main() -> None:
@@ -184,9 +180,7 @@ def main() -> None:
     elif what == "masters":
         step_masters()
     elif what == "scaled":
-        scale()
-    elif what == "names-a-folder":
-        name_a_folder()
+        scale(sys.argv[2])
     else:
         raise SystemExit(f"unknown: {what}")
 

@@ -216,6 +216,7 @@ def main() -> None:
     what = sys.argv[1]
     if what == "crashes":
         train(1)
+        os.chdir("/")
         raise ValueError("the tokenizer has no pad token")
     if what == "crashes-early":
         import torch
@@ -252,7 +253,7 @@ def main() -> None:
     elif what == "spawns":
         import torch
 
-        torch.multiprocessing.spawn(child, nprocs=2)
+        torch.multiprocessing.spawn(child)
     elif what == "ranks":
         import torch
 
@@ -316,10 +317,6 @@ def main() -> None:
     elif what == "clears-its-environment":
         os.environ.clear()
         train()
-    elif what == "fails-elsewhere":
-        train(1)
-        os.chdir("/")
-        raise RuntimeError("no luck")
     elif what == "multiplies":
         multiplies()
     elif what == "dies":
