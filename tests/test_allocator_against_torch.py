@@ -22,11 +22,13 @@ from allocator_programs import (
     random_program,
     replicate,
 )
-from commands import TONNAGE
+from tonnage import predict
 from tonnage.allocator import AllocatorSettings, replay
+from tonnage.api import request
+from tonnage.device import parse_cluster
 from tonnage.errors import GhostUnavailable, UsageError
+from tonnage.ghost.pool import Worker
 from tonnage.ghost.process import environment
-from tonnage.saved import load_traces
 from tonnage.trace import Event
 from tonnage.units import GIB, MIB
 
@@ -177,15 +179,10 @@ def waits(events: list[list[Any]]) -> int:
 
 
 @pytest.mark.parametrize("gpu", ["t4", "h100-80gb"])
-def test_a_training_step_repeats_itself(gpu: str, tmp_path: Path) -> None:
+def test_a_training_step_repeats_itself(gpu: str, worker: Worker) -> None:
     """The trace of a real step, served again: the same events in the same order, with the same marks."""
-    ghost()
-    saved = tmp_path / "step.tonnage"
-    command = [*TONNAGE, "estimate", "smollm2-135m", "--gpu", gpu]
-    job = ["--seq-len", "512", "--micro-batch", "2", "--precision", "fp32", "--save", str(saved), "--json"]
-    done = subprocess.run([*command, *job], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    (trace,) = load_traces(saved)
+    asked = request("smollm2-135m", offline=True, seq_len=512, micro_batch=2, precision="fp32")
+    (trace,) = predict.estimate(*asked, parse_cluster(gpu), worker=worker).traces
     recorded = list(trace.events())
     total, taken = trace.device["total_bytes"], trace.device["context_bytes"]
     result = replay(

@@ -70,7 +70,8 @@ note("gradients", up.grad, down.grad)
 note("foreach", *torch._foreach_mul([up, down, up], 2.0))
 if mode != "plain":
     decided.leave(path)
-print(json.dumps({"found": found, "asked": asked, "there": there}))
+print(json.dumps({"found": found, "asked": asked, "there": there}), flush=True)
+os._exit(0)
 """
 
 

@@ -15,6 +15,7 @@ import ctypes
 import json
 import os
 import sys
+import traceback
 import warnings
 from typing import Any
 
@@ -149,9 +150,13 @@ def run_in_fork(job: dict[str, Any]) -> None:
         if status:
             print(json.dumps({"failed": status}), flush=True)
         return
-    set_environment(job["environment"])
-    print(json.dumps(run(job["operations"])), flush=True)
-    os._exit(0)
+    try:
+        set_environment(job["environment"])
+        print(json.dumps(run(job["operations"])), flush=True)
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)  # how an interpreter with torch in it ends takes a hundred times as long as a job
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Programs with several optimizers, or whose networks are not called as modules are: one way each.
 
-python several.py critics|rarely|raw|forward|compiled|descends|searches|penalty|keras|copies|masters|scaled
-        FOLDER
+python several.py critics|rarely|raw|forward|compiled|descends|searches|penalty|keras|copies|masters
+python several.py scaled FOLDER
 """
 
 import copy
