@@ -178,9 +178,7 @@ def test_many_jobs_leave_nothing_behind(worker: Worker) -> None:
     gc.collect()  # else what an earlier test has left open is closed meanwhile
     descriptors = psutil.Process().num_fds(), process.num_fds()
     resident = process.memory_info().rss
-    files = set(
-        worker._folder.iterdir()
-    )  # `requests` too, where a test before had any
+    files = set(worker._folder.iterdir())  # `requests` too, where a test before had any
     for _ in range(100):
         assert run(worker).peaks == first.peaks
     _, alive = psutil.wait_procs(process.children(), timeout=120)  # the last one may be giving its memory back
