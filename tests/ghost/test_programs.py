@@ -262,10 +262,11 @@ def test_whole_gradients_wait_for_the_last_micro_batch(dry_run: Any) -> None:
     assert min(steps) >= 4 * NETWORK
 
 
-def test_one_stage_of_a_long_pipeline(dry_run: Any) -> None:
-    answer = dry_run("parallel.py", "pipeline", gpu="32x8xa100-40gb", rank=200)
+@pytest.mark.parametrize(("gpu", "ranks", "rank"), [("8x8xa100-40gb", 64, 13), ("128x8xa100-40gb", 1024, 1000)])
+def test_one_stage_of_a_long_pipeline(dry_run: Any, gpu: str, ranks: int, rank: int) -> None:
+    answer = dry_run("parallel.py", "pipeline", gpu=gpu, rank=rank)
     estimate, trace = consistent(answer)
-    assert (estimate.rank, trace.world_size, trace.steps) == (200, 256, 3)
+    assert (estimate.rank, trace.world_size, trace.steps) == (rank, ranks, 3)
     assert estimate.model["parameters"] == 8 * 512 * 512
     sent = [activity for activity in trace.activities() if activity.kind == "collective"]
     assert {activity.name for activity in sent} >= {"Send", "Recv"}

@@ -253,7 +253,7 @@ def main() -> None:
     elif what == "spawns":
         import torch
 
-        torch.multiprocessing.spawn(child)
+        torch.multiprocessing.spawn(child, nprocs=2)
     elif what == "ranks":
         import torch
 
