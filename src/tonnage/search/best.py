@@ -140,7 +140,8 @@ class Search:
 
         Else many are looked at that do not fit by far, one after the other.  Who seems to fit has its turn later.
         """
-        unknown = {id(one.candidate): one for one in self._hopeful(order) if not one.least_bytes}
+        unbounded = [one for one in order if not one.least_bytes]
+        unknown = {id(one.candidate): one for one in self._hopeful(unbounded)}
         open_ = [one.candidate for one in unknown.values()]
         while len(open_) > FEW:
             candidate = most_telling(open_)
