@@ -11,6 +11,7 @@ from tonnage.estimates import Estimate
 from tonnage.job import Job
 from tonnage.modelref import resolve
 from tonnage.plans import Plan
+from tonnage.predict import check
 from tonnage.search.depth import Need, of_run
 from tonnage.search.pricing import priced
 from tonnage.search.space import Question
@@ -24,6 +25,15 @@ def question(model: str = "llama-3.1-8b", gpu: str = "8xa100-80gb", **options: A
     of_question = {name: options.pop(name) for name in list(options) if name in Question.__dataclass_fields__}
     job = Job(model=resolve(model, offline=True), **{"seq_len": 4096, **options})
     return Question(job=job, plan=Plan(**of_plan), cluster=parse_cluster(gpu), **of_question)
+
+
+def possible(asked: Question, one: Candidate) -> bool:
+    """Whether its techniques take the job."""
+    try:
+        check(one.job, one.plan, asked.cluster)
+    except UsageError:
+        return False
+    return True
 
 
 def need_bytes(candidate: Candidate, cluster: Cluster) -> int:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from tonnage.axes import Axes
 from tonnage.catalog import find_model
+from tonnage.costs import rates
+from tonnage.costs import timing as timings
 from tonnage.costs.shape import Shape
 from tonnage.costs.software import software, software_of, softwares
 from tonnage.costs.timing import model_flops, split_of, timing
@@ -18,6 +20,7 @@ from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
 
 LLAMA = Shape.of(find_model("llama-3.1-8b").config())
+MIXTRAL = Shape.of(find_model("mixtral-8x7b").config())
 ONE = Cluster(device=find_device("h200"))
 EIGHT = Cluster(device=find_device("h100-80gb"), gpus_per_node=8)
 MANY = Cluster(device=find_device("h100-80gb"), gpus_per_node=8, nodes=8)
@@ -49,6 +52,47 @@ def test_model_flops_and_utilisation_by_hand():
     found = timing(LLAMA, PLAIN, ONE, EAGER)
     assert found.mfu == pytest.approx(flops / found.step_seconds / 989.5e12)
     assert found.tokens_per_second_per_gpu == pytest.approx(4096 / found.step_seconds)
+
+
+WORKS = st.builds(
+    replace,
+    st.just(PLAIN),
+    axes=st.builds(
+        Axes,
+        **{name: st.sampled_from([1, 2, 4]) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")},
+        ep=st.sampled_from([1, 8]),
+    ),
+    micro_batch=st.sampled_from([1, 4]),
+    grad_accum=st.sampled_from([1, 8]),
+    accumulated_bytes=st.sampled_from([0, 6]),
+    virtual_stages=st.sampled_from([1, 2]),
+    stage_layers=st.sampled_from([(), (20, 12)]),
+    schedule=st.sampled_from(["1f1b", "interleaved"]),
+    gradient_bytes=st.sampled_from([2, 4]),
+    weight_bytes=st.sampled_from([2, 4]),
+    autocast=st.booleans(),
+    checkpointing=st.sampled_from(["none", "full", "selective"]),
+    loss=st.sampled_from(["plain", "chunked"]),
+    optimizer=st.sampled_from(["adamw", "sgd", "adamw-fused"]),
+    shard=st.sampled_from(["none", "ddp", "zero1", "zero2", "zero3", "hsdp"]),
+    **dict.fromkeys(
+        ("clipped", "averages_each", "optimizer_offload", "param_offload", "activation_offload"), st.booleans()
+    ),
+)
+
+
+@settings(max_examples=200)
+@given(
+    WORKS,
+    st.sampled_from([LLAMA, MIXTRAL]),
+    st.sampled_from([ONE, EIGHT, MANY]),
+    st.sampled_from(sorted(softwares())),
+)
+def test_layers_take_as_long_whatever_becomes_of_their_gradients(work, shape, cluster, name):
+    """So that one price of layers does for all works that have the same `of_layers`."""
+    rest = (cluster, rates.card(cluster.device), software(name))
+    priced = timings._network.__wrapped__
+    assert priced(shape, work, *rest) == priced(shape, work.of_layers, *rest)
 
 
 @settings(max_examples=30)
@@ -250,9 +294,6 @@ def test_beside_a_pipeline_the_host_waits_in_a_collective_for_each_of_its_ranks(
     assert waits(8) == pytest.approx(8 * 1e-2 * (10 * LLAMA.layers + ends))
     assert waits(4) == pytest.approx(waits(8) / 2)
     assert waits(16) == 0
-
-
-MIXTRAL = Shape.of(find_model("mixtral-8x7b").config())
 
 
 def test_a_token_goes_to_another_machine_once_or_once_for_each_of_its_experts_there():

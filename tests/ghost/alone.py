@@ -13,6 +13,8 @@ import runpy
 import sys
 from typing import Any
 
+from forks import one_of
+
 
 def main() -> None:
     import torch
@@ -22,15 +24,8 @@ def main() -> None:
     assert ghost is not None
     values.Policy(torch, ghost).install()
     ranks.prepare(torch, ghost)
-    for separator, words in itertools.groupby(sys.argv[1:], "--".__eq__):
-        if separator:
-            continue
-        child = os.fork()
-        if child == 0:
-            alone(torch, *words)
-        _, status = os.waitpid(child, 0)
-        if status:
-            raise SystemExit(os.waitstatus_to_exitcode(status))
+    groups = itertools.groupby(sys.argv[1:], "--".__eq__)
+    alone(torch, *one_of([list(words) for separator, words in groups if not separator]))
 
 
 def alone(torch: Any, target: str, program: str, *arguments: str) -> None:

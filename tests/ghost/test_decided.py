@@ -13,9 +13,12 @@ from tonnage.ghost import pool
 from tonnage.ghost.process import INSIDE
 from tonnage.plans import Plan
 
+HERE = Path(__file__).parent
+
 PROGRAM = """
 import json, os, sys
 import torch
+from forks import one_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as Propagator
@@ -24,14 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tonnage_inside import decided
 
 path = sys.argv[1]
-for rank, mode in ((0, "first"), (3, "second"), (3, "plain")):  # a process each, which has decided nothing yet
-    child = os.fork()
-    if child == 0:
-        break
-    if os.waitpid(child, 0)[1] != 0:
-        raise SystemExit(f"{mode} failed")
-else:
-    raise SystemExit
+rank, mode = one_of([(0, "first"), (3, "second"), (3, "plain")])  # a process each, which has decided nothing yet
 there = os.path.exists(path)
 torch.distributed.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
 asked = []
@@ -77,7 +73,7 @@ os._exit(0)
 
 def test_a_second_process_decides_only_about_what_cannot_be_kept(tmp_path: Path) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "decided")]
-    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(INSIDE), "PATH": ""})
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": f"{INSIDE}:{HERE}", "PATH": ""})
     assert done.returncode == 0, done.stderr
     first, second, plain = map(json.loads, done.stdout.splitlines())
     assert (first["there"], second["there"]) == (False, True)

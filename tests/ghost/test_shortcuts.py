@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,21 +13,17 @@ from tonnage.ghost import pool
 from tonnage.ghost.process import INSIDE
 from tonnage.plans import Plan
 
+HERE = Path(__file__).parent
+
 PROGRAM = """
 import json, os, sys
 import torch
+from forks import one_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-for mode in ("plain", "short"):  # a process each
-    child = os.fork()
-    if child == 0:
-        break
-    if os.waitpid(child, 0)[1] != 0:
-        raise SystemExit(f"{mode} failed")
-else:
-    raise SystemExit
+mode = one_of(["plain", "short"])
 torch.distributed.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
 asked = {}
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as Propagator
@@ -96,7 +93,7 @@ os._exit(0)
 
 def test_one_of_each_kind_is_asked_for_and_the_results_are_torchs() -> None:
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(INSIDE), "PATH": ""})
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": f"{INSIDE}:{HERE}", "PATH": ""})
     assert done.returncode == 0, done.stderr
     plain, short = map(json.loads, done.stdout.splitlines())
     assert short["results"] == plain["results"]

@@ -6,10 +6,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from solutions import Formula, need_bytes, question
+from solutions import Formula, need_bytes, possible, question
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.layers.few import with_layers
-from tonnage.predict import check
 from tonnage.search.best import DIFFERENT, Search, difference
 from tonnage.search.needs import needs_no_less
 from tonnage.search.pricing import priced
@@ -18,14 +17,6 @@ from tonnage.search.solve import search
 from tonnage.search.space import candidates
 from tonnage.solution import Candidate
 from tonnage.units import GIB, gib
-
-
-def possible(asked, one):
-    try:
-        check(one.job, one.plan, asked.cluster)
-    except UsageError:
-        return False
-    return True
 
 
 def by_trying_everything(asked):

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from solutions import Formula, question
-from tonnage.errors import UsageError
-from tonnage.predict import check
+from solutions import Formula, possible, question
 from tonnage.search.best import Search
 from tonnage.search.needs import after, most_telling, needs_no_less
 from tonnage.search.pricing import Bounded, bounded, priced
@@ -18,14 +16,6 @@ def lattice(gpu="2xl4"):
     """What two cards can do for one sequence each, without parallel dimensions."""
     asked = question(model="llama-3.2-1b", gpu=gpu, without=("tp", "pp", "cp"))
     return [one for one in candidates(asked) if possible(asked, one)]
-
-
-def possible(asked, one):
-    try:
-        check(one.job, one.plan, asked.cluster)
-    except UsageError:
-        return False
-    return True
 
 
 def named(found, **options):

@@ -162,14 +162,15 @@ def test_selective_checkpointing_saves_matrix_products() -> None:
     assert products("full") > plain
 
 
+@pytest.mark.parametrize("loss", ["chunked", "fused"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "granite", "cohere", "mixtral", "gpt2"])
-def test_chunked_loss_is_the_plain_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_in_slices_is_the_plain_loss(name: str, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tonnage.techniques import chunked_loss
 
     monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 10)  # 48 tokens: four full slices and a rest
     plain = gradients(tiny_job(name), FP32)
-    chunked = gradients(tiny_job(name), Plan(precision="fp32", optimizer="sgd", loss="chunked"))
-    assert_close(chunked, plain, rtol=1e-4, atol=1e-6)
+    sliced = gradients(tiny_job(name), Plan(precision="fp32", optimizer="sgd", loss=loss))
+    assert_close(sliced, plain, rtol=1e-4, atol=1e-6)
 
 
 def test_chunked_loss_never_makes_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,16 +399,6 @@ def parameters_of_llama() -> int:
             tiny("llama"), dtype=torch.float32, attention=None, device=torch.device("meta")
         ).parameters()
     )
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "granite", "cohere", "mixtral", "gpt2"])
-def test_fused_loss_is_the_plain_loss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tonnage.techniques import chunked_loss
-
-    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 10)  # 48 tokens: four full slices and a rest
-    plain = gradients(tiny_job(name), FP32)
-    fused = gradients(tiny_job(name), Plan(precision="fp32", optimizer="sgd", loss="fused"))
-    assert_close(fused, plain, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16-true", "bf16-mixed"])
