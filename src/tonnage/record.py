@@ -1,10 +1,10 @@
 """A step written down without a GPU and without computing: fake tensors, whose storages live as long as real ones.
 
-The same step runs under torch's FakeTensorMode: dispatch, autograd, autocast, optimizers and sharding are
-the real code, tensors have shapes and no memory.  The Recorder sees every operation's results; a storage that it
-meets for the first time is an allocation, the end of that storage is a free.  On the CPU, where the allocator neither
-rounds nor caches, the bytes alive between two operations are those of a real run, to the byte (tests compare them
-with what torch's profiler counts).
+The same step runs under torch's FakeTensorMode: dispatch, autograd, autocast, optimizers and sharding are the real
+code, tensors have shapes and no memory.  The Recorder sees every operation's results; a storage that it meets for the
+first time is an allocation, the end of that storage is a free.  On the CPU, where the allocator neither rounds nor
+caches, the bytes alive between two operations are those of a real run, to the byte (tests compare them with what
+torch's profiler counts).
 
 What an operation allocates and frees inside itself is not seen.
 """

@@ -61,9 +61,9 @@ EVENT_COLUMNS: Final = ("action", "address", "size", "stream", "mark")
 """The columns of the allocator's trace, each 64-bit signed integers."""
 
 _RECORD: Final = struct.Struct("<BBHIIIIIIIQQQQ")  # struct ghost_record, 64 bytes
-_KIND: Final = slice(8, 28)
-_KIND_FACTS: Final = struct.Struct("<IIIII")
-"""Where a record says what kind of exchange it was: its name, grid and block."""
+_EXCHANGE: Final = struct.Struct("<IIIII")
+_EXCHANGE_BEGIN: Final = 8
+"""What a record says of the kind of exchange that it was (name, grid and block), and where."""
 _MAX_MEMBER_BYTES: Final = 2 * 2**30
 
 
@@ -204,9 +204,8 @@ class Trace:
 
     def exchanges(self) -> list[tuple[str, tuple[int, int, int], int]]:
         """The collectives, those that are alike once: name, layout (ranks, group, this rank in it) and peer."""
-        starts = [place * _RECORD.size for place in self._places("collective")]
-        kinds = dict.fromkeys(self.log[start + _KIND.start : start + _KIND.stop] for start in starts)
-        found = map(_KIND_FACTS.unpack, kinds)
+        starts = (place * _RECORD.size + _EXCHANGE_BEGIN for place in self._places("collective"))
+        found = map(_EXCHANGE.unpack, dict.fromkeys(self.log[start : start + _EXCHANGE.size] for start in starts))
         return [(self._name(name), (x, y, z), peer) for name, x, y, z, peer in found]
 
     def _name(self, place: int) -> str:

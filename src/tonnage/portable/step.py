@@ -4,7 +4,8 @@ The real step runs on fake tensors of the card (`card`): autograd, optimizers an
 ones.  What torch's C++ decides by a tensor's device is decided here as on CUDA (`choices`, `autocast`); what kernels
 take inside themselves comes from formulas and from a table that a ghost made (`temporaries`); memory is dealt out by
 the replica of the caching allocator, to each stream from its own pool (`streams`).  Of several ranks one runs, in a
-process group that exchanges nothing (`group`)."""
+process group that exchanges nothing (`group`).
+"""
 
 from __future__ import annotations
 

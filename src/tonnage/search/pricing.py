@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Final
@@ -136,25 +134,12 @@ def in_order(candidates: Iterable[Bounded], cluster: Cluster) -> list[Priced]:
     Of equally fast ones the simpler plan, then the one with the smaller need, comes first.
     Where some have seconds the others are left out; where none has, they are ranked without.
     """
-    with _without_collection():
-        every = [_priced(known, cluster) for known in candidates]
+    every = [_priced(known, cluster) for known in candidates]
     found = [one for one in every if one.timing is not None]
     if not found:
         order = ranked(every)
         return [replace(one, place=1 + number / len(order)) for number, one in enumerate(order)]
     return sorted(found, key=lambda one: (one.seconds_per_token, _changes(one.candidate), one.least_bytes))
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Thousands of prices leave no cycles; to look for some among them takes a fifth of the time."""
-    wanted = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if wanted:
-            gc.enable()
 
 
 def _changes(candidate: Candidate) -> int:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 CHUNK_TOKENS: Final = 1024
 """Tokens of one slice; its logits in fp32 are 0.5 GiB for a vocabulary of 128,256.
 
-Ranks that divide the vocabulary take as many times more, which is as much on each: shorter slices would keep the card
-waiting for the host, and for the ranks' three all-reduces of each slice."""
+Ranks that divide the vocabulary take as many times more, whose logits are as much on each: what a slice costs besides
+its products, the host's work on divided tensors and three all-reduces, does not get less with its length."""
 
 CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 """How transformers' class names of causal language models end."""
