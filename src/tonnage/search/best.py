@@ -107,8 +107,11 @@ class Search:
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("priced", "below_bound", "ruled_out"), 0))
     """How many candidates met which end without a run."""
 
-    def run(self, top: int) -> None:
-        """Find `top` plans of different kinds; with the host's memory only where there is none without."""
+    def run(self, top: int, *, doubtful: bool = True) -> None:
+        """Find `top` plans of different kinds; with the host's memory only where there is none without.
+
+        `doubtful`: also look at faster ones that are not likely to fit, but may.
+        """
         for offload in (False, True):
             every = list(space.candidates(self.question, offload=offload))
             if every:
@@ -120,7 +123,8 @@ class Search:
             self.order, self.first, self.top = order, first, top
             self._rule_out(order)
             self._verify(order, first)
-            self._verify_doubtful()
+            if doubtful:
+                self._verify_doubtful()
             if self.found:
                 del self.found[first:]
                 if first < top and not self._leaves_room(order):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -49,8 +50,8 @@ def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nea
     )
 
 
-def smallest(question: Question) -> list[Candidate]:
-    """The few candidates with the least need that can be run at all, smallest first as far as is known unrun."""
+def smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
+    """So many candidates with the least need that can be run at all, smallest first as far as is known unrun."""
     every = (one for offload in (True, False) for one in space.candidates(question, offload=offload))
     order = [(bounded(one, question.cluster).least_bytes, one.job.micro_batch, -_saving(one), one) for one in every]
     found: list[Candidate] = []
@@ -58,7 +59,7 @@ def smallest(question: Question) -> list[Candidate]:
         if _refused(one, question) is not None:
             continue
         found.append(one)
-        if len(found) == SMALLEST:
+        if len(found) == count:
             break
     return found
 
@@ -88,7 +89,7 @@ def _saving(candidate: Candidate) -> int:
 
 def _remedies(question: Question, ghosts: Ghosts) -> Iterator[Remedy]:
     """Each change that makes the job fit, the smallest of its kind; where none does, two together."""
-    single = (_shorter(question), _methods(question), _more(question), _larger(question))
+    single = (_shorter(question), _methods(question), _enough(question, ghosts), _larger(question))
     found = [remedy for variants in single if (remedy := _first(variants, ghosts)) is not None]
     if not found:
         pairs = (
@@ -102,7 +103,17 @@ def _remedies(question: Question, ghosts: Ghosts) -> Iterator[Remedy]:
 
 def _first(variants: Iterator[Variant], ghosts: Ghosts) -> Remedy | None:
     """The first that makes the job fit."""
-    return next(filter(None, (_tried(words, changed, ghosts) for words, changed in variants)), None)
+    hopeful = ((words, changed) for words, changed in variants if _may_fit(changed, ghosts))
+    return next(filter(None, (_tried(words, changed, ghosts) for words, changed in hopeful)), None)
+
+
+def _may_fit(question: Question, ghosts: Ghosts) -> bool:
+    """Whether the candidate that goes farthest towards less memory does, by a look; True where none can be had."""
+    least = smallest(question, 1)
+    if not least or bounded(least[0], question.cluster).least_bytes > question.budget_bytes:
+        return False
+    (need,) = ghosts.need(least, question.cluster)
+    return not isinstance(need, Need) or need.least_bytes <= question.budget_bytes
 
 
 def _both(question: Question, one: Variants, other: Variants) -> Iterator[Variant]:
@@ -116,7 +127,7 @@ def _both(question: Question, one: Variants, other: Variants) -> Iterator[Varian
 def _tried(words: str, question: Question, ghosts: Ghosts) -> Remedy | None:
     search = Search(question, ghosts, lambda text: None)
     try:
-        search.run(1)
+        search.run(1, doubtful=False)
     except (UsageError, CannotEstimate):
         return None
     if not search.found:
@@ -162,6 +173,13 @@ def _more(question: Question) -> Iterator[Variant]:
             f"--gpu {cluster}",
             replace(question, cluster=cluster, job=replace(question.job, global_batch_tokens=batch, grad_accum=1)),
         )
+
+
+def _enough(question: Question, ghosts: Ghosts) -> Iterator[Variant]:
+    """Those of `_more` from the first that may fit: a rank's need shrinks with their number, or none of them helps."""
+    every = list(_more(question))
+    first = bisect_left(every, True, key=lambda variant: _may_fit(variant[1], ghosts))
+    yield from every[first:]
 
 
 def _larger(question: Question) -> Iterator[Variant]:

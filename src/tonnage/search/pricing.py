@@ -11,6 +11,7 @@ from tonnage.axes import Axes
 from tonnage.catalog import overheads
 from tonnage.costs.answer import price
 from tonnage.costs.shape import Shape
+from tonnage.costs.stacks import stacks
 from tonnage.costs.timing import Timing
 from tonnage.costs.work import Work
 from tonnage.device import Cluster
@@ -101,11 +102,15 @@ def _priced(known: Bounded, cluster: Cluster) -> Priced:
 
 
 def shape_of(candidate: Candidate) -> Shape | None:
-    """The dimensions of a network that is one stack of equal layers, as far as they are known."""
+    """The dimensions of the stack of equal layers that sees the job's tokens, as far as they are known.
+
+    What sees images or sounds besides needs more, of which no least is known.
+    """
     try:
-        return Shape.of(candidate.job.model.config)
+        *_, last = stacks(candidate.job)
     except CannotEstimate:
         return None
+    return last.shape if last.seq_len == candidate.job.seq_len else None
 
 
 def _timing(candidate: Candidate, work: Work, cluster: Cluster) -> Timing | None:
