@@ -2,6 +2,7 @@
 
 from solutions import question
 from tonnage.search import nearest
+from tonnage.search.depth import Need
 from tonnage.solution import Remedy
 
 
@@ -20,8 +21,39 @@ def test_two_changes_are_tried_where_none_helps_alone(monkeypatch):
             return None
         return Remedy(what=words, process_bytes=1, step_seconds=None, tokens_per_second_per_gpu=None)
 
+    monkeypatch.setattr(nearest, "_may_fit", lambda changed, ghosts: True)
     monkeypatch.setattr(nearest, "_tried", tried)
     found = list(nearest._remedies(question("llama-3.1-70b", "t4"), None))
     assert [remedy.what for remedy in found] == ["--gpu a100-80gb --method qlora"]
     assert "--gpu a100-80gb" in asked
     assert "--gpu 2xa100-80gb" in asked  # not "--gpu a100-80gb --gpu 2xa100-80gb"
+
+
+class Looks:
+    """Ghosts that know what a rank needs by how many there are, and count how often they are asked."""
+
+    def __init__(self, bytes_of):
+        self.bytes_of, self.asked = bytes_of, []
+
+    def need(self, candidates, cluster):
+        self.asked.append(cluster.gpus)
+        needed = self.bytes_of(cluster.gpus)
+        return [Need(process_bytes=needed, by_category={}, least_bytes=needed, whole=True) for _ in candidates]
+
+
+def test_more_gpus_are_tried_from_the_first_that_may_fit_by_a_look():
+    ghosts = Looks(lambda gpus: 300 * 2**30 // gpus)
+    asked = question("llama-3.1-8b", "h100-80gb")
+    assert [words for words, _ in nearest._enough(asked, ghosts)][0] == "--gpu 4xh100-80gb"
+    assert len(ghosts.asked) <= 4  # of eight
+
+
+def test_more_gpus_are_no_remedy_where_most_of_them_are_too_few():
+    ghosts = Looks(lambda gpus: 100 * 2**30)
+    assert list(nearest._enough(question("llama-3.1-8b", "h100-80gb"), ghosts)) == []
+
+
+def test_what_needs_more_by_any_count_is_not_looked_at():
+    ghosts = Looks(lambda gpus: 0)
+    assert not nearest._may_fit(question("llama-3.1-405b", "t4"), ghosts)
+    assert ghosts.asked == []
