@@ -44,7 +44,7 @@ class Looks:
 def test_more_gpus_are_tried_from_the_first_that_may_fit_by_a_look():
     ghosts = Looks(lambda gpus: 300 * 2**30 // gpus)
     asked = question("llama-3.1-8b", "h100-80gb")
-    assert [words for words, _ in nearest._enough(asked, ghosts)][0] == "--gpu 4xh100-80gb"
+    assert next(words for words, _ in nearest._enough(asked, ghosts)) == "--gpu 4xh100-80gb"
     assert len(ghosts.asked) <= 4  # of eight
 
 

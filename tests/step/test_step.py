@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from networks import EVERY_KIND, one_thread, tiny, tiny_job  # noqa: F401
+from networks import EVERY_KIND, SEEING, one_thread, tiny, tiny_job  # noqa: F401
+from tonnage.errors import CannotEstimate
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
 from tonnage.step import model as models
@@ -171,6 +172,25 @@ def test_a_loss_in_slices_is_the_plain_loss(name: str, loss: str, monkeypatch: p
     plain = gradients(tiny_job(name), FP32)
     sliced = gradients(tiny_job(name), Plan(precision="fp32", optimizer="sgd", loss=loss))
     assert_close(sliced, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["chunked", "fused"])
+@pytest.mark.parametrize("name", ["gemma3", *sorted(SEEING)])
+def test_a_loss_in_slices_is_the_plain_loss_where_images_are_seen(
+    name: str, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tonnage.techniques import chunked_loss
+
+    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 10)
+    plain = gradients(tiny_job(name), FP32)
+    sliced = gradients(tiny_job(name), Plan(precision="fp32", optimizer="sgd", loss=loss))
+    assert_close(sliced, plain, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vit", "t5", "whisper"])
+def test_a_network_that_does_not_write_from_hidden_states_has_no_loss_in_slices(name: str) -> None:
+    with pytest.raises(CannotEstimate, match="choose loss plain"):
+        ready(tiny_job(name), Plan(precision="fp32", optimizer="sgd", loss="chunked"))
 
 
 def test_chunked_loss_never_makes_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:

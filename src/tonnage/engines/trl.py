@@ -36,8 +36,11 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
 
 
 def _other_network(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """There is no other loss to be chosen."""
+    """There is no other loss to be chosen, and tokenised rows hold no images."""
     refusal = chunked_loss.accepts(job, plan, cluster)
+    if refusal is None and chunked_loss.sees_too(job.model.config):
+        name = job.model.config["architectures"][0]
+        refusal = Refusal(technique="", reason=f"{name} is not a causal language model", instead="")
     return None if refusal is None else replace(refusal, technique="engine=trl", instead="choose engine hf-trainer")
 
 

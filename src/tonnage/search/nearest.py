@@ -176,7 +176,7 @@ def _more(question: Question) -> Iterator[Variant]:
 
 
 def _enough(question: Question, ghosts: Ghosts) -> Iterator[Variant]:
-    """Those of `_more` from the first that may fit: a rank's need shrinks with their number, or none of them helps."""
+    """Those of `_more` from the first that may fit: what a rank needs shrinks with their number, if anything does."""
     every = list(_more(question))
     first = bisect_left(every, True, key=lambda variant: _may_fit(variant[1], ghosts))
     yield from every[first:]

@@ -242,7 +242,7 @@ def _own_loss(loss: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
 def _hidden(ready: ReadyStep, stage: Stage, ids: torch.Tensor) -> torch.Tensor:
     """What stages send each other, without memory: (micro-batch, this rank's part of the sequence, width)."""
     rows, length = ids.shape
-    width = causal_network(stage).config.get_text_config().hidden_size
+    width = causal_network(stage, "A pipeline", "pp 1").config.get_text_config().hidden_size
     parts = stage.between.size() if stage.between is not None else 1
     dtype = ready.step.stream_dtype or ready.step.weights_dtype
     return torch.empty(rows, length // parts, width, dtype=dtype, device="meta", requires_grad=True)

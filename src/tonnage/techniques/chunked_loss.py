@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
 
     from tonnage.device import Cluster
@@ -29,20 +31,33 @@ its products, the host's work on divided tensors and three all-reduces, does not
 CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 """How transformers' class names of causal language models end."""
 
+_WRITING: Final = ("causal-lm", "image-text-to-text")
+"""Tasks whose networks write words from hidden states of what they read."""
+
+_OTHER_LOGITS: Final = ("chameleon",)
+"""Types that change their logits otherwise than `logits` does."""
+
 IGNORED_LABEL: Final = -100
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Only networks whose head is one linear layer over the decoder's last hidden states."""
+    config = job.model.config
     if job.model.kind == "factory":
         reason = "the head of a factory's network is not known"
-    elif job.model.config.get("is_encoder_decoder"):
-        reason = f"{job.model.config.get('model_type')} is an encoder-decoder"
-    elif (classes := job.model.config.get("architectures")) and not classes[0].endswith(CAUSAL):
+    elif config.get("is_encoder_decoder"):
+        reason = f"{config.get('model_type')} is an encoder-decoder"
+    elif (classes := config.get("architectures")) and not classes[0].endswith(CAUSAL) and not sees_too(config):
         reason = f"{classes[0]} is not a causal language model"
     else:
         return None
     return Refusal(technique=f"loss={plan.loss}", reason=reason, instead="choose loss plain")
+
+
+def sees_too(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is that of a network that reads images beside text, and writes text."""
+    classes = config.get("architectures") or ("",)
+    return "vision_config" in config and classes[0].endswith("ForConditionalGeneration")
 
 
 def apply(step: Step) -> Step:
@@ -52,24 +67,47 @@ def apply(step: Step) -> Step:
 
 
 def _with_chunked_loss(module: nn.Module, slice_tokens: int) -> nn.Module:
-    network = causal_network(module)
+    network = writing_network(module)
     network.forward = MethodType(partial(_forward, slice_tokens=slice_tokens), network)
     return module
 
 
-def causal_network(module: nn.Module, wanted: str = "A loss in slices", instead: str = "loss plain") -> Any:
+def causal_network(module: nn.Module, wanted: str, instead: str) -> Any:
     """transformers' causal language model inside the module.
 
     Raises CannotEstimate when it is something else; `wanted` is what needs one, `instead` what can be chosen.
     """
     from tonnage.errors import CannotEstimate
+
+    network, kind = _network(module)
+    if kind != "causal-lm":
+        raise CannotEstimate(f"{wanted} needs a causal language model, not {kind}; choose {instead}.")
+    return network
+
+
+def writing_network(module: nn.Module) -> Any:
+    """transformers' network inside the module whose words are its head of its body's last hidden states.
+
+    Its `base_model` is the body, with all inputs but the labels.  Raises CannotEstimate when it is something else.
+    """
+    from tonnage.errors import CannotEstimate
+
+    network, kind = _network(module)
+    if kind not in _WRITING:
+        raise CannotEstimate(f"A loss in slices needs a language model, not {kind}; choose loss plain.")
+    whole = network.base_model is network or network.get_output_embeddings() is None
+    if whole or network.config.is_encoder_decoder or network.config.model_type in _OTHER_LOGITS:
+        name = type(network).__name__
+        raise CannotEstimate(f"{name} has no head that could work on slices of tokens; choose loss plain.")
+    return network
+
+
+def _network(module: nn.Module) -> tuple[Any, str]:
+    """transformers' network inside the module and its task; None and `unknown` where there is none."""
     from tonnage.step.model import hugging_face, task
 
     network = hugging_face(module)
-    kind = task(network.config.to_dict()) if network is not None else "unknown"
-    if network is None or kind != "causal-lm":
-        raise CannotEstimate(f"{wanted} needs a causal language model, not {kind}; choose {instead}.")
-    return network
+    return network, "unknown" if network is None else task(network.config.to_dict())
 
 
 def _forward(

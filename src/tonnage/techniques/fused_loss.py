@@ -39,7 +39,8 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
             reason="the packages liger-kernel and triton are not both installed",
             instead="pip install liger-kernel, or choose loss fused",
         )
-    scaled = [name for name in _SCALINGS if job.model.config.get(name) is not None]
+    text = job.model.config.get("text_config") or job.model.config
+    scaled = [name for name in _SCALINGS if text.get(name) is not None]
     if scaled:
         return Refusal(
             technique=f"loss={plan.loss}",
@@ -59,7 +60,7 @@ def apply(step: Step) -> Step:
 
 
 def _with_loss(module: nn.Module, loss: Callable[..., Tensor]) -> nn.Module:
-    network = chunked_loss.causal_network(module)
+    network = chunked_loss.writing_network(module)
     network.forward = MethodType(partial(_forward, loss=loss), network)
     return module
 
