@@ -12,7 +12,7 @@ import pytest
 from networks import tiny, tiny_job
 from tonnage.device import Cluster, find_device
 from tonnage.errors import UsageError
-from tonnage.job import METHODS, Job
+from tonnage.job import METHODS, Job, ModelRef
 from tonnage.plans import Plan
 from tonnage.techniques import TECHNIQUES, chosen, environment, refusals
 from tonnage.techniques.technique import Technique
@@ -183,3 +183,24 @@ def test_plans_and_techniques_import_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
     program = "import sys, tonnage.step.step; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1
+
+
+def test_every_family_whose_loss_goes_in_slices_writes_by_its_head_of_what_its_body_gives() -> None:
+    import inspect
+
+    import transformers
+    from transformers.models.auto import modeling_auto as auto
+
+    from tonnage.techniques.chunked_loss import accepts
+
+    taken = 0
+    for kind, name in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items():
+        config = {"model_type": kind, "architectures": [name], "vision_config": {}}
+        if accepts(Job(model=ModelRef(name=kind, kind="config", config=config)), Plan(loss="chunked"), H100) is not None:
+            continue
+        network = getattr(transformers, name)
+        code = inspect.getsource(network.forward)
+        assert network.base_model_prefix == "model", name
+        assert "self.model(" in code and "self.lm_head(" in code, name
+        taken += 1
+    assert taken > 30

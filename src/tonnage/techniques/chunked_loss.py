@@ -34,8 +34,12 @@ CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 _WRITING: Final = ("causal-lm", "image-text-to-text")
 """Tasks whose networks write words from hidden states of what they read."""
 
-_OTHER_LOGITS: Final = ("chameleon",)
-"""Types that change their logits otherwise than `logits` does."""
+_OTHER_HEADS: Final = frozenset(
+    {"blip", "blip-2", "chameleon", "florence2", "git", "instructblip", "instructblipvideo", "kosmos-2", "kosmos-2.5"}
+    | {"llama4", "nemotron_h_omni", "pi0", "pix2struct", "pp_formulanet", "t5gemma2", "udop"}
+)
+"""Types that see images and do not write words by their head of what their body gives: their language model is whole
+in itself, or an encoder-decoder, or they leave words out."""
 
 IGNORED_LABEL: Final = -100
 
@@ -47,6 +51,8 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         reason = "the head of a factory's network is not known"
     elif config.get("is_encoder_decoder"):
         reason = f"{config.get('model_type')} is an encoder-decoder"
+    elif config.get("model_type") in _OTHER_HEADS:
+        reason = f"the head of {config['model_type']} does not work on the hidden states of its body"
     elif (classes := config.get("architectures")) and not classes[0].endswith(CAUSAL) and not sees_too(config):
         reason = f"{classes[0]} is not a causal language model"
     else:
@@ -96,7 +102,7 @@ def writing_network(module: nn.Module) -> Any:
     if kind not in _WRITING:
         raise CannotEstimate(f"A loss in slices needs a language model, not {kind}; choose loss plain.")
     whole = network.base_model is network or network.get_output_embeddings() is None
-    if whole or network.config.is_encoder_decoder or network.config.model_type in _OTHER_LOGITS:
+    if whole or network.config.is_encoder_decoder or network.config.model_type in _OTHER_HEADS:
         name = type(network).__name__
         raise CannotEstimate(f"{name} has no head that could work on slices of tokens; choose loss plain.")
     return network
