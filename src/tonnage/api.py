@@ -91,6 +91,7 @@ def plan(
     `any`, or several with commas between them, which are compared.  Raises UsageError, CannotEstimate and their
     kinds; that nothing fits is an answer (`Solution.status`).
     """
+    from tonnage.search.backwards import card_asked
     from tonnage.search.space import Question, methods_named
 
     methods = methods_named(options.get("method", ""))
@@ -100,7 +101,7 @@ def plan(
     question = Question(
         job=job,
         plan=said,
-        cluster=_cluster(gpu, gpus, gpu_memory),
+        cluster=_cluster(card_asked(find, gpu) if gpu is None else gpu, gpus, gpu_memory),
         methods=methods,
         only=only,
         without=without,

@@ -3,6 +3,7 @@
 import pytest
 
 from solutions import Formula, question
+from tonnage.device import device_names
 from tonnage.errors import UsageError
 from tonnage.search import backwards as module
 from tonnage.search.backwards import _last, backwards
@@ -60,6 +61,28 @@ def test_the_fewest_gpus_and_the_smallest():
     assert fewest.question["found"].startswith("4 GPUs") or fewest.question["found"].startswith("2 GPUs")
     smallest = backwards("min-gpu", question(gpu="h100-80gb", model="smollm2-135m"), top=1)
     assert smallest.status == "found"
+
+
+def test_who_asks_for_a_card_need_not_give_one():
+    assert module.card_asked("min-gpu", "h100-80gb") == "h100-80gb"
+    assert module.card_asked("min-gpu", None) in device_names()
+    assert module.card_asked("min-gpus", None) is None
+    assert module.card_asked(None, None) is None
+
+
+def test_cards_that_are_too_small_by_any_count_are_not_run(monkeypatch):
+    asked = []
+    looked = Formula.need
+
+    def need(self, candidates, cluster):
+        asked.append(cluster.device.id)
+        return looked(self, candidates, cluster)
+
+    monkeypatch.setattr(Formula, "need", need)
+    smallest = backwards("min-gpu", question(gpu="t4", model="llama-3.1-8b", method="lora"), top=1)
+    assert smallest.status == "found"
+    assert asked
+    assert "t4" not in asked
 
 
 def test_an_unknown_word():

@@ -90,6 +90,7 @@ def plan(
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
     from tonnage.files import check_writable
+    from tonnage.search.backwards import card_asked
     from tonnage.search.space import Question, methods_named
 
     for path in (save, html):
@@ -97,7 +98,7 @@ def plan(
             check_writable(path)
             if path.exists() and not force:
                 raise UsageError(f"{path} exists; name another file, or add --force.")
-    cluster = cluster_of(gpu, gpus, gpu_memory, here)
+    cluster = cluster_of(gpu if here else card_asked(find, gpu), gpus, gpu_memory, here)
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
         "headroom": headroom / 100,

@@ -13,12 +13,11 @@ from tonnage.search.best import fits
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import smallest
+from tonnage.search.pricing import bounded
 from tonnage.search.solve import Progress, search
 from tonnage.search.space import Question
 from tonnage.solution import Solution
 from tonnage.units import counted
-
-FINDS: Final = ("max-seq-len", "max-micro-batch", "min-gpus", "min-gpu")
 
 STEP_TOKENS: Final = 1024
 """Sequences are found to a multiple of it."""
@@ -26,8 +25,18 @@ STEP_TOKENS: Final = 1024
 LONGEST: Final = 2**20
 MOST_GPUS: Final = 1024
 
+_SMALLEST: Final = "min-gpu"
+"""What asks for a card, of which none need be given."""
+
+FINDS: Final = ("max-seq-len", "max-micro-batch", "min-gpus", _SMALLEST)
+
 Variant = tuple[str, Question]
 """What was changed, in words, and the question then."""
+
+
+def card_asked(find: str | None, gpu: str | None) -> str | None:
+    """The card that a question begins with: the one that was given, or any where it is a card that is asked for."""
+    return device_names()[0] if gpu is None and find == _SMALLEST else gpu
 
 
 def backwards(
@@ -52,6 +61,7 @@ def backwards(
                 small = smallest(asked)
             except (UsageError, CannotEstimate):
                 return False
+            small = [one for one in small if bounded(one, asked.cluster).least_bytes <= asked.budget_bytes]
             for begin in range(0, len(small), ghosts.count):
                 some = small[begin : begin + ghosts.count]
                 needs = zip(some, ghosts.need(some, asked.cluster), strict=True)
@@ -63,7 +73,7 @@ def backwards(
                     return True
             return False
 
-        edge = {"max-seq-len": _longest, "max-micro-batch": _largest, "min-gpus": _fewest, "min-gpu": _smallest}[find]
+        edge = {"max-seq-len": _longest, "max-micro-batch": _largest, "min-gpus": _fewest, _SMALLEST: _smallest}[find]
         found = edge(question, possible, progress)
         if found is None:
             return search(question, ghosts, top=top, progress=progress)
