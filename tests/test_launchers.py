@@ -77,3 +77,31 @@ def test_what_accelerate_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> N
     Said.stdout, Said.stderr = "", "ValueError: unknown option --fsdpp\n"
     with pytest.raises(UsageError, match="unknown option --fsdpp"):
         launchers.alone(["accelerate", "launch", "train.py"], "python3", 1, parse_cluster("2xt4"), {})
+
+
+@pytest.mark.parametrize(
+    ("command", "after"),
+    [
+        ("accelerate launch train.py --x 1", "accelerate launch --mixed_precision bf16 train.py --x 1"),
+        (
+            "accelerate launch --mixed_precision fp16 --num_processes 2 train.py",
+            "accelerate launch --num_processes 2 --mixed_precision bf16 train.py",
+        ),
+        (
+            "accelerate launch --mixed-precision=no -m pack.train --mixed_precision no",
+            "accelerate launch --mixed_precision bf16 -m pack.train --mixed_precision no",
+        ),
+        (
+            "python -m accelerate.commands.launch train.py",
+            "python -m accelerate.commands.launch --mixed_precision bf16 train.py",
+        ),
+    ],
+)
+def test_accelerates_launcher_is_told_something_in_its_own_flag(command: str, after: str) -> None:
+    assert launchers.is_accelerated(command.split())
+    assert launchers.told(command.split(), "--mixed_precision", "bf16") == after.split()
+
+
+@pytest.mark.parametrize("command", ["python accelerate.py", "torchrun x.py", "python x.py accelerate launch"])
+def test_other_commands_are_not_accelerates(command: str) -> None:
+    assert not launchers.is_accelerated(command.split())

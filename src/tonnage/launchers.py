@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tonnage.device import Cluster
@@ -94,6 +94,28 @@ def program(command: list[str]) -> str:
     except UsageError:
         words = command
     return Path(words[1] if words[0] == "-m" else words[0]).name
+
+
+def is_accelerated(command: Sequence[str]) -> bool:
+    """Whether `accelerate launch` starts the script."""
+    return _of_accelerate(list(command)) is not None
+
+
+def told(command: Sequence[str], flag: str, value: str) -> list[str]:
+    """The command of an `accelerate launch` that is given a flag of its own in place of what it says of that."""
+    words = list(command)
+    own = _of_accelerate(words)
+    assert own is not None
+    begin = len(words) - len(own)
+    end = len(words) - len(without_launcher(own))
+    kept, rest = words[:begin], iter(words[begin:end])
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if name.replace("-", "_") != flag.replace("-", "_"):
+            kept.append(word)
+        elif not equals:
+            next(rest, None)
+    return [*kept, flag, value, *words[end:]]
 
 
 def _of_accelerate(command: list[str]) -> list[str] | None:

@@ -50,6 +50,7 @@ def test_a_loop_with_accelerate(dry_run: Any) -> None:
     facts = Facts.of(answer.run.traces[0])
     assert facts.said["accelerator"]["mixed_precision"] == "bf16"
     assert facts.said["accelerator"]["gradient_accumulation_steps"] == 2
+    assert facts.given == ["mixed_precision", "gradient_accumulation_steps"]
     assert facts.said["optimizer"] == {"class": "torch.optim.adamw.AdamW", "fused": False, "foreach": None}
     assert "LlamaForCausalLM (139,584 parameters), batches of 4 x 128 tokens" in seen(facts)
 

@@ -7,6 +7,9 @@ from tonnage.script.facts import Facts
 
 TRAINER = ("transformers.trainer.Trainer",)
 SFT = ("trl.trainer.sft_trainer.SFTTrainer", "trl.trainer.base_trainer._BaseTrainer", *TRAINER)
+LOOP = {"distributed": "NO", "fsdp": None, "mixed_precision": "fp16", "gradient_accumulation_steps": 2}
+"""Of an Accelerator."""
+
 SETTINGS = {
     **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "optim": "adamw_torch", "bf16": True},
     **{

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from notes import facts
+from notes import LOOP, facts
 
 import estimates
 from solutions import Formula
@@ -181,3 +181,18 @@ def test_the_allocator_of_an_older_torch_is_told_by_the_name_that_it_reads() -> 
     older = replace(facts(), torch_version="2.9.1+cu128")
     assert expandable(older).name == "PYTORCH_CUDA_ALLOC_CONF"
     assert expandable(replace(older, torch_version="2.10.0")).name == "PYTORCH_ALLOC_CONF"
+
+
+def test_a_loop_that_leaves_its_precision_to_the_launcher_gets_it_there(run):
+    made = {"class": "torch.optim.adamw.AdamW", "fused": False, "foreach": None}
+    command = ["accelerate", "launch", "--num_processes", "1", "train.py", "data"]
+    there = [*command[:4], "--mixed_precision", "bf16", *command[4:]]
+    for given, after, words in (
+        ([], there, "--mixed_precision: no -> bf16"),
+        (["mixed_precision"], command, "Accelerator(mixed_precision='bf16')"),
+    ):
+        accelerator = {**LOOP, "mixed_precision": "no", "given": given}
+        first = facts(trainer=None, accelerator=accelerator, optimizer=made)
+        found, scripts = run(first, 90 * GIB, 30 * GIB, command=command)
+        assert scripts.asked[1][0] == after
+        assert words in " ".join(render(found).split())

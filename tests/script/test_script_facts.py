@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from notes import SFT, facts
+from notes import LOOP, SFT, facts
 
 from tonnage.plans import Plan
 from tonnage.script.facts import NotUnderstood, seen, understood
 
 LORA = {"peft_type": "LORA", "r": 8, "target_modules": ["model.layers.0.self_attn.q_proj", "v_proj"]}
-LOOP = {"distributed": "NO", "fsdp": None, "mixed_precision": "fp16", "gradient_accumulation_steps": 2}
 FSDP = {"version": 2, "reshard_after_forward": True, "offload": False, "activation_checkpointing": True}
 
 

@@ -280,6 +280,8 @@ def _tried(asked: Asked, facts: Facts, found: Sequence[Change], progress: Progre
     for setting in settings:
         if setting.where == "flag":
             command = with_value(command, setting.name, setting.after, facts.options)
+        elif setting.where == "launcher":
+            command = launchers.told(command, f"--{setting.name}", str(setting.after))
     environment = {setting.name: str(setting.after) for setting in settings if setting.where == "environment"}
     arguments = {setting.name: setting.after for setting in settings if setting.where == "argument"}
     put_in = {**arguments, "of": "loop"} if facts.is_loop else arguments

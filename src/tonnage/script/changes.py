@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from tonnage.allocator.settings import variable
 from tonnage.engines import hf_trainer
 from tonnage.errors import CannotEstimate
+from tonnage.launchers import is_accelerated
 from tonnage.script.command import can_say, flag
 from tonnage.script.facts import Facts, Understood, checkpointing_word
 from tonnage.search.depth import Need
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
     from tonnage.search.memory import Failure, Ghosts
     from tonnage.search.space import Question
 
-Where = Literal["flag", "argument", "environment"]
+Where = Literal["flag", "launcher", "argument", "environment"]
+
+LAUNCHERS: Final = ("mixed_precision",)
+"""What `accelerate launch` says to a loop that does not say it itself, by the name of its flag."""
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "allocator": ("allocator",),
@@ -50,14 +54,15 @@ class Setting:
     after: Any
     """What it should be; None: left out."""
     where: Where
-    """`flag`: on the command line; `argument`: where the script makes its arguments; `environment`."""
+    """`flag`: on the command line; `launcher`: on that of `accelerate launch`; `argument`: where the script makes its
+    arguments; `environment`."""
     flag: str | None = None
     """As the command line calls it."""
     parts: Mapping[str, Any] | None = None
     """Of a setting with parts those that this change is about."""
 
     def __str__(self) -> str:
-        name = self.flag if self.where == "flag" else self.name
+        name = self.flag or self.name
         if self.where == "environment":
             return f"{name}={self.after}"
         if self.parts is not None:
@@ -190,17 +195,16 @@ def expandable(facts: Facts) -> Setting:
 
 
 def setting(name: str, value: Any, facts: Facts, command: Sequence[str]) -> Setting:
-    """A setting of TrainingArguments, in the script's own flag where it has one."""
+    """A setting of TrainingArguments, in the script's own flag where it has one, else in its launcher's."""
     known = [word for word in _aliases(name) if flag(word, facts.options, command) is not None]
     called = next((word for word in known if flag(word, facts.options, command) in command), next(iter(known), name))
-    where: Where = "flag" if can_say(called, value, facts.options, command) else "argument"
-    return Setting(
-        name=called,
-        before=facts.settings.get(name),
-        after=value,
-        where=where,
-        flag=flag(called, facts.options, command) if where == "flag" else None,
-    )
+    where: Where = "argument"
+    said_by: str | None = None
+    if can_say(called, value, facts.options, command):
+        where, said_by = "flag", flag(called, facts.options, command)
+    elif facts.is_loop and called in LAUNCHERS and called not in facts.given and is_accelerated(command):
+        where, said_by = "launcher", f"--{called}"
+    return Setting(name=called, before=facts.settings.get(name), after=value, where=where, flag=said_by)
 
 
 def _aliases(name: str) -> tuple[str, ...]:

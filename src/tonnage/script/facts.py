@@ -6,7 +6,7 @@ were built (`tonnage_inside.script`).  Here that becomes a Job and a Plan, or on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -83,6 +83,12 @@ class Facts:
             "gradient_checkpointing": bool(self.network.get("checkpointed")),
             "fused": bool(self.said.get("optimizer", {}).get("fused")),
         }
+
+    @property
+    def given(self) -> Sequence[str]:
+        """What a loop gives its Accelerator itself, so that no launcher can say it."""
+        found: Sequence[str] = self.said.get("accelerator", {}).get("given", ())
+        return found
 
     @property
     def options(self) -> Mapping[str, Any]:

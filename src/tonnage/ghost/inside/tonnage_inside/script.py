@@ -16,6 +16,9 @@ from typing import Any
 
 from .imports import after_import
 
+_LOOPS = ("mixed_precision", "gradient_accumulation_steps")
+"""What an Accelerator is given by a loop of somebody's own."""
+
 
 class Script:
     """Notes of one process, in `said`: plain values that JSON can hold."""
@@ -72,6 +75,12 @@ class Script:
         _before(kind, "training_step", self._safely(stepped))
 
     def _hear_accelerator(self, module: ModuleType) -> None:
+        parameters = inspect.signature(module.Accelerator.__init__)
+
+        def begun(*args: Any, **kwargs: Any) -> None:
+            given = parameters.bind(*args, **kwargs).arguments
+            self.said["given"] = [name for name in _LOOPS if given.get(name) is not None]
+
         def built(accelerator: Any, *_: Any, **__: Any) -> None:
             self._note_accelerator(accelerator)
 
@@ -85,7 +94,8 @@ class Script:
                     self._fuse(thing)
                     self.said["optimizer"] = _optimizer(thing)
 
-        _given(module.Accelerator, ("mixed_precision", "gradient_accumulation_steps"), self._of_a_loop())
+        _given(module.Accelerator, _LOOPS, self._of_a_loop())
+        _before(module.Accelerator, "__init__", self._safely(begun))
         _after(module.Accelerator, "__init__", self._safely(built))
         _before(module.Accelerator, "prepare", self._safely(prepared))
 
@@ -125,6 +135,7 @@ class Script:
             "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
             "processes": accelerator.num_processes,
             "fsdp": None if plugin is None else _sharding(plugin),
+            "given": self.said.pop("given", []),
         }
 
     def note_batch(self, inputs: Any) -> None:
