@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,6 +192,26 @@ def test_a_loss_in_slices_is_the_plain_loss_where_images_are_seen(
 def test_a_network_that_does_not_write_from_hidden_states_has_no_loss_in_slices(name: str) -> None:
     with pytest.raises(CannotEstimate, match="choose loss plain"):
         ready(tiny_job(name), Plan(precision="fp32", optimizer="sgd", loss="chunked"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"model_type": "granite", "logits_scaling": 4.0}, 0.5),
+        ({"model_type": "hyperclovax", "logits_scaling": 4.0}, 8.0),
+        ({"model_type": "cohere", "logit_scale": 0.5}, 1.0),
+        ({"model_type": "falcon_h1", "lm_head_multiplier": 0.25}, 0.5),
+        ({"model_type": "muse", "output_multiplier": 3.0, "final_logit_softcapping": 2.0}, 2 * math.tanh(3)),
+        ({"model_type": "llama", "logits_scaling": None}, 2.0),
+    ],
+)
+def test_logits_of_a_slice_are_scaled_as_their_family_does(fields: dict[str, Any], expected: float) -> None:
+    from tonnage.techniques.chunked_loss import logits
+
+    config = SimpleNamespace(**fields)
+    config.get_text_config = lambda: config
+    network = SimpleNamespace(config=config, get_output_embeddings=lambda: nn.Identity())
+    torch.testing.assert_close(logits(network, torch.tensor([2.0])), torch.tensor([expected]))
 
 
 def test_chunked_loss_never_makes_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,12 @@ _OTHER_HEADS: Final = frozenset(
 """Types that see images and do not write words by their head of what their body gives: their language model is whole
 in itself, or an encoder-decoder, or they leave words out."""
 
+SCALINGS: Final = ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier")
+"""Fields of configurations by which logits are scaled: divided by the first, but for HyperCLOVA X, times the others."""
+
+CAP: Final = "final_logit_softcapping"
+"""The field of a configuration that says where logits are capped."""
+
 IGNORED_LABEL: Final = -100
 
 
@@ -170,16 +176,16 @@ def chunked_cross_entropy(
 
 
 def logits(network: Any, hidden: Tensor) -> Tensor:
-    """The head with the scalings that some families apply: Granite, Cohere, Gemma."""
+    """The head with the scalings that some families apply: Granite, Cohere, Falcon H1, Gemma."""
     import torch
 
     config = network.config.get_text_config()
     scores: Tensor = network.get_output_embeddings()(hidden)
-    if (divisor := getattr(config, "logits_scaling", None)) is not None:
-        scores = scores / divisor
-    if (factor := getattr(config, "logit_scale", None)) is not None:
-        scores = scores * factor
-    if (cap := getattr(config, "final_logit_softcapping", None)) is not None:
+    for name in SCALINGS:
+        if (scale := getattr(config, name, None)) is not None:
+            divides = name == "logits_scaling" and not config.model_type.startswith("hyperclovax")
+            scores = scores / scale if divides else scores * scale
+    if (cap := getattr(config, CAP, None)) is not None:
         scores = torch.tanh(scores / cap) * cap
     return scores
 

@@ -16,7 +16,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.techniques import chunked_loss
-from tonnage.techniques.chunked_loss import IGNORED_LABEL
+from tonnage.techniques.chunked_loss import CAP, IGNORED_LABEL, SCALINGS
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
             instead="pip install liger-kernel, or choose loss fused",
         )
     text = job.model.config.get("text_config") or job.model.config
-    scaled = [name for name in _SCALINGS if text.get(name) is not None]
+    scaled = [name for name in (*SCALINGS, CAP) if text.get(name) not in (None, 1)]
     if scaled:
         return Refusal(
             technique=f"loss={plan.loss}",
@@ -48,9 +48,6 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
             instead="choose loss fused or chunked",
         )
     return None
-
-
-_SCALINGS: Final = ("logits_scaling", "logit_scale", "final_logit_softcapping")
 
 
 def apply(step: Step) -> Step:
