@@ -42,7 +42,7 @@ _OTHER_HEADS: Final = frozenset(
 in itself, or an encoder-decoder, or they leave words out."""
 
 SCALINGS: Final = ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier")
-"""Fields of configurations by which logits are scaled: divided by the first, but for HyperCLOVA X, times the others."""
+"""Fields of configurations that scale logits: divided by the first (but for HyperCLOVA X), times the others."""
 
 CAP: Final = "final_logit_softcapping"
 """The field of a configuration that says where logits are capped."""
