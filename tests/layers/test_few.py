@@ -90,3 +90,13 @@ def test_only_layers_that_take_long_are_continued():
     deep = of_tiny(num_hidden_layers=80)
     assert depths_to_continue(deep, Plan(shard="zero2", pp=2)) == (6, 8, 10)  # a layer of a stage beyond `depths`
     assert depths_to_continue(deep, Plan(shard="zero2", pp=8)) is None  # ten layers a stage
+
+
+def test_layers_for_images_would_be_run_three_times():
+    job = of_tiny(num_hidden_layers=40)
+    words = {"model_type": "llava", "text_config": job.model.config}
+    for tower, continued in ((8, (3, 4, 5)), (24, None)):
+        config = {**words, "vision_config": {"model_type": "clip_vision_model", "num_hidden_layers": tower}}
+        seeing = replace(job, model=replace(job.model, config=config))
+        assert depths_to_continue(seeing, Plan(shard="zero3")) == continued
+        assert depths(seeing, Plan(shard="zero3")) == (3, 4)

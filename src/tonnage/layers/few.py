@@ -35,6 +35,9 @@ of its own, for which a stage has few layers."""
 _WORDS: Final = "text_config"
 """What transformers' networks of several stacks call the configuration of their decoder."""
 
+_LAYERS: Final = ("num_hidden_layers", "depth", "encoder_layers")
+"""What configurations of stacks call the number of their layers."""
+
 _UNLIKE: Final = ("is_encoder_decoder", "mlp_only_layers", "moe_layers", "cross_attention_layers")
 """Options of configurations with which layers are not alike, and their places count."""
 
@@ -75,7 +78,7 @@ def depths_to_continue(job: Job, plan: Plan) -> tuple[int, int, int] | None:
     """Numbers of layers for three runs from which all follow; None where the whole is as well.
 
     Layers that are neither divided nor adapted take hardly longer than to ask for their memory again, except in a
-    pipeline, which takes many micro-batches through them.
+    pipeline, which takes many micro-batches through them.  Layers for images or sounds are in each of the three.
     """
     found = _first_and_period(job, plan)
     slow = plan.shard in SHARDING or job.method != "full" or max(plan.tp, plan.pp, plan.cp, plan.ep) > 1
@@ -84,7 +87,7 @@ def depths_to_continue(job: Job, plan: Plan) -> tuple[int, int, int] | None:
     small, period = found
     if plan.pp == 1 and small < 2 * period:  # the first and the last of each kind are not like those between
         small += period
-    least = 3 * (small + period)
+    least = 3 * (small + period) + 2 * _beside_words(job)
     if plan.pp > 1:  # a stage's first and last layer are not like those between
         small = small + period
         least = _WORTH_OF_STAGES * 3 * (small + period)
@@ -95,6 +98,14 @@ def layers_of(job: Job) -> int:
     """How many layers the network has, of several stacks the one of words; 0 where its configuration does not say."""
     found = _of_words(job.model.config).get("num_hidden_layers")
     return found if isinstance(found, int) else 0
+
+
+def _beside_words(job: Job) -> int:
+    """Layers of the network's other stacks, as far as its configuration says how many."""
+    words = _of_words(job.model.config)
+    others = [part for part in job.model.config.values() if isinstance(part, Mapping) and part is not words]
+    stated = (part.get(name) for part in others for name in _LAYERS)
+    return sum(number for number in stated if isinstance(number, int))
 
 
 def with_layers(job: Job, layers: int) -> Job:
