@@ -9,6 +9,8 @@ from tonnage.device import parse_cluster
 from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.search.bounds import least_bytes
+from tonnage.search.pricing import bounded
+from tonnage.solution import Candidate
 
 PLANS = {
     "plain": ("a100-40gb", Plan()),
@@ -54,3 +56,17 @@ def test_by_hand():
     assert least_bytes(shape, work) == pytest.approx(8 * 8_030_261_248, rel=1e-3)
     adapters = Work.of(tiny_job("llama", seq_len=8, method="lora"), Plan(), parse_cluster("a100-80gb"))
     assert least_bytes(shape, adapters) == pytest.approx(2 * 8_030_261_248, rel=1e-2)
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("name", ["gemma3", "llava", "qwen2_5_vl"])
+def test_the_text_of_a_network_that_sees_needs_no_more_than_all_of_it(worker, name, method):
+    cluster = parse_cluster("a100-40gb")
+    for checkpointing in ("none", "full"):
+        plan = Plan(checkpointing=checkpointing, loss="chunked")
+        job = tiny_job(name, seq_len=512, method=method)
+        known = bounded(Candidate(job=job, plan=plan), cluster)
+        run = estimate(job, plan, cluster, worker=worker).estimate
+        assert known.rough
+        assert 0 < known.least_bytes <= run.peak.allocated_bytes

@@ -73,7 +73,7 @@ def test_few_looks_find_the_first_that_fits_where_nothing_is_known(gpu, monkeypa
 
     def nothing_known(candidate, cluster):
         found = bounded(candidate, cluster)
-        return Bounded(candidate=candidate, work=found.work, shape=None, least_bytes=0)
+        return Bounded(candidate=candidate, work=found.work, shape=None, least_bytes=0, rough=True)
 
     monkeypatch.setattr("tonnage.search.best.bounded", nothing_known)
     asked = question(model="llama-3.2-1b", gpu=gpu, without=("tp", "pp", "cp"))

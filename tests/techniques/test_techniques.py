@@ -113,6 +113,12 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"name": "llama", "packing": 2}, {"cp": 2, "shard": "ddp"}, H100, "not built for packing"),
         ({"name": "mixtral"}, {"ep": 8, "shard": "zero3"}, H100, "mixtral has 4 experts, which 8 does not divide"),
         ({"name": "mixtral"}, {"ep": 2, "shard": "ddp"}, H100, "experts are divided under FSDP2"),
+        (
+            {"name": "llama"},
+            {"checkpointing": "budget=1GiB", "activation_offload": "cpu"},
+            H100,
+            "sends all that is kept",
+        ),
         ({"name": "llama", "grad_accum": 2, "generate": 4}, {"pp": 2}, H100, "not built for generate 4"),
         ({"name": "llama"}, {"tp": 2, "activation_offload": "cpu"}, H100, "no tensors that are divided"),
         ({"name": "llama"}, {"cp": 2, "shard": "zero3", "attention": "efficient"}, H100, "on pieces of 6 tokens"),

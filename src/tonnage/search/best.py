@@ -140,12 +140,12 @@ class Search:
         return in_order(possible, self.question.cluster)
 
     def _rule_out(self, order: list[Priced]) -> None:
-        """Where not even the least is known, look at those first that decide about half of the others.
+        """Where the least says little, look at those first that decide about half of the others.
 
         Else many are looked at that do not fit by far, one after the other.  Who seems to fit has its turn later.
         """
-        unbounded = [one for one in order if not one.least_bytes]
-        unknown = {id(one.candidate): one for one in self._hopeful(unbounded)}
+        rough = [one for one in order if one.rough]
+        unknown = {id(one.candidate): one for one in self._hopeful(rough)}
         open_ = [one.candidate for one in unknown.values()]
         while len(open_) > FEW:
             candidate = most_telling(open_)

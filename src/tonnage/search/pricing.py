@@ -39,6 +39,9 @@ class Priced:
     beyond_bytes: float
     """What the process of a run usually needs beyond that."""
 
+    rough: bool
+    """Whether there is more of the network than its words, whose least alone is known, or nothing of it is."""
+
     place: float = 0.0
     """Without a timing: its place in an order by what is known for certain (`unpriced`), from 1 to below 2, so
     that none is several times another."""
@@ -67,6 +70,8 @@ class Bounded:
     """The network's dimensions; None for a network of an unknown kind."""
     least_bytes: int
     """No run of it can do with less inside torch's allocator; 0 where the shape is not known."""
+    rough: bool
+    """Whether the shape is that of a part of the network, or not known."""
 
 
 def bounded(candidate: Candidate, cluster: Cluster) -> Bounded:
@@ -74,16 +79,16 @@ def bounded(candidate: Candidate, cluster: Cluster) -> Bounded:
 
     A pipeline's first rank has one micro-batch more under way than its second, which gets more.
     """
-    work, shape = Work.of(candidate.job, candidate.plan, cluster), shape_of(candidate)
+    work, (shape, rough) = Work.of(candidate.job, candidate.plan, cluster), _shape_of(candidate)
     if shape is None:
-        return Bounded(candidate=candidate, work=work, shape=None, least_bytes=0)
+        return Bounded(candidate=candidate, work=work, shape=None, least_bytes=0, rough=rough)
     layout, steps = work.axes, candidate.job.grad_accum
     more = steps * waiting_bytes(candidate, cluster)
     if layout.pp > 1:
         _, second, *_ = layout.different
         more = max(more, int(steps * waiting_bytes(candidate, cluster, second) - under_way(shape, work)))
     least = more + least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
-    return Bounded(candidate=candidate, work=work, shape=shape, least_bytes=least)
+    return Bounded(candidate=candidate, work=work, shape=shape, least_bytes=least, rough=rough)
 
 
 def priced(candidate: Candidate, cluster: Cluster) -> Priced:
@@ -98,19 +103,24 @@ def _priced(known: Bounded, cluster: Cluster) -> Priced:
     else:
         beyond = usually_beyond(known.shape, work) + _outside(work.axes, cluster)
     timing = _timing(candidate, work, cluster)
-    return Priced(candidate=candidate, timing=timing, least_bytes=known.least_bytes, beyond_bytes=beyond)
+    least, rough = known.least_bytes, known.rough
+    return Priced(candidate=candidate, timing=timing, least_bytes=least, beyond_bytes=beyond, rough=rough)
 
 
 def shape_of(candidate: Candidate) -> Shape | None:
-    """The dimensions of the stack of equal layers that sees the job's tokens, as far as they are known.
+    """The dimensions of the stack of equal layers that sees the job's tokens, as far as they are known."""
+    return _shape_of(candidate)[0]
 
-    What sees images or sounds besides needs more, of which no least is known.
-    """
+
+def _shape_of(candidate: Candidate) -> tuple[Shape | None, bool]:
+    """That, and whether it is not all of the network: what sees images or sounds needs more, of which no least is
+    known."""
     try:
-        *_, last = stacks(candidate.job)
+        found = stacks(candidate.job)
     except CannotEstimate:
-        return None
-    return last.shape if last.seq_len == candidate.job.seq_len else None
+        return None, True
+    last = found[-1]
+    return (last.shape, len(found) > 1) if last.seq_len == candidate.job.seq_len else (None, True)
 
 
 def _timing(candidate: Candidate, work: Work, cluster: Cluster) -> Timing | None:

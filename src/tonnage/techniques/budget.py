@@ -138,7 +138,16 @@ def _fitting(pieces: Sequence[Piece], kept: frozenset[int], room_bytes: int) -> 
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """Ranks choose each for itself, which must be the same wherever they exchange something inside a layer."""
+    """Ranks choose each for itself, which must be the same wherever they exchange something inside a layer.
+
+    Where all that is kept goes to the host, nothing on the card is left to choose.
+    """
+    if plan.activation_offload == "cpu":
+        return Refusal(
+            technique=f"checkpointing={plan.checkpointing}",
+            reason="activation-offload cpu sends all that is kept to the host, where no budget of the card is for it",
+            instead=f"choose activation-offload {SENDS}, or checkpointing full",
+        )
     if plan.ep > 1:
         return Refusal(
             technique=f"checkpointing={plan.checkpointing}",
