@@ -6,6 +6,7 @@ from networks import tiny_job
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 from tonnage.device import parse_cluster
+from tonnage.modelref import resolve
 from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.search.bounds import least_bytes
@@ -48,8 +49,6 @@ def test_below_every_run(worker, name):
 
 def test_by_hand():
     """Llama-3.1-8B: pure bf16 with AdamW 2 + 2 + 4 bytes a parameter before the step; frozen under adapters 2."""
-    from tonnage.modelref import resolve
-
     job = tiny_job("llama", seq_len=128)
     shape = Shape.of(resolve("llama-3.1-8b", offline=True).config)
     work = Work.of(job, Plan(precision="bf16-true"), parse_cluster("a100-80gb"))
@@ -70,3 +69,12 @@ def test_the_text_of_a_network_that_sees_needs_no_more_than_all_of_it(worker, na
         run = estimate(job, plan, cluster, worker=worker).estimate
         assert known.rough
         assert 0 < known.least_bytes <= run.peak.allocated_bytes
+
+
+def test_quantized_weights_are_gathered_as_they_rest():
+    """Of Llama-3.1-8B in 4 bits on two cards: half a byte for a weight, and as much again where they stay whole."""
+    shape = Shape.of(resolve("llama-3.1-8b", offline=True).config)
+    for shard, copies in (("zero3", 0.5), ("zero2", 1.5)):
+        plan = Plan(shard=shard, checkpointing="full", activation_offload="cpu")
+        work = Work.of(tiny_job("llama", seq_len=8, method="qlora"), plan, parse_cluster("2xrtx-3090"))
+        assert least_bytes(shape, work) == pytest.approx(copies * 0.5 * 8_030_261_248, rel=1e-2)

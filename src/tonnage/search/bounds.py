@@ -29,6 +29,9 @@ def least_bytes(shape: Shape, work: Work, *, gradients_go: bool = False) -> int:
 _OF_LOGIT: Final = 12
 """Bytes for each logit of a slice of the loss: in 16 bits, in fp32, as softmax, and their gradient in 16 bits."""
 
+_QUANTIZED: Final = 0.5
+"""Bytes of a weight in 4 bits, without what scales it."""
+
 _REDUCED: Final = 8
 """Bytes for each weight of a layer whose gradient is on its way: to be reduced in fp32, for it and the one before."""
 
@@ -76,7 +79,7 @@ def _whole(shape: Shape, work: Work) -> float:
     """
     if not work.sharded:
         return 0.0
-    each = min(work.weight_bytes, 2)
+    each = _gathered_bytes(work)
     if work.axes.pp > 1:
         return (each + work.gradient_bytes) * shape.parameters / (work.axes.pp * work.axes.tp)
     routed = shape.experts * shape.expert_parameters
@@ -91,7 +94,12 @@ def _gathered(shape: Shape, work: Work) -> float:
     if not work.sharded or work.gathers_again or work.axes.pp > 1:
         return 0.0
     experts = shape.experts * shape.expert_parameters * shape.expert_layers * (1 - 1 / work.axes.ep)
-    return (shape.parameters - experts) / work.axes.tp * min(work.weight_bytes, 2)
+    return (shape.parameters - experts) / work.axes.tp * _gathered_bytes(work)
+
+
+def _gathered_bytes(work: Work) -> float:
+    """Of a weight that was divided, whole: as it is computed with, or in the 4 bits in which it rests."""
+    return _QUANTIZED if work.quantized else float(min(work.weight_bytes, 2))
 
 
 def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
@@ -99,7 +107,7 @@ def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
     layout = work.axes
     parts = layout.pp * layout.tp * (layout.ep if not work.sharded else 1)
     elements = shape.parameters / parts
-    weight_bytes = 0.5 if work.quantized else float(work.weight_bytes)
+    weight_bytes = _QUANTIZED if work.quantized else float(work.weight_bytes)
     shards = layout.shards if work.sharded else 1
     weights = elements * weight_bytes / shards
     if work.param_offload:
