@@ -107,6 +107,47 @@ def test_one_of_each_kind_is_asked_for_and_the_results_are_torchs() -> None:
     assert asked["aten::_foreach_add.List"] == [3, 6]  # tensors that must be moved: torch decides about all
 
 
+OLDER = """
+from dataclasses import dataclass
+from types import SimpleNamespace
+from tonnage_inside import shortcuts
+
+@dataclass(frozen=True)
+class Spec:
+    tensor_meta: str
+    def shallow_copy_with_tensor_meta(self, meta):
+        return Spec(meta)
+
+@dataclass
+class Operation:
+    op: object
+    args_schema: tuple
+
+@dataclass
+class Answer:
+    output_spec: tuple
+    needs_redistribute: bool = False
+
+asked = []
+class Propagator:
+    def propagate_op_sharding_non_cached(self, operation):
+        asked.append(len(operation.args_schema[0]))
+        return Answer(tuple(operation.args_schema[0]))
+
+shortcuts._sharding(SimpleNamespace(ShardingPropagator=Propagator, DTensorSpec=Spec))
+specs = [Spec("rows"), Spec("whole"), Spec("rows")]
+sqrt = SimpleNamespace(name=lambda: "aten::_foreach_sqrt")
+answer = Propagator().propagate_op_sharding_non_cached(Operation(sqrt, (specs,)))
+assert answer.output_spec == tuple(specs), answer
+assert asked == [2], asked
+"""
+
+
+def test_operations_of_torch_2_8_have_nothing_that_they_are_compared_by() -> None:
+    """An optimizer's step on weights that DTensor divides ended there."""
+    subprocess.run([sys.executable, "-c", OLDER], env={"PYTHONPATH": str(INSIDE)}, check=True, timeout=300)
+
+
 WITHOUT = """
 from tonnage_inside import shortcuts
 shortcuts.install = lambda: None

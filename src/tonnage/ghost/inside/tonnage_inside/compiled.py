@@ -30,15 +30,23 @@ def leave_alone(torch: Any, modules: Iterable[ModuleType]) -> None:
     What it comes upon inside a frame is part of that all the same.  A mark on the code costs no import of Dynamo, as
     `torch.compiler.disable` does.
     """
-    frames = torch._C._dynamo.eval_frame
-    as_it_is = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    mark = _mark(torch._C._dynamo.eval_frame)
     for module in modules:
         for value in vars(module).values():
             members = vars(value).values() if isinstance(value, type) else (value,)
             for function in members:
                 if getattr(function, "__module__", None) == module.__name__ and hasattr(function, "__code__"):
                     for code in _within(function.__code__):
-                        frames.set_code_exec_strategy(code, as_it_is)
+                        mark(code)
+
+
+def _mark(frames: Any) -> Callable[[CodeType], None]:
+    """What has a code run as it is, and what it calls looked at; older versions (2.4 to 2.6) have a word for it."""
+    if hasattr(frames, "skip_code"):
+        skip: Callable[[CodeType], None] = frames.skip_code
+        return skip
+    as_it_is = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+    return lambda code: frames.set_code_exec_strategy(code, as_it_is)
 
 
 def _within(code: CodeType) -> Iterator[CodeType]:

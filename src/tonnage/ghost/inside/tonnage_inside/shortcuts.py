@@ -42,7 +42,7 @@ def _sharding(module: ModuleType) -> None:
         first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
         chosen = sorted(first.values())
         fewer = tuple(_picked(argument, chosen, len(kinds)) for argument in operation.args_schema)
-        short = original(propagator, dataclasses.replace(operation, args_schema=fewer, _comparison_key=None))
+        short = original(propagator, _on(operation, fewer))
         if short.needs_redistribute:
             return original(propagator, operation)
         if short.output_spec is None:
@@ -54,6 +54,12 @@ def _sharding(module: ModuleType) -> None:
         )
 
     module.ShardingPropagator.propagate_op_sharding_non_cached = propagate
+
+
+def _on(operation: Any, arguments: tuple[Any, ...]) -> Any:
+    """An operation on other arguments; what newer versions compare it by is found anew."""
+    forgotten = {name: None for name in ("_comparison_key",) if hasattr(operation, name)}
+    return dataclasses.replace(operation, args_schema=arguments, **forgotten)
 
 
 def _shapes(module: ModuleType) -> None:
