@@ -57,3 +57,17 @@ def test_what_needs_more_by_any_count_is_not_looked_at():
     ghosts = Looks(lambda gpus: 0)
     assert not nearest._may_fit(question("llama-3.1-405b", "t4"), ghosts)
     assert ghosts.asked == []
+
+
+def test_the_smallest_keep_activations_in_different_ways():
+    """Of a long sequence that waits on the host a layer at work is most, and what runs again has all of it there."""
+    asked = question("llama-3.1-8b", "rtx-4090", method="qlora", seq_len=32768)
+    ways = [(one.plan.checkpointing, one.plan.activation_offload) for one in nearest.smallest(asked)]
+    assert ways == [("none", "cpu"), ("full", "cpu"), ("selective", "cpu"), ("full", "none")]
+
+
+def test_the_smallest_divide_what_a_layer_needs_at_work():
+    """Weights and activations on the host leave no least; a sequence on one rank needs more than the card all the
+    same."""
+    least, *_ = nearest.smallest(question("llama-3.1-8b", "8xrtx-4090", seq_len=131072))
+    assert (least.plan.tp, least.plan.cp) == (4, 2)
