@@ -1,6 +1,9 @@
 """Where nothing fits: what stands against it, and what would help."""
 
+from dataclasses import replace
+
 from solutions import question
+from tonnage.device import parse_cluster
 from tonnage.search import nearest
 from tonnage.search.depth import Need
 from tonnage.solution import Remedy
@@ -27,6 +30,11 @@ def test_two_changes_are_tried_where_none_helps_alone(monkeypatch):
     assert [remedy.what for remedy in found] == ["--gpu a100-80gb --method qlora"]
     assert "--gpu a100-80gb" in asked
     assert "--gpu 2xa100-80gb" in asked  # not "--gpu a100-80gb --gpu 2xa100-80gb"
+
+
+def test_more_of_a_card_without_a_name_are_said_in_options_that_there_are():
+    asked = replace(question("llama-3.1-8b", "t4"), cluster=parse_cluster(gpu_memory_bytes=6 * 2**30))
+    assert next(words for words, _ in nearest._more(asked)) == "--gpu-memory 6GiB --gpus 2"
 
 
 class Looks:

@@ -133,7 +133,7 @@ def _both(question: Question, one: Variants, other: Variants) -> Iterator[Varian
     """Two changes at once, the smallest of the first with all of the second before the next."""
     for words, changed in one(question):
         for more, both in other(changed):
-            again = words.startswith("--gpu ") and more.startswith("--gpu ")  # the cluster is named once, as it ends
+            again = words.startswith("--gpu") and more.startswith("--gpu")  # the cluster is named once, as it ends
             yield (more if again else f"{words} {more}"), both
 
 
@@ -183,7 +183,7 @@ def _more(question: Question) -> Iterator[Variant]:
             cluster = replace(cluster, nodes=cluster.nodes * 2)
         batch = max(sequences, cluster.gpus) * question.job.seq_len
         yield (
-            f"--gpu {cluster}",
+            cluster.options,
             replace(question, cluster=cluster, job=replace(question.job, global_batch_tokens=batch, grad_accum=1)),
         )
 
@@ -201,4 +201,4 @@ def _larger(question: Question) -> Iterator[Variant]:
         device = find_device(name)
         if device.capacity_bytes > cluster.device.capacity_bytes:
             larger = Cluster(device=device, gpus_per_node=cluster.gpus_per_node, nodes=cluster.nodes)
-            yield f"--gpu {larger}", replace(question, cluster=larger)
+            yield larger.options, replace(question, cluster=larger)
