@@ -68,6 +68,7 @@ def search(
             return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
         progress("nothing fits; looking for what would")
         smallest = nearest(question, ghosts, remedies=explain)
+        counts["run"] = ghosts.runs
         if smallest is None and (against := refusal(question)) is not None:
             refused = (Refused(what="all", why=against), *refused)
             return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
