@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
-from solutions import question
+from solutions import Formula, question
 from tonnage.device import parse_cluster
+from tonnage.errors import CannotEstimate
 from tonnage.search import nearest
 from tonnage.search.depth import Need
+from tonnage.search.solve import search
 from tonnage.solution import Remedy
 
 
@@ -79,3 +81,16 @@ def test_the_smallest_divide_what_a_layer_needs_at_work():
     same."""
     least, *_ = nearest.smallest(question("llama-3.1-8b", "8xrtx-4090", seq_len=131072))
     assert (least.plan.tp, least.plan.cp) == (4, 2)
+
+
+def test_what_fails_wherever_it_is_run_is_not_called_too_large():
+    class Failing(Formula):
+        def fit(self, candidates, cluster, budget_bytes=None):
+            return [CannotEstimate("The step failed.") for _ in candidates]
+
+        def need(self, candidates, cluster):
+            return [CannotEstimate("The step failed.") for _ in candidates]
+
+    found = search(question("llama-3.1-70b", "8xa100-40gb"), Failing(), top=1)
+    assert found.status == "unsupported"
+    assert found.refused[0].why == "The step failed."
