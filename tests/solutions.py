@@ -72,6 +72,9 @@ class Formula:
         self.asked += candidates
         return [self._answer(one, cluster) for one in candidates]
 
+    def made(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
+        return self._answer(candidate, cluster) if candidate in self.asked else None
+
     def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need]:
         self.looked += candidates
         return [of_run(self._answer(one, cluster)) for one in candidates]

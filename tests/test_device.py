@@ -220,3 +220,15 @@ def test_what_the_driver_keeps_for_itself_on_an_h200() -> None:
     assert device.ghost_settings()["GHOST_RESERVED_BYTES"] == "644939776"
     assert "GHOST_RESERVED_BYTES" not in device.with_capacity(2**36).ghost_settings()
     assert "GHOST_RESERVED_BYTES" not in find_device("t4").ghost_settings(), "the ghost's own rule holds"
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ("--gpu 4x8xh100-80gb", {"spec": "4x8xh100-80gb"}),
+        ("--gpu-memory 6.5GiB --gpus 2", {"spec": None, "gpus": 2, "gpu_memory_bytes": 13 * 2**29}),
+        ("--gpu 2xt4 --gpu-memory 12GiB", {"spec": "2xt4", "gpu_memory_bytes": 12 * 2**30}),
+    ],
+)
+def test_options_say_the_same_cluster(options, given):
+    assert parse_cluster(**given).options == options

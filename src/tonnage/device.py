@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tonnage.errors import UnknownDevice, UsageError
 from tonnage.spelling import closest, normalise
-from tonnage.units import MIB, counted, gib
+from tonnage.units import GIB, MIB, counted, gib
 
 GPUS_PER_NODE: Final = 8
 """GPUs of one machine when only a total is given: the largest common server."""
@@ -174,6 +174,15 @@ class Cluster:
             return f"{self.nodes}x{self.gpus_per_node}x", self.device.capacity_bytes
         differs = known is not None and known.capacity_bytes != self.device.capacity_bytes
         return str(self), self.device.capacity_bytes if differs else None
+
+    @property
+    def options(self) -> str:
+        """The same on the command line: `--gpu 8xh100-80gb`, `--gpu-memory 6GiB --gpus 2`."""
+        name, memory_bytes = self.said
+        if memory_bytes is None:
+            return f"--gpu {name}"
+        memory = f"--gpu-memory {memory_bytes / GIB:g}GiB"
+        return f"{memory} --gpus {self.gpus}" if name.endswith("x") else f"--gpu {name} {memory}"
 
     def __str__(self) -> str:
         counts = [self.nodes] if self.nodes > 1 else []

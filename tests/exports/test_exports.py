@@ -165,6 +165,30 @@ def test_scripts_train_causal_language_models(target: Target) -> None:
         exported(target, job=job)
 
 
+def named(name: str, architecture: str, **changes: Any) -> Job:
+    """A job of a network that says, as configurations do, what it is."""
+    job = tiny_job(name, **changes)
+    config = {**job.model.config, "architectures": [architecture]}
+    return dataclasses.replace(job, model=dataclasses.replace(job.model, config=config))
+
+
+SEES = ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration")
+
+
+def test_images_are_not_dropped_without_a_word(target: Target) -> None:
+    """What is written trains on rows of text."""
+    said = "is a Qwen2_5_VL" if target in SCRIPTED else "plan it with --images 0"
+    with pytest.raises(UsageError, match=said):
+        exported(target, job=named(*SEES))
+
+
+@pytest.mark.parametrize("name", ["axolotl", "llama-factory"])
+def test_settings_for_text_are_for_networks_that_read_text(name: str) -> None:
+    assert exported(name, job=named(*SEES, images=0)).files
+    with pytest.raises(UsageError, match="are for text, and vit is a ViTForImageClassification"):
+        exported(name, job=named("vit", "ViTForImageClassification"))
+
+
 def test_a_catalog_name_becomes_the_hubs(target: Target) -> None:
     if target.name == "megatron-bridge":
         pytest.skip("its recipes name their models")

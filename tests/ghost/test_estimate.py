@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from networks import tiny_job
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
 from tonnage.ghost.pool import Worker
@@ -183,6 +184,14 @@ def test_gradients_on_the_host_are_compared_between_ranks_there(worker: Worker, 
     found = estimate(JOB, offloaded, parse_cluster("8xa100-40gb"), worker=worker).estimate
     assert found.fits
     assert found.host.pinned_bytes > 0
+
+
+def test_buffers_stay_on_the_card_where_parameters_rest_on_the_host(worker: Worker) -> None:
+    """FSDP2 brings parameters for their layer, and not what a router is corrected by."""
+    found = estimate(
+        tiny_job("deepseek_v3"), Plan(shard="zero3", param_offload="cpu"), parse_cluster("8xa100-40gb"), worker=worker
+    )
+    assert found.estimate.fits
 
 
 def test_an_absurd_configuration_is_one_line(worker: Worker) -> None:

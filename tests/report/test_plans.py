@@ -1,6 +1,7 @@
 """How a Solution is shown."""
 
 import json
+from dataclasses import replace
 
 from solutions import Formula, question
 from tonnage.report import plans, plans_html
@@ -24,6 +25,17 @@ def test_ascii_and_narrow():
     assert max(map(len, text.splitlines())) <= 60
 
 
+def test_memory_of_the_host_is_said_where_a_plan_uses_it():
+    """Nobody knows how much the host has."""
+    offloaded = solved(gpu="8xa100-80gb", param_offload="cpu", shard="zero3")
+    best = offloaded.plans[0]
+    of_eight = replace(best.estimate, cluster={**best.estimate.cluster, "gpus_per_node": 8})
+    offloaded = replace(offloaded, plans=(replace(best, estimate=of_eight),))
+    for shown in (" ".join(plans.render(offloaded).split()), plans_html.page(offloaded)):
+        assert "of host memory on each machine (8 x " in shown
+    assert "of host memory" not in plans.render(solved(gpu="8xa100-80gb"))
+
+
 def test_nothing_fits():
     solution = search(question(gpu="t4", model="llama-3.1-8b"), Formula(), top=1)
     text = plans.render(solution)
@@ -42,8 +54,6 @@ def test_the_page_stands_alone_and_carries_its_data():
 
 
 def test_a_strangers_name_is_escaped():
-    from dataclasses import replace
-
     solution = solved(gpu="a100-80gb", model="llama-3.2-1b")
     evil = replace(solution, question={**solution.question, "model": "<script>alert(1)</script>\x1b[2J"})
     assert "<script>alert" not in plans_html.page(evil)

@@ -47,6 +47,23 @@ def test_the_longest_sequence_fits_and_the_next_does_not():
     assert tokens == 131072 or search(longer, Formula(), top=1, explain=False).status != "found"
 
 
+def test_of_each_length_the_smallest_is_run_whole_and_no_other_where_it_fits(monkeypatch):
+    whole, fit, tried = [], Formula.fit, []
+
+    def noted(self, some, cluster, budget=None):
+        whole.extend(one.job.seq_len for one in some)
+        return fit(self, some, cluster, budget)
+
+    def found(*given, **options):
+        tried.extend(whole)
+        return search(*given, **options)
+
+    monkeypatch.setattr(Formula, "fit", noted)
+    monkeypatch.setattr(module, "search", found)
+    backwards("max-seq-len", question(gpu="a100-80gb", model="smollm2-135m"), top=1)
+    assert tried == [1024, 2048, 4096, 8192]
+
+
 def test_the_largest_micro_batch():
     asked = question(gpu="a100-80gb", model="llama-3.2-1b", without=("activation-offload", "checkpointing"))
     solution = backwards("max-micro-batch", asked, top=1)

@@ -1,8 +1,13 @@
 """Where nothing fits: what stands against it, and what would help."""
 
-from solutions import question
+from dataclasses import replace
+
+from solutions import Formula, question
+from tonnage.device import parse_cluster
+from tonnage.errors import CannotEstimate
 from tonnage.search import nearest
 from tonnage.search.depth import Need
+from tonnage.search.solve import search
 from tonnage.solution import Remedy
 
 
@@ -27,6 +32,11 @@ def test_two_changes_are_tried_where_none_helps_alone(monkeypatch):
     assert [remedy.what for remedy in found] == ["--gpu a100-80gb --method qlora"]
     assert "--gpu a100-80gb" in asked
     assert "--gpu 2xa100-80gb" in asked  # not "--gpu a100-80gb --gpu 2xa100-80gb"
+
+
+def test_more_of_a_card_without_a_name_are_said_in_options_that_there_are():
+    asked = replace(question("llama-3.1-8b", "t4"), cluster=parse_cluster(gpu_memory_bytes=6 * 2**30))
+    assert next(words for words, _ in nearest._more(asked)) == "--gpu-memory 6GiB --gpus 2"
 
 
 class Looks:
@@ -57,3 +67,30 @@ def test_what_needs_more_by_any_count_is_not_looked_at():
     ghosts = Looks(lambda gpus: 0)
     assert not nearest._may_fit(question("llama-3.1-405b", "t4"), ghosts)
     assert ghosts.asked == []
+
+
+def test_the_smallest_keep_activations_in_different_ways():
+    """Of a long sequence that waits on the host a layer at work is most, and what runs again has all of it there."""
+    asked = question("llama-3.1-8b", "rtx-4090", method="qlora", seq_len=32768)
+    ways = [(one.plan.checkpointing, one.plan.activation_offload) for one in nearest.smallest(asked)]
+    assert ways == [("none", "cpu"), ("full", "cpu"), ("selective", "cpu"), ("full", "none")]
+
+
+def test_the_smallest_divide_what_a_layer_needs_at_work():
+    """Weights and activations on the host leave no least; a sequence on one rank needs more than the card all the
+    same."""
+    least, *_ = nearest.smallest(question("llama-3.1-8b", "8xrtx-4090", seq_len=131072))
+    assert (least.plan.tp, least.plan.cp) == (4, 2)
+
+
+def test_what_fails_wherever_it_is_run_is_not_called_too_large():
+    class Failing(Formula):
+        def fit(self, candidates, cluster, budget_bytes=None):
+            return [CannotEstimate("The step failed.") for _ in candidates]
+
+        def need(self, candidates, cluster):
+            return [CannotEstimate("The step failed.") for _ in candidates]
+
+    found = search(question("llama-3.1-70b", "8xa100-40gb"), Failing(), top=1)
+    assert found.status == "unsupported"
+    assert found.refused[0].why == "The step failed."

@@ -79,8 +79,7 @@ def export(job: Job, plan: Plan, cluster: Cluster, model: str, to: Target) -> Ex
     from tonnage.exports import launching
     from tonnage.techniques import environment
 
-    if to.scripted:
-        launching.check_script(job, to.name)
+    launching.check_network(job, to.name, scripted=to.scripted)
     launching.check_cluster(cluster, to.name)
     besides = to.besides(job, plan)
     missing = _settled(tuple(_unexpressed(job, plan, to, besides)), job, plan, to)

@@ -38,13 +38,26 @@ def loadable(job: Job, model: str) -> str:
     return str(path.resolve()) if path.is_dir() else model
 
 
-def check_script(job: Job, target: str) -> None:
-    """Our scripts train causal language models on text.  Raises UsageError for others."""
-    classes = job.model.config.get("architectures") or [""]
-    other = job.model.config.get("is_encoder_decoder") or (classes[0] and not classes[0].endswith(CAUSAL))
-    if other:
-        kind = classes[0] or job.model.config.get("model_type")
+def check_network(job: Job, target: str, *, scripted: bool) -> None:
+    """What is written trains on text.  Raises UsageError for networks that are trained on something else.
+
+    Our scripts load causal language models; trainers with loaders of their own also take image-text networks.
+    """
+    config = job.model.config
+    kind, *_ = config.get("architectures") or [str(config.get("model_type"))]
+    sees = "vision_config" in config
+    unlike = "architectures" in config and not kind.endswith(CAUSAL)
+    if not (config.get("is_encoder_decoder") or sees or unlike):
+        return
+    if scripted:
         raise UsageError(f"The script of {target} trains causal language models, and {job.model.name} is a {kind}.")
+    if not sees or kind.endswith("Model"):
+        raise UsageError(f"The settings of {target} are for text, and {job.model.name} is a {kind}.")
+    if job.images:
+        raise UsageError(
+            f"The settings of {target} are for text alone, and {job.model.name} is planned with images; plan it with "
+            "--images 0, or without an export."
+        )
 
 
 def check_cluster(cluster: Cluster, target: str) -> None:

@@ -11,6 +11,7 @@ from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, drawn
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
 from tonnage.report.wording import samples
 from tonnage.search.memory import micro_batches_run
+from tonnage.search.space import OFFLOADS
 from tonnage.search.unpriced import RANKED
 from tonnage.search.words import describe
 from tonnage.solution import Choice, Nearest, Point, Remedy, Solution, Stage
@@ -59,6 +60,8 @@ def _headline(solution: Solution) -> Table:
         rows.add_row(Text("FITS", style=GOOD), text(describe(best.candidate, whole=True), "bold"))
         rows.add_row("", text(f"{asked}; {batch}"))
         rows.add_row("", text(_speed(best) if solution.unpriced is None else order(solution)))
+        if (held := on_host(best)) is not None:
+            rows.add_row("", text(held))
     elif solution.nearest is not None:
         missing = gib(solution.nearest.missing_bytes)
         rows.add_row(Text(_HEADLINES["too_large"], style=BAD), text(f"{missing} missing, at least", "bold"))
@@ -81,6 +84,16 @@ def _batch(question: dict[str, Any]) -> str:
 def order(solution: Solution) -> str:
     """What stands in place of seconds."""
     return f"ranked without seconds: {RANKED}. {solution.unpriced}"
+
+
+def on_host(choice: Choice) -> str | None:
+    """What a plan that uses the host's memory holds there; None for others."""
+    plan, estimate = choice.candidate.plan, choice.estimate
+    each, ranks = estimate.host.peak_bytes, estimate.cluster["gpus_per_node"]
+    if each is None or all(getattr(plan, name) == "none" for name in OFFLOADS):
+        return None
+    of_ranks = f" ({ranks} x {gib(each)})" if ranks > 1 else ""
+    return f"{gib(each * ranks)} of host memory on each machine{of_ranks}, which the search does not limit"
 
 
 def _speed(choice: Choice) -> str:

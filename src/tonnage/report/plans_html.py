@@ -6,7 +6,7 @@ from typing import Final
 from tonnage.report import markup
 from tonnage.report.markup import key, table, text
 from tonnage.report.palette import LOOKS
-from tonnage.report.plans import cost, facts, order, rates, saving, seconds
+from tonnage.report.plans import cost, facts, on_host, order, rates, saving, seconds
 from tonnage.search.words import describe
 from tonnage.solution import Choice, Solution, Stage
 from tonnage.units import gib
@@ -69,6 +69,8 @@ def _answer(solution: Solution) -> Iterator[str]:
         speed = f"{step} a step, {tokens} tokens/s a GPU, MFU {mfu}, bound by {bound}"
         yield f"<p>{text(order(solution) if solution.unpriced else speed)}</p>"
         yield f"<p>{gib(best.estimate.peak.process_bytes)} at the peak</p>"
+        if (held := on_host(best)) is not None:
+            yield f"<p>{text(held)}</p>"
     elif solution.nearest is not None:
         yield f'<p class="answer full">does not fit: {gib(solution.nearest.missing_bytes)} missing, at least</p>'
         yield f"<p>least: {text(describe(solution.nearest.candidate))}</p>"

@@ -11,7 +11,7 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates import Estimate
 from tonnage.search.best import fits
 from tonnage.search.depth import Need
-from tonnage.search.memory import Ghosts
+from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.nearest import smallest
 from tonnage.search.pricing import bounded
 from tonnage.search.solve import Progress, search
@@ -64,13 +64,11 @@ def backwards(
             small = [one for one in small if bounded(one, asked.cluster).least_bytes <= asked.budget_bytes]
             for begin in range(0, len(small), ghosts.count):
                 some = small[begin : begin + ghosts.count]
-                needs = zip(some, ghosts.need(some, asked.cluster), strict=True)
-                hopeful = [
-                    one for one, need in needs if isinstance(need, Need) and need.least_bytes <= asked.budget_bytes
-                ]
-                runs = ghosts.fit(hopeful, asked.cluster)
-                if any(isinstance(run, Estimate) and fits(run, asked) for run in runs):
-                    return True
+                needs = zip(ghosts.need(some, asked.cluster), some, strict=True)
+                known = [(need.least_bytes, one) for need, one in needs if isinstance(need, Need)]
+                for least, one in sorted(known, key=lambda pair: pair[0]):  # mostly the first decides
+                    if least <= asked.budget_bytes and _fits(ghosts.fit([one], asked.cluster), asked):
+                        return True
             return False
 
         edge = {"max-seq-len": _longest, "max-micro-batch": _largest, "min-gpus": _fewest, _SMALLEST: _smallest}[find]
@@ -80,6 +78,10 @@ def backwards(
         words, asked = found
         solution = search(asked, ghosts, top=top, progress=progress)
     return replace(solution, question={**solution.question, "find": find, "found": words})
+
+
+def _fits(runs: list[Estimate | Failure], question: Question) -> bool:
+    return any(isinstance(run, Estimate) and fits(run, question) for run in runs)
 
 
 def _longest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:

@@ -42,13 +42,23 @@ def usually_beyond(shape: Shape, work: Work) -> float:
     What layers keep besides; a layer that runs again, or whose backward runs; slices of logits; and of weights and
     gradients what is not divided then.
     """
-    one_layer = used_bytes(shape, work)
+    one_layer = _at_work(shape, work)
     slice_tokens = min(work.tokens, CHUNK_TOKENS * work.axes.tp) if work.loss == "chunked" else 0
     logits = logit_bytes(shape, work) + slice_tokens * shape.vocab / work.axes.tp * _OF_LOGIT
     in_flight = min(work.axes.pp, work.grad_accum)
     kept = _likely_kept(shape, work) * shape.layers / work.axes.pp * in_flight
     more = max(kept - _activations(shape, work), 0.0)
     return one_layer + logits + more + _copies(shape, work, in_flight) + _whole(shape, work)
+
+
+def _at_work(shape: Shape, work: Work) -> float:
+    """Bytes of a layer that runs again, or whose backward runs.
+
+    Of one whose results wait on the host and come back one by one, its feed-forward network's alone.
+    """
+    if not work.activation_offload or work.checkpointing != "none":
+        return used_bytes(shape, work)
+    return 2.0 * work.tokens * (4 if shape.gated else 2) * _inner_width(shape) / work.axes.tp
 
 
 def _likely_kept(shape: Shape, work: Work) -> float:

@@ -103,6 +103,15 @@ class Ghosts:
             _worst([each.result() for each in (first, *rest)]) for first, rest in zip(firsts, others, strict=True)
         ]
 
+    def made(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
+        """What a candidate needed that was run whole before; None for one that was not, or could not be."""
+        first = self._turns.asked(_first(candidate, cluster))
+        if first is None:
+            return None
+        others = map(self._turns.asked, _others(candidate, cluster))
+        answer = _worst([first.result(), *(other.result() for other in others if other is not None)])
+        return answer if isinstance(answer, Estimate) else None
+
     def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
         """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
         groups = [[self._turns.ask(run) for run in _looks(one, cluster)] for one in candidates]

@@ -15,7 +15,7 @@ from tonnage.search import space
 from tonnage.search.best import Search
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
-from tonnage.search.pricing import bounded
+from tonnage.search.pricing import beyond_bytes, bounded
 from tonnage.search.space import Question
 from tonnage.solution import Candidate, Nearest, Remedy
 
@@ -27,6 +27,9 @@ DOUBLINGS: Final = 8
 
 SMALLEST: Final = 4
 """Candidates with the least need that are run to find the nearest."""
+
+HOPED: Final = 2
+"""The same to see whether a remedy is worth a search."""
 
 
 Variant = tuple[str, Question]
@@ -51,17 +54,28 @@ def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nea
 
 
 def smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
-    """So many candidates with the least need that can be run at all, smallest first as far as is known unrun."""
+    """So many candidates with the least need that can be run at all, smallest first as far as is known unrun.
+
+    Each keeps activations in another way: a layer that runs again has all it keeps on the card at once, one whose
+    results wait on the host never has, and which of the two is more is not known.
+    """
     every = (one for offload in (True, False) for one in space.candidates(question, offload=offload))
-    order = [(bounded(one, question.cluster).least_bytes, one.job.micro_batch, -_saving(one), one) for one in every]
-    found: list[Candidate] = []
-    for *_, one in sorted(order, key=lambda bound: bound[:3]):
-        if _refused(one, question) is not None:
+    order = [(_expected(one, question.cluster), one.job.micro_batch, -_saving(one), one) for one in every]
+    found: dict[tuple[str, str], Candidate] = {}
+    for *_, one in sorted(order, key=lambda expected: expected[:3]):
+        way = one.plan.checkpointing, one.plan.activation_offload
+        if way in found or _refused(one, question) is not None:
             continue
-        found.append(one)
+        found[way] = one
         if len(found) == count:
             break
-    return found
+    return list(found.values())
+
+
+def _expected(candidate: Candidate, cluster: Cluster) -> float:
+    """Bytes that a run is likely to need."""
+    known = bounded(candidate, cluster)
+    return known.least_bytes + beyond_bytes(known, cluster)
 
 
 def refusal(question: Question) -> str | None:
@@ -108,19 +122,18 @@ def _first(variants: Iterator[Variant], ghosts: Ghosts) -> Remedy | None:
 
 
 def _may_fit(question: Question, ghosts: Ghosts) -> bool:
-    """Whether the candidate that goes farthest towards less memory does, by a look; True where none can be had."""
-    least = smallest(question, 1)
-    if not least or bounded(least[0], question.cluster).least_bytes > question.budget_bytes:
-        return False
-    (need,) = ghosts.need(least, question.cluster)
-    return not isinstance(need, Need) or need.least_bytes <= question.budget_bytes
+    """Whether a candidate that goes farthest towards less memory does, by a look; True where none can be had."""
+    within = question.budget_bytes
+    small = [one for one in smallest(question, HOPED) if bounded(one, question.cluster).least_bytes <= within]
+    needs = ghosts.need(small, question.cluster) if small else []
+    return any(not isinstance(need, Need) or need.least_bytes <= within for need in needs)
 
 
 def _both(question: Question, one: Variants, other: Variants) -> Iterator[Variant]:
     """Two changes at once, the smallest of the first with all of the second before the next."""
     for words, changed in one(question):
         for more, both in other(changed):
-            again = words.startswith("--gpu ") and more.startswith("--gpu ")  # the cluster is named once, as it ends
+            again = words.startswith("--gpu") and more.startswith("--gpu")  # the cluster is named once, as it ends
             yield (more if again else f"{words} {more}"), both
 
 
@@ -170,7 +183,7 @@ def _more(question: Question) -> Iterator[Variant]:
             cluster = replace(cluster, nodes=cluster.nodes * 2)
         batch = max(sequences, cluster.gpus) * question.job.seq_len
         yield (
-            f"--gpu {cluster}",
+            cluster.options,
             replace(question, cluster=cluster, job=replace(question.job, global_batch_tokens=batch, grad_accum=1)),
         )
 
@@ -188,4 +201,4 @@ def _larger(question: Question) -> Iterator[Variant]:
         device = find_device(name)
         if device.capacity_bytes > cluster.device.capacity_bytes:
             larger = Cluster(device=device, gpus_per_node=cluster.gpus_per_node, nodes=cluster.nodes)
-            yield f"--gpu {larger}", replace(question, cluster=larger)
+            yield larger.options, replace(question, cluster=larger)

@@ -97,14 +97,20 @@ def priced(candidate: Candidate, cluster: Cluster) -> Priced:
 
 
 def _priced(known: Bounded, cluster: Cluster) -> Priced:
-    candidate, work = known.candidate, known.work
-    if known.shape is None:
-        beyond = float(candidate.job.tokens_per_micro_batch)  # what runs like it need is taken to grow as this does
-    else:
-        beyond = usually_beyond(known.shape, work) + _outside(work.axes, cluster)
-    timing = _timing(candidate, work, cluster)
-    least, rough = known.least_bytes, known.rough
-    return Priced(candidate=candidate, timing=timing, least_bytes=least, beyond_bytes=beyond, rough=rough)
+    return Priced(
+        candidate=known.candidate,
+        timing=_timing(known.candidate, known.work, cluster),
+        least_bytes=known.least_bytes,
+        beyond_bytes=beyond_bytes(known, cluster),
+        rough=known.rough,
+    )
+
+
+def beyond_bytes(known: Bounded, cluster: Cluster) -> float:
+    """What the process of a run usually needs beyond the least."""
+    if known.shape is None:  # what runs like it need is taken to grow as this does
+        return float(known.candidate.job.tokens_per_micro_batch)
+    return usually_beyond(known.shape, known.work) + _outside(known.work.axes, cluster)
 
 
 def shape_of(candidate: Candidate) -> Shape | None:

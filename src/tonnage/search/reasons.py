@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tonnage.axes import axes
 from tonnage.errors import UsageError
+from tonnage.estimates import Estimate
 from tonnage.layers.few import depths
 from tonnage.options import spelled
 from tonnage.plans import Plan
@@ -78,12 +79,15 @@ def reasons(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Reason,
     whole = answers.pop(0) if like else of_run(choice.estimate)
     found = []
     for one, answer in zip(taken_back, answers, strict=True):
-        saved = None
-        if isinstance(whole, Need) and isinstance(answer, Need):
+        saved, run = None, ghosts.made(one.candidate, question.cluster)
+        if run is not None and run.fits:  # which says more than a look
+            answer = of_run(run)
+            saved = answer.process_bytes - choice.estimate.peak.process_bytes
+        elif isinstance(whole, Need) and isinstance(answer, Need):
             saved = answer.process_bytes - whole.process_bytes
             if not answer.whole and not whole.whole:
                 answer = replace(answer, process_bytes=choice.estimate.peak.process_bytes + saved)
-        found.append(_reason(one, choice, question, saved, answer))
+        found.append(_reason(one, choice, question, saved, answer, run))
     return tuple(found)
 
 
@@ -148,7 +152,10 @@ def _of_same_batch(chosen: Candidate, plan: Plan, question: Question) -> Candida
     return Candidate(job=job, plan=plan)
 
 
-def _reason(one: _Without, choice: Choice, question: Question, saved: int | None, answer: Need | Failure) -> Reason:
+def _reason(
+    one: _Without, choice: Choice, question: Question, saved: int | None, answer: Need | Failure, run: Estimate | None
+) -> Reason:
+    """`run`: without the technique, if it was run whole; it may have run out of memory where looks said less."""
     costs = _seconds_more(choice, one.candidate, question)
     instead = "without it" if isinstance(one.value, bool) else f"with {spelled(one.name)} {one.cheaper}"
     why = DOES[one.name]
@@ -157,8 +164,11 @@ def _reason(one: _Without, choice: Choice, question: Question, saved: int | None
     else:
         need = answer.process_bytes
         said = gib(need) if answer.whole else f"~{gib(need)}"
-        why += f"; {instead} {said}, {'too much' if need > question.budget_bytes else 'which fits as well'}"
-        if need <= question.budget_bytes and costs is not None:
+        if run is not None and not run.fits:
+            said = f"more than {gib(question.cluster.device.capacity_bytes)}"
+        fits = need <= question.budget_bytes and (run is None or run.fits)
+        why += f"; {instead} {said}, {'which fits as well' if fits else 'too much'}"
+        if fits and costs is not None:
             why += ", but slower" if costs < 0 else " at no less time" if costs == 0 else ""
     value = "on" if one.value is True else one.value
     return Reason(technique=f"{spelled(one.name)}={value}", why=f"{why}.", saves_bytes=saved, costs_seconds=costs)
@@ -185,19 +195,24 @@ def _seconds(candidate: Candidate, question: Question) -> float | None:
 def path(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Stage, ...]:
     """Memory from the baseline to a plan, technique by technique, where everything fits; the plan's as it was run."""
     known = _stages(choice.candidate, question)
+    runs = [*(ghosts.made(candidate, question.cluster) for _, candidate in known[:-1]), choice.estimate]
     answers = ghosts.need([candidate for _, candidate in known[:-1]], question.cluster)
     answers.append(of_run(choice.estimate))
-    return tuple(
-        Stage(
-            change=change,
-            process_bytes=answer.process_bytes,
-            by_category=answer.by_category,
-            whole=answer.whole,
-            fits=answer.process_bytes <= question.budget_bytes,
+    found = []
+    for (change, _), answer, run in zip(known, answers, runs, strict=True):
+        if not isinstance(answer, Need):
+            continue
+        seen = of_run(run) if run is not None and run.fits else answer
+        found.append(
+            Stage(
+                change=change,
+                process_bytes=seen.process_bytes,
+                by_category=seen.by_category,
+                whole=seen.whole,
+                fits=seen.process_bytes <= question.budget_bytes and (run is None or run.fits),
+            )
         )
-        for (change, _), answer in zip(known, answers, strict=True)
-        if isinstance(answer, Need)
-    )
+    return tuple(found)
 
 
 def _stages(chosen: Candidate, question: Question) -> list[tuple[str, Candidate]]:

@@ -68,8 +68,10 @@ def search(
             return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
         progress("nothing fits; looking for what would")
         smallest = nearest(question, ghosts, remedies=explain)
-        if smallest is None and (against := refusal(question)) is not None:
-            refused = (Refused(what="all", why=against), *refused)
+        counts["run"] = ghosts.runs
+        if smallest is None and not found.too_large:  # nothing was run, so nothing is known to be too large
+            if (against := refusal(question)) is not None:
+                refused = (Refused(what="all", why=against), *refused)
             return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
         return Solution(status="too_large", question=asked, refused=refused, nearest=smallest, looked_at=counts)
     choices = list(found.choices())

@@ -54,6 +54,10 @@ class Turns(Generic[R, A]):
                 self._threads.submit(self._turn)
             return self._known[key]
 
+    def asked(self, run: R) -> Future[A] | None:
+        """The answer to what was asked before; None for what nobody asked, even if it was run ahead."""
+        return self._known[run.key] if run.key in self._keys else None
+
     def guess(self, runs: Iterable[R]) -> None:
         """What to do while nothing is asked, the most likely first, in place of what was guessed before."""
         with self._lock:

@@ -91,6 +91,14 @@ def materialise(module: nn.Module, device: torch.device) -> None:
                     store[name] = made.setdefault(id(tensor), tensor.to(device))
 
 
+def buffers_to(module: nn.Module, device: torch.device) -> None:
+    """Move buffers alone: parameters may rest elsewhere, and be brought for their use."""
+    for child in module.modules():
+        for name, buffer in child._buffers.items():
+            if buffer is not None and buffer.device != device:
+                child._buffers[name] = buffer.to(device)
+
+
 def _allocate_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     memory = torch.empty_like(tensor, device=device, requires_grad=False)
     if isinstance(tensor, nn.Parameter):

@@ -177,6 +177,7 @@ class Step:
             network = self.shard(network)
         if self.shards_parameters and self.before_shard is None:
             network.to_empty(device=self.parameters_device or self.world.device)
+            models.buffers_to(network, self.world.device)  # which FSDP2 does not bring back from the host
             if self.initialise:
                 models.initialise(network)
         return network

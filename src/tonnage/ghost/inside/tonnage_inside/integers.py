@@ -31,6 +31,14 @@ def of_compiler(tensor: Any) -> bool:
     return type(tensor).__module__.startswith("torch._subclasses.")
 
 
+def unseen(torch: Any) -> Any:
+    """A context in which modes of the program's see no operation: what the host does for us is none of the card's.
+
+    Who compares what runs in forward and in backward, as checkpointing does, must find the same in both.
+    """
+    return torch._C._DisableTorchDispatch()
+
+
 def is_small(torch: Any, value: Any, *, numbers: bool = False) -> bool:
     """Whether this is a tensor on the card whose values may be known, an integer's or also a number's."""
     if not isinstance(value, torch.Tensor) or not value.is_cuda or of_compiler(value):
@@ -62,6 +70,10 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
         if isinstance(value, dict):
             return {key: on_host(item) for key, item in value.items()}
         return value
+
+    def done_on_host(function: Any, args: Any, options: Any) -> Any:
+        with unseen(torch):
+            return function(*on_host(args), **on_host(options))
 
     small = functools.partial(is_small, torch, numbers=numbers)
 
@@ -105,18 +117,18 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
                 return self.changed(function, args, options)
             if name in _SIZED_BY_VALUES and any(small(each) for each in args):
                 with contextlib.suppress(LookupError):
-                    return on_card(function(*on_host(args), **on_host(options)))
+                    return on_card(done_on_host(function, args, options))
             result = function(*args, **options)
             if wanting(result):
                 with contextlib.suppress(LookupError):
-                    return completed(result, function(*on_host(args), **on_host(options)))
+                    return completed(result, done_on_host(function, args, options))
             return result
 
         def changed(self, function: Any, args: Any, options: Any) -> Any:
             """The same where the first argument is written."""
             values = None
             if args and small(args[0]):
-                with contextlib.suppress(LookupError):
+                with contextlib.suppress(LookupError), unseen(torch):
                     values = on_host(args)
                     values = (values[0].clone(), *values[1:])
                     function(*values, **on_host(options))

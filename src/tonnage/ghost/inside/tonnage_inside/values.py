@@ -20,7 +20,7 @@ from typing import Any
 from . import compiled, descent, detection, diffusion, generation, pretrained, sized, swapped, tuning
 from .host import ZEROS
 from .imports import after_import
-from .integers import KNOWN_BYTES, known_integers, of_compiler
+from .integers import KNOWN_BYTES, known_integers, of_compiler, unseen
 from .native import Native
 
 BIG_ELEMENTS = 1 << 16
@@ -159,9 +159,10 @@ class Policy:
         reach = _reach(tensor)
         if not self.native.known(tensor.data_ptr(), reach * tensor.element_size()):
             return None
-        flat = self.torch.empty(reach, dtype=tensor.dtype, device="cpu")
-        self.native.copy_values(flat.data_ptr(), tensor.data_ptr(), flat.nbytes)
-        return self.torch.as_strided(flat, tensor.shape, tensor.stride())
+        with unseen(self.torch):
+            flat = self.torch.empty(reach, dtype=tensor.dtype, device="cpu")
+            self.native.copy_values(flat.data_ptr(), tensor.data_ptr(), flat.nbytes)
+            return self.torch.as_strided(flat, tensor.shape, tensor.stride())
 
     def write(self, tensor: Any, values: Any) -> None:
         """Make `values` known at `tensor`, by one copy to the card that needs no memory there.
@@ -171,15 +172,16 @@ class Policy:
         torch, reach = self.torch, _reach(tensor)
         if tensor.numel() == 0 or 0 in tensor.stride():
             return
-        place = torch.as_strided(tensor, (reach,), (1,), tensor.storage_offset())
-        whole = reach == tensor.numel()
-        flat = torch.empty(reach, dtype=tensor.dtype, device="cpu") if whole else self.known(place)
-        if flat is not None:
-            torch.as_strided(flat, tensor.shape, tensor.stride()).copy_(values)
-            if self.native is None:
-                place.copy_(flat)
-            else:
-                self.native.copy_values(place.data_ptr(), flat.data_ptr(), flat.nbytes)
+        with unseen(torch):
+            place = torch.as_strided(tensor, (reach,), (1,), tensor.storage_offset())
+            whole = reach == tensor.numel()
+            flat = torch.empty(reach, dtype=tensor.dtype, device="cpu") if whole else self.known(place)
+            if flat is not None:
+                torch.as_strided(flat, tensor.shape, tensor.stride()).copy_(values)
+                if self.native is None:
+                    place.copy_(flat)
+                else:
+                    self.native.copy_values(place.data_ptr(), flat.data_ptr(), flat.nbytes)
 
     def _follow(self, tensor: Any, rule: Callable[[Any], Any]) -> None:
         """The fresh tensor's values are `rule(offsets of its elements)`, for it and for all views of it."""

@@ -1,0 +1,42 @@
+"""Why a plan is as it is: what was run whole is not contradicted by a look at a few layers."""
+
+from dataclasses import replace
+
+from solutions import Formula, question
+from tonnage.search.reasons import looks, path, reasons
+from tonnage.search.solve import search
+
+ASKED = question("llama-3.1-8b", "4xa100-80gb", seq_len=16384)
+
+
+class Optimists(Formula):
+    """Looks that show less than whole runs need."""
+
+    def need(self, candidates, cluster):
+        return [
+            replace(one, process_bytes=one.process_bytes // 40, least_bytes=one.least_bytes // 40, whole=False)
+            for one in super().need(candidates, cluster)
+        ]
+
+
+def test_what_did_not_fit_whole_is_too_much():
+    best = search(ASKED, Formula(), top=1).plans[0]
+    assert best.candidate.plan.checkpointing != "none"
+    ghosts = Optimists()
+    without = replace(best.candidate, plan=replace(best.candidate.plan, checkpointing="none"))
+    before = next(one for one in reasons(best, ASKED, ghosts) if one.technique.startswith("checkpointing"))
+    ghosts.fit([without], ASKED.cluster)
+    after = next(one for one in reasons(best, ASKED, ghosts) if one.technique.startswith("checkpointing"))
+    assert "which fits as well" in before.why
+    assert "too much" in after.why
+    assert after.saves_bytes is not None
+    assert before.saves_bytes is not None
+
+
+def test_the_path_shows_what_was_run_whole():
+    asked = question("smollm2-135m", "4xa100-80gb")
+    best = search(asked, Formula(), top=1).plans[0]
+    ghosts = Optimists()
+    assert not any(stage.whole for stage in path(best, asked, ghosts)[:-1])
+    ghosts.fit(looks(best.candidate, asked), asked.cluster)
+    assert all(stage.whole for stage in path(best, asked, ghosts))
