@@ -181,3 +181,29 @@ def test_constraints_that_leave_nothing():
     assert solution.refused
     with pytest.raises(UsageError, match="tp 3"):
         question(gpu="8xa100-80gb", tp=3)
+
+
+class Holes(Formula):
+    """A loss in slices leaves holes: it needs a little more than the card, all logits a little less."""
+
+    def _answer(self, candidate, cluster):
+        made = super()._answer(candidate, cluster)
+        usual = cluster.device.capacity_bytes if candidate.plan.checkpointing == "full" else 2 * 80 * GIB
+        need = int(usual * (0.97 if candidate.plan.loss == "chunked" else 0.95))
+        held = dict.fromkeys(made.peak.by_category, 0) | {"activation": need}
+        peak = replace(made.peak, process_bytes=need, by_category=held)
+        return replace(made, fits=need <= cluster.device.capacity_bytes, peak=peak)
+
+
+@pytest.mark.parametrize(("without", "loss"), [((), "plain"), (("loss=plain",), None), (("loss",), "plain")])
+def test_all_logits_at_once_are_tried_where_a_few_slices_nearly_fit(without, loss):
+    offloads = ("activation-offload", "optimizer-offload", "param-offload")
+    asked = question("llama-3.2-1b", "a100-80gb", method="lora", micro_batch=1, without=(*offloads, *without))
+    ghosts = Holes()
+    found = Search(asked, ghosts, lambda text: None)
+    found.run(1)
+    assert [one.candidate.plan.loss for one, _ in found.found] == ([loss] if loss else [])
+    longer = replace(asked, job=replace(asked.job, seq_len=8192))
+    found = Search(longer, ghosts, lambda text: None)
+    found.run(1)
+    assert bool(found.found) == ("loss" in without)  # of many slices the plain loss is not tried

@@ -27,6 +27,7 @@ from tonnage.search.pricing import Priced, bounded, in_order
 from tonnage.search.space import OFFLOADS, Question
 from tonnage.search.words import describe
 from tonnage.solution import Candidate, Choice, Refused
+from tonnage.techniques.chunked_loss import CHUNK_TOKENS
 from tonnage.units import counted, gib
 
 MOST_RUNS: Final = 60
@@ -56,6 +57,13 @@ WITH_ROOM: Final = 3
 
 AHEAD: Final = 2
 """Candidates that idle workers run because they are likely to be next."""
+
+SLICES: Final = 4
+"""Of a micro-batch's loss, up to which all logits at once may need less than slices of them do, which leave holes
+between blocks."""
+
+_NEARLY: Final = 1.05
+"""What needs up to so many times the card by slices may fit without."""
 
 _MOST_ROOMY: Final = 2
 """Candidates that are tried to find that one."""
@@ -125,6 +133,9 @@ class Search:
             self._verify(order, first)
             if doubtful:
                 self._verify_doubtful()
+            if not self.found and (whole := self._with_all_logits()):
+                self.order = whole
+                self._verify(whole, first)
             if self.found:
                 del self.found[first:]
                 if first < top and not self._leaves_room(order):
@@ -187,6 +198,15 @@ class Search:
             self._foresee(batch)
             self._look(batch)
             self._run()
+
+    def _with_all_logits(self) -> list[Priced]:
+        """Those that nearly fit with the loss in a few slices, with all logits at once, fastest first."""
+        if not (self.question.is_open("loss") and self.question.may_be("loss", "plain")):
+            return []
+        near = [one for one in self.too_large if self._expected_part(one) <= _NEARLY]
+        few = [one for one in near if one.tokens_at_once <= SLICES * CHUNK_TOKENS]
+        plans = [(one.candidate, replace(one.candidate.plan, loss="plain")) for one in few]
+        return self._priced([replace(one, plan=plan) for one, plan in plans])
 
     def _doubtful(self, found: Sequence[Priced]) -> list[Priced]:
         """Those that may fit, are not likely to, and are faster than all that were found."""
