@@ -9,7 +9,8 @@ import pytest
 from solutions import Formula, need_bytes, possible, question
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.layers.few import with_layers
-from tonnage.search.best import DIFFERENT, Search, difference
+from tonnage.search.best import DIFFERENT, SAME_FAILURES, Search, difference
+from tonnage.search.depth import of_run
 from tonnage.search.needs import needs_no_less
 from tonnage.search.pricing import priced
 from tonnage.search.reasons import reasons
@@ -207,3 +208,32 @@ def test_all_logits_at_once_are_tried_where_a_few_slices_nearly_fit(without, los
     found = Search(longer, ghosts, lambda text: None)
     found.run(1)
     assert bool(found.found) == ("loss" in without)  # of many slices the plain loss is not tried
+
+
+class Broken(Formula):
+    """Adapters can never be run."""
+
+    def need(self, candidates, cluster):
+        self.looked += candidates
+        return [self._broken(one) or of_run(self._answer(one, cluster)) for one in candidates]
+
+    def fit(self, candidates, cluster, budget_bytes=None):
+        self.looked += candidates
+        return [self._broken(one) or self._answer(one, cluster) for one in candidates]
+
+    @staticmethod
+    def _broken(candidate):
+        return CannotEstimate("The step failed: no") if candidate.job.method == "lora" else None
+
+
+def test_a_method_that_always_fails_in_the_same_words_is_given_up():
+    ghosts = Broken()
+    asked = question("llama-3.2-1b", "8xa100-80gb", method="lora", without=("tp", "pp", "cp"))
+    found = Search(asked, ghosts, lambda text: None)
+    found.run(3)
+    assert not found.found
+    assert len(ghosts.looked) <= SAME_FAILURES + 2
+    both = replace(asked, methods=("full", "lora"))
+    found = Search(both, ghosts, lambda text: None)
+    found.run(3)
+    assert {one.candidate.job.method for one, _ in found.found} == {"full"}

@@ -7,6 +7,7 @@ fit is run whole, as many as are wanted side by side; only what was run whole is
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -65,6 +66,10 @@ between blocks."""
 _NEARLY: Final = 1.05
 """What needs up to so many times the card by slices may fit without."""
 
+SAME_FAILURES: Final = 6
+"""Candidates without parallel dimensions that fail in the same words, after which a method is not tried any more if
+nothing of it ever ran."""
+
 _MOST_ROOMY: Final = 2
 """Candidates that are tried to find that one."""
 
@@ -102,6 +107,8 @@ class Search:
     """The identities of all that were looked at or run."""
     put_off: set[int] = field(default_factory=set)
     """The identities of those that were looked at and would not be the fastest for all their need."""
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How many without parallel dimensions failed, by method and words."""
     impossible: set[int] = field(default_factory=set)
     """The identities of those that need no run to be refused."""
     expected: Expectation = field(default_factory=Expectation)
@@ -339,6 +346,8 @@ class Search:
 
     def _fails(self, one: Priced, why: Failure) -> None:
         """It was tried and cannot be run, which says more than what was never tried."""
+        if all(getattr(one.candidate.plan, axis) == 1 for axis in space.AXES):
+            self.failures[one.candidate.job.method, str(why)] += 1
         self._refuse(describe(one.candidate), str(why))
         self.refused = {describe(one.candidate): self.refused[describe(one.candidate)], **self.refused}
 
@@ -359,7 +368,7 @@ class Search:
 
     def _is_possible(self, one: Priced) -> bool:
         """Whether nothing but a run could say that a candidate does not fit, or cannot be run."""
-        if id(one) in self.impossible:
+        if id(one) in self.impossible or self._never_runs(one.candidate.job.method):
             return False
         obstacle = self._obstacle(one)
         if obstacle is None:
@@ -371,6 +380,11 @@ class Search:
             self.counts["ruled_out"] += 1
         self.impossible.add(id(one))
         return False
+
+    def _never_runs(self, method: str) -> bool:
+        """Whether enough candidates of a method failed in the same words, and none of them ran."""
+        most = max((number for (of, _), number in self.failures.items() if of == method), default=0)
+        return most >= SAME_FAILURES and not self.expected.has_seen(method)
 
     def _obstacle(self, one: Priced) -> Candidate | UsageError | None:
         """What says without a run that a candidate does not fit, one that failed, or that it cannot be run."""

@@ -60,6 +60,10 @@ class Expectation:
                 self._beyond[_kind(one)] = min(beyond, self._beyond.get(_kind(one), beyond))
         runs.append(_Seen(one, need_bytes, looked=False))
 
+    def has_seen(self, method: str) -> bool:
+        """Whether anything was run of a method."""
+        return any(kind[0] == method for kind in self._runs)
+
     def beyond(self, one: Priced, unknown: float = 1.0) -> float:
         """How many times what a look has shown whole runs of a kind took at least; `unknown` before any."""
         return self._beyond.get(_kind(one), unknown)
