@@ -71,7 +71,7 @@ def test_what_needs_more_by_any_count_is_not_looked_at():
 
 def test_the_smallest_keep_activations_in_different_ways():
     """Of a long sequence that waits on the host a layer at work is most, and what runs again has all of it there."""
-    asked = question("llama-3.1-8b", "rtx-4090", method="qlora", seq_len=32768)
+    asked = question("llama-3.1-8b", "rtx-4090", method="lora", seq_len=32768)
     ways = [(one.plan.checkpointing, one.plan.activation_offload) for one in nearest.smallest(asked)]
     assert ways == [("none", "cpu"), ("full", "cpu"), ("selective", "cpu"), ("full", "none")]
 
