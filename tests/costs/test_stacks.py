@@ -61,3 +61,13 @@ def test_what_is_divided_among_ranks_is_not_known():
         price(job("vit-large"), Plan(tp=2), many)
     with pytest.raises(CannotEstimate, match="does not say 'd_model'"):
         price(Job(model=ModelRef(name="w", kind="config", config={"model_type": "whisper"})), Plan(), ONE)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llava-1.5-7b", "llama"), ("gemma-3-4b", "gemma3_text")])
+def test_layers_of_a_text_that_is_not_said_are_those_of_its_family(name, kind):
+    known = job(name)
+    config = known.model.config
+    assert config["text_config"]["model_type"] == kind
+    text = {field: value for field, value in config["text_config"].items() if field != "model_type"}
+    unsaid = replace(known, model=replace(known.model, config={**config, "text_config": text}))
+    assert stacks(unsaid)[-1].shape == stacks(known)[-1].shape

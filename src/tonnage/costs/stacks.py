@@ -144,8 +144,8 @@ def _decoder(job: Job, known: Mapping[str, Any]) -> tuple[Stack, ...]:
 def _images_and_text(job: Job, config: Mapping[str, Any]) -> tuple[Stack, ...]:
     """A tower over each image, and a decoder over text in which images have their places."""
     text = config.get("text_config") or config
-    kind = str(text.get("model_type", "")).removesuffix("_text")
-    kind = {"qwen2_5_vl": "qwen2", "qwen2_vl": "qwen2", "qwen3_vl": "qwen3", "gemma3": "gemma3_text"}.get(kind, kind)
+    kind = str(text.get("model_type") or config["model_type"]).removesuffix("_text")
+    kind = _WORDS.get(kind, kind)
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     shape = Shape.of({**text, "model_type": kind, **({} if tied is None else {"tie_word_embeddings": tied})})
     words = Stack(name="text", shape=shape, seq_len=job.seq_len)
@@ -154,6 +154,16 @@ def _images_and_text(job: Job, config: Mapping[str, Any]) -> tuple[Stack, ...]:
     vision = config["vision_config"]
     tower = _any_size(job, vision) if "depth" in vision else _one_size(vision)
     return (replace(tower, sequences=job.images), words)
+
+
+_WORDS: Final = {
+    "qwen2_vl": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen3_vl": "qwen3",
+    "gemma3": "gemma3_text",
+    "llava": "llama",
+}
+"""Whose layers those for text are, where a configuration does not say it: transformers' own defaults."""
 
 
 def _one_size(vision: Mapping[str, Any]) -> Stack:
