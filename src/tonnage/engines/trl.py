@@ -37,11 +37,14 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
 
 def _other_network(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """There is no other loss to be chosen, and tokenised rows hold no images."""
+    engine, other = "engine=trl", "choose engine hf-trainer"
     refusal = chunked_loss.accepts(job, plan, cluster)
-    if refusal is None and chunked_loss.sees_too(job.model.config):
+    if refusal is not None:
+        return replace(refusal, technique=engine, instead=other)
+    if chunked_loss.sees_too(job.model.config):
         name = job.model.config["architectures"][0]
-        refusal = Refusal(technique="", reason=f"{name} is not a causal language model", instead="")
-    return None if refusal is None else replace(refusal, technique="engine=trl", instead="choose engine hf-trainer")
+        return Refusal(technique=engine, reason=f"{name} is not a causal language model", instead=other)
+    return None
 
 
 def _casts_nothing(job: Job, plan: Plan) -> Refusal | None:

@@ -25,10 +25,10 @@ STEP_TOKENS: Final = 1024
 LONGEST: Final = 2**20
 MOST_GPUS: Final = 1024
 
-_SMALLEST: Final = "min-gpu"
+_MIN_GPU: Final = "min-gpu"
 """What asks for a card, of which none need be given."""
 
-FINDS: Final = ("max-seq-len", "max-micro-batch", "min-gpus", _SMALLEST)
+FINDS: Final = ("max-seq-len", "max-micro-batch", "min-gpus", _MIN_GPU)
 
 Variant = tuple[str, Question]
 """What was changed, in words, and the question then."""
@@ -36,7 +36,7 @@ Variant = tuple[str, Question]
 
 def card_asked(find: str | None, gpu: str | None) -> str | None:
     """The card that a question begins with: the one that was given, or any where it is a card that is asked for."""
-    return device_names()[0] if gpu is None and find == _SMALLEST else gpu
+    return device_names()[0] if gpu is None and find == _MIN_GPU else gpu
 
 
 def backwards(
@@ -71,7 +71,7 @@ def backwards(
                         return True
             return False
 
-        edge = {"max-seq-len": _longest, "max-micro-batch": _largest, "min-gpus": _fewest, _SMALLEST: _smallest}[find]
+        edge = {"max-seq-len": _longest, "max-micro-batch": _largest, "min-gpus": _fewest, _MIN_GPU: _smallest}[find]
         found = edge(question, possible, progress)
         if found is None:
             return search(question, ghosts, top=top, progress=progress)
