@@ -215,17 +215,18 @@ def _curve(walked: Timeline) -> tuple[Moment, ...]:
     besides = [mark.phase in shown_less for mark in walked.marks]
     units = units_of(besides or [False] * len(walked.by_mark))
     stride = max(1, -(-len(units) // CURVE_POINTS))
+    allocated, reserved = zip(*walked.by_mark, strict=True)
     moments = []
     for first in range(0, len(units), stride):
-        stretch = range(units[first].start, units[min(first + stride, len(units)) - 1].stop)
-        highest = max(stretch, key=lambda mark: walked.by_mark[mark][0])
+        stretch = slice(units[first].start, units[min(first + stride, len(units)) - 1].stop)
+        highest = allocated.index(max(allocated[stretch]), stretch.start)
         moments.append(
             Moment(
                 mark=highest,
                 step=walked.marks[highest].step if walked.marks else 0,
                 phase=_phase_name(walked.marks[highest].phase) if walked.marks else "",
-                allocated_bytes=walked.by_mark[highest][0],
-                reserved_bytes=max(walked.by_mark[mark][1] for mark in stretch),
+                allocated_bytes=allocated[highest],
+                reserved_bytes=max(reserved[stretch]),
             )
         )
     return tuple(moments)

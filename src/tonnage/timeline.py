@@ -13,6 +13,7 @@ outside of any module, or in an earlier backward pass, and a backward pass gives
 """
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -153,8 +154,10 @@ def settled(trace: Trace) -> Timeline:
 
 
 def _blocks(trace: Trace, events: "_Events") -> _Blocks:
-    found = _sized(trace, events, _born(events))
-    return replace(found, category=_categories(trace, events, found))
+    requested = _born(events)
+    owners = _Owners(events, requested)
+    found = _sized(trace, events, requested, owners)
+    return replace(found, category=_categories(trace, events, owners.of(found)))
 
 
 def _added_up(trace: Trace, events: "_Events", found: _Blocks, allocated: Numbers, reserved: Numbers) -> Timeline:
@@ -186,7 +189,7 @@ class _Events:
 
     @staticmethod
     def of(trace: Trace) -> "_Events":
-        columns = {name: np.array(trace.event_columns.get(name, ()), dtype=np.int64) for name in EVENT_COLUMNS}
+        columns = {name: np.asarray(trace.event_columns.get(name, ()), dtype=np.int64) for name in EVENT_COLUMNS}
         mark = np.maximum.accumulate(columns["mark"])
         begin = np.searchsorted(mark, np.arange(max(len(trace.marks), 1)))
         return _Events(
@@ -205,6 +208,11 @@ class _Events:
         """Indices of the events of blocks, sorted by address and then by time."""
         index = self.of_kind(_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED)
         return index[np.argsort(self.address[index], kind="stable")]
+
+    @cached_property
+    def action_by_address(self) -> Numbers:
+        """What happened at each of them."""
+        return self.action[self.by_address]
 
 
 def _any_of(values: Numbers, few: Iterable[int]) -> Flags:
@@ -233,15 +241,16 @@ def _born(events: _Events) -> _Blocks:
 
 def _ended(events: _Events, born: Numbers, end: int) -> Numbers:
     """For each alloc event the next event of its address if it is an `end`, else the number of events."""
-    either = events.by_address[_any_of(events.action[events.by_address], (_ALLOC, end))]
-    action, address = events.action[either], events.address[either]
+    asked = _any_of(events.action_by_address, (_ALLOC, end))
+    either, action = events.by_address[asked], events.action_by_address[asked]
+    address = events.address[either]
     pair = np.flatnonzero((action[:-1] == _ALLOC) & (action[1:] == end) & (address[:-1] == address[1:]))
     ended = np.full(len(events), len(events))
     ended[either[pair]] = either[pair + 1]
     return ended[born]
 
 
-def _sized(trace: Trace, events: _Events, blocks: _Blocks) -> _Blocks:
+def _sized(trace: Trace, events: _Events, blocks: _Blocks, owners: "_Owners") -> _Blocks:
     """The blocks as the allocator counts them: rounded up, and with what was not worth splitting off behind them."""
     if trace.device.get("type") == "cpu":  # the CPU's allocator does not round
         return blocks
@@ -251,10 +260,10 @@ def _sized(trace: Trace, events: _Events, blocks: _Blocks) -> _Blocks:
     blocks = replace(blocks, size_bytes=rounded)
     if settings.expandable_segments:
         return blocks
-    return replace(blocks, size_bytes=rounded + _slack(events, blocks))
+    return replace(blocks, size_bytes=rounded + _slack(events, blocks, owners))
 
 
-def _slack(events: _Events, blocks: _Blocks) -> Numbers:
+def _slack(events: _Events, blocks: _Blocks, owners: "_Owners") -> Numbers:
     """Bytes behind each block that belong to it: up to 1 MiB to the next block, or to the end of the segment."""
     slack = np.zeros(len(blocks.born), dtype=np.int64)
     large = np.flatnonzero(blocks.size_bytes > MIB)
@@ -263,7 +272,7 @@ def _slack(events: _Events, blocks: _Blocks) -> Numbers:
     within = end <= segment_end
     large, end, segment_end = large[within], end[within], segment_end[within]
     limit = np.minimum(segment_end, end + MIB + 1)
-    following = np.minimum(_Owners(events, blocks).next_start(end, limit, blocks.born[large]), segment_end)
+    following = np.minimum(owners.next_start(end, limit, blocks.born[large]), segment_end)
     gap = following - end
     slack[large] = np.where(gap <= MIB, gap, 0)
     return slack
@@ -308,7 +317,7 @@ class _Owners:
     def __init__(self, events: _Events, blocks: _Blocks) -> None:
         self.blocks = blocks
         self.times = len(events) + 1
-        born = events.by_address[events.action[events.by_address] == _ALLOC]
+        born = events.by_address[events.action_by_address == _ALLOC]
         self.order = np.searchsorted(blocks.born, born)
         """The blocks by address, and those of one address by birth."""
         address = events.address[born]
@@ -321,6 +330,12 @@ class _Owners:
         """For each block the place of its address in `starts`."""
         self.keys = rank * self.times + born
         """Address and birth of each block in one number, ascending."""
+
+    def of(self, blocks: _Blocks) -> "_Owners":
+        """The same of the same blocks, whose sizes are known now."""
+        sized = copy(self)
+        sized.blocks = blocks
+        return sized
 
     def there(self, rank: Numbers, time: Numbers) -> Numbers:
         """The block that began at the address of each rank and was not gone at a time; -1 where there was none."""
@@ -371,9 +386,9 @@ class _Owners:
 # ---- categories -------------------------------------------------------------------------------------------------
 
 
-def _categories(trace: Trace, events: _Events, blocks: _Blocks) -> Numbers:
+def _categories(trace: Trace, events: _Events, owners: _Owners) -> Numbers:
     """What each block was for.  What a forward keeps beyond its own step is no activation: library workspaces."""
-    owners = _Owners(events, blocks)
+    blocks = owners.blocks
     category = np.full(len(blocks.born), _WORKSPACE)
     category[_kept_by_forward(trace, events, blocks)] = _ACTIVATION
     sent = _sent(trace)

@@ -341,4 +341,5 @@ def marks_to_json(marks: tuple[Mark, ...]) -> dict[str, Any]:
 
 def _marks_from_json(document: dict[str, Any]) -> tuple[Mark, ...]:
     phases, modules = document["phases"], document["modules"]
-    return tuple(Mark(int(step), phases[phase], modules[module]) for step, phase, module in document["rows"])
+    step, phase, module = zip(*document["rows"], strict=True) if document["rows"] else ((), (), ())
+    return tuple(map(Mark, map(int, step), map(phases.__getitem__, phase), map(modules.__getitem__, module)))

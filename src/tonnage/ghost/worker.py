@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, TextIO
 
@@ -95,8 +96,9 @@ def _asked(request: dict[str, Any]) -> tuple[int, TextIO]:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != worker:  # it died before it could be said that its death ends this process
             os._exit(1)
+        built: list[object] = []  # lives until this process ends: to take it apart takes time
         try:
-            answer = _do(request)
+            answer = _do(request, built)
         except BaseException as error:  # the child must answer whatever happens
             answer = {"error": _one_line(error), "exit_code": getattr(error, "exit_code", CannotEstimate.exit_code)}
             if os.environ.get("TONNAGE_DEBUG"):
@@ -120,13 +122,26 @@ def _import_libraries(request: dict[str, Any]) -> None:
     for technique in chosen(_job(request["job"]), Plan(**request["plan"])):
         for library in technique.libraries:
             preload.imported(library)
-    name = str(request["job"]["model"]["config"].get("model_type", "")).replace("-", "_")
-    if name.isidentifier():
-        preload.imported(f"transformers.models.{name}.modeling_{name}")
+    for kind in _kinds(request["job"]["model"]["config"]):
+        preload.imported(f"transformers.models.{kind}.modeling_{kind}")
 
 
-def _do(request: dict[str, Any]) -> dict[str, Any]:
-    """Run the job's steps in this process and write the trace."""
+def _kinds(config: Mapping[str, Any]) -> Iterator[str]:
+    """Folders of transformers in which a network's code is, and that of the networks it is made of."""
+    kind = config.get("model_type")
+    if isinstance(kind, str):
+        from transformers.models.auto.configuration_auto import model_type_to_module_name
+
+        name = model_type_to_module_name(kind)
+        if name.isidentifier():
+            yield name
+    for part in config.values():
+        if isinstance(part, Mapping):
+            yield from _kinds(part)
+
+
+def _do(request: dict[str, Any], built: list[object]) -> dict[str, Any]:
+    """Run the job's steps in this process and write the trace; `built` gets what the caller is to keep alive."""
     began = time.perf_counter()
     os.environ.update(request["environment"])
     ghost = card.take(request["settings"], rank=request["rank"], world_size=request["world_size"])
@@ -148,12 +163,11 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
             gpus_per_node=request["gpus_per_node"],
             device=torch.device("cuda"),
         )
-        kept: object = None
         if "requests" in request:
             asked = requested.read(request["requests"], watch)
             asked.make()
         else:
-            kept = engine_of(plan).run(job, plan, world, request["steps"])
+            built.append(engine_of(plan).run(job, plan, world, request["steps"]))
         gc.disable()  # what follows leaves no cycles, and this process ends with it
         if request["repeated"]:
             before = asked.columns() if asked is not None else written.event_columns(torch, watch)
@@ -163,13 +177,12 @@ def _do(request: dict[str, Any]) -> dict[str, Any]:
         if not outcome.ran_out(error):
             raise
         ended = outcome.of_exception(error, watch)
-        kept = error
+        built.append(error)
     watch.began = began
     columns = asked.columns() if asked is not None else None
     assumed = [*policy.assumed(), *inputs.assumed()]
     written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
     decided.leave(_decisions(request))
-    del kept  # what was built lives until its trace is written
     return {"error": None, "seconds": time.perf_counter() - began}
 
 

@@ -53,6 +53,9 @@ _IMPLEMENTATIONS: Final = {
 _BLAMING_SECONDS: Final = 5.0
 """How long the field may be looked for that a configuration fails by."""
 
+_PLAIN: Final = (torch.Tensor, nn.Parameter)
+"""Classes of tensors that are nothing else."""
+
 _LAYERDROPS: Final = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop", "speech_encoder_layerdrop")
 
 
@@ -100,7 +103,10 @@ def buffers_to(module: nn.Module, device: torch.device) -> None:
 
 
 def _allocate_like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    memory = torch.empty_like(tensor, device=device, requires_grad=False)
+    if type(tensor) in _PLAIN and tensor.is_contiguous():  # `empty_like` of a meta tensor is a program in Python
+        memory = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    else:
+        memory = torch.empty_like(tensor, device=device, requires_grad=False)
     if isinstance(tensor, nn.Parameter):
         memory = nn.Parameter(memory, tensor.requires_grad)
         # What was noted about it; a fake tensor notes its own device there.

@@ -59,11 +59,15 @@ def _plain_network(step: Step) -> nn.Module:
     late = step.shards_parameters or bool(step.divide)
     device = torch.device("meta") if late else step.world.device
     network = models.build(step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device)
+    return _divided(step, network) if step.divide else network
+
+
+def _divided(step: Step, network: nn.Module) -> nn.Module:
     whole = _elements(network)
     for division in step.divide:
         network = division(step, network)
     network.elements_elsewhere = whole - _elements(network)  # read by whoever counts the whole network's
-    if step.divide and not step.shards_parameters:
+    if not step.shards_parameters:
         models.materialise(network, step.world.device)
     return network
 

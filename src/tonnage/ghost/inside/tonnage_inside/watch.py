@@ -213,11 +213,12 @@ class Watch:
     def _meet(self, root: Any) -> None:
         """A module called from outside any other: learn the names inside it and count what it owns."""
         self._names.update({id(module): name for name, module in root.named_modules()})
-        for parameter in root.parameters():
+        parameters = list(root.parameters())
+        for parameter in parameters:
             self._parameters[id(parameter)] = weakref.ref(parameter)
         if self.script is not None:
             self.script.meet(root)
-        self._roots[root] = counted(root)
+        self._roots[root] = counted(root, parameters)
         if not self._trained_found and self._roots[root]["parameters"] >= self.model.get("parameters", 0):
             self.model = self._roots[root]
 
@@ -360,19 +361,21 @@ class Watch:
             self._find_networks()
 
     def _find_networks(self) -> None:
+        inside = {root: list(root.parameters()) for root in list(self._roots)}
         owned = {
-            root: sum(elements(parameter) for parameter in root.parameters() if id(parameter) in self._trained)
-            for root in list(self._roots)
+            root: sum(elements(parameter) for parameter in parameters if id(parameter) in self._trained)
+            for root, parameters in inside.items()
         }
         found = []
         if any(owned.values()):
             best = sorted(owned, key=lambda root: (-owned[root], -self._roots[root]["parameters"]))
             met: set[int] = set()
             for root in best:
-                own = {id(parameter) for parameter in root.parameters()} & self._trained
+                own = {id(parameter) for parameter in inside[root]} & self._trained
                 if own and not own & met:  # else a wrapper, or a part that was also called by itself
                     met |= own
-                    found.append(counted(root))  # it may have been called before what is trained was chosen
+                    # Once more: it may have been called before what is trained was chosen.
+                    found.append(counted(root, inside[root]))
         if self._loose_elements:
             loose = dict.fromkeys(("parameters", "trainable_parameters"), self._loose_elements)
             found.append({"class": "Tensor", **loose})
@@ -592,9 +595,8 @@ def _scales(weight: Any) -> Iterator[Any]:
         state = getattr(state, "state2", None)
 
 
-def counted(root: Any) -> dict[str, Any]:
-    """A network's class, and how many numbers it has now, of these how many to train."""
-    parameters = list(root.parameters())
+def counted(root: Any, parameters: list[Any]) -> dict[str, Any]:
+    """A network's class, and how many numbers its parameters have now, of these how many to train."""
     others, trainable_of_others = elsewhere(root)
     return {
         "class": type(root).__name__,

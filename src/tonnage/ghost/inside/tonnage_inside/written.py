@@ -37,6 +37,8 @@ ACTIONS = {
     )
 }
 
+_FREE_COMPLETED, _OOM = ACTIONS["free_completed"], ACTIONS["oom"]
+
 _CONTEXT_BYTES = int(os.environ.get("GHOST_CONTEXT_BYTES", "0"))  # before the program changes its environment
 
 
@@ -166,19 +168,23 @@ def event_marks(events: list[dict[str, Any]], watch: Any) -> "array[int]":
 def _noted(events: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
     """At which event a mark is noted for the first of several times, and which."""
     place = 0
-    for text, alike in groupby(event.get("user_metadata") for event in events):
+    for text, alike in groupby([event.get("user_metadata") for event in events]):
         if text and text.isdigit():
             yield place, int(text)
         place += len(list(alike))
+
+
+_HANDED = bytes(name in ("alloc", "free_requested") for name in ACTIONS).ljust(256, b"\0")
+"""For the code of each action, whether a block is handed out or taken back."""
 
 
 def _counted(
     events: list[dict[str, Any]], positions: Mapping[int, int], oom_marks: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
     """At which event a mark begins before which so many blocks were handed out or taken back, and which mark."""
-    actions = [event["action"] for event in events]
-    seen = list(accumulate((action in ("alloc", "free_requested") for action in actions), initial=0))
-    ooms = [place for place, action in enumerate(actions) if action == "oom"]
+    actions = bytes(map(ACTIONS.__getitem__, map(itemgetter("action"), events)))
+    seen = list(accumulate(actions.translate(_HANDED), initial=0))
+    ooms = [place for place, action in enumerate(actions) if action == _OOM] if oom_marks else []
     place = 0
     for mark, count in positions.items():
         place = max(place, bisect_left(seen, count))
@@ -187,7 +193,7 @@ def _counted(
             return
         if refused:
             place = max(place, ooms[refused - 1] + 1)
-        while place < len(events) and actions[place] == "free_completed":
+        while place < len(events) and actions[place] == _FREE_COMPLETED:
             place += 1
         if place >= len(events):
             return
