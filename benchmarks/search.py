@@ -14,7 +14,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,8 +132,12 @@ def empty_shelf() -> Iterator[None]:
 def own_seconds() -> float:
     """Processor time of this process and of all that it started, so far."""
     me = psutil.Process()
-    times = [one.cpu_times() for one in (me, *me.children(recursive=True))]
-    return sum(each.user + each.system + each.children_user + each.children_system for each in times)
+    seconds = 0.0
+    for one in (me, *me.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it has ended since, and counts among its parent's children
+            times = one.cpu_times()
+            seconds += times.user + times.system + times.children_user + times.children_system
+    return seconds
 
 
 if __name__ == "__main__":
