@@ -47,6 +47,10 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "8B on 24 GB, LoRA": ("llama-3.1-8b", "rtx-4090", {"method": "lora"}),
     "8B on 24 GB, QLoRA": ("llama-3.1-8b", "rtx-3090", {"method": "qlora"}),
     "Gemma 27B on 2 of 24 GB": ("gemma-3-27b", "2xrtx-3090", {"method": "qlora"}),
+    "T5 on 24 GB": ("t5-large", "rtx-3090", {}),
+    "T5 on 8 of 16 GB": ("t5-large", "8xt4", {}),
+    "Whisper on 24 GB": ("whisper-large-v3", "rtx-3090", {"seq_len": 448}),
+    "Whisper on 8 of 24 GB": ("whisper-large-v3", "8xrtx-4090", {"seq_len": 448}),
 }
 """Model, GPUs, and options of `tonnage plan`."""
 

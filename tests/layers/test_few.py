@@ -3,6 +3,8 @@
 from dataclasses import replace
 from math import lcm
 
+import pytest
+
 from networks import tiny_job
 from tonnage.layers import few
 from tonnage.layers.few import depths, depths_to_continue, layers_of, with_layers
@@ -31,7 +33,6 @@ def test_depths_follow_the_pattern_of_layers():
         11,
     )  # the last are like those
     assert depths(of_tiny(), Plan(checkpointing="sqrt")) is None
-    assert depths(of_tiny(is_encoder_decoder=True), Plan()) is None
     assert with_layers(of_tiny(layer_types=["a", "b"] * 24), 4).model.config["layer_types"] == ["a", "b", "a", "b"]
 
 
@@ -46,6 +47,106 @@ def test_of_several_stacks_the_one_of_words_is_cut():
     assert cut["text_config"]["num_hidden_layers"] == 6
     assert cut["vision_config"] == config["vision_config"]
     assert words["num_hidden_layers"] == 48
+
+
+T5 = {"model_type": "t5", "num_layers": 24, "num_decoder_layers": 24}
+BART = {"model_type": "bart", "encoder_layers": 24, "decoder_layers": 24}
+
+
+def of_both(**config):
+    found = tiny_job("t5")
+    return replace(found, model=replace(found.model, config={"is_encoder_decoder": True, **config}))
+
+
+@pytest.mark.parametrize(
+    ("config", "cut"),
+    [
+        (T5, {**T5, "num_layers": 2, "num_decoder_layers": 2}),
+        ({"model_type": "t5", "num_layers": 24}, {"model_type": "t5", "num_layers": 2}),  # the decoder is as deep
+        (
+            {**BART, "num_hidden_layers": 24, "attention_window": [512] * 24},
+            {
+                **{"model_type": "bart", "encoder_layers": 2, "decoder_layers": 2, "num_hidden_layers": 2},
+                "attention_window": [512] * 2,
+            },
+        ),
+        (
+            {"model_type": "florence2", "text_config": {**BART, "is_encoder_decoder": True}, "vision_config": {}},
+            {
+                "model_type": "florence2",
+                "text_config": {**BART, "is_encoder_decoder": True, "encoder_layers": 2, "decoder_layers": 2},
+                "vision_config": {},
+            },
+        ),
+    ],
+    ids=["t5", "t5 of one number", "led", "within"],
+)
+def test_an_encoder_and_a_decoder_are_cut_together(config, cut):
+    job = of_both(**config)
+    assert layers_of(job) == 24
+    assert depths(job, Plan()) == (2, 3)
+    assert depths(job, Plan(shard="zero3")) == (3, 4)
+    assert with_layers(job, 2).model.config == {"is_encoder_decoder": True, **cut}
+    assert depths_to_continue(job, Plan(shard="zero3")) is None  # three of them take as long as all
+
+
+def test_an_encoder_and_a_decoder_may_have_configurations_of_their_own():
+    own = {"model_type": "t5_gemma_module", "num_hidden_layers": 26}
+    kinds = ["sliding_attention", "full_attention"] * 13
+    job = of_both(model_type="t5gemma", encoder={**own, "layer_types": kinds}, decoder=own)
+    assert depths(job, Plan()) == (2, 4)
+    cut = with_layers(job, 4).model.config
+    assert cut["encoder"] == {**own, "num_hidden_layers": 4, "layer_types": kinds[:4]}
+    assert cut["decoder"] == {**own, "num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**BART, "encoder_layers": 32, "decoder_layers": 2},  # distilled Whisper
+        {**T5, "num_layers": 36, "num_decoder_layers": 12},  # ByT5
+        {**BART, "num_hidden_layers": 12},
+        {"model_type": "t5gemma", "encoder": {"num_hidden_layers": 42}, "decoder": {"num_hidden_layers": 26}},
+        {**T5, "model_type": "switch_transformers", "num_sparse_encoder_layers": 6},  # every fourth has experts
+        {"model_type": "t5"},
+    ],
+)
+def test_an_encoder_and_a_decoder_that_are_not_alike_are_run_whole(config):
+    assert depths(of_both(**config), Plan()) is None
+
+
+def test_a_decoder_alone_may_say_how_deep_its_encoder_was():
+    assert depths(of_tiny(model_type="mbart", decoder_layers=4), Plan()) is None
+
+
+def test_names_of_depths_are_those_of_transformers():
+    """What is cut is what transformers builds: nothing beside the layers is left of a network's depth."""
+    from transformers import CONFIG_MAPPING
+
+    checked = 0
+    for kind in (
+        "t5",
+        "mt5",
+        "umt5",
+        "longt5",
+        "bart",
+        "mbart",
+        "pegasus",
+        "m2m_100",
+        "marian",
+        "whisper",
+        "t5gemma",
+    ):
+        config = CONFIG_MAPPING[kind]().to_dict()
+        cut = with_layers(of_both(**config), 2)
+        made = CONFIG_MAPPING[kind](**{name: value for name, value in cut.model.config.items() if value is not None})
+        sides = (made.encoder, made.decoder) if kind == "t5gemma" else (made,)
+        for side in sides:
+            stated = {name: value for name, value in side.to_dict().items() if name.endswith("layers")}
+            depth = [value for value in stated.values() if isinstance(value, int) and not isinstance(value, bool)]
+            assert set(depth) == {2}, (kind, stated)
+            checked += 1
+    assert checked == 12
 
 
 def usual_kinds(kind):
@@ -72,7 +173,7 @@ def test_what_configurations_leave_unsaid_is_what_transformers_takes():
         repeats = [next((n for n in range(1, layers) if each[:-n] == each[n:]), None) for each in lists]
         if layers > 12 and None not in repeats and lcm(*repeats) in range(2, 13):
             checked += 1
-            assert few._period({"model_type": decoder, "num_hidden_layers": layers}) % lcm(*repeats) == 0, decoder
+            assert few._period({"model_type": decoder}, layers) % lcm(*repeats) == 0, decoder
     assert checked > 10
 
 

@@ -9,7 +9,7 @@ from tonnage.device import parse_cluster
 from tonnage.layers.few import depths, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.predict import estimate, trace
-from tonnage.search.depth import extrapolated, seen
+from tonnage.search.depth import Look, Moment, extrapolated, seen
 from tonnage.search.memory import MICRO_BATCHES
 
 LAYERS = 24
@@ -41,6 +41,65 @@ def test_few_layers_say_what_many_need(worker, gpu, plan):
     runtime = whole.by_category["runtime"]
     assert need.least_bytes - runtime == pytest.approx(whole.allocated_bytes, rel=0.03)
     assert need.least_bytes <= whole.process_bytes
+
+
+def t5(**options):
+    found = tiny_job("t5", seq_len=256, micro_batch=2, **options)
+    config = {**found.model.config, "d_model": 256, "d_ff": 1024}
+    return with_layers(replace(found, model=replace(found.model, config=config)), LAYERS)
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(
+    ("gpu", "plan", "method"),
+    [
+        ("a100-40gb", Plan(allocator="expandable"), "full"),
+        ("a100-40gb", Plan(checkpointing="full"), "full"),
+        ("a100-40gb", Plan(checkpointing="selective", optimizer_in_backward=True, optimizer="adamw-fused"), "full"),
+        ("a100-40gb", Plan(checkpointing="full", allocator="expandable"), "lora"),
+        ("4xa100-40gb", Plan(shard="zero3", checkpointing="full"), "full"),
+        ("4xa100-40gb", Plan(shard="zero2"), "full"),
+    ],
+    ids=["plain", "checkpointed", "in backward", "lora", "zero3", "zero2"],
+)
+def test_few_layers_of_an_encoder_and_a_decoder_say_what_many_need(worker, gpu, plan, method):
+    cluster, job = roomy(parse_cluster(gpu)), t5(method=method)
+    few = depths(job, plan)
+    small, large, whole = (
+        seen(trace(with_layers(job, layers), plan, cluster, worker=worker, rank=0, steps=1), cluster)
+        for layers in (*few, LAYERS)
+    )
+    need = extrapolated(small, large, few, LAYERS)
+    allocated = max(whole.allocated_bytes.values())
+    assert 2 * max(large.allocated_bytes.values()) < allocated
+    assert need.least_bytes - whole.by_category["runtime"] == pytest.approx(allocated, rel=0.005)
+
+
+def look(**allocated):
+    """Of bytes by module in backward, beside which there is nothing."""
+    moments = {Moment("backward", name.replace("_", ".")): most for name, most in allocated.items()}
+    return Look(
+        allocated_bytes=moments, by_category={"activation": max(allocated.values()), "cached": 0, "runtime": 0}
+    )
+
+
+def test_the_peak_moves_from_one_stack_to_another():
+    small = look(decoder_0=100, decoder_1=90, encoder_0_mlp=80, encoder_1=70)
+    large = look(decoder_0=110, decoder_1=105, decoder_2=100, encoder_0_mlp=100, encoder_1=90, encoder_2=80)
+    # At 3 layers the decoder's first is the highest, 100 + 10 each; at 12 the encoder's, 80 + 20 each.
+    assert extrapolated(small, large, (2, 3), 12).least_bytes == 80 + 20 * 10
+    assert extrapolated(small, large, (2, 3), 3).least_bytes == 110
+
+
+def test_layers_between_the_first_and_the_last_are_not_followed():
+    small = look(layers_0=50, layers_1=10)  # the last of two: 10, and of three 12
+    large = look(layers_0=51, layers_1=40, layers_2=12)
+    assert extrapolated(small, large, (2, 3), 12).least_bytes == 50 + 10
+
+
+def test_a_module_that_few_layers_lack_counts_as_it_is():
+    small, large = look(head=10), look(head=11, other=30)
+    assert extrapolated(small, large, (2, 3), 12).least_bytes == 30 + (30 - 10) * 9  # the phase as a whole
 
 
 @pytest.mark.ghost

@@ -11,7 +11,7 @@ from tonnage.errors import CannotEstimate, GhostUnavailable
 from tonnage.layers.few import COMPILED
 from tonnage.plans import Plan
 from tonnage.search import memory
-from tonnage.search.depth import Look
+from tonnage.search.depth import Look, Moment
 from tonnage.search.memory import STEPS, STEPS_EXPANDABLE, steps_run
 from tonnage.search.solve import search
 from tonnage.solution import Candidate
@@ -71,7 +71,10 @@ def workers(monkeypatch):
     def on(run, worker):
         answer = Formula._answer(run.candidate, run.cluster)
         if run.looks:
-            return Look(allocated_bytes={"forward": answer.peak.process_bytes}, by_category=answer.peak.by_category)
+            return Look(
+                allocated_bytes={Moment("forward", ""): answer.peak.process_bytes},
+                by_category=answer.peak.by_category,
+            )
         return answer
 
     monkeypatch.setattr(memory.Ghosts, "_start", start)

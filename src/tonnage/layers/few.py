@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from math import lcm
+from operator import getitem
 from typing import Any, Final
 
 from tonnage.axes import SHARDING
@@ -32,17 +34,30 @@ _WORTH_OF_STAGES: Final = 3
 """Three runs of a pipeline's stage have at most so much less than all its layers, or all are run: each run takes time
 of its own, for which a stage has few layers."""
 
+_DEPTH: Final = "num_hidden_layers"
+"""What configurations of one stack call the number of its layers."""
+
+_DEPTHS: Final = (
+    *(_DEPTH, "num_layers", "num_decoder_layers", "num_encoder_layers", "encoder_layers", "decoder_layers"),
+    *("encoder_num_hidden_layers", "decoder_num_hidden_layers"),
+)
+"""What configurations of an encoder and a decoder call the numbers of theirs; the first repeats one of the others."""
+
 _WORDS: Final = "text_config"
-"""What transformers' networks of several stacks call the configuration of their decoder."""
+"""What transformers' networks that see call the configuration of their decoder."""
 
-_LAYERS: Final = ("num_hidden_layers", "depth", "encoder_layers")
-"""What configurations of stacks call the number of their layers."""
+_STACKS: Final = ("encoder", "decoder", "encoder_config", "decoder_config", _WORDS)
+"""What networks of an encoder and a decoder call theirs, where each has one of its own."""
 
-_UNLIKE: Final = ("is_encoder_decoder", "mlp_only_layers", "moe_layers", "cross_attention_layers")
+_TOWERS: Final = (_DEPTH, "depth", "encoder_layers")
+"""What configurations of stacks for images or sounds call the number of their layers."""
+
+_UNLIKE: Final = ("mlp_only_layers", "moe_layers", "cross_attention_layers", "num_sparse_encoder_layers")
 """Options of configurations with which layers are not alike, and their places count."""
 
 _PERIODS: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("gemma2", "gpt_neo", "gpt_oss", "minimax", "t5_gemma_module", "t5gemma", "vaultgemma"), 2),
+    **dict.fromkeys(("gemma2", "gpt_neo", "gpt_oss", "minimax", "pegasus_x", "t5_gemma_module"), 2),
+    **dict.fromkeys(("t5gemma", "vaultgemma"), 2),
     **dict.fromkeys(("colmodernvbert", "modernbert", "modernvbert", "pe_audio", "pe_video", "ultrabert"), 3),
     **dict.fromkeys(("afmoe", "cohere2", "cwm", "exaone4", "granite_swa", "granitemoe_swa", "jev", "llama4"), 4),
     **dict.fromkeys(("minicpm_ocr", "minicpmv4", "muse_glimmer", "muse_spark", "olmo3", "olmo_hybrid"), 4),
@@ -57,7 +72,7 @@ of model, with or without more behind an underscore."""
 _STATED: Final = (
     *("decoder_sparse_step", "sliding_window_pattern", "moe_layer_freq", "moe_layer_interval", "attn_layer_period"),
     *("expert_layer_period", "full_attention_interval", "global_attn_every_n_layers", "interleave_moe_layer_step"),
-    "no_rope_layer_interval",
+    *("no_rope_layer_interval", "encoder_sparse_step"),
 )
 """Options of configurations that say after how many layers a kind comes again."""
 
@@ -78,11 +93,13 @@ def depths_to_continue(job: Job, plan: Plan) -> tuple[int, int, int] | None:
     """Numbers of layers for three runs from which all follow; None where the whole is as well.
 
     Layers that are neither divided nor adapted take hardly longer than to ask for their memory again, except in a
-    pipeline, which takes many micro-batches through them.  Layers for images or sounds are in each of the three.
+    pipeline, which takes many micro-batches through them.  Layers for images or sounds are in each of the three.  Of
+    an encoder and a decoder three run no faster than all, and say what all need of some families alone.
     """
     found = _first_and_period(job, plan)
     slow = plan.shard in SHARDING or job.method != "full" or max(plan.tp, plan.pp, plan.cp, plan.ep) > 1
-    if found is None or not slow or not is_repetitive(job, plan):
+    both = job.model.config.get("is_encoder_decoder")
+    if found is None or both or not slow or not is_repetitive(job, plan):
         return None
     small, period = found
     if plan.pp == 1 and small < 2 * period:  # the first and the last of each kind are not like those between
@@ -95,27 +112,53 @@ def depths_to_continue(job: Job, plan: Plan) -> tuple[int, int, int] | None:
 
 
 def layers_of(job: Job) -> int:
-    """How many layers the network has, of several stacks the one of words; 0 where its configuration does not say."""
-    found = _of_words(job.model.config).get("num_hidden_layers")
-    return found if isinstance(found, int) else 0
+    """How many layers the network has, of several stacks the one of words; 0 where its configuration does not say.
+
+    An encoder and a decoder have so many each; 0 where one is deeper than the other.
+    """
+    stated = {_at(job.model.config, place) for place in _places(job.model.config)}
+    return stated.pop() if len(stated) == 1 else 0
+
+
+def _places(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Where a configuration says how many layers there are for words.
+
+    That of a decoder alone may have kept the number of its encoder's, in names that hang on the family.
+    """
+    both = config.get("is_encoder_decoder")
+    names = _DEPTHS if both else (_DEPTH,) if "decoder_layers" not in config else ()
+    found: list[tuple[str, ...]] = [(name,) for name in names if isinstance(config.get(name), int)]
+    parts = _STACKS if both else (_WORDS,) if not found else ()
+    within = {part: config[part] for part in parts if isinstance(config.get(part), Mapping)}
+    return found + [(part, *place) for part, stack in within.items() for place in _places(stack)]
+
+
+def _at(config: Mapping[str, Any], place: Sequence[str]) -> Any:
+    return reduce(getitem, place, config)
 
 
 def _beside_words(job: Job) -> int:
     """Layers of the network's other stacks, as far as its configuration says how many."""
-    words = _of_words(job.model.config)
-    others = [part for part in job.model.config.values() if isinstance(part, Mapping) and part is not words]
-    stated = (part.get(name) for part in others for name in _LAYERS)
+    config = job.model.config
+    words = {place[0] for place in _places(config)}
+    others = [part for name, part in config.items() if isinstance(part, Mapping) and name not in words]
+    stated = (part.get(name) for part in others for name in _TOWERS)
     return sum(number for number in stated if isinstance(number, int))
 
 
 def with_layers(job: Job, layers: int) -> Job:
-    """The job of a network with so many layers, otherwise the same."""
-    whole = job.model.config
-    config = dict(_of_words(whole))
-    config |= {name: values[:layers] for name, values in _by_layer(config).items()}
-    config["num_hidden_layers"] = layers
-    changed = config if _of_words(whole) is whole else {**whole, _WORDS: config}
-    return replace(job, model=replace(job.model, config=changed))
+    """The job of a network with so many layers, in an encoder and a decoder each, otherwise the same."""
+    config = reduce(lambda config, place: _cut(config, place, layers), _places(job.model.config), job.model.config)
+    return replace(job, model=replace(job.model, config=config))
+
+
+def _cut(config: Mapping[str, Any], place: Sequence[str], layers: int) -> dict[str, Any]:
+    """The same configuration with another number in one place, and with that much of what is listed by layer."""
+    name, *rest = place
+    if rest:
+        return {**config, name: _cut(config[name], rest, layers)}
+    listed = {each: values[:layers] for each, values in _by_layer(config, config[name]).items()}
+    return {**config, **listed, name: layers}
 
 
 def roomy(cluster: Cluster) -> Cluster:
@@ -143,13 +186,14 @@ def is_repetitive(job: Job, plan: Plan) -> bool:
 
 def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:
     """Layers of the shallowest network, and how many more make the next one like it; None where there are none."""
-    config, layers = _of_words(job.model.config), layers_of(job)
-    period = _period(config)
-    uneven = plan.checkpointing.startswith(_UNEVEN) or any(config.get(name) for name in _UNLIKE)
-    if period is None or uneven or not layers:
+    layers, config = layers_of(job), job.model.config
+    parts = [_at(config, place[:-1]) for place in _places(config)]
+    periods = [_period(part, layers) for part in parts]
+    unlike = any(part.get(name) for part in parts for name in _UNLIKE)
+    if not layers or unlike or None in periods or plan.checkpointing.startswith(_UNEVEN):
         return None
-    first = int(config.get("first_k_dense_replace") or 0)
-    period = lcm(period, plan.checkpoint_interval or 1)
+    first = max(int(part.get("first_k_dense_replace") or 0) for part in parts)
+    period = lcm(*filter(None, periods), plan.checkpoint_interval or 1)
     if plan.pp > 1:
         stages = plan.pp * (plan.pp_stages if plan.pp_schedule == "interleaved" else 1)
         if first or stages % period:
@@ -159,13 +203,14 @@ def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:
     return least + (layers - least) % period, period
 
 
-def _period(config: Mapping[str, Any]) -> int | None:
-    """After how many layers their kinds repeat; None where they do not."""
+def _period(config: Mapping[str, Any], layers: int) -> int | None:
+    """After how many of its layers their kinds repeat; None where they do not."""
     stated = [config[name] for name in _STATED if isinstance(config.get(name), int) and config[name] > 0]
-    listed = "layer_types" in _by_layer(config) or isinstance(config.get("sliding_window_pattern"), int)
+    kinds = _by_layer(config, layers)
+    listed = "layer_types" in kinds or isinstance(config.get("sliding_window_pattern"), int)
     found = lcm(*stated) if listed else lcm(*stated, _usual_period(str(config.get("model_type"))))
-    for kinds in _by_layer(config).values():
-        repeats = next((size for size in range(1, len(kinds)) if kinds[:-size] == kinds[size:]), None)
+    for each in kinds.values():
+        repeats = next((size for size in range(1, len(each)) if each[:-size] == each[size:]), None)
         if repeats is None:
             return None
         found = lcm(found, repeats)
@@ -178,13 +223,6 @@ def _usual_period(kind: str) -> int:
     return next((_PERIODS[family] for family in families if family in _PERIODS), 1)
 
 
-def _of_words(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration of the decoder: of a network of several stacks the part that is for words."""
-    words = config.get(_WORDS)
-    return words if "num_hidden_layers" not in config and isinstance(words, Mapping) else config
-
-
-def _by_layer(config: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """What a configuration lists for each layer: its kind, whether it has positions."""
-    layers = config.get("num_hidden_layers")
+def _by_layer(config: Mapping[str, Any], layers: int) -> dict[str, list[Any]]:
+    """What a configuration lists for each of so many layers: its kind, whether it has positions."""
     return {name: value for name, value in config.items() if isinstance(value, list) and len(value) == layers}

@@ -207,7 +207,7 @@ class _Run:
         more = (asked.grad_accum - job.grad_accum) * each
         if self.looks:
             trace = predict.trace(job, plan, self.cluster, rank=self.rank, steps=self.steps, worker=worker)
-            return waiting.looked(seen(trace, self.cluster), more)
+            return waiting.looked(seen(trace, self.cluster, by_module=plan.pp == 1), more)
         found = predict.estimate(
             job,
             plan,

@@ -62,8 +62,8 @@ def _handed(plan: Plan, place: int) -> int:
 def looked(look: Look, more: int) -> Look:
     """A look with so many bytes more, there from the beginning."""
     held = {**look.by_category, CATEGORY: look.by_category.get(CATEGORY, 0) + more}
-    phases = {name: most + more * (name != "load") for name, most in look.allocated_bytes.items()}
-    return Look(allocated_bytes=phases, by_category=held)
+    moments = {one: most + more * (one.phase != "load") for one, most in look.allocated_bytes.items()}
+    return Look(allocated_bytes=moments, by_category=held)
 
 
 def estimated(found: Estimate, more: int, job: Job, cluster: Cluster) -> Estimate:
