@@ -76,10 +76,10 @@ def export(job: Job, plan: Plan, cluster: Cluster, model: str, to: Target) -> Ex
 
     `model` is what the user calls the network.  Raises UsageError where nothing of use could be said.
     """
-    from tonnage.exports import launching
+    from tonnage.exports import launching, seeing
     from tonnage.techniques import environment
 
-    launching.check_network(job, to.name, scripted=to.scripted)
+    launching.check_network(job, to)
     launching.check_cluster(cluster, to.name)
     besides = to.besides(job, plan)
     missing = _settled(tuple(_unexpressed(job, plan, to, besides)), job, plan, to)
@@ -90,6 +90,7 @@ def export(job: Job, plan: Plan, cluster: Cluster, model: str, to: Target) -> Ex
         plan=replace(plan, **{item.name: new for item, new in missing if hasattr(plan, item.name)}),
         cluster=cluster,
         model=launching.loadable(job, model),
+        seen=seeing.asked(job) if to.sees and launching.reads_images(job) else None,
     )
     launching.check_plan(wish, to)
     written = to.write(wish)

@@ -11,7 +11,7 @@ import yaml
 from tonnage.engines.hf_trainer import SHARDED
 from tonnage.exports import launching
 from tonnage.exports.export import File, Target, Wish, Written, flat
-from tonnage.exports.hf_trainer import DATA, reread_job
+from tonnage.exports.hf_trainer import reread_job
 from tonnage.exports.torchrun import LOOPS, WHY, loop_settings
 
 FILE: Final = "accelerate.yaml"
@@ -27,11 +27,11 @@ def write(wish: Wish) -> Written:
         files=(
             file(said),
             launching.document("job.json", job),
-            *(launching.script(name) for name in ("accelerate", "loop", "job")),
+            *launching.scripts(wish, "accelerate", "loop"),
         ),
         command=(*launch(wish), "train.py"),
         settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
-        notes=(*machines(wish), *DATA),
+        notes=(*machines(wish), *launching.rows(wish)),
     )
 
 
@@ -132,6 +132,7 @@ ACCELERATE: Final = Target(
     why={**WHY, "shard=zero1": "accelerate divides by FSDP2 or DeepSpeed, not optimizer states alone"},
     engine="accelerate",
     scripted=True,
+    sees=True,
     write=write,
     reread=reread,
 )

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from tonnage.engines import deepspeed as engine
+from tonnage.engines.engine import IMAGES
 from tonnage.exports import launching
 from tonnage.exports.export import Target, Wish, Written, flat
-from tonnage.exports.hf_trainer import DATA, reread_job
+from tonnage.exports.hf_trainer import reread_job
+from tonnage.techniques.precision import DTYPE_NAMES
 
 FILE: Final = "ds_config.json"
 
@@ -31,7 +33,7 @@ def write(wish: Wish) -> Written:
     said = engine.settings(wish.job, wish.plan, {name: {"nvme_path": FILES} for name in engine.PLACES})
     job = launching.without_defaults(
         {
-            **launching.job_settings(wish),
+            **launching.job_settings(wish, DTYPE_NAMES[wish.plan.compute_dtype]),  # there is no autocast
             "checkpointing": None if wish.plan.checkpointing == "none" else wish.plan.checkpointing,
         }
     )
@@ -39,11 +41,11 @@ def write(wish: Wish) -> Written:
         files=(
             launching.document(FILE, said),
             launching.document("job.json", job),
-            *(launching.script(name) for name in ("deepspeed", "loop", "job")),
+            *launching.scripts(wish, "deepspeed", "loop"),
         ),
         command=("deepspeed", *_machines(wish), "--num_gpus", str(wish.cluster.gpus_per_node), "train.py"),
         settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
-        notes=(*_hosts(wish), *_folder(wish), *DATA),
+        notes=(*_hosts(wish), *_folder(wish), *launching.rows(wish)),
     )
 
 
@@ -97,10 +99,11 @@ def reread(folder: Path) -> Mapping[str, Any]:
 DEEPSPEED: Final = Target(
     name="deepspeed",
     packages=("deepspeed", "transformers"),
-    expresses=engine.EXPRESSES,
+    expresses={**engine.EXPRESSES, **IMAGES},
     why=WHY,
     engine="deepspeed",
     scripted=True,
+    sees=True,
     write=write,
     reread=reread,
 )

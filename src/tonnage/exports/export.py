@@ -12,6 +12,7 @@ from tonnage.engines.engine import ANY
 
 if TYPE_CHECKING:
     from tonnage.device import Cluster
+    from tonnage.exports.seeing import Seen
     from tonnage.job import Job
     from tonnage.plans import Plan
 
@@ -52,6 +53,8 @@ class Wish:
     """Where it will run."""
     model: str
     """What the target's own loader takes: a Hub id, or a folder."""
+    seen: Seen | None = None
+    """What rows hold of a network that reads images too."""
 
     @property
     def axes(self) -> Axes:
@@ -95,6 +98,8 @@ class Target:
     """Where there is none: the engine of what it stands on."""
     scripted: bool = False
     """Whether a script of ours trains: causal language models by their name or folder."""
+    sees: bool = False
+    """Whether that script also trains networks that read images beside text."""
     write: Callable[[Wish], Written]
     """Says the wish; imports neither torch nor the trainer."""
     reread: Callable[[Path], Mapping[str, Any]]

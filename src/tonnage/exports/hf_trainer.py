@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.engines import hf_trainer as engine
+from tonnage.engines.engine import IMAGES
 from tonnage.exports import installed, launching
 from tonnage.exports.export import Target, Wish, Written, flat
 
@@ -42,19 +43,13 @@ def write(wish: Wish) -> Written:
         files=(
             launching.document("training_args.json", {"output_dir": "output", **said}),
             launching.document("job.json", job),
-            launching.script("hf_trainer"),
-            launching.script("job"),
+            *launching.scripts(wish, "hf_trainer"),
         ),
         command=launching.torchrun(cluster, "train.py", alone=wish.plan.shard == "none"),
         settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
         environment=host_group(wish),
-        notes=(*launching.several_machines(cluster), *clipping(wish), *DATA),
+        notes=(*launching.several_machines(cluster), *clipping(wish), *launching.rows(wish)),
     )
-
-
-DATA: Final = (
-    "train.py --data FILE trains on a text or on JSON lines with a field text; without it rows are made up.",
-)
 
 
 def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
@@ -76,7 +71,12 @@ def _newer() -> bool:
 def arguments(wish: Wish) -> dict[str, Any]:
     """TrainingArguments as the installed transformers calls them."""
     word = "activation_checkpointing" if _newer() else "gradient_checkpointing"
-    return {**engine.arguments(wish.job, wish.plan, word), **_mesh(wish)}
+    return {**engine.arguments(wish.job, wish.plan, word), **_mesh(wish), **_columns(wish)}
+
+
+def _columns(wish: Wish) -> dict[str, Any]:
+    """The Trainer would take columns away that the network does not know: rows.py makes what it knows of them."""
+    return {"remove_unused_columns": False} if launching.with_images(wish) else {}
 
 
 def _mesh(wish: Wish) -> dict[str, Any]:
@@ -164,11 +164,12 @@ def _plain(value: Any) -> Any:
 HF_TRAINER: Final = Target(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
-    expresses=engine.EXPRESSES,
+    expresses={**engine.EXPRESSES, **IMAGES},
     besides=besides,
     why=WHY,
     engine="hf-trainer",
     scripted=True,
+    sees=True,
     write=write,
     reread=reread,
 )

@@ -6,12 +6,13 @@ import json
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import axes
 from tonnage.errors import UsageError
 from tonnage.exports.export import File
 from tonnage.techniques.chunked_loss import CAUSAL
+from tonnage.units import counted
 
 if TYPE_CHECKING:
     from tonnage.device import Cluster
@@ -38,18 +39,24 @@ def loadable(job: Job, model: str) -> str:
     return str(path.resolve()) if path.is_dir() else model
 
 
-def check_network(job: Job, target: str, *, scripted: bool) -> None:
-    """What is written trains on text.  Raises UsageError for networks that are trained on something else.
+def reads_images(job: Job) -> bool:
+    """Whether the job's network reads images beside text."""
+    return "vision_config" in job.model.config
 
-    Our scripts load causal language models; trainers with loaders of their own also take image-text networks.
+
+def check_network(job: Job, to: Target) -> None:
+    """Raises UsageError for networks that what is written does not train.
+
+    Scripts train causal language models, and where they see, what `seeing` finds to write of words and images; the
+    settings of trainers with loaders of their own are for text, of image-text networks too.
     """
-    config = job.model.config
+    config, target = job.model.config, to.name
     kind, *_ = config.get("architectures") or [str(config.get("model_type"))]
-    sees = "vision_config" in config
+    sees = reads_images(job)
     unlike = "architectures" in config and not kind.endswith(CAUSAL)
-    if not (config.get("is_encoder_decoder") or sees or unlike):
+    if (sees and to.sees) or not (config.get("is_encoder_decoder") or sees or unlike):
         return
-    if scripted:
+    if to.scripted:
         raise UsageError(f"The script of {target} trains causal language models, and {job.model.name} is a {kind}.")
     if not sees or kind.endswith("Model"):
         raise UsageError(f"The settings of {target} are for text, and {job.model.name} is a {kind}.")
@@ -109,10 +116,46 @@ def several_machines(cluster: Cluster) -> tuple[str, ...]:
     return (f"Start it on each of the {cluster.nodes} machines; HOST is the name of one of them.",)
 
 
-def script(name: str) -> File:
-    """One of our scripts as it is: `job.py`, `loop.py`, or that of a target as `train.py`."""
+def script(name: str, called: str | None = None) -> File:
+    """One of our scripts as it is: `job.py`, `loop.py`, `rows.py`, or that of a target as `train.py`."""
     text = (files("tonnage.exports") / "scripts" / f"{name}.py").read_text(encoding="utf-8")
-    return File(name=f"{name if name in ('job', 'loop') else 'train'}.py", text=text)
+    return File(name=f"{called or (name if name in PARTS else 'train')}.py", text=text)
+
+
+PARTS: Final = ("job", "loop", "rows")
+"""Scripts that a train.py imports."""
+
+
+def scripts(wish: Wish, *names: str) -> tuple[File, ...]:
+    """A target's train.py and what it imports; with images, rows of these and the shapes of one."""
+    found = tuple(script(name) for name in (*names, "job"))
+    if not with_images(wish):
+        return (*found, script("rows"))
+    assert wish.seen is not None
+    made_up = File(name="made_up.json", text=json.dumps(dict(wish.seen.row)) + "\n")
+    return (*found, script("images", "rows"), made_up)
+
+
+def with_images(wish: Wish) -> bool:
+    """Whether rows hold images."""
+    return wish.seen is not None and wish.job.images > 0
+
+
+def rows(wish: Wish) -> tuple[str, ...]:
+    """What to know of the data."""
+    if not with_images(wish):
+        return (
+            "train.py --data FILE trains on a text or on JSON lines with a field text; without it rows are made up.",
+        )
+    assert wish.seen is not None
+    size = wish.seen.image_size
+    shrunk = "" if size is None else f"; larger ones are shrunk to as many pixels as {size[0]}x{size[1]}"
+    return (
+        "train.py --data FILE trains on JSON lines with images and messages (rows.py shows one); without it rows are "
+        "made up.",
+        f"The plan counts on {counted(wish.job.images, 'image')} in each row{shrunk}. Rows are padded or cut to "
+        f"{wish.job.seq_len:,} tokens.",
+    )
 
 
 def document(name: str, values: Any) -> File:
@@ -125,8 +168,11 @@ def without_defaults(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def job_settings(wish: Wish) -> dict[str, Any]:
-    """job.json: what our scripts are told about network, adapters and rows, whoever trains."""
+def job_settings(wish: Wish, images_dtype: str | None = None) -> dict[str, Any]:
+    """job.json: what our scripts are told about network, adapters and rows, whoever trains.
+
+    `images_dtype`: in which the network gets images; by default as autocast takes them, or else in its weights'.
+    """
     from tonnage.techniques.attention import BACKENDS, NETWORKS_OWN
 
     plan = wish.plan
@@ -136,6 +182,7 @@ def job_settings(wish: Wish) -> dict[str, Any]:
             "model": wish.model,
             "seq_len": wish.job.seq_len,
             "weights_dtype": weights_dtype(wish.job, plan),
+            **_of_images(wish, images_dtype),
             "attn_implementation": "sdpa" if backend else NETWORKS_OWN.get(plan.attention),
             "sdpa_backend": backend,
             "lora": lora(wish.job),
@@ -144,6 +191,24 @@ def job_settings(wish: Wish) -> dict[str, Any]:
             "cast_unquantized": plan.unquantized_dtype == "fp32" if wish.job.method == "qlora" else None,
         }
     )
+
+
+def _of_images(wish: Wish, images_dtype: str | None) -> dict[str, Any]:
+    """What our scripts are told about a network that reads images, and of these if there are any."""
+    from tonnage.exports.seeing import AUTO_CLASS
+
+    if wish.seen is None:
+        return {}
+    if not with_images(wish):
+        return {"auto_class": AUTO_CLASS}
+    autocast = wish.plan.precision.endswith("-mixed")
+    size = wish.seen.image_size
+    return {
+        "auto_class": AUTO_CLASS,
+        "images_dtype": images_dtype or ("float32" if autocast else weights_dtype(wish.job, wish.plan)),
+        "image_size": None if size is None else list(size),
+        "image_token": wish.seen.image_token,
+    }
 
 
 def adapters_dtype(name: str | None) -> str | None:

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from tonnage.engines.engine import ANY, SHAPES
+from tonnage.engines.engine import ANY, IMAGES, SHAPES
+from tonnage.engines.hf_trainer import SHARDED
 from tonnage.exports import launching
 from tonnage.exports.export import Target, Wish, Written, flat
-from tonnage.exports.hf_trainer import DATA, reread_job
+from tonnage.exports.hf_trainer import reread_job
 from tonnage.techniques.lora import adapters_dtype
 
 LOOPS: Final[Mapping[str, tuple[str, ...]]] = {
     **SHAPES,
+    **IMAGES,
     "method": ("full", "lora", "qlora"),
     "lora_rank": ANY,
     "lora_dropout": ANY,
@@ -43,15 +45,16 @@ WHY: Final = {
 
 def write(wish: Wish) -> Written:
     """job.json and the script."""
-    said = {**launching.job_settings(wish), **loop_settings(wish), **_division(wish)}
+    images = launching.weights_dtype(wish.job, wish.plan) if wish.plan.shard in SHARDED else None  # and no autocast
+    said = {**launching.job_settings(wish, images), **loop_settings(wish), **_division(wish)}
     return Written(
         files=(
             launching.document("job.json", said),
-            *(launching.script(name) for name in ("torchrun", "loop", "job")),
+            *launching.scripts(wish, "torchrun", "loop"),
         ),
         command=launching.torchrun(wish.cluster, "train.py", alone=wish.plan.shard == "none"),
         settings={f"job.{name}": value for name, value in flat(said).items()},
-        notes=(*launching.several_machines(wish.cluster), *DATA),
+        notes=(*launching.several_machines(wish.cluster), *launching.rows(wish)),
     )
 
 
@@ -103,6 +106,7 @@ TORCHRUN: Final = Target(
     why=WHY,
     engine="tonnage",
     scripted=True,
+    sees=True,
     write=write,
     reread=reread,
 )

@@ -30,13 +30,12 @@ def write(wish: Wish) -> Written:
         files=(
             launching.document("sft_config.json", {"output_dir": "output", **said}),
             launching.document("job.json", job),
-            launching.script("trl"),
-            launching.script("job"),
+            *launching.scripts(wish, "trl"),
         ),
         command=launching.torchrun(wish.cluster, "train.py", alone=wish.plan.shard == "none"),
         settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
         environment=hf_trainer.host_group(wish),
-        notes=(*launching.several_machines(wish.cluster), *hf_trainer.clipping(wish), *hf_trainer.DATA),
+        notes=(*launching.several_machines(wish.cluster), *hf_trainer.clipping(wish), *launching.rows(wish)),
     )
 
 

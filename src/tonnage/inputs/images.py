@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
@@ -59,6 +59,8 @@ class Images:
     """Pixels of each."""
     tokens: int | None = None
     """Of the sequence, for each image; None: the network's own code is to be asked."""
+    fixed: bool = False
+    """Whether the network gets every image in this size."""
 
 
 def held() -> tuple[str, ...]:
@@ -88,6 +90,14 @@ def and_text(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     if "qformer_input_ids" in names:  # what the adapter is told, at most as long as it can be
         made["qformer_input_ids"] = made["input_ids"][:, : network.config.qformer_config.max_position_embeddings]
     return made | filled(images.tensors, dtype)
+
+
+def chosen_size(job: Job, network: Any) -> tuple[int, int] | None:
+    """Width and height of the job's images; None where it has none, or the network gets every image in one size."""
+    if job.images == 0:
+        return None
+    found = _images(job, network)
+    return None if found.fixed else (found.width, found.height)
 
 
 def with_captions(job: Job, network: Any, dtype: torch.dtype) -> Batch:
@@ -174,7 +184,7 @@ def _place(job: Job, network: Any, made: Batch, length: int) -> None:
             f"{job.images} x an image of {job.model.name} takes {needed:,} tokens; choose a seq_len above that, "
             "fewer images or a smaller image_size."
         )
-    token = _image_token(network.config)
+    token = token_of(network.config)
     where = torch.zeros_like(words, dtype=torch.bool)
     for start in range(1, needed, length + 1) if length else ():
         where[:, start : start + length] = True
@@ -187,7 +197,8 @@ def _place(job: Job, network: Any, made: Batch, length: int) -> None:
             made[name] = where.long()
 
 
-def _image_token(config: Any) -> int | None:
+def token_of(config: Any) -> int | None:
+    """The token that stands for a part of an image."""
     for name in ("image_token_id", "image_token_index"):
         if getattr(config, name, None) is not None:
             return int(getattr(config, name))
@@ -301,7 +312,7 @@ def _squares(job: Job, network: Any) -> Images:
         )
     width, height = _fixed_size(job, size)
     pixels = _pixels(job.micro_batch * job.images, channels_of(vision), height, width)
-    return Images(tensors={"pixel_values": pixels}, width=width, height=height)
+    return Images(tensors={"pixel_values": pixels}, width=width, height=height, fixed=True)
 
 
 def _whole(job: Job, network: Any) -> Images:
@@ -360,7 +371,7 @@ def _tiles_with_aspect(job: Job, network: Any) -> Images:
         "aspect_ratio_mask": torch.ones(*lead, tiles, dtype=torch.long),
         "cross_attention_mask": torch.ones(job.micro_batch, job.seq_len, job.images, tiles, dtype=torch.long),
     }
-    return Images(tensors=made, width=width, height=height, tokens=0)
+    return Images(tensors=made, width=width, height=height, tokens=0, fixed=True)
 
 
 def _llama4(job: Job, network: Any) -> Images:
@@ -407,14 +418,13 @@ def _crossed(job: Job, network: Any) -> Images:
     pixels = _pixels(job.micro_batch, job.images, channels_of(vision), height, width)
     seen = torch.ones(job.micro_batch, job.seq_len, job.images, dtype=torch.long)
     tensors = {"pixel_values": pixels, "image_attention_mask": seen}
-    return Images(tensors=tensors, width=width, height=height, tokens=0)
+    return Images(tensors=tensors, width=width, height=height, tokens=0, fixed=True)
 
 
 def _at_fixed_places(job: Job, network: Any) -> Images:
     """One square, whose tokens stand where a mask says: Kosmos-2's way."""
     found = _squares(job, network)
-    each = network.config.latent_query_num
-    return Images(tensors=found.tensors, width=found.width, height=found.height, tokens=each)
+    return replace(found, tokens=network.config.latent_query_num)
 
 
 def _flat(job: Job, network: Any) -> Images:
@@ -438,7 +448,7 @@ def _two_resolutions(job: Job, network: Any) -> Images:
     side = pair(getattr(vision, "image_size", None) or HIGH_RESOLUTION)[0]
     count = found.tensors["pixel_values"].shape[0]
     larger = {"high_res_pixel_values": _pixels(count, channels_of(vision), side, side)}
-    return Images(tensors=found.tensors | larger, width=found.width, height=found.height)
+    return replace(found, tensors=found.tensors | larger)
 
 
 def _rows_of_patches(job: Job, network: Any) -> Images:
@@ -520,7 +530,7 @@ def _tokens_per_image(job: Job, network: Any, images: Images) -> int:
     """How many tokens of the sequence one image takes."""
     if images.tokens is not None:
         return images.tokens
-    if _image_token(network.config) is None:
+    if token_of(network.config) is None:
         return 0
     queries = getattr(network.config, "num_query_tokens", None)
     if queries is not None:  # BLIP-2's adapter, of which the text gets each query

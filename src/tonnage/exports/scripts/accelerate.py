@@ -1,13 +1,14 @@
 """Trains with a loop of its own under accelerate: accelerate.yaml divides and casts, job.json says the rest.
 
-    accelerate launch --config_file accelerate.yaml train.py --data texts.jsonl
+    accelerate launch --config_file accelerate.yaml train.py --data FILE
 
-Without --data it makes a few steps on made-up rows.
+rows.py says what FILE holds; without --data it makes a few steps on made-up rows.
 """
 
 from typing import Any
 
 import job
+import rows
 from accelerate import Accelerator
 from loop import checkpointed, in_slices, optimizer
 from torch.utils.data import DataLoader
@@ -18,12 +19,14 @@ def main() -> None:
     said = job.read()
     accelerator = Accelerator(gradient_accumulation_steps=said.grad_accum or 1)
     network = in_slices(said, checkpointed(said, job.adapted(said, job.network(said, options.random_weights))))
-    rows = job.rows(
+    dataset = rows.dataset(
         said,
         options.data,
         options.steps * (said.micro_batch or 1) * (said.grad_accum or 1) * accelerator.num_processes,
     )
-    loader = DataLoader(rows, said.micro_batch, shuffle=True, drop_last=True, pin_memory=True)
+    loader = DataLoader(
+        dataset, said.micro_batch, shuffle=True, drop_last=True, pin_memory=True, collate_fn=dataset.batch
+    )
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
     prepared: tuple[Any, Any, Any] = accelerator.prepare(network, optimizer(said, trained), loader)
     del network, trained  # else nothing that FSDP2 replaces would be freed

@@ -1,8 +1,8 @@
 """Trains with DeepSpeed: ds_config.json is its configuration, job.json says what is trained.
 
-    deepspeed train.py --data texts.jsonl
+    deepspeed train.py --data FILE
 
-Without --data it makes a few steps on made-up rows.
+rows.py says what FILE holds; without --data it makes a few steps on made-up rows.
 """
 
 import json
@@ -11,6 +11,7 @@ from typing import Any
 
 import deepspeed
 import job
+import rows
 import torch.distributed as dist
 from loop import checkpointed
 from torch.utils.data import DataLoader, DistributedSampler
@@ -32,8 +33,9 @@ def main() -> None:
     engine, *_ = deepspeed.initialize(model=network, model_parameters=trained, config=config)
     micro, accumulated = config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]
     ranks = dist.get_world_size()
-    rows = job.rows(said, options.data, options.steps * micro * accumulated * ranks)
-    loader = DataLoader(rows, micro, sampler=DistributedSampler(rows), drop_last=True, pin_memory=True)
+    dataset = rows.dataset(said, options.data, options.steps * micro * accumulated * ranks)
+    sampler: Any = DistributedSampler(dataset)
+    loader = DataLoader(dataset, micro, sampler=sampler, drop_last=True, pin_memory=True, collate_fn=dataset.batch)
     with job.attention(said):
         for batch in loader:
             loss = engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()})[0]

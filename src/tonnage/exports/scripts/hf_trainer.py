@@ -1,8 +1,8 @@
 """Trains with Hugging Face's Trainer: training_args.json are its arguments, job.json says what is trained.
 
-    python train.py --data texts.jsonl        (or the launcher's command)
+    python train.py --data FILE        (or the launcher's command)
 
-Without --data it makes a few steps on made-up rows.
+rows.py says what FILE holds; without --data it makes a few steps on made-up rows.
 """
 
 import json
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import job
+import rows
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
 HERE = Path(__file__).parent
@@ -34,9 +35,8 @@ def main() -> None:
     model = job.adapted(said, job.network(said, options.random_weights))
     step = training.train_batch_size * training.gradient_accumulation_steps * training.world_size
     with job.attention(said):
-        trainer = Trainer(
-            model=model, args=training, train_dataset=job.rows(said, options.data, options.steps * step)
-        )
+        dataset = rows.dataset(said, options.data, options.steps * step)
+        trainer = Trainer(model=model, args=training, train_dataset=dataset, data_collator=dataset.batch)
         trainer.train()
     if options.data:
         trainer.save_model()

@@ -1,4 +1,4 @@
-"""What is trained: the network, its adapters and the rows, as job.json says.  Used by train.py.
+"""What is trained: the network and its adapters, as job.json says.  Used by train.py.
 
 Needs torch and transformers; peft for adapters, bitsandbytes for quantized weights.
 """
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +26,14 @@ class Job:
     """Tokens of a row."""
     weights_dtype: str
     """In which weights are loaded."""
+    auto_class: str = "AutoModelForCausalLM"
+    """transformers' class that loads the network."""
+    images_dtype: str | None = None
+    """In which the network gets images."""
+    image_size: list[int] | None = None
+    """Width and height with as many pixels as an image has at most; None: the network has a size of its own."""
+    image_token: int | None = None
+    """The token that stands for a part of an image."""
     attn_implementation: str | None = None
     """transformers' name; None: its own choice."""
     sdpa_backend: str | None = None
@@ -71,7 +78,7 @@ def read(folder: Path = Path(__file__).parent) -> Job:
 def options() -> argparse.Namespace:
     """The command line of every train.py."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", help="text, or JSON lines with a field text; without it rows are made up, to try")
+    parser.add_argument("--data", help="what rows.py reads; without it rows are made up, to try")
     parser.add_argument("--random-weights", action="store_true", help="only the configuration is read")
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps on made-up rows")
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)  # DeepSpeed's launcher says it here as well
@@ -82,6 +89,7 @@ def network(job: Job, random_weights: bool = False) -> Any:
     """The network on the host (quantized: on this process's GPU), with adapters if there are any."""
     import transformers
 
+    auto = getattr(transformers, job.auto_class)
     chosen: dict[str, Any] = {"dtype": getattr(torch, job.weights_dtype)}
     if job.attn_implementation is not None:
         chosen["attn_implementation"] = job.attn_implementation
@@ -89,21 +97,19 @@ def network(job: Job, random_weights: bool = False) -> Any:
         chosen["quantization_config"] = transformers.BitsAndBytesConfig(**job.quantization)
         chosen["device_map"] = {"": int(os.environ.get("LOCAL_RANK", "0"))}
     if random_weights:
-        made = at_random(transformers.AutoConfig.from_pretrained(job.model), chosen)
+        made = at_random(auto, transformers.AutoConfig.from_pretrained(job.model), chosen)
     else:
-        made = transformers.AutoModelForCausalLM.from_pretrained(job.model, **chosen)
-    made.config.use_cache = False  # else every forward copies keys and values, as if it were to generate
+        made = auto.from_pretrained(job.model, **chosen)
+    made.config.get_text_config().use_cache = (
+        False  # else every forward copies keys and values, as if it were to generate
+    )
     return made.train()
 
 
-def at_random(config: Any, chosen: dict[str, Any]) -> Any:
+def at_random(auto: Any, config: Any, chosen: dict[str, Any]) -> Any:
     """The network without its checkpoint; to be quantized, what it was made with takes the checkpoint's place."""
-    import transformers
-
     loading = ("quantization_config", "device_map")
-    made: Any = transformers.AutoModelForCausalLM.from_config(
-        config, **{name: value for name, value in chosen.items() if name not in loading}
-    )
+    made: Any = auto.from_config(config, **{name: value for name, value in chosen.items() if name not in loading})
     if "quantization_config" not in chosen:
         return made
     saved = made.state_dict()
@@ -143,45 +149,3 @@ def attention(job: Job) -> Iterator[None]:
             transformers.integrations.sdpa_attention.use_gqa_in_sdpa = lambda *_given: False
     with backend:
         yield
-
-
-class Rows(Dataset):  # type: ignore[type-arg, misc]
-    """Rows of `seq_len` tokens each, which are their own labels."""
-
-    def __init__(self, tokens: torch.Tensor) -> None:
-        self.tokens = tokens
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.tokens[index], "labels": self.tokens[index].clone()}
-
-
-def rows(job: Job, data: str | None, made_up: int) -> Rows:
-    """The text of a file in rows, without what is left at its end; or `made_up` rows of random tokens."""
-    from transformers import AutoConfig
-
-    if data is None:
-        config = AutoConfig.from_pretrained(job.model).get_text_config()
-        return Rows(torch.randint(0, config.vocab_size, (made_up, job.seq_len)))
-    tokens = torch.tensor(tokenised(job, texts(Path(data))), dtype=torch.int64)
-    whole = len(tokens) // job.seq_len
-    return Rows(tokens[: whole * job.seq_len].view(whole, job.seq_len))
-
-
-def texts(path: Path) -> list[str]:
-    """The documents of a file."""
-    content = path.read_text(encoding="utf-8")
-    if path.suffix == ".jsonl":
-        return [json.loads(line)["text"] for line in content.splitlines() if line.strip()]
-    return [content]
-
-
-def tokenised(job: Job, documents: list[str]) -> list[int]:
-    """All documents one behind the other, each with the tokenizer's end after it."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(job.model)
-    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    return [token for document in documents for token in [*tokenizer(document)["input_ids"], *end]]

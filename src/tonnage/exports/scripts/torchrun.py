@@ -1,8 +1,8 @@
 """Trains with torch alone: DDP, ZeroRedundancyOptimizer or FSDP2, as job.json says.
 
-    torchrun --nproc-per-node 8 train.py --data texts.jsonl
+    torchrun --nproc-per-node 8 train.py --data FILE
 
-Without --data it makes a few steps on made-up rows.
+rows.py says what FILE holds; without --data it makes a few steps on made-up rows.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import job
+import rows
 import torch
 import torch.distributed as dist
 from loop import checkpointed, in_slices, optimizer
@@ -27,9 +28,11 @@ MIXED = {"bf16-mixed": torch.bfloat16, "fp16-mixed": torch.float16}
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers: the longest list of modules."""
-    lists: list[list[nn.Module]] = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return max(lists, key=len)
+    """The repeated layers: the outermost lists of modules of one class."""
+    parts = list(model.children())
+    if isinstance(model, nn.ModuleList | nn.Sequential) and len({type(part) for part in parts}) == 1:
+        return parts
+    return [layer for part in parts for layer in layers(part)]
 
 
 def sharded(said: job.Job, model: nn.Module) -> nn.Module:
@@ -143,13 +146,20 @@ def main() -> None:
     update = made_optimizer(said, model)
     scaler = torch.amp.GradScaler("cuda", enabled=said.precision == "fp16-mixed")
     rows_a_step = (said.micro_batch or 1) * (said.grad_accum or 1) * ranks
-    rows = job.rows(said, options.data, options.steps * rows_a_step)
-    sampler: Any = DistributedSampler(rows) if ranks > 1 else None
-    loader = DataLoader(rows, said.micro_batch, sampler=sampler, shuffle=sampler is None, drop_last=True)
+    dataset = rows.dataset(said, options.data, options.steps * rows_a_step)
+    sampler: Any = DistributedSampler(dataset) if ranks > 1 else None
+    loader = DataLoader(
+        dataset,
+        said.micro_batch,
+        sampler=sampler,
+        shuffle=sampler is None,
+        drop_last=True,
+        collate_fn=dataset.batch,
+    )
     batches = endless(loader, sampler)
     backend: AbstractContextManager[None] = job.attention(said)
     with backend:
-        for number in range(len(rows) // rows_a_step):
+        for number in range(len(dataset) // rows_a_step):
             loss = step(said, model, update, scaler, batches, device)
             if not dist.is_initialized() or dist.get_rank() == 0:
                 print(f"step {number + 1}  loss {loss:.4f}", flush=True)

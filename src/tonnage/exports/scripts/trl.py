@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import job
+import rows
 from datasets import Dataset
 from transformers import AutoTokenizer, HfArgumentParser, PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
@@ -46,7 +47,7 @@ def main() -> None:
     tried = {} if options.data else {"max_steps": options.steps, "save_strategy": "no"}
     training = arguments(**tried)
     step = training.train_batch_size * training.gradient_accumulation_steps * training.world_size
-    rows = job.rows(said, options.data, options.steps * step).tokens.tolist()
+    tokens = rows.dataset(said, options.data, options.steps * step).tokens.tolist()
     adapters = None
     if said.lora is not None:
         from peft import LoraConfig
@@ -56,7 +57,7 @@ def main() -> None:
         trainer = SFTTrainer(
             model=job.network(said, options.random_weights),
             args=training,
-            train_dataset=Dataset.from_dict({"input_ids": rows, "labels": rows}),
+            train_dataset=Dataset.from_dict({"input_ids": tokens, "labels": tokens}),
             processing_class=tokenizer(said, options.data is None),
             peft_config=adapters,
         )
