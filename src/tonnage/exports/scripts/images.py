@@ -50,9 +50,8 @@ class Conversations(Dataset):  # type: ignore[type-arg, misc]
     def batch(self, rows: list[dict[str, Any]]) -> Batch:
         """What the processor makes of several rows, each as long as the job has it.
 
-        Padding stands behind all words, where none of them looks: no mask is needed, and attention may take its
-        fastest kernels.  Networks that tell images or a question from the rest by token types get one, since to them
-        some words see what follows.
+        Padding stands behind the words, where none of them looks: so no mask is handed on, without which attention
+        takes its fastest kernels.
         """
         made = self.processed(
             [row["messages"] for row in rows],
@@ -63,15 +62,12 @@ class Conversations(Dataset):  # type: ignore[type-arg, misc]
             max_length=self.job.seq_len,
             return_tensors="pt",
         )
-        labels = made["labels"] if "labels" in made else made["input_ids"].clone()
-        labels[made["attention_mask"] == 0] = -100
-        labels[made["input_ids"] == self.job.image_token] = -100
+        if "labels" not in made:
+            made["labels"] = made["input_ids"].clone()
+        made["labels"][made.pop("attention_mask") == 0] = -100
+        made["labels"][made["input_ids"] == self.job.image_token] = -100
         dtype = getattr(torch, self.job.images_dtype or "float32")
-        return {
-            name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-            for name, tensor in {**made, "labels": labels}.items()
-            if name != "attention_mask" or "token_type_ids" in made
-        }
+        return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in made.items()}
 
     def processed(self, conversations: list[Any], **options: Any) -> Any:
         """By the network's own template; without one (PaliGemma) a row is a question and the answer to be learned."""
@@ -82,7 +78,9 @@ class Conversations(Dataset):  # type: ignore[type-arg, misc]
             "<image>" * len(images) + words(messages[0])
             for messages, images in zip(conversations, options["images"], strict=True)
         ]
-        return self.processor(text=asked, suffix=[words(messages[-1]) for messages in conversations], **options)
+        made = self.processor(text=asked, suffix=[words(messages[-1]) for messages in conversations], **options)
+        made["token_type_ids"][made["attention_mask"] == 0] = 1  # as the answer's, at which no question looks
+        return made
 
 
 def opened(path: Path, size: list[int] | None) -> Any:
