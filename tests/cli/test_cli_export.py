@@ -35,7 +35,7 @@ def test_it_writes_and_lists(tonnage: Any, plan: str) -> None:
     ended = tonnage("export", plan, "--to", "hf-trainer")
     assert ended.code == 0
     assert sorted(path.name for path in Path("hf-trainer").iterdir()) == [
-        *("job.json", "job.py", "train.py", "training_args.json")
+        *("job.json", "job.py", "rows.py", "train.py", "training_args.json")
     ]
     assert "Read back by x 1: all 3 settings are as the plan says." in ended.out
     assert "torchrun --nproc-per-node 8 train.py" in ended.out
@@ -86,7 +86,7 @@ def test_a_target_that_reads_it_differently_leaves_nothing(
 
 
 def test_a_full_disk_leaves_nothing(tonnage: Any, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last of four files cannot be written: the first three are not there either."""
+    """The fourth of five files cannot be written: the first three are not there either."""
     from tonnage import files
     from tonnage.errors import UnwritableFile
 

@@ -175,8 +175,14 @@ def named(name: str, architecture: str, **changes: Any) -> Job:
 SEES = ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration")
 
 
+SEEING = [known for known in TARGETS if known.sees]
+
+
 def test_images_are_not_dropped_without_a_word(target: Target) -> None:
-    """What is written trains on rows of text."""
+    """What is written trains on rows of text, but for the scripts that see."""
+    if target.sees:
+        assert "made_up.json" in {item.name for item in exported(target, job=named(*SEES)).files}
+        return
     said = "is a Qwen2_5_VL" if target in SCRIPTED else "plan it with --images 0"
     with pytest.raises(UsageError, match=said):
         exported(target, job=named(*SEES))
@@ -187,6 +193,55 @@ def test_settings_for_text_are_for_networks_that_read_text(name: str) -> None:
     assert exported(name, job=named(*SEES, images=0)).files
     with pytest.raises(UsageError, match="are for text, and vit is a ViTForImageClassification"):
         exported(name, job=named("vit", "ViTForImageClassification"))
+
+
+@pytest.mark.parametrize("target", SEEING, ids=lambda known: known.name)
+def test_scripts_that_see_are_told_what_the_network_gets(target: Target) -> None:
+    made = exported(target, job=named(*SEES))
+    said = file(made, "job.json")
+    assert said["auto_class"] == "AutoModelForImageTextToText"
+    assert (said["image_token"], said["image_size"]) == (60, [32, 16])
+    assert said["images_dtype"] == ("bfloat16" if target.name == "deepspeed" else "float32")  # it has no autocast
+    assert file(made, "made_up.json")["values"] == {"image_grid_thw": [[1, 4, 8]]}
+    [rows] = [item.text for item in made.files if item.name == "rows.py"]
+    assert "AutoProcessor" in rows
+    assert "1 image in each row; larger ones are shrunk to as many pixels as 32x16" in " ".join(made.notes)
+    assert file(exported(target, Plan(), named(*SEES, method="lora")), "job.json")["lora"]["target_modules"]
+
+
+@pytest.mark.parametrize("target", SEEING, ids=lambda known: known.name)
+def test_networks_that_see_may_be_trained_on_text(target: Target) -> None:
+    made = exported(target, job=named(*SEES, images=0))
+    assert "made_up.json" not in {item.name for item in made.files}
+    assert file(made, "job.json")["auto_class"] == "AutoModelForImageTextToText"
+    assert "image_token" not in file(made, "job.json")
+    assert made.unexpressed == ()
+    assert "a text or on JSON lines with a field text" in " ".join(made.notes)
+
+
+def test_the_trainer_leaves_the_columns_of_conversations() -> None:
+    assert file(exported("hf-trainer", job=named(*SEES)), "training_args.json")["remove_unused_columns"] is False
+    assert "remove_unused_columns" not in file(exported("hf-trainer"), "training_args.json")
+
+
+def test_layers_of_towers_are_named_to_fsdp() -> None:
+    job, wanted = named("gemma3", "Gemma3ForConditionalGeneration"), "SiglipEncoderLayer,Gemma3DecoderLayer"
+    divided = Plan(shard="zero3")
+    assert f"FSDP_TRANSFORMER_CLS_TO_WRAP={wanted} " in exported("hf-trainer", divided, job, "8xa100-80gb").command
+    made = exported("accelerate", divided, job, "8xa100-80gb")
+    assert made.settings["fsdp_config.fsdp_transformer_layer_cls_to_wrap"] == wanted
+    assert "CLS_TO_WRAP" not in exported("hf-trainer", Plan(shard="ddp"), job, "8xa100-80gb").command
+    assert "CLS_TO_WRAP" not in exported("hf-trainer", divided, named(*SEES), "8xa100-80gb").command
+
+
+def test_without_autocast_images_have_the_dtype_of_weights() -> None:
+    def images_dtype(gpus: str = "a100-80gb", **plan: Any) -> Any:
+        job = named(*SEES, method="lora")
+        return file(exported("torchrun", Plan(**plan), job, gpus), "job.json")["images_dtype"]
+
+    assert images_dtype(precision="bf16-true") == "bfloat16"
+    assert images_dtype(precision="bf16-mixed") == "float32"
+    assert images_dtype("8xa100-80gb", precision="bf16-mixed", shard="zero3") == "bfloat16"
 
 
 def test_a_catalog_name_becomes_the_hubs(target: Target) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from networks import tiny_job
+from networks import tiny, tiny_job
 from tonnage import exports
 from tonnage.api import request
 from tonnage.device import parse_cluster
@@ -29,6 +29,7 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
             {"method": "lora", "lora_targets": ("q_proj", "v_proj"), "lora_dropout": 0.05},
             "t4",
         ),
+        ({**FULL, "shard": "zero3"}, {"model": tiny("llava")}, "8xa100-80gb"),
     ],
     "trl": [
         ({**FULL, "loss": "chunked", "checkpointing": "full", "shard": "zero3"}, {}, "8xa100-80gb"),
@@ -38,6 +39,7 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
         ({**FULL, "shard": "hsdp", "param_offload": "cpu", "checkpointing": "full"}, {}, "2x8xa100-80gb"),
         ({**FULL, "weights_dtype": "bf16"}, {}, "a100-80gb"),
         ({"precision": "fp16-mixed", "shard": "ddp"}, {"method": "lora"}, "8xt4"),
+        ({**FULL, "shard": "zero3", "loss": "chunked"}, {"model": tiny("llava"), "method": "lora"}, "8xa100-80gb"),
     ],
     "deepspeed": [
         ({"shard": "zero3", "param_offload": "cpu", "clip_grad_norm": 1}, {"grad_accum": 4}, "8xa100-80gb"),

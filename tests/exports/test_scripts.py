@@ -13,18 +13,41 @@ import torch
 from networks import TINY, tiny_job
 from tonnage.exports import launching
 from tonnage.plans import Plan
+from tonnage.step import model as models
 
 
 @pytest.fixture
 def scripts(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """job.py and loop.py in a folder of their own, imported as a train.py beside them does it."""
+    """job.py, loop.py and rows.py in a folder of their own, imported as a train.py beside them does it."""
     folder = tmp_path_factory.mktemp("exported")
-    for name in ("job", "loop"):
+    for name in ("job", "loop", "rows"):
         (folder / f"{name}.py").write_text(launching.script(name).text)
     monkeypatch.syspath_prepend(str(folder))
-    yield importlib.import_module("job"), importlib.import_module("loop")
-    for name in ("job", "loop"):
+    yield tuple(importlib.import_module(name) for name in ("job", "loop", "rows"))
+    for name in ("job", "loop", "rows"):
         sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl", "gemma3"])
+def test_a_loss_in_slices_is_that_of_a_network_that_sees(
+    name: str, scripts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, loop, _ = scripts
+    (tmp_path / "config.json").write_text(json.dumps(TINY[name]))
+    said = job.Job(
+        model=str(tmp_path),
+        seq_len=24,
+        weights_dtype="float32",
+        auto_class="AutoModelForImageTextToText",
+        loss="chunked",
+    )
+    monkeypatch.setattr(loop, "SLICE_TOKENS", 5)
+    network = job.network(said, random_weights=True)
+    assert network.config.get_text_config().use_cache is False
+    batch = models.batch(tiny_job(name), network, torch.float32)
+    plain = network(**batch).loss
+    [loss] = loop.in_slices(said, network)(**batch)
+    assert torch.allclose(loss, plain)
 
 
 @pytest.fixture
@@ -34,7 +57,7 @@ def llama(tmp_path: Path) -> str:
 
 
 def test_a_loss_in_slices_is_the_networks_own(scripts: Any, llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    job, loop = scripts
+    job, loop, _ = scripts
     said = job.Job(model=llama, seq_len=16, weights_dtype="float32", loss="chunked", checkpointing="selective")
     monkeypatch.setattr(loop, "SLICE_TOKENS", 5)
     network = job.network(said, random_weights=True)
@@ -55,7 +78,7 @@ def test_a_loss_in_slices_is_the_networks_own(scripts: Any, llama: str, monkeypa
 
 def test_adapters_alone_are_trained(scripts: Any, llama: str) -> None:
     pytest.importorskip("peft")
-    job, loop = scripts
+    job, loop, _ = scripts
     lora = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     said = job.Job(model=llama, seq_len=16, weights_dtype="bfloat16", lora=lora, checkpointing="every-2")
     network = loop.checkpointed(said, job.adapted(said, job.network(said, random_weights=True)))
@@ -72,7 +95,9 @@ def test_what_is_quantized_needs_no_checkpoint_to_be_tried(scripts: Any, llama: 
     transformers = pytest.importorskip("transformers")
     bits = transformers.BitsAndBytesConfig(load_in_4bit=True)
     chosen = {"dtype": torch.bfloat16, "quantization_config": bits, "device_map": "cpu"}
-    made = scripts[0].at_random(transformers.AutoConfig.from_pretrained(llama), chosen)
+    made = scripts[0].at_random(
+        transformers.AutoModelForCausalLM, transformers.AutoConfig.from_pretrained(llama), chosen
+    )
     assert made.model.layers[0].mlp.up_proj.weight.dtype is torch.uint8
     assert not any(parameter.is_meta for parameter in made.parameters())
 
@@ -93,14 +118,15 @@ def test_rows_are_full_and_of_the_text(
         def __call__(self, text: str) -> dict[str, list[int]]:
             return {"input_ids": [ord(letter) for letter in text]}
 
-    job, _ = scripts
+    job, _, rows_of = scripts
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: Letters())
     (tmp_path / "t.jsonl").write_text('{"text": "abc"}\n\n{"text": "de"}\n')
     said = job.Job(model=llama, seq_len=3, weights_dtype="float32")
-    rows = job.rows(said, str(tmp_path / "t.jsonl"), made_up=1)
+    rows = rows_of.dataset(said, str(tmp_path / "t.jsonl"), made_up=1)
     assert rows.tokens.tolist() == [[97, 98, 99], [0, 100, 101]]
     assert rows[0]["labels"].tolist() == [97, 98, 99]
-    assert job.rows(said, None, made_up=5).tokens.shape == (5, 3)
+    assert rows.batch([rows[0], rows[1]])["input_ids"].tolist() == [[97, 98, 99], [0, 100, 101]]
+    assert rows_of.dataset(said, None, made_up=5).tokens.shape == (5, 3)
 
 
 def test_an_unknown_key_is_an_error(scripts: Any, tmp_path: Path) -> None:

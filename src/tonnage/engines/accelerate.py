@@ -49,6 +49,8 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
         **_sharding(plan, world),
     )
     module = _network(step)
+    if plan.shard in SHARDED and (layers := given.divided(module)):
+        accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(layers)
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
     prepared: tuple[Any, Any, Any] = accelerator.prepare(module, _optimizer(step, module), loader)

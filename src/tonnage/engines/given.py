@@ -128,6 +128,22 @@ def launch(plan: Plan, world: World) -> None:
         os.environ.update(HOST_GROUP)
 
 
+LAYERS: Final = "FSDP_TRANSFORMER_CLS_TO_WRAP"
+"""What `accelerate launch` sets to say which classes of layers FSDP divides."""
+
+
+def divided(module: nn.Module) -> tuple[str, ...]:
+    """Classes of repeated layers, to be named where FSDP would ask for some that the network has not; else none.
+
+    transformers lists for CLIP and SigLIP what either tower of theirs has, and LLaVA and Gemma 3 have one of them.
+    """
+    network = models.hugging_face(module)
+    there = {type(part).__name__ for part in module.modules()}
+    if network is None or set(network._no_split_modules or ()) <= there:
+        return ()
+    return tuple(dict.fromkeys(type(layer).__name__ for layer in models.layers(network)))
+
+
 @contextmanager
 def contexts(step: Step) -> Iterator[None]:
     """The plan's attention backend around the trainer's whole loop."""

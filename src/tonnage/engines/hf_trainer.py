@@ -6,6 +6,7 @@ outputs cast to fp32 by accelerate, fused AdamW.  docs/engines.md has what that 
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -160,6 +161,8 @@ def trained(
     module = given.adapted(given.network(step), step)
     if prepare is not None:
         module = prepare(module)
+    if plan.shard in SHARDED and (layers := given.divided(module)):
+        os.environ[given.LAYERS] = ",".join(layers)
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     with tempfile.TemporaryDirectory() as folder, given.contexts(step):
         arguments = TrainingArguments(output_dir=folder, **{**settings(job, plan, world, steps, by_fsdp), **said})

@@ -74,6 +74,8 @@ def _sharding(wish: Wish) -> dict[str, Any]:
         "fsdp_cpu_ram_efficient_loading": False,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }
+    if wish.seen is not None and wish.seen.layers:
+        fsdp["fsdp_transformer_layer_cls_to_wrap"] = ",".join(wish.seen.layers)
     if plan.shard != "hsdp":
         return {"fsdp_config": fsdp}
     axes = wish.axes

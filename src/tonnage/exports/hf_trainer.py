@@ -47,7 +47,7 @@ def write(wish: Wish) -> Written:
         ),
         command=launching.torchrun(cluster, "train.py", alone=wish.plan.shard == "none"),
         settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
-        environment=host_group(wish),
+        environment={**host_group(wish), **_layers(wish)},
         notes=(*launching.several_machines(cluster), *clipping(wish), *launching.rows(wish)),
     )
 
@@ -91,6 +91,13 @@ def host_group(wish: Wish) -> Mapping[str, str]:
     if wish.plan.param_offload == "none":
         return {}
     return {"ACCELERATE_USE_FSDP": "true", "FSDP_OFFLOAD_PARAMS": "true"}
+
+
+def _layers(wish: Wish) -> Mapping[str, str]:
+    """For Trainer and PEFT alike."""
+    if wish.plan.shard not in engine.SHARDED or wish.seen is None or not wish.seen.layers:
+        return {}
+    return {"FSDP_TRANSFORMER_CLS_TO_WRAP": ",".join(wish.seen.layers)}
 
 
 def clipping(wish: Wish) -> tuple[str, ...]:

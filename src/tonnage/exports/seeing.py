@@ -37,6 +37,8 @@ class Seen:
     """The token that stands for a part of an image; None where images take no tokens."""
     image_size: tuple[int, int] | None
     """Width and height of the images; None where the network has a size of its own."""
+    layers: tuple[str, ...]
+    """Classes of layers that FSDP is told to divide; empty where it knows them by itself."""
     row: Mapping[str, Any]
     """made_up.json, as `scripts/images.py` reads it."""
 
@@ -71,14 +73,15 @@ def _answer(question: str) -> Seen:
     if child.returncode:
         raise CannotEstimate(f"The network was asked what a row holds, and failed: {said[-1][:300]}")
     found = json.loads(said[-1])
-    size = found.pop("image_size")
-    return Seen(**found, image_size=None if size is None else (size[0], size[1]))
+    size, layers = found.pop("image_size"), found.pop("layers")
+    return Seen(**found, image_size=None if size is None else (size[0], size[1]), layers=tuple(layers))
 
 
 def _seen(name: str, config: dict[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of Seen, by the network itself."""
     import torch
 
+    from tonnage.engines import given
     from tonnage.inputs import images, text
     from tonnage.job import Job, ModelRef
     from tonnage.step import heads, model
@@ -96,6 +99,7 @@ def _seen(name: str, config: dict[str, Any], job: Mapping[str, Any]) -> dict[str
     return {
         "image_token": images.token_of(network.config),
         "image_size": images.chosen_size(one, network),
+        "layers": given.divided(network),
         "row": {"vocabulary": text.vocabulary(network.config), **_described(batch, images_here)},
     }
 
