@@ -2,8 +2,8 @@
 
     python benchmarks/exports.py [TARGET...]
 
-A small Llama is exported (for torchtitan, which has Llamas of its own, the smallest of those), and what was exported
-is run as its users would run it: `tonnage dry-run -- COMMAND`, on several GPUs one rank of them.  Where the export
+A small Llama is exported (for torchtitan, which has Llamas of its own, the smallest of those), as are small networks that
+read images, and what was exported is run as its users would: `tonnage dry-run -- COMMAND`, on several GPUs one rank.  Where the export
 leaves a place for the data there are rows of full length.  Prints a table; docs/export.md has it.  A target that is
 not installed is said and left out: LLaMA-Factory and axolotl each want a transformers of their own.
 """
@@ -74,6 +74,63 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
 ]
 """Target, GPUs, job and plan."""
 
+_TEXT = {**{name: value for name, value in TINY.items() if name not in ("architectures", "dtype")}, "head_dim": 64}
+_TOWER = {
+    **{"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4},
+    **{"image_size": 112, "patch_size": 14},
+}
+NETWORKS: dict[str, dict[str, Any]] = {
+    "llama": TINY,
+    "llava": {
+        "model_type": "llava",
+        "architectures": ["LlavaForConditionalGeneration"],
+        "text_config": _TEXT,
+        "vision_config": {**_TOWER, "model_type": "clip_vision_model", "projection_dim": 128},
+        "image_token_index": 2000,
+    },
+    "gemma3": {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": {**_TEXT, "model_type": "gemma3_text"},
+        "vision_config": {**_TOWER, "model_type": "siglip_vision_model", "vision_use_head": False},
+        "mm_tokens_per_image": 16,
+        "image_token_index": 2000,
+    },
+    "qwen2_5_vl": {
+        "model_type": "qwen2_5_vl",
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "text_config": {
+            **_TEXT,
+            "model_type": "qwen2_5_vl_text",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]},
+        },
+        "vision_config": {
+            **{"depth": 3, "hidden_size": 128, "intermediate_size": 256, "num_heads": 4, "out_hidden_size": 256},
+            **{"patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]},
+        },
+        "image_token_id": 2000,
+    },
+}
+"""Configurations by their types."""
+
+SIZE = {"image_size": "224x224"}
+
+SEEING: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
+    ("llava", "hf-trainer", "a100-80gb", {}, {}),
+    ("llava", "hf-trainer", "8xa100-80gb", {}, ZERO3),
+    ("gemma3", "hf-trainer", "8xa100-80gb", {"method": "lora"}, {"shard": "zero3", "checkpointing": "full"}),
+    ("qwen2_5_vl", "hf-trainer", "a100-80gb", {**SIZE, "method": "qlora"}, {"checkpointing": "full"}),
+    ("gemma3", "accelerate", "a100-80gb", {}, {"checkpointing": "selective", "loss": "chunked"}),
+    ("gemma3", "accelerate", "8xa100-80gb", {"method": "lora"}, {"shard": "zero2"}),
+    ("qwen2_5_vl", "accelerate", "8xa100-80gb", SIZE, {"shard": "zero3", "loss": "chunked"}),
+    ("llava", "deepspeed", "8xa100-80gb", {}, {"shard": "zero2", "checkpointing": "full"}),
+    ("qwen2_5_vl", "deepspeed", "8xa100-80gb", SIZE, {"shard": "zero3"}),
+    ("qwen2_5_vl", "torchrun", "a100-80gb", SIZE, {"loss": "chunked"}),
+    ("qwen2_5_vl", "torchrun", "8xa100-80gb", SIZE, {**ZERO3, "clip_grad_norm": 1}),
+    ("gemma3", "torchrun", "8xa100-80gb", {"method": "lora"}, {"shard": "zero2", "loss": "chunked"}),
+]
+"""The same of networks that read images, which stand first."""
+
 BESIDES = {
     "torchtitan": shlex.split(
         "--hf-assets-path ../tiny --dataloader.dataset c4_test --dataloader.dataset-path ../rows"
@@ -86,20 +143,20 @@ def main() -> None:
     wanted = sys.argv[1:]
     print("| target | GPUs | plan | allocated, estimated | exported | reserved, estimated | exported |")
     print("|---|---|---|---:|---:|---:|---:|")
-    for name, gpus, job, plan in CASES:
+    for network, name, gpus, job, plan in (*(("llama", *case) for case in CASES), *SEEING):
         if wanted and name not in wanted:
             continue
         if missing := installed.missing(exports.target(name).packages):
             print(f"{name}: left out, {', '.join(missing)} not installed", file=sys.stderr)
             continue
         with tempfile.TemporaryDirectory() as folder:
-            print(row(Path(folder), name, gpus, {**JOB, **job}, plan), flush=True)
+            print(row(Path(folder), name, gpus, {**JOB, **job}, plan, network), flush=True)
 
 
-def row(folder: Path, name: str, gpus: str, job: dict[str, Any], plan: dict[str, Any]) -> str:
+def row(folder: Path, name: str, gpus: str, job: dict[str, Any], plan: dict[str, Any], network: str = "llama") -> str:
     """One line of the table."""
     to = exports.target(name)
-    equip(folder)
+    equip(folder, NETWORKS[network])
     (folder / "plan.toml").write_text(plan_file(TITANS if name == "torchtitan" else "./tiny", gpus, job, plan))
     expected = asked(folder, "estimate", "--plan", "plan.toml", "--engine", engine(to, plan), "--json")["peak"]
     command = asked(folder, "export", "plan.toml", "--to", name, "--json")["command"]
@@ -111,7 +168,8 @@ def row(folder: Path, name: str, gpus: str, job: dict[str, Any], plan: dict[str,
     found = asked(folder / name, "dry-run", "--gpu", gpus, *one, "--json", "--", *words, **variables)["peak"]
     numbers = [f"{peak[key]:,}" for key in ("allocated_bytes", "reserved_bytes") for peak in (expected, found)]
     said = " ".join(f"{key}={value}" for key, value in {**job, **plan}.items() if key not in JOB) or "bf16-mixed"
-    return f"| `{name}` | {gpus} | {said} | {' | '.join(numbers)} |"
+    kind = "" if network == "llama" else f" {network}"
+    return f"| `{name}`{kind} | {gpus} | {said} | {' | '.join(numbers)} |"
 
 
 def engine(to: exports.Target, plan: dict[str, Any]) -> str:
@@ -119,7 +177,7 @@ def engine(to: exports.Target, plan: dict[str, Any]) -> str:
     return to.engine or (to.beneath(Plan(**plan)) if to.beneath else "tonnage")
 
 
-def equip(folder: Path) -> None:
+def equip(folder: Path, config: dict[str, Any]) -> None:
     """A network and a tokenizer without weights, and rows whose tokens with the one that ends them are JOB's."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -136,7 +194,7 @@ def equip(folder: Path) -> None:
         "pad_token": "</s>",
     }
     (tiny / "tokenizer_config.json").write_text(json.dumps(kind))
-    (tiny / "config.json").write_text(json.dumps(TINY))
+    (tiny / "config.json").write_text(json.dumps(config))
     (folder / "rows").mkdir()
     (folder / "rows" / "rows.jsonl").write_text((json.dumps({"text": "word " * (JOB["seq_len"] - 1)}) + "\n") * ROWS)
 

@@ -183,14 +183,15 @@ def test_images_are_not_dropped_without_a_word(target: Target) -> None:
     if target.sees:
         assert "made_up.json" in {item.name for item in exported(target, job=named(*SEES)).files}
         return
-    said = "is a Qwen2_5_VL" if target in SCRIPTED else "plan it with --images 0"
+    said = "is a Qwen2_5_VL" if target in SCRIPTED else "plan it with --images 0, or export it to hf-trainer, "
     with pytest.raises(UsageError, match=said):
         exported(target, job=named(*SEES))
 
 
 @pytest.mark.parametrize("name", ["axolotl", "llama-factory"])
 def test_settings_for_text_are_for_networks_that_read_text(name: str) -> None:
-    assert exported(name, job=named(*SEES, images=0)).files
+    made = exported(name, job=named(*SEES, images=0))
+    assert "images" not in {left.option for left in made.unexpressed}
     with pytest.raises(UsageError, match="are for text, and vit is a ViTForImageClassification"):
         exported(name, job=named("vit", "ViTForImageClassification"))
 

@@ -60,7 +60,9 @@ def export(
     kept = planfile.read(plan)
     cluster = parse_cluster(kept.gpu, gpus=None, gpu_memory_bytes=kept.gpu_memory_bytes)
     job, techniques = request(kept.model, offline=offline, **kept.options)
-    made = exports.export(job, techniques, cluster, kept.model, target)
+    with progress() as say:
+        say("making the files")
+        made = exports.export(job, techniques, cluster, kept.model, target)
     if strict and made.unexpressed:
         listed = "; ".join(f"{item.option}={item.value} ({item.why})" for item in made.unexpressed)
         raise UsageError(f"{to} cannot express {listed}. Nothing was written.")

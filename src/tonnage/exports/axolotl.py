@@ -48,6 +48,7 @@ WHY: Final = {
     "loss": "its chunked_cross_entropy still has all logits; without them is Liger's",
     "attention": "attn_implementation names transformers' implementations, not torch's backends",
     "shard=zero1": "axolotl divides by FSDP2 or DeepSpeed, not optimizer states alone",
+    "images": "axolotl leaves rows of images as long as they are",
     "tp": "axolotl has it under DeepSpeed's AutoTP only",
     "cp": "axolotl's is ring attention of another library",
 }

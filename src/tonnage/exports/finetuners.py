@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     **SHAPES,
+    "images": ("0", "1"),
     "method": ("full", "lora", "qlora"),
     "lora_rank": ANY,
     "lora_dropout": ANY,
@@ -29,7 +30,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "param_offload": ("none", "cpu"),
     "loss": ("plain", "liger"),
 }
-"""What both have words for."""
+"""What both have words for; a network that sees nothing has one image, as everybody by default."""
 
 
 def file(name: str, *parts: Mapping[str, Any]) -> File:

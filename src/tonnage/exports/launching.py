@@ -39,6 +39,10 @@ def loadable(job: Job, model: str) -> str:
     return str(path.resolve()) if path.is_dir() else model
 
 
+SEEING: Final = "; export it to hf-trainer, accelerate, deepspeed or torchrun"
+"""Where networks that read images can go."""
+
+
 def reads_images(job: Job) -> bool:
     """Whether the job's network reads images beside text."""
     return "vision_config" in job.model.config
@@ -56,14 +60,18 @@ def check_network(job: Job, to: Target) -> None:
     unlike = "architectures" in config and not kind.endswith(CAUSAL)
     if (sees and to.sees) or not (config.get("is_encoder_decoder") or sees or unlike):
         return
+    why = f" ({to.why['images']})" if "images" in to.why else ""
     if to.scripted:
-        raise UsageError(f"The script of {target} trains causal language models, and {job.model.name} is a {kind}.")
+        raise UsageError(
+            f"The script of {target} trains causal language models{why if sees else ''}, and {job.model.name} is a "
+            f"{kind}{SEEING if sees else ''}."
+        )
     if not sees or kind.endswith("Model"):
         raise UsageError(f"The settings of {target} are for text, and {job.model.name} is a {kind}.")
     if job.images:
         raise UsageError(
-            f"The settings of {target} are for text alone, and {job.model.name} is planned with images; plan it with "
-            "--images 0, or without an export."
+            f"The settings of {target} are for text alone{why}, and {job.model.name} is planned with images; plan it "
+            f"with --images 0{SEEING.replace(';', ', or')}."
         )
 
 

@@ -39,6 +39,7 @@ WHY: Final = {
     "loss": "of losses without all logits it has Liger's",
     "unquantized_dtype": "LLaMA-Factory leaves what is not quantized as it was loaded",
     "attention": "flash_attn names packages, not torch's backends",
+    "images": "LLaMA-Factory writes rows of images by a template of each family, as long as they are",
     "shard=zero1": "it divides by FSDP2 or DeepSpeed, not optimizer states alone",
 }
 

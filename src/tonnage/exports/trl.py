@@ -14,6 +14,7 @@ from tonnage.exports.export import Target, Wish, Written, flat
 WHY: Final = {
     **hf_trainer.WHY,
     "loss": "SFTTrainer always computes the loss in slices of tokens",
+    "images": "SFTTrainer makes rows of images by a processor, and a plan has none",
     "activation_offload": "of SFTConfig's activation_offloading it is not known what it needs",
 }
 
