@@ -7,6 +7,8 @@ from benchmarks.sweep.cases import LAYERS, Case, case
 from benchmarks.sweep.exporting import delivered, dropped, exported
 from benchmarks.sweep.ways import Asking, differences, tell
 
+from networks import tiny_job
+from tonnage.device import parse_cluster
 from tonnage.engines import engine_of, libraries
 from tonnage.engines.engine import installed
 from tonnage.ghost.pool import Worker
@@ -54,6 +56,26 @@ def test_what_is_exported_needs_what_was_estimated(asking: Asking, engine: str) 
             assert found == [], str(one)
             return
     pytest.fail("no case was exported")
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(
+    ("name", "engine", "gpus", "plan"),
+    [
+        ("llava", "hf-trainer", "8xa100-80gb", {"shard": "zero3", "checkpointing": "full"}),
+        ("gemma3", "accelerate", "a100-80gb", {"loss": "chunked", "checkpointing": "selective"}),
+        ("qwen2_5_vl", "tonnage", "8xa100-80gb", {"shard": "zero3", "loss": "chunked"}),
+        ("qwen2_5_vl", "deepspeed", "8xa100-80gb", {"shard": "zero2"}),
+    ],
+)
+def test_rows_of_images_need_what_was_estimated(
+    asking: Asking, name: str, engine: str, gpus: str, plan: dict[str, str]
+) -> None:
+    if missing := [package for package in engine_of(Plan(engine=engine)).packages if installed(package) is None]:
+        pytest.skip(f"{missing[0]} is not installed")
+    one = Case(number=name, job=tiny_job(name), plan=Plan(engine=engine, **plan), cluster=parse_cluster(gpus))
+    found = delivered(asking, one, None)
+    assert found == [], str(one)
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ def _means_nothing(one: Case, name: str) -> bool:
 def delivered(asking: Asking, one: Case, _: Run) -> list[str] | None:
     """What is exported to the engine's own trainer, run as its user would: the engine's memory, to the byte.
 
-    Only scripts of ours (causal language models), and plans that the trainer has words for.
+    Only scripts of ours (networks that write), and plans that the trainer has words for.
     """
     rank = 0 if one.cluster.gpus > 1 else None
     for target in exports.TARGETS:
