@@ -116,7 +116,8 @@ def _unexpressed(job: Job, plan: Plan, to: Target, besides: Any) -> Any:
         for item, _ in options(type(value)):
             found = getattr(value, item.name)
             unused = item.name in QUANTIZED and job.method != "qlora"
-            if unused or item.name in DECIDED or to.has_words(item.name, found, item.default):
+            text_alone = item.name == "images" and job.images == 0  # which is said by rows of text
+            if unused or text_alone or item.name in DECIDED or to.has_words(item.name, found, item.default):
                 continue
             if item.name in REFUSED:
                 raise UsageError(

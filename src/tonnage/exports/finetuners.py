@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     **SHAPES,
-    "images": ("0", "1"),
     "method": ("full", "lora", "qlora"),
     "lora_rank": ANY,
     "lora_dropout": ANY,
@@ -30,7 +29,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "param_offload": ("none", "cpu"),
     "loss": ("plain", "liger"),
 }
-"""What both have words for; a network that sees nothing has one image, as everybody by default."""
+"""What both have words for."""
 
 
 def file(name: str, *parts: Mapping[str, Any]) -> File:
