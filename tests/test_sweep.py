@@ -1,5 +1,6 @@
 """A few cases of benchmarks/sweep, the same each time: one question asked in several ways."""
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -76,6 +77,19 @@ def test_rows_of_images_need_what_was_estimated(
     one = Case(number=name, job=tiny_job(name), plan=Plan(engine=engine, **plan), cluster=parse_cluster(gpus))
     found = delivered(asking, one, None)
     assert found == [], str(one)
+
+
+@pytest.mark.ghost
+def test_accelerates_script_keeps_nothing_that_was_divided(asking: Asking) -> None:
+    """A network most of whose bytes are weights would be whole on each card at its peak."""
+    pytest.importorskip("accelerate")
+    job = tiny_job("llama", seq_len=8, micro_batch=1)
+    config = {**job.model.config, "architectures": ["LlamaForCausalLM"], "intermediate_size": 65536}
+    job = replace(job, model=replace(job.model, config=config))
+    one = Case(
+        number="divided", job=job, plan=Plan(engine="accelerate", shard="zero3"), cluster=parse_cluster("8xa100-80gb")
+    )
+    assert delivered(asking, one, None) == []
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,11 @@ def main() -> None:
     loader = DataLoader(
         dataset, said.micro_batch, shuffle=True, drop_last=True, pin_memory=True, collate_fn=dataset.batch
     )
-    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    prepared: tuple[Any, Any, Any] = accelerator.prepare(network, optimizer(said, trained), loader)
-    del network, trained  # else nothing that FSDP2 replaces would be freed
+    update = optimizer(said, [parameter for parameter in network.parameters() if parameter.requires_grad])
+    prepared: tuple[Any, Any, Any] = accelerator.prepare(
+        network, update, loader
+    )  # which are all that know parameters:
+    del network  # what FSDP2 replaces is freed as soon as it has been divided
     model, update, batches = prepared
     with job.attention(said):
         for batch in batches:
