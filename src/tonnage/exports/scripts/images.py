@@ -6,7 +6,7 @@ Each line of the file of --data is one of them, as JSON; the paths of images cou
      "messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What is this?"}]},
                   {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]}]}
 
-All words are learned, also those of the user.  Needs pillow and torchvision.
+All words are learned, also those of the user.  Needs pillow, and most processors torchvision.
 """
 
 import json
