@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -55,16 +54,14 @@ def asked(job: Job) -> Seen:
 
 @cache
 def _answer(question: str) -> Seen:
-    with tempfile.TemporaryDirectory(prefix="tonnage-export-") as folder:
-        child = subprocess.run(
-            [sys.executable, "-m", "tonnage.exports.seeing"],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error"},
-            cwd=folder,
-            input=question,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-        )
+    child = subprocess.run(
+        [sys.executable, "-P", "-m", "tonnage.exports.seeing"],  # files of this folder stand in for no library
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRANSFORMERS_VERBOSITY": "error"},
+        input=question,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+    )
     said = (child.stderr if child.returncode else child.stdout).strip().splitlines() or ["it said nothing"]
     if child.returncode == UsageError.exit_code:
         raise UsageError(said[-1])

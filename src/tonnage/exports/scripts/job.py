@@ -100,9 +100,8 @@ def network(job: Job, random_weights: bool = False) -> Any:
         made = at_random(auto, transformers.AutoConfig.from_pretrained(job.model), chosen)
     else:
         made = auto.from_pretrained(job.model, **chosen)
-    made.config.get_text_config().use_cache = (
-        False  # else every forward copies keys and values, as if it were to generate
-    )
+    # Else every forward copies keys and values, as if it were to generate.
+    made.config.get_text_config().use_cache = False
     return made.train()
 
 
