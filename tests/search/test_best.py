@@ -113,7 +113,7 @@ def test_too_large_says_how_far_and_what_would_help():
 
 
 def test_reasons_and_path_explain_the_best_plan():
-    solution = search(question(gpu="8xa100-80gb"), Formula(), top=2)
+    solution = search(question(gpu="8xa100-80gb", without=("loss=plain",)), Formula(), top=2)
     best = solution.plans[0]
     techniques = {reason.technique.partition("=")[0] for reason in best.reasons}
     assert {"allocator", "loss", "shard"} <= techniques
@@ -137,9 +137,8 @@ class LooksTooLow(Formula):
 
 def test_what_a_plan_needs_without_a_technique_is_told_beside_its_whole_run():
     """Where both were looked at, looks are too low by about as much: their difference is right."""
-    exact, low = (
-        search(question(gpu="8xa100-80gb"), ghosts, top=2).plans[0] for ghosts in (Formula(), LooksTooLow())
-    )
+    asked = question(gpu="8xa100-80gb", without=("loss=plain",))
+    exact, low = (search(asked, ghosts, top=2).plans[0] for ghosts in (Formula(), LooksTooLow()))
     assert low.estimate.peak == exact.estimate.peak
     assert [reason.saves_bytes for reason in low.reasons] == [reason.saves_bytes for reason in exact.reasons]
     for reason in low.reasons:
@@ -224,6 +223,28 @@ class Broken(Formula):
     @staticmethod
     def _broken(candidate):
         return CannotEstimate("The step failed: no") if candidate.job.method == "lora" else None
+
+
+@pytest.mark.parametrize(
+    ("asked", "loss"),
+    [
+        ({"gpu": "h200", "model": "llama-3.2-1b"}, "plain"),
+        ({"gpu": "h200", "model": "llama-3.2-1b", "without": ("loss=plain",)}, "chunked"),
+        ({"gpu": "h200", "model": "llama-3.2-1b", "loss": "fused"}, "fused"),
+        ({"gpu": "rtx-3090", "model": "llama-3.2-1b", "micro_batch": 4}, "chunked"),
+        ({"gpu": "8x8xh100-80gb", "model": "llama-3.1-70b", "seq_len": 8192, "grad_accum": 8}, "chunked"),
+    ],
+    ids=["room", "not allowed", "said", "no room", "no faster"],
+)
+def test_all_logits_at_once_where_there_is_room_and_it_is_faster(asked, loss):
+    asked = question(**asked)
+    best = search(asked, Formula(), top=2).plans[0]
+    assert best.candidate.plan.loss == loss
+    assert best.estimate.peak.process_bytes <= asked.budget_bytes
+    if loss == "plain":
+        sliced = replace(best.candidate, plan=replace(best.candidate.plan, loss="chunked"))
+        whole, slices = (priced(one, asked.cluster) for one in (best.candidate, sliced))
+        assert whole.seconds_per_token < slices.seconds_per_token
 
 
 def test_a_method_that_always_fails_in_the_same_words_is_given_up():

@@ -24,8 +24,8 @@ from tonnage.search.depth import Need
 from tonnage.search.expectation import Expectation
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.needs import FEW, after, most_telling, needs_no_less
-from tonnage.search.pricing import Priced, bounded, in_order
-from tonnage.search.space import OFFLOADS, Question
+from tonnage.search.pricing import Priced, bounded, in_order, priced
+from tonnage.search.space import FREE, OFFLOADS, Question
 from tonnage.search.words import describe
 from tonnage.solution import Candidate, Choice, Refused
 from tonnage.techniques.chunked_loss import CHUNK_TOKENS
@@ -62,6 +62,9 @@ AHEAD: Final = 2
 SLICES: Final = 4
 """Of a micro-batch's loss, up to which all logits at once may need less than slices of them do, which leave holes
 between blocks."""
+
+_WORTH_LOGITS: Final = 0.995
+"""Part of a plan's time that it must take at most with all logits at once: in slices the head multiplies twice."""
 
 _NEARLY: Final = 1.05
 """What needs up to so many times the card by slices may fit without."""
@@ -140,7 +143,7 @@ class Search:
             self._verify(order, first)
             if doubtful:
                 self._verify_doubtful()
-            if not self.found and (whole := self._with_all_logits()):
+            if not self.found and (whole := self._nearly_fitting()):
                 self.order = whole
                 self._verify(whole, first)
             if self.found:
@@ -206,14 +209,45 @@ class Search:
             self._look(batch)
             self._run()
 
-    def _with_all_logits(self) -> list[Priced]:
+    def _nearly_fitting(self) -> list[Priced]:
         """Those that nearly fit with the loss in a few slices, with all logits at once, fastest first."""
-        if not (self.question.is_open("loss") and self.question.may_be("loss", "plain")):
+        if not self._may_be_whole:
             return []
         near = [one for one in self.too_large if self._expected_part(one) <= _NEARLY]
-        few = [one for one in near if one.tokens_at_once <= SLICES * CHUNK_TOKENS]
-        plans = [(one.candidate, replace(one.candidate.plan, loss="plain")) for one in few]
-        return self._priced([replace(one, plan=plan) for one, plan in plans])
+        few = [one.candidate for one in near if one.tokens_at_once <= SLICES * CHUNK_TOKENS]
+        return self._priced([_with_all_logits(one) for one in few])
+
+    def with_all_logits(self) -> None:
+        """Give plans that were found all logits at once where there is room for them and a step gets faster."""
+        wholes = self._wholes()
+        asked = [one.candidate for one in wholes.values()]
+        answers = dict(zip(wholes, self.ghosts.fit(asked, self.question.cluster, self._capacity), strict=True))
+        for place, (sliced, _) in enumerate(self.found):
+            answer = answers.get(id(sliced))
+            if isinstance(answer, Estimate) and fits(answer, self.question):
+                self.found[place] = wholes[id(sliced)], answer
+        self.found.sort(key=lambda pair: pair[0].seconds_per_token)
+
+    def _wholes(self) -> dict[int, Priced]:
+        """Plans that were found, by their identities, with all logits: those that are likely to be faster and fit."""
+        needs = [(one, estimate.peak.process_bytes) for one, estimate in self.found]
+        return {id(one): whole for one, need in needs if (whole := self._faster(one, need))}
+
+    def _faster(self, sliced: Priced, process_bytes: float) -> Priced | None:
+        """A plan that needs so many bytes with all logits at once; None if hardly faster, or not likely to fit."""
+        plan = sliced.candidate.plan
+        if not self._may_be_whole or plan.loss != FREE["loss"] or plan.checkpointing.startswith("budget"):
+            return None  # a budget has filled the card
+        whole = priced(_with_all_logits(sliced.candidate), self.question.cluster)
+        if whole.timing is None or whole.seconds_per_token > _WORTH_LOGITS * sliced.seconds_per_token:
+            return None
+        of_usual = (process_bytes - sliced.least_bytes) / max(sliced.beyond_bytes, 1.0)
+        return whole if whole.least_bytes + of_usual * whole.beyond_bytes <= self._capacity else None
+
+    @property
+    def _may_be_whole(self) -> bool:
+        """Whether it is ours to choose how the loss is computed."""
+        return self.question.is_open("loss") and self.question.may_be("loss", "plain")
 
     def _doubtful(self, found: Sequence[Priced]) -> list[Priced]:
         """Those that may fit, are not likely to, and are faster than all that were found."""
@@ -285,7 +319,10 @@ class Search:
         certain = [one for one in (*batch, *following) if self._is_certain(one)]
         asks = [(one.candidate, False) for one in batch if one not in certain]
         asks += [(one.candidate, True) for one in (*self.seem, *certain)]  # the longest runs
-        asks += [(one, False) for one in (self.afterwards(best.candidate) if best else ())]
+        wholes = self._wholes()
+        asks += [(one.candidate, True) for one in wholes.values()]
+        if best is not None:
+            asks += [(one, False) for one in self.afterwards(wholes.get(id(best), best).candidate)]
         asks += [(one.candidate, False) for one in after if not self._is_certain(one)]
         self.ghosts.ahead(asks, self.question.cluster)
 
@@ -419,6 +456,10 @@ class Search:
             )
             for place, (one, estimate) in enumerate(self.found)
         )
+
+
+def _with_all_logits(candidate: Candidate) -> Candidate:
+    return replace(candidate, plan=replace(candidate.plan, loss="plain"))
 
 
 def fits(estimate: Estimate, question: Question) -> bool:

@@ -80,6 +80,7 @@ def _search(
     try:
         found.run(top)
         fill(found, top)
+        found.with_all_logits()
     except CannotEstimate as error:
         return Solution(status="unknown", question=asked, refused=(Refused(what="time", why=str(error)),))
     counts = {**found.counts, "run": ghosts.runs}
