@@ -64,7 +64,7 @@ SLICES: Final = 4
 between blocks."""
 
 _WORTH_LOGITS: Final = 0.995
-"""Part of a plan's time that it must take at most with all logits at once: in slices the head multiplies twice."""
+"""Part of the fastest plan's time that one may take with all logits at once: in slices the head multiplies twice."""
 
 _NEARLY: Final = 1.05
 """What needs up to so many times the card by slices may fit without."""
@@ -218,7 +218,7 @@ class Search:
         return self._priced([_with_all_logits(one) for one in few])
 
     def with_all_logits(self) -> None:
-        """Give plans that were found all logits at once where there is room for them and a step gets faster."""
+        """Give plans that were found all logits at once where there is room, and that makes them the fastest."""
         wholes = self._wholes()
         asked = [one.candidate for one in wholes.values()]
         answers = dict(zip(wholes, self.ghosts.fit(asked, self.question.cluster, self._capacity), strict=True))
@@ -229,17 +229,17 @@ class Search:
         self.found.sort(key=lambda pair: pair[0].seconds_per_token)
 
     def _wholes(self) -> dict[int, Priced]:
-        """Plans that were found, by their identities, with all logits: those that are likely to be faster and fit."""
+        """Of plans that were found, by their identities, with all logits: those that would lead and may fit."""
         needs = [(one, estimate.peak.process_bytes) for one, estimate in self.found]
         return {id(one): whole for one, need in needs if (whole := self._faster(one, need))}
 
     def _faster(self, sliced: Priced, process_bytes: float) -> Priced | None:
-        """A plan that needs so many bytes with all logits at once; None if hardly faster, or not likely to fit."""
+        """A plan that needs so many bytes, with all logits at once; None if that is not the fastest or too large."""
         plan = sliced.candidate.plan
         if not self._may_be_whole or plan.loss != FREE["loss"] or plan.checkpointing.startswith("budget"):
             return None  # a budget has filled the card
         whole = priced(_with_all_logits(sliced.candidate), self.question.cluster)
-        if whole.timing is None or whole.seconds_per_token > _WORTH_LOGITS * sliced.seconds_per_token:
+        if whole.timing is None or whole.seconds_per_token > _WORTH_LOGITS * self.found[0][0].seconds_per_token:
             return None
         of_usual = (process_bytes - sliced.least_bytes) / max(sliced.beyond_bytes, 1.0)
         return whole if whole.least_bytes + of_usual * whole.beyond_bytes <= self._capacity else None
