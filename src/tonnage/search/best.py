@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 from math import inf
 from typing import Final
 
@@ -252,8 +252,9 @@ class Search:
     def _doubtful(self, found: Sequence[Priced]) -> list[Priced]:
         """Those that may fit, are not likely to, and are faster than all that were found."""
         best = min((one.seconds_per_token for one in found), default=inf)
-        faster = [one for one in self.order if one.seconds_per_token < best and id(one) not in self.seen]
-        doubtful = [one for one in faster if LIKELY < self._expected_part(one) <= 1 + self.expected.error(one)]
+        faster = takewhile(lambda one: one.seconds_per_token < best, self.order)
+        new = (one for one in faster if id(one) not in self.seen)
+        doubtful = [one for one in new if LIKELY < self._expected_part(one) <= 1 + self.expected.error(one)]
         return sorted(doubtful, key=self._expected_part)
 
     def _leaves_room(self, order: list[Priced]) -> bool:
