@@ -66,7 +66,8 @@ def key(request: Mapping[str, Any], torch_version: str | None = None) -> str | N
     `request` is what `tonnage.ghost.pool.request` made, `torch_version` the version that was asked for, if any.
     """
     model = request["job"]["model"]
-    installed = _installed(tuple(_folders()))
+    folders = tuple(_folders())
+    installed = _installed(folders)
     if model["kind"] != "config" or installed is None:
         return None
     structure = {name: value for name, value in model["config"].items() if name not in _NAMES}
@@ -74,7 +75,7 @@ def key(request: Mapping[str, Any], torch_version: str | None = None) -> str | N
         "request": {**request, "job": {**request["job"], "model": structure}},
         "python": [sys.version, platform.machine()],
         "distributions": installed,
-        "torch": [torch_version, *_torch_builds(torch_version)],
+        "torch": [torch_version, *_torch_builds(torch_version, folders)],
         "environment": {name: value for name, value in os.environ.items() if name.startswith(_HEEDED)},
         "tonnage": _own_content(),
     }
@@ -174,18 +175,24 @@ def _in_flux(distribution: Path) -> bool:
         return False
 
 
-def _torch_builds(version: str | None) -> list[str]:
+def _torch_builds(version: str | None, folders: tuple[tuple[str, int], ...]) -> list[str]:
     """What the torch that is installed, and the fetched one that may run in its place, say of their build."""
-    spec = importlib.util.find_spec("torch")
-    folders = [Path(spec.origin).parent] if spec is not None and spec.origin else []
-    with suppress(importlib.metadata.PackageNotFoundError):
-        wanted = version or importlib.metadata.version("torch").split("+")[0]
-        folders.append(place(wanted, sys.version_info[:2]) / "torch")
     said = []
-    for folder in folders:
+    for folder in _torch_folders(version, folders):
         with suppress(OSError):
             said.append((folder / "version.py").read_text(encoding="utf-8"))
     return said
+
+
+@functools.lru_cache(maxsize=8)
+def _torch_folders(version: str | None, folders: tuple[tuple[str, int], ...]) -> list[Path]:
+    """Where these are, as long as nothing came or went where Python looks."""
+    spec = importlib.util.find_spec("torch")
+    found = [Path(spec.origin).parent] if spec is not None and spec.origin else []
+    with suppress(importlib.metadata.PackageNotFoundError):
+        wanted = version or importlib.metadata.version("torch").split("+")[0]
+        found.append(place(wanted, sys.version_info[:2]) / "torch")
+    return found
 
 
 @functools.cache

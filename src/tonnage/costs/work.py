@@ -1,7 +1,9 @@
 """What a rank has to do in one optimizer step, in the terms that decide how long it takes."""
 
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, Final
 
 from tonnage.axes import SHARDING, Axes, axes
 from tonnage.costs.operations import ELEMENT_BYTES
@@ -117,22 +119,7 @@ class Work:
         Of a pipeline's stages it says only whether there are several.
         """
         laid = self.axes
-        return replace(
-            self,
-            axes=Axes(pp=min(laid.pp, 2), cp=laid.cp, tp=laid.tp, ep=laid.ep),
-            grad_accum=1,
-            schedule="1f1b",
-            virtual_stages=1,
-            stage_layers=(),
-            gradient_bytes=0,
-            optimizer="adamw",
-            clipped=False,
-            shard="none",
-            averages_each=False,
-            optimizer_offload=False,
-            param_offload=False,
-            activation_offload=False,
-        )
+        return _of_layers(_LAYER_FACTS(self), min(laid.pp, 2), laid.cp, laid.tp, laid.ep)
 
     @staticmethod
     def of(job: Job, plan: Plan, cluster: Cluster) -> "Work":
@@ -176,6 +163,33 @@ class Work:
             param_offload=plan.param_offload != "none",
             activation_offload=plan.activation_offload != "none",
         )
+
+
+_BESIDE_LAYERS: Final[dict[str, Any]] = {
+    "grad_accum": 1,
+    "schedule": "1f1b",
+    "virtual_stages": 1,
+    "stage_layers": (),
+    "gradient_bytes": 0,
+    "optimizer": "adamw",
+    "clipped": False,
+    "shard": "none",
+    "averages_each": False,
+    "optimizer_offload": False,
+    "param_offload": False,
+    "activation_offload": False,
+}
+"""What the time of layers does not hang on, with the value that stands for all."""
+
+_OF_LAYERS: Final = tuple(item.name for item in fields(Work) if item.name not in ("axes", *_BESIDE_LAYERS))
+_LAYER_FACTS: Final = attrgetter(*_OF_LAYERS)
+
+
+@lru_cache(maxsize=8192)
+def _of_layers(facts: tuple[Any, ...], pp: int, cp: int, tp: int, ep: int) -> Work:
+    """Of 15,000 candidates a few thousand are made: a Work takes longer to be made than to be found."""
+    known = dict(zip(_OF_LAYERS, facts, strict=True))
+    return Work(**known, **_BESIDE_LAYERS, axes=Axes(pp=pp, cp=cp, tp=tp, ep=ep))
 
 
 def _recomputed(plan: Plan) -> str:
