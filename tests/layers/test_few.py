@@ -36,6 +36,16 @@ def test_depths_follow_the_pattern_of_layers():
     assert with_layers(of_tiny(layer_types=["a", "b"] * 24), 4).model.config["layer_types"] == ["a", "b", "a", "b"]
 
 
+@pytest.mark.parametrize("name", ["n_layer", "n_layers"])
+def test_older_families_call_the_number_otherwise(name):
+    found = of_tiny()
+    config = {key: value for key, value in found.model.config.items() if key != "num_hidden_layers"}
+    job = replace(found, model=replace(found.model, config={**config, name: 48}))
+    assert layers_of(job) == 48
+    assert depths(job, Plan()) == (2, 3)
+    assert with_layers(job, 3).model.config == {**config, name: 3}
+
+
 def test_of_several_stacks_the_one_of_words_is_cut():
     pictured = tiny_job("gemma3")
     words = {**pictured.model.config["text_config"], "num_hidden_layers": 48}

@@ -34,14 +34,14 @@ _WORTH_OF_STAGES: Final = 3
 """Three runs of a pipeline's stage have at most so much less than all its layers, or all are run: each run takes time
 of its own, for which a stage has few layers."""
 
-_DEPTH: Final = "num_hidden_layers"
+_DEPTH: Final = ("num_hidden_layers", "n_layer", "n_layers")
 """What configurations of one stack call the number of its layers."""
 
 _DEPTHS: Final = (
-    *(_DEPTH, "num_layers", "num_decoder_layers", "num_encoder_layers", "encoder_layers", "decoder_layers"),
+    *(*_DEPTH, "num_layers", "num_decoder_layers", "num_encoder_layers", "encoder_layers", "decoder_layers"),
     *("encoder_num_hidden_layers", "decoder_num_hidden_layers"),
 )
-"""What configurations of an encoder and a decoder call the numbers of theirs; the first repeats one of the others."""
+"""What configurations of an encoder and a decoder call the numbers of theirs, and what repeats them."""
 
 _WORDS: Final = "text_config"
 """What transformers' networks that see call the configuration of their decoder."""
@@ -49,7 +49,7 @@ _WORDS: Final = "text_config"
 _STACKS: Final = ("encoder", "decoder", "encoder_config", "decoder_config", _WORDS)
 """What networks of an encoder and a decoder call theirs, where each has one of its own."""
 
-_TOWERS: Final = (_DEPTH, "depth", "encoder_layers")
+_TOWERS: Final = (*_DEPTH, "depth", "encoder_layers")
 """What configurations of stacks for images or sounds call the number of their layers."""
 
 _UNLIKE: Final = ("mlp_only_layers", "moe_layers", "cross_attention_layers", "num_sparse_encoder_layers")
@@ -126,7 +126,7 @@ def _places(config: Mapping[str, Any]) -> list[tuple[str, ...]]:
     That of a decoder alone may have kept the number of its encoder's, in names that hang on the family.
     """
     both = config.get("is_encoder_decoder")
-    names = _DEPTHS if both else (_DEPTH,) if "decoder_layers" not in config else ()
+    names = _DEPTHS if both else _DEPTH if "decoder_layers" not in config else ()
     found: list[tuple[str, ...]] = [(name,) for name in names if isinstance(config.get(name), int)]
     parts = _STACKS if both else (_WORDS,) if not found else ()
     within = {part: config[part] for part in parts if isinstance(config.get(part), Mapping)}

@@ -16,6 +16,7 @@ from tonnage.costs.shape import Shape
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
+from tonnage.layers.few import layers_of
 from tonnage.options import listed, options, spelled
 from tonnage.plans import Plan
 from tonnage.solution import Candidate
@@ -183,10 +184,11 @@ def candidates(question: Question, *, offload: bool = False) -> Iterator[Candida
 
 def _can_interleave(question: Question, job: Job, plan: Plan) -> bool:
     """Whether the stages of a plan's pipeline may take turns on each rank, in whole rounds."""
-    layers = int(job.model.config.get("num_hidden_layers") or 0)
+    layers = layers_of(job)
     return (
         question.is_open("pp_schedule")
         and question.may_be("pp_schedule", "interleaved")
+        and layers > 0
         and layers % (plan.pp * plan.pp_stages) == 0
         and job.grad_accum % plan.pp == 0
     )
