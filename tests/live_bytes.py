@@ -4,7 +4,6 @@ A boundary is: network and optimizer are made (load), a backward begins (forward
 optimizer step has ended (step).
 """
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,15 +94,3 @@ def _backward_told(reached: Reached) -> Iterator[None]:
         yield
     finally:
         torch.Tensor.backward = original  # type: ignore[method-assign]
-
-
-@contextmanager
-def without_collector() -> Iterator[None]:
-    """Garbage in cycles is found at moments that differ from run to run; without the collector, never."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

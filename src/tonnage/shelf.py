@@ -177,22 +177,25 @@ def _in_flux(distribution: Path) -> bool:
 
 def _torch_builds(version: str | None, folders: tuple[tuple[str, int], ...]) -> list[str]:
     """What the torch that is installed, and the fetched one that may run in its place, say of their build."""
+    there, installed = _installed_torch(folders)
+    wanted = version or installed
+    places = [there, place(wanted, sys.version_info[:2]) / "torch" if wanted else None]
     said = []
-    for folder in _torch_folders(version, folders):
+    for folder in filter(None, places):
         with suppress(OSError):
             said.append((folder / "version.py").read_text(encoding="utf-8"))
     return said
 
 
 @functools.lru_cache(maxsize=8)
-def _torch_folders(version: str | None, folders: tuple[tuple[str, int], ...]) -> list[Path]:
-    """Where these are, as long as nothing came or went where Python looks."""
+def _installed_torch(folders: tuple[tuple[str, int], ...]) -> tuple[Path | None, str | None]:
+    """Where torch is installed, and which version, as long as nothing came or went in these folders."""
     spec = importlib.util.find_spec("torch")
-    found = [Path(spec.origin).parent] if spec is not None and spec.origin else []
-    with suppress(importlib.metadata.PackageNotFoundError):
-        wanted = version or importlib.metadata.version("torch").split("+")[0]
-        found.append(place(wanted, sys.version_info[:2]) / "torch")
-    return found
+    there = Path(spec.origin).parent if spec is not None and spec.origin else None
+    try:
+        return there, importlib.metadata.version("torch").split("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return there, None
 
 
 @functools.cache

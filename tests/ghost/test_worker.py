@@ -2,19 +2,47 @@
 
 import errno
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from tonnage.ghost.process import INSIDE
+from tonnage.job import Job, ModelRef
+from tonnage.plans import Plan
 
 
 @pytest.fixture
-def one_line(monkeypatch: pytest.MonkeyPatch) -> Any:
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys, "path", [*sys.path, str(INSIDE)])
     from tonnage.ghost import worker
 
+    return worker
+
+
+@pytest.fixture
+def one_line(worker: Any) -> Any:
     return worker._one_line
+
+
+def seeing() -> dict[str, Any]:
+    config = {"model_type": "gemma3", "vision_config": {"model_type": "siglip_vision_model"}, "text_config": {}}
+    job = Job(model=ModelRef(name="mine", kind="config", config=config), seq_len=64)
+    return {"job": asdict(job), "plan": asdict(Plan())}
+
+
+def test_networks_of_a_network_are_imported_once_for_all_forks(worker: Any) -> None:
+    worker._import_libraries(seeing())
+    assert "transformers.models.gemma3.modeling_gemma3" in sys.modules
+    assert "transformers.models.siglip.modeling_siglip" in sys.modules
+
+
+def test_what_cannot_be_imported_is_told_by_the_fork(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(worker.preload, "imported", lambda name: asked.append(name))
+    worker._import_libraries(seeing())
+    assert worker._NAMES in asked
+    assert not any("modeling" in name for name in asked)
 
 
 def test_the_cause_is_told_where_the_error_does_not(one_line: Any) -> None:

@@ -128,10 +128,6 @@ def launch(plan: Plan, world: World) -> None:
         os.environ.update(HOST_GROUP)
 
 
-LAYERS: Final = "FSDP_TRANSFORMER_CLS_TO_WRAP"
-"""What `accelerate launch` sets to say which classes of layers FSDP divides."""
-
-
 def divided(module: nn.Module) -> tuple[str, ...]:
     """Classes of repeated layers, to be named where FSDP would ask for some that the network has not; else none.
 

@@ -70,6 +70,9 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ANY,
 }
 
+LAYERS: Final = "FSDP_TRANSFORMER_CLS_TO_WRAP"
+"""The variable by which `accelerate launch` says which classes of layers FSDP divides."""
+
 SHARDED: Final = ("zero2", "zero3", "hsdp")
 
 
@@ -162,7 +165,7 @@ def trained(
     if prepare is not None:
         module = prepare(module)
     if plan.shard in SHARDED and (layers := given.divided(module)):
-        os.environ[given.LAYERS] = ",".join(layers)
+        os.environ[LAYERS] = ",".join(layers)
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     with tempfile.TemporaryDirectory() as folder, given.contexts(step):
         arguments = TrainingArguments(output_dir=folder, **{**settings(job, plan, world, steps, by_fsdp), **said})

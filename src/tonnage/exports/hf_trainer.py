@@ -97,7 +97,7 @@ def _layers(wish: Wish) -> Mapping[str, str]:
     """For Trainer and PEFT alike."""
     if wish.plan.shard not in engine.SHARDED or wish.seen is None or not wish.seen.layers:
         return {}
-    return {"FSDP_TRANSFORMER_CLS_TO_WRAP": ",".join(wish.seen.layers)}
+    return {engine.LAYERS: ",".join(wish.seen.layers)}
 
 
 def clipping(wish: Wish) -> tuple[str, ...]:

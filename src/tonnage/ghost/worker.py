@@ -122,19 +122,23 @@ def _import_libraries(request: dict[str, Any]) -> None:
     for technique in chosen(_job(request["job"]), Plan(**request["plan"])):
         for library in technique.libraries:
             preload.imported(library)
-    for kind in _kinds(request["job"]["model"]["config"]):
-        preload.imported(f"transformers.models.{kind}.modeling_{kind}")
+    kinds = dict.fromkeys(_kinds(request["job"]["model"]["config"]))
+    if not kinds or not preload.imported(_NAMES):
+        return
+    folder = sys.modules[_NAMES].model_type_to_module_name
+    for name in map(folder, kinds):
+        if name.isidentifier():
+            preload.imported(f"transformers.models.{name}.modeling_{name}")
+
+
+_NAMES = "transformers.models.auto.configuration_auto"
+"""The module that knows in which folder the code of a type of model is."""
 
 
 def _kinds(config: Mapping[str, Any]) -> Iterator[str]:
-    """Folders of transformers in which a network's code is, and that of the networks it is made of."""
-    kind = config.get("model_type")
-    if isinstance(kind, str):
-        from transformers.models.auto.configuration_auto import model_type_to_module_name
-
-        name = model_type_to_module_name(kind)
-        if name.isidentifier():
-            yield name
+    """The type of a network, and the types of the networks that it is made of."""
+    if isinstance(config.get("model_type"), str):
+        yield config["model_type"]
     for part in config.values():
         if isinstance(part, Mapping):
             yield from _kinds(part)

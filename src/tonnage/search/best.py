@@ -231,9 +231,9 @@ class Search:
     def _wholes(self) -> dict[int, Priced]:
         """Of plans that were found, by their identities, with all logits: those that would lead and may fit."""
         needs = [(one, estimate.peak.process_bytes) for one, estimate in self.found]
-        return {id(one): whole for one, need in needs if (whole := self._faster(one, need))}
+        return {id(one): whole for one, need in needs if (whole := self._leading_whole(one, need))}
 
-    def _faster(self, sliced: Priced, process_bytes: float) -> Priced | None:
+    def _leading_whole(self, sliced: Priced, process_bytes: float) -> Priced | None:
         """A plan that needs so many bytes, with all logits at once; None if that is not the fastest or too large."""
         plan = sliced.candidate.plan
         if not self._may_be_whole or plan.loss != FREE["loss"] or plan.checkpointing.startswith("budget"):

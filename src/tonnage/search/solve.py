@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from tonnage.errors import CannotEstimate
+from tonnage.garbage import uncollected
 from tonnage.search.best import Search
 from tonnage.search.filling import fill
 from tonnage.search.memory import Ghosts
@@ -53,23 +52,8 @@ def search(
     progress: Progress = lambda text: None,
 ) -> Solution:
     """`solve` with ghosts that are there already."""
-    with _uncollected():
+    with uncollected():  # else all candidates are gone through again and again: a quarter of the work
         return _search(question, ghosts, top=top, pareto=pareto, explain=explain, progress=progress)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without Python's cyclic collector, which goes through all candidates each time that a few Traces were read.
-
-    That was a quarter of a search's work, and found nothing.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _search(

@@ -28,10 +28,9 @@ def main() -> None:
         dataset, said.micro_batch, shuffle=True, drop_last=True, pin_memory=True, collate_fn=dataset.batch
     )
     update = optimizer(said, [parameter for parameter in network.parameters() if parameter.requires_grad])
-    prepared: tuple[Any, Any, Any] = accelerator.prepare(
-        network, update, loader
-    )  # which are all that know parameters:
-    del network  # what FSDP2 replaces is freed as soon as it has been divided
+    # Nothing else may hold a parameter, so that what FSDP2 replaces is freed as soon as it has been divided.
+    prepared: tuple[Any, Any, Any] = accelerator.prepare(network, update, loader)
+    del network
     model, update, batches = prepared
     with job.attention(said):
         for batch in batches:
