@@ -92,3 +92,11 @@ def test_constraints_that_constrain_nothing_are_refused(asked, said):
 
 def test_numbers_may_be_left_out():
     assert not question(without=("tp=2",)).may_be("tp", 2)
+
+
+def test_stages_take_turns_only_where_they_divide_the_layers():
+    """GPT-2 says `n_layer`: 12, which four ranks with two stages each do not divide."""
+    asked = question(model="gpt2", gpu="8xh100-80gb", seq_len=1024, grad_accum=8)
+    turns = [one.plan for one in candidates(asked) if one.plan.pp_schedule == "interleaved"]
+    assert turns
+    assert all(12 % (plan.pp * plan.pp_stages) == 0 for plan in turns)
