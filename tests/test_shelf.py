@@ -1,6 +1,7 @@
 """Traces that are kept: found again for the same question, and for no other."""
 
 import json
+import zipfile
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tonnage import predict, shelf
+from tonnage import trace as traces
 from tonnage.device import parse_cluster
 from tonnage.ghost.pool import request
 from tonnage.job import Job, ModelRef
@@ -33,6 +35,7 @@ class Counting:
     """A worker that counts what it is asked to run."""
 
     torch_version: str | None = None
+    trace_file: Path | None = None
 
     def __init__(self) -> None:
         self.runs = 0
@@ -154,6 +157,22 @@ def test_a_repeated_estimate_runs_nothing_and_says_so() -> None:
     assert "earlier run" in kept
     coverage = replace(again.estimate.coverage, run=tuple(run))
     assert replace(again.estimate, coverage=coverage) == first.estimate
+
+
+def test_a_file_that_a_worker_has_written_is_taken_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "trace"
+    with zipfile.ZipFile(file, "w") as archive:
+        traces.write(TRACE, archive)
+    written = file.read_bytes()
+    shelf.keep("a", TRACE, file)
+    assert not file.exists()
+    assert shelf.find("a") == TRACE
+    assert (shelf.folder() / "a.trace").read_bytes() == written
+
+
+def test_where_it_cannot_be_moved_it_is_written(tmp_path: Path) -> None:
+    shelf.keep("a", TRACE, tmp_path / "on another disk")
+    assert shelf.find("a") == TRACE
 
 
 def test_fresh_runs_again() -> None:

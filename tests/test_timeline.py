@@ -139,7 +139,7 @@ def test_each_mark_knows_its_highest_use_including_what_it_began_with() -> None:
         ("free_requested", 1024, 512, 2),
     ]
     walked = timeline(trace(events))
-    assert [allocated for allocated, _ in walked.by_mark] == [1024, 1024, 1536, 1024, 1024]
+    assert walked.allocated_by_mark.tolist() == [1024, 1024, 1536, 1024, 1024]
 
 
 def test_an_empty_trace_has_no_peak() -> None:

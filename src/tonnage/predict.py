@@ -10,6 +10,7 @@ from tonnage.axes import axes
 from tonnage.costs.answer import with_time
 from tonnage.device import CPU, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
+from tonnage.garbage import uncollected
 from tonnage.job import Job
 from tonnage.layers.continuing import continued, requests_of
 from tonnage.layers.few import depths_to_continue, is_repetitive, layers_of, roomy, with_layers
@@ -27,6 +28,7 @@ SOURCES: Final = ("ghost", "meta")
 """Where an estimate's Trace may come from; `real` ones are recorded, not estimated."""
 
 
+@uncollected()  # a Trace is many small things that all stay
 def estimate(
     job: Job,
     plan: Plan,
@@ -125,10 +127,13 @@ class _Asked:
         if kept is not None:
             return kept, True
         trace = self._continued(rank, depths) if depths is not None else None
-        if trace is None:
-            trace = self._imitated(rank) if self.source == "meta" else self._run(rank)
+        written = None
+        if trace is None and self.source == "meta":
+            trace = self._imitated(rank)
+        elif trace is None:
+            trace, written = self._run(rank), self._worker().trace_file
         if key is not None and key == shelf.key(asked, version):  # nothing was installed meanwhile
-            shelf.keep(key, trace)
+            shelf.keep(key, trace, written)
         return trace, False
 
     def _request(self, rank: int) -> dict[str, Any]:

@@ -94,14 +94,26 @@ def find(key: str) -> Trace | None:
     return found
 
 
-def keep(key: str, trace: Trace) -> None:
-    """Put a Trace on the shelf, in place of an older one.  Where nothing can be written, nothing is kept."""
+def keep(key: str, trace: Trace, file: Path | None = None) -> None:
+    """Put a Trace on the shelf, in place of an older one.  Where nothing can be written, nothing is kept.
+
+    Where it lies in a `file` already that nobody needs, that is taken, if it is on the same disk.
+    """
     path = _path(key)
     with suppress(OSError, UnwritableFile):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
-            traces.write(trace, archive)
+        if file is None or not _moved(file, path):
+            with replacing(path) as new, zipfile.ZipFile(new, "w") as archive:
+                traces.write(trace, archive)
         _make_room_for(path.stat().st_size)
+
+
+def _moved(file: Path, path: Path) -> bool:
+    try:
+        file.replace(path)
+    except OSError:
+        return False
+    return True
 
 
 def folder() -> Path:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from operator import attrgetter
+from itertools import pairwise
 from typing import Any, Final
+
+import numpy as np
 
 from tonnage import __version__
 from tonnage.catalog import Overhead, overheads
@@ -183,12 +184,11 @@ def _steps(stretches: Sequence[_Stretch]) -> tuple[StepPeak, ...]:
 
 
 def _stretches(walked: Timeline) -> Iterator[_Stretch]:
-    place = 0
-    for _, alike in groupby(walked.marks, key=attrgetter("step", "phase")):
-        marks = list(alike)
-        allocated, reserved = zip(*walked.by_mark[place : place + len(marks)], strict=True)
-        yield marks[0], max(allocated), max(reserved)
-        place += len(marks)
+    if not walked.marks:
+        return iter(())
+    marks = map(walked.marks.__getitem__, walked.turns.tolist())
+    by_mark = (walked.allocated_by_mark, walked.reserved_by_mark)
+    return zip(marks, *(np.maximum.reduceat(each, walked.turns).tolist() for each in by_mark), strict=True)
 
 
 def units_of(besides: Sequence[bool]) -> list[range]:
@@ -210,23 +210,22 @@ def units_of(besides: Sequence[bool]) -> list[range]:
 
 def _curve(walked: Timeline) -> tuple[Moment, ...]:
     """The highest use in each of up to CURVE_POINTS stretches of equally many units of marks."""
-    phases = {mark.phase for mark in walked.marks}
-    shown_less = {phase for phase in phases if _phase_name(phase) in BESIDES}
-    besides = [mark.phase in shown_less for mark in walked.marks]
-    units = units_of(besides or [False] * len(walked.by_mark))
-    stride = max(1, -(-len(units) // CURVE_POINTS))
-    allocated, reserved = zip(*walked.by_mark, strict=True)
+    allocated, reserved = walked.allocated_by_mark, walked.reserved_by_mark
+    phases = [mark.phase for mark in walked.marks]
+    shown_less = {phase for phase in set(phases) if _phase_name(phase) in BESIDES}
+    units = units_of([phase in shown_less for phase in phases]) if shown_less else None
+    starts = range(len(allocated)) if units is None else [unit.start for unit in units]
+    stride = max(1, -(-len(starts) // CURVE_POINTS))
     moments = []
-    for first in range(0, len(units), stride):
-        stretch = slice(units[first].start, units[min(first + stride, len(units)) - 1].stop)
-        highest = allocated.index(max(allocated[stretch]), stretch.start)
+    for start, stop in pairwise((*starts[::stride], len(allocated))):
+        highest = start + int(allocated[start:stop].argmax())
         moments.append(
             Moment(
                 mark=highest,
                 step=walked.marks[highest].step if walked.marks else 0,
                 phase=_phase_name(walked.marks[highest].phase) if walked.marks else "",
-                allocated_bytes=allocated[highest],
-                reserved_bytes=max(reserved[stretch]),
+                allocated_bytes=int(allocated[highest]),
+                reserved_bytes=int(reserved[start:stop].max()),
             )
         )
     return tuple(moments)
@@ -286,7 +285,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 def _peak_after_recovery(trace: Trace, walked: Timeline) -> int:
     """Most bytes allocated after the mark under which memory ran out for the last time."""
     ran_out = max((event.mark for event in trace.events() if event.action == "oom"), default=-1)
-    return max((allocated for allocated, _ in walked.by_mark[ran_out + 1 :]), default=0)
+    return int(walked.allocated_by_mark[ran_out + 1 :].max(initial=0))
 
 
 def _lengths(job: dict[str, Any], steps: Sequence[StepPeak]) -> list[str]:

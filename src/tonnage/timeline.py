@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -93,10 +94,14 @@ class Timeline:
     """Most bytes allocated."""
     peak_reserved_bytes: int
     """Most bytes reserved."""
-    by_mark: tuple[tuple[int, int], ...]
-    """For each mark the most bytes allocated and reserved from it to the next."""
+    allocated_by_mark: Numbers
+    """For each mark the most bytes allocated from it to the next; of a Trace without marks one figure."""
+    reserved_by_mark: Numbers
+    """The same of bytes reserved."""
     marks: tuple[Mark, ...]
     """The Trace's marks."""
+    turns: Numbers
+    """The marks with which a step or a phase begins."""
     peak_mark: int
     """The mark of the allocated peak."""
 
@@ -168,8 +173,10 @@ def _added_up(trace: Trace, events: "_Events", found: _Blocks, allocated: Number
         peak_event=max(peak_event - 1, 0),
         peak_allocated_bytes=int(allocated[peak_event]),
         peak_reserved_bytes=max(int(reserved.max()), 0),
-        by_mark=tuple(zip(_highest(events, allocated), _highest(events, reserved), strict=True)),
+        allocated_by_mark=_highest(events, allocated),
+        reserved_by_mark=_highest(events, reserved),
         marks=trace.marks,
+        turns=np.flatnonzero(np.diff(events.step, prepend=-1) | np.diff(events.phase, prepend=-1)),
         peak_mark=int(events.mark[peak_event - 1]) if peak_event else 0,
     )
 
@@ -186,14 +193,28 @@ class _Events:
     """Never falls."""
     begin: Numbers
     """For each mark, how many events happened before it."""
+    step: Numbers
+    """For each mark, how many optimizer steps were completed."""
+    phase: Numbers
+    """For each mark the place of its phase in `phases`."""
+    phases: tuple[str, ...]
+    """The phases that there are."""
 
     @staticmethod
     def of(trace: Trace) -> "_Events":
         columns = {name: np.asarray(trace.event_columns.get(name, ()), dtype=np.int64) for name in EVENT_COLUMNS}
         mark = np.maximum.accumulate(columns["mark"])
-        begin = np.searchsorted(mark, np.arange(max(len(trace.marks), 1)))
+        steps, names, _ = zip(*(trace.marks or (Mark(0, "", ""),)), strict=True)
+        phases = {name: place for place, name in enumerate(dict.fromkeys(names))}
         return _Events(
-            action=columns["action"], address=columns["address"], size=columns["size"], mark=mark, begin=begin
+            action=columns["action"],
+            address=columns["address"],
+            size=columns["size"],
+            mark=mark,
+            begin=np.searchsorted(mark, np.arange(len(steps))),
+            step=np.array(steps, dtype=np.int64),
+            phase=np.array(itemgetter(*names, names[0])(phases)[:-1], dtype=np.int64),
+            phases=tuple(phases),
         )
 
     def __len__(self) -> int:
@@ -202,6 +223,10 @@ class _Events:
     def of_kind(self, *actions: int) -> Numbers:
         """Indices of the events of these kinds."""
         return np.flatnonzero(_any_of(self.action, actions))
+
+    def is_in(self, phases: Iterable[str]) -> Flags:
+        """For each mark, whether it is in one of these."""
+        return np.array([name in phases for name in self.phases])[self.phase]
 
     @cached_property
     def by_address(self) -> Numbers:
@@ -228,26 +253,37 @@ def _any_of(values: Numbers, few: Iterable[int]) -> Flags:
 def _born(events: _Events) -> _Blocks:
     """The blocks as they were requested: an alloc event, and the next events of the same address that end it."""
     born = events.of_kind(_ALLOC)
+    died, gone = _ends(events)
     return _Blocks(
         address=events.address[born],
         size_bytes=events.size[born],
         born=born,
-        died=_ended(events, born, _FREE_REQUESTED),
-        gone=_ended(events, born, _FREE_COMPLETED),
+        died=died[born],
+        gone=gone[born],
         mark=events.mark[born],
         category=np.full(len(born), _WORKSPACE),
     )
 
 
-def _ended(events: _Events, born: Numbers, end: int) -> Numbers:
-    """For each alloc event the next event of its address if it is an `end`, else the number of events."""
-    asked = _any_of(events.action_by_address, (_ALLOC, end))
-    either, action = events.by_address[asked], events.action_by_address[asked]
-    address = events.address[either]
-    pair = np.flatnonzero((action[:-1] == _ALLOC) & (action[1:] == end) & (address[:-1] == address[1:]))
-    ended = np.full(len(events), len(events))
-    ended[either[pair]] = either[pair + 1]
-    return ended[born]
+def _ends(events: _Events) -> tuple[Numbers, Numbers]:
+    """For each alloc event the events behind it, of its address, with which its block is given back and is gone.
+
+    The number of events where there are none: what comes next at its address is another block, or nothing.
+    """
+    place, action = events.by_address, events.action_by_address
+    address = events.address[place]
+    same = np.append(address[:-1] == address[1:], False)
+    behind = np.append(np.where(same[:-1], action[1:], _ALLOC), _ALLOC)[: len(action)]
+    second = np.append(behind[1:], _ALLOC)[: len(action)]
+    died, gone = (np.full(len(events), len(events)) for _ in range(2))
+    allocated = action == _ALLOC
+    requested = np.flatnonzero(allocated & (behind == _FREE_REQUESTED))
+    died[place[requested]] = place[requested + 1]
+    completed = requested[second[requested] == _FREE_COMPLETED]
+    gone[place[completed]] = place[completed + 2]
+    at_once = np.flatnonzero(allocated & (behind == _FREE_COMPLETED))
+    gone[place[at_once]] = place[at_once + 1]
+    return died, gone
 
 
 def _sized(trace: Trace, events: _Events, blocks: _Blocks, owners: "_Owners") -> _Blocks:
@@ -255,8 +291,9 @@ def _sized(trace: Trace, events: _Events, blocks: _Blocks, owners: "_Owners") ->
     if trace.device.get("type") == "cpu":  # the CPU's allocator does not round
         return blocks
     settings = AllocatorSettings.parse(trace.allocator_settings)
-    sizes, which = np.unique(blocks.size_bytes, return_inverse=True)
-    rounded = np.array([settings.round_size(size) for size in sizes.tolist()], dtype=np.int64)[which]
+    sizes = np.unique(blocks.size_bytes)
+    rounded = np.array([settings.round_size(size) for size in sizes.tolist()], dtype=np.int64)
+    rounded = rounded[np.searchsorted(sizes, blocks.size_bytes)]
     blocks = replace(blocks, size_bytes=rounded)
     if settings.expandable_segments:
         return blocks
@@ -318,7 +355,9 @@ class _Owners:
         self.blocks = blocks
         self.times = len(events) + 1
         born = events.by_address[events.action_by_address == _ALLOC]
-        self.order = np.searchsorted(blocks.born, born)
+        number = np.empty(self.times, dtype=np.int64)
+        number[blocks.born] = np.arange(len(blocks.born))
+        self.order = number[born]
         """The blocks by address, and those of one address by birth."""
         address = events.address[born]
         another = np.append(True, address[1:] != address[:-1])[: len(address)]
@@ -390,7 +429,7 @@ def _categories(trace: Trace, events: _Events, owners: _Owners) -> Numbers:
     """What each block was for.  What a forward keeps beyond its own step is no activation: library workspaces."""
     blocks = owners.blocks
     category = np.full(len(blocks.born), _WORKSPACE)
-    category[_kept_by_forward(trace, events, blocks)] = _ACTIVATION
+    category[_kept_by_forward(events, blocks)] = _ACTIVATION
     sent = _sent(trace)
     said = [(claim.mark, claim.address, _PRIORITY.index(claim.category)) for claim in trace.claims]
     claimed = np.array(said, dtype=np.int64).reshape(-1, 3)
@@ -400,7 +439,7 @@ def _categories(trace: Trace, events: _Events, owners: _Owners) -> Numbers:
         np.minimum.at(category, holder[holder >= 0], code[known][holder >= 0])
     received = owners.handed_out(*sent.T)
     category[received] = np.minimum(category[received], _COMMUNICATION)
-    category[(category == _ACTIVATION) & _outlived(trace, events, blocks)] = _WORKSPACE
+    category[(category == _ACTIVATION) & _outlived(events, blocks)] = _WORKSPACE
     for first, later in _repetitions(trace, events, blocks):
         count = min(len(first), len(later))
         category[later[:count]] = category[first[:count]]
@@ -421,27 +460,26 @@ def _repetitions(trace: Trace, events: _Events, blocks: _Blocks) -> Iterator[tup
         yield first, np.flatnonzero((blocks.born >= start) & (blocks.born < end))
 
 
-def _kept_by_forward(trace: Trace, events: _Events, blocks: _Blocks) -> Flags:
+def _kept_by_forward(events: _Events, blocks: _Blocks) -> Flags:
     """Which blocks a forward pass (or a recomputation) handed out and had not got back when it ended.
 
     It ends where the phase changes, where the memory runs out (what it had kept is lost on the way out), or with
     the trace.
     """
-    phases = [mark.phase for mark in trace.marks] or [""]
-    forward = np.array([phase in _FORWARD for phase in phases])
-    changes = [k for k in range(1, len(phases)) if forward[k - 1] and phases[k] != phases[k - 1]]
+    forward = events.is_in(_FORWARD)
+    changes = np.flatnonzero(forward[:-1] & (events.phase[1:] != events.phase[:-1])) + 1
     ends = np.sort(np.concatenate((events.begin[changes], events.of_kind(_OOM), [len(events)])))
     end = ends[np.searchsorted(ends, blocks.born, side="right")]
     kept: Flags = forward[blocks.mark] & (blocks.died >= end)
-    return kept | _taken_up_by_backward(events, blocks, phases)
+    return kept | _taken_up_by_backward(events, blocks)
 
 
-def _taken_up_by_backward(events: _Events, blocks: _Blocks, phases: list[str]) -> Flags:
+def _taken_up_by_backward(events: _Events, blocks: _Blocks) -> Flags:
     """Which blocks were given back by a backward pass, for which they were kept, and made outside of any module.
 
     Or by a backward pass before it: one that makes a graph itself (of a penalty on gradients).
     """
-    outside, backward = (np.array([phase in names for phase in phases]) for names in (_OUTSIDE, _BACKWARD))
+    outside, backward = events.is_in(_OUTSIDE), events.is_in(_BACKWARD)
     passes = np.cumsum(np.diff(backward, prepend=False))
     given_back = blocks.died < len(events)
     taken: Flags = (outside | backward)[blocks.mark] & given_back
@@ -460,10 +498,9 @@ def _sent(trace: Trace) -> Numbers:
     return np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
 
 
-def _outlived(trace: Trace, events: _Events, blocks: _Blocks) -> Flags:
+def _outlived(events: _Events, blocks: _Blocks) -> Flags:
     """Which blocks were never given back and are of a step before the last."""
-    steps = [mark.step for mark in trace.marks] or [0]
-    outlived: Flags = (blocks.died == len(events)) & (np.array(steps)[blocks.mark] < steps[-1])
+    outlived: Flags = (blocks.died == len(events)) & (events.step[blocks.mark] < events.step[-1])
     return outlived
 
 
@@ -483,9 +520,9 @@ def _levels(events: _Events, blocks: _Blocks) -> tuple[Numbers, Numbers]:
     return allocated.cumsum(), reserved.cumsum()
 
 
-def _highest(events: _Events, levels: Numbers) -> list[int]:
+def _highest(events: _Events, levels: Numbers) -> Numbers:
     """The highest level of each mark, including the one that it began with."""
     first = events.begin
     last = np.append(first[1:], len(events))
     bounds = np.stack((first, last + 1), axis=1).reshape(-1)
-    return np.maximum.reduceat(np.append(levels, 0), bounds)[::2].tolist()  # type: ignore[no-any-return]
+    return np.maximum.reduceat(np.append(levels, 0), bounds)[::2]

@@ -10,8 +10,9 @@ import struct
 import sys
 import zipfile
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -249,9 +250,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
             raise UnreadableFile("The trace was written by another version of tonnage; record it again.")
         columns = {name: _column(_member(archive, f"{prefix}events.{name}")) for name in EVENT_COLUMNS}
         marks = _marks_from_json(document.pop("marks"))
-        claims = tuple(
-            Claim(int(mark), int(address), str(category)) for mark, address, category in document.pop("claims")
-        )
+        claims = _claims_from_json(document.pop("claims"))
         known = {item.name for item in fields(Trace)}
         plain = {name: value for name, value in document.items() if name in known}
         for name in ("assumed", "names"):
@@ -341,5 +340,18 @@ def marks_to_json(marks: tuple[Mark, ...]) -> dict[str, Any]:
 
 def _marks_from_json(document: dict[str, Any]) -> tuple[Mark, ...]:
     phases, modules = document["phases"], document["modules"]
-    step, phase, module = zip(*document["rows"], strict=True) if document["rows"] else ((), (), ())
-    return tuple(map(Mark, map(int, step), map(phases.__getitem__, phase), map(modules.__getitem__, module)))
+    step, phase, module = _columns(document["rows"])
+    marks = zip(map(int, step), map(phases.__getitem__, phase), map(modules.__getitem__, module), strict=True)
+    return tuple(map(partial(tuple.__new__, Mark), marks))  # as Mark's own, which is a function in Python, does it
+
+
+def _claims_from_json(rows: list[list[Any]]) -> tuple[Claim, ...]:
+    mark, address, category = _columns(rows)
+    claims = zip(map(int, mark), map(int, address), map(str, category), strict=True)
+    return tuple(map(partial(tuple.__new__, Claim), claims))
+
+
+def _columns(rows: list[list[Any]]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """The columns of rows of three.  Raises ValueError for others."""
+    first, second, third = zip(*rows, strict=True) if rows else ((), (), ())
+    return first, second, third

@@ -178,7 +178,7 @@ def test_many_jobs_leave_nothing_behind(worker: Worker) -> None:
     gc.collect()  # else what an earlier test has left open is closed meanwhile
     descriptors = psutil.Process().num_fds(), process.num_fds()
     resident = process.memory_info().rss
-    files = set(worker._folder.iterdir())  # `requests` too, where a test before had any
+    files = set(worker._folder.iterdir())  # the last Trace; `requests` too, where a test before had any
     for _ in range(100):
         assert run(worker).peaks == first.peaks
     _, alive = psutil.wait_procs(process.children(), timeout=120)  # the last one may be giving its memory back
@@ -186,7 +186,7 @@ def test_many_jobs_leave_nothing_behind(worker: Worker) -> None:
     assert (psutil.Process().num_fds(), process.num_fds()) == descriptors
     assert process.memory_info().rss < resident + 2**22
     assert set(worker._folder.iterdir()) == files
-    assert {path.name for path in files} <= {"lock", "stderr", "requests"}
+    assert {path.name for path in files} <= {"lock", "stderr", "requests", "trace"}
 
 
 def test_two_workers_at_once_give_the_same_answers(worker: Worker, own_worker: Worker) -> None:

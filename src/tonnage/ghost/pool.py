@@ -64,6 +64,8 @@ class Worker:
         torch = find(sys.executable, torch_version, progress)
         self._held = contextlib.ExitStack()
         self._folder = self._held.enter_context(scratch("tonnage-"))
+        self.trace_file = self._folder / "trace"
+        """Where the Trace of the last job was written; the next one replaces it."""
         self._errors = (self._folder / "stderr").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, *_PROGRAM],
@@ -117,15 +119,12 @@ class Worker:
 
     def _traced(self, asked: dict[str, Any]) -> Trace:
         self._check_open()
-        target = self._folder / "trace"
         with self._abandoned_on_error():
             self._wait_until_ready()
-            answer = self._ask(asked | {"trace": str(target)})
+            answer = self._ask(asked | {"trace": str(self.trace_file)})
         if answer["error"] is not None:
             raise _BY_EXIT_CODE.get(answer["exit_code"], CannotEstimate)(answer["error"])
-        found = trace.load(target)
-        target.unlink()
-        return found
+        return trace.load(self.trace_file)
 
     def _check_open(self) -> None:
         if self.closed:

@@ -22,7 +22,7 @@ from dataclasses import fields
 from typing import Any, TextIO
 
 import torch
-from tonnage_inside import decided, outcome, repeating, requested, shortcuts, values, written
+from tonnage_inside import decided, outcome, pairs, repeating, requested, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
 from tonnage import inputs
@@ -57,16 +57,27 @@ def serve() -> None:
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         request = json.loads(line)
-        child, pipe = _asked(request)
-        with pipe:
-            _wait(pipe, request)
-            reply = pipe.readline()
-        if reply:
-            answers.write(reply)  # before its memory is taken back, which takes a while
-        _, status = os.waitpid(child, 0)
-        decided.learn(_decisions(request))
-        if not reply:
-            answers.write(json.dumps(_died(status)) + "\n")
+        if _answered(request, answers) == _EVERY_EVENT:
+            _answered(request | {"every_event": True}, answers)
+
+
+_EVERY_EVENT = "every event\n"
+"""What a child says in place of an answer where the allocator's notes would not do."""
+
+
+def _answered(request: dict[str, Any], answers: TextIO) -> str:
+    """Have a child do the job and pass on what it says; that is returned, too."""
+    child, pipe = _asked(request)
+    with pipe:
+        _wait(pipe, request)
+        reply = pipe.readline()
+    if reply and reply != _EVERY_EVENT:
+        answers.write(reply)  # before its memory is taken back, which takes a while
+    _, status = os.waitpid(child, 0)
+    decided.learn(_decisions(request))
+    if not reply:
+        answers.write(json.dumps(_died(status)) + "\n")
+    return reply
 
 
 def _wait(pipe: TextIO, request: dict[str, Any]) -> None:
@@ -98,12 +109,15 @@ def _asked(request: dict[str, Any]) -> tuple[int, TextIO]:
             os._exit(1)
         built: list[object] = []  # lives until this process ends: to take it apart takes time
         try:
-            answer = _do(request, built)
+            answer = json.dumps(_do(request, built)) + "\n"
+        except pairs.Uncertain:
+            answer = _EVERY_EVENT
         except BaseException as error:  # the child must answer whatever happens
-            answer = {"error": _one_line(error), "exit_code": getattr(error, "exit_code", CannotEstimate.exit_code)}
+            code = getattr(error, "exit_code", CannotEstimate.exit_code)
+            answer = json.dumps({"error": _one_line(error), "exit_code": code}) + "\n"
             if os.environ.get("TONNAGE_DEBUG"):
                 traceback.print_exc()
-        os.write(write_end, json.dumps(answer).encode() + b"\n")
+        os.write(write_end, answer.encode())
         os._exit(0)
     os.close(write_end)
     return child, os.fdopen(read_end)
@@ -155,6 +169,8 @@ def _do(request: dict[str, Any], built: list[object]) -> dict[str, Any]:
     shortcuts.install()
     decided.install()
     watch = Watch(torch, ghost)
+    if request["world_size"] == 1 and not request.get("every_event"):
+        watch.unwritten = [pairs.TAKEN]
     watch.start()
     occasions.listen(watch.occasion)
     ghost.log(True)

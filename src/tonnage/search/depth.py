@@ -62,7 +62,7 @@ def seen(trace: Trace, cluster: Cluster, *, by_module: bool = True) -> Look:
     """
     walked = settled(trace)
     moments: dict[Moment, int] = {}
-    for mark, (allocated, _) in zip(walked.marks, walked.by_mark, strict=True):
+    for mark, allocated in zip(walked.marks, walked.allocated_by_mark.tolist(), strict=True):
         moment = Moment(mark.phase, mark.module if by_module else "")
         moments[moment] = max(moments.get(moment, 0), allocated)
     cached = max(walked.peak_reserved_bytes - walked.peak_allocated_bytes, 0)

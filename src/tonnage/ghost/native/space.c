@@ -45,6 +45,7 @@ static uint64_t base, limit;   /* of all device addresses; 0 before the first us
 static uint64_t next_reserved; /* everything from here to `lowest` was never handed out */
 static uint64_t lowest;        /* start of the lowest chunk */
 static struct chunk *newest;
+static uint64_t above_holes;   /* more bytes than any hole of a chunk has */
 static struct holes gaps;     /* between chunks */
 static struct holes returned; /* of reserved ranges */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -60,8 +61,8 @@ static void holes_remove(struct holes *holes, size_t place)
     holes->count--;
 }
 
-/* Adds a range, joined with the holes it touches. */
-static void holes_add(struct holes *holes, uint64_t start, uint64_t bytes)
+/* Adds a range, joined with the holes it touches, and tells how large the hole is then. */
+static uint64_t holes_add(struct holes *holes, uint64_t start, uint64_t bytes)
 {
     size_t place = 0;
     while (place < holes->count && holes->items[place].start < start)
@@ -72,7 +73,7 @@ static void holes_add(struct holes *holes, uint64_t start, uint64_t bytes)
     }
     if (place && holes->items[place - 1].start + holes->items[place - 1].bytes == start) {
         holes->items[place - 1].bytes += bytes;
-        return;
+        return holes->items[place - 1].bytes;
     }
     if (holes->count == holes->capacity) {
         holes->capacity = holes->capacity ? 2 * holes->capacity : 4;
@@ -81,6 +82,7 @@ static void holes_add(struct holes *holes, uint64_t start, uint64_t bytes)
     memmove(&holes->items[place + 1], &holes->items[place], (holes->count - place) * sizeof(struct hole));
     holes->items[place] = (struct hole){start, bytes};
     holes->count++;
+    return bytes;
 }
 
 /* Takes `bytes` from the start of a hole. */
@@ -122,6 +124,13 @@ static struct chunk *new_chunk(uint64_t bytes)
     return chunk;
 }
 
+static void add_hole(struct chunk *chunk, uint64_t start, uint64_t bytes)
+{
+    uint64_t joined = holes_add(&chunk->holes, start, bytes);
+    if (joined >= above_holes)
+        above_holes = joined + 1;
+}
+
 /* What the context leaves of its own chunks, which live as long as the process. */
 static void place_context(void)
 {
@@ -131,7 +140,7 @@ static void place_context(void)
         if (!chunk)
             return;
         chunk->blocks = 1;
-        holes_add(&chunk->holes, chunk->start + CHUNK - left[i], left[i]);
+        add_hole(chunk, chunk->start + CHUNK - left[i], left[i]);
     }
 }
 
@@ -154,9 +163,11 @@ bool is_device_address(const void *pointer)
     return start && address >= start && address < limit;
 }
 
-/* The smallest hole of the newest chunk that has one large enough. */
+/* The smallest hole of the newest chunk that has one large enough.  Where none has, that is known the next time. */
 static uint64_t take_hole(uint64_t bytes)
 {
+    if (bytes >= above_holes)
+        return 0;
     for (struct chunk *chunk = newest; chunk; chunk = chunk->older) {
         size_t best = chunk->holes.count;
         for (size_t place = 0; place < chunk->holes.count; place++) {
@@ -169,6 +180,7 @@ static uint64_t take_hole(uint64_t bytes)
             return holes_take(&chunk->holes, best, bytes);
         }
     }
+    above_holes = bytes;
     return 0;
 }
 
@@ -184,7 +196,7 @@ uint64_t space_take(uint64_t bytes)
         chunk->blocks = 1;
         address = chunk->start;
         if (bytes < chunk->bytes)
-            holes_add(&chunk->holes, address + bytes, chunk->bytes - bytes);
+            add_hole(chunk, address + bytes, chunk->bytes - bytes);
     }
     pthread_mutex_unlock(&lock);
     return address;
@@ -207,7 +219,7 @@ static void give_block(uint64_t address, uint64_t bytes)
         struct chunk *chunk = *link;
         if (address < chunk->start || address >= chunk->start + chunk->bytes)
             continue;
-        holes_add(&chunk->holes, address, bytes);
+        add_hole(chunk, address, bytes);
         if (--chunk->blocks == 0) {
             *link = chunk->older;
             drop(chunk);

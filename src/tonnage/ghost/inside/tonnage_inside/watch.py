@@ -31,6 +31,7 @@ class Watch:
     """Marks, claims and step counting for one process.  `start` once, after torch is imported.
 
     `address` tells where a tensor's memory begins on the device that is watched, and 0 for memory elsewhere.
+    `unwritten` are the allocator's events that it is not to write down, where it can be told so.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Watch:
         self.stop_after_steps = stop_after_steps
         self.address = address or functools.partial(cuda_address, torch)
         self.on_stop: Callable[[], None] = lambda: None
+        self.unwritten: list[str] = []
         self.marks: list[tuple[int, str, str]] = [(0, "load", "")]
         self.claims: list[tuple[int, int, str]] = []
         self.positions: dict[int, int] = {}
@@ -158,7 +160,12 @@ class Watch:
 
     def _cuda_begins(self) -> None:
         torch = self.torch
-        torch.cuda.memory._record_memory_history("all", context=None, max_entries=MAX_EVENTS)
+        record = functools.partial(torch.cuda.memory._record_memory_history, "all", context=None)
+        try:
+            record(max_entries=MAX_EVENTS, **({"skip_actions": self.unwritten} if self.unwritten else {}))
+        except TypeError:  # before torch 2.11
+            self.unwritten = []
+            record(max_entries=MAX_EVENTS)
         torch._C._cuda_attach_out_of_memory_observer(self.out_of_memory)
         self._recording = True
         self.positions[len(self.marks) - 1] = 0

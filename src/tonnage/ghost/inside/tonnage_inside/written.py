@@ -10,9 +10,9 @@ import zipfile
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import accumulate, groupby, repeat
+from itertools import accumulate, chain, groupby, repeat
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import host, ranks
 from .untouched import peaks
@@ -108,10 +108,18 @@ def fullest(torch: Any) -> int:
 
 
 def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str, "array[int]"]:
-    """The allocator's trace of one device as columns; each event carries the latest mark up to then."""
+    """The allocator's trace of one device as columns; each event carries the latest mark up to then.
+
+    Raises pairs.Uncertain where events were left out that cannot be told from the others.
+    """
     with without_collection():
-        traced = events(torch, device)
-        return {**columns_of(traced), "mark": event_marks(traced, watch)}
+        traced = _fields(events(torch, device))
+        columns = {**_columns(traced), "mark": _marks(traced, watch)}
+    if not watch.unwritten:
+        return columns
+    from . import pairs  # of the worker alone: it takes NumPy, which a program's environment may not have
+
+    return pairs.both(columns, watch.native)
 
 
 def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
@@ -121,18 +129,50 @@ def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
     return found
 
 
+class _Fields(NamedTuple):
+    """What is read of events, a column each."""
+
+    action: bytes
+    """Codes, as in ACTIONS."""
+    address: Sequence[int]
+    """0 where there is none."""
+    size: Sequence[int]
+    """Bytes."""
+    stream: Sequence[int]
+    """Where it was asked for."""
+    note: Sequence[str | None]
+    """What the watch had announced."""
+
+
+def _fields(traced: list[dict[str, Any]]) -> _Fields:
+    """All in one go through the events, which lie all over the memory."""
+    try:
+        found = list(chain.from_iterable(map(_READ, traced)))
+    except KeyError:  # running out of memory is at no address, and old allocators take no notes
+        found = list(chain.from_iterable(map(_of_any, traced)))
+    action, address, size, stream, note = (
+        found[place :: len(_Fields._fields)] for place in range(len(_Fields._fields))
+    )
+    return _Fields(bytes(map(ACTIONS.__getitem__, action)), address, size, stream, note)
+
+
+_READ = itemgetter("action", "addr", "size", "stream", "user_metadata")
+"""What `_Fields` has of an event."""
+
+
+def _of_any(event: dict[str, Any]) -> tuple[Any, ...]:
+    address = event.get("addr", event.get("device_free", 0))
+    return event["action"], address, event.get("size", 0), event.get("stream", 0), event.get("user_metadata")
+
+
 def columns_of(traced: list[dict[str, Any]]) -> dict[str, "array[int]"]:
     """Events as columns, all but their marks."""
-    try:
-        addresses = array("q", map(itemgetter("addr"), traced))
-    except KeyError:  # running out of memory is at no address
-        addresses = array("q", [event.get("addr", event.get("device_free", 0)) for event in traced])
-    return {
-        "action": array("q", map(ACTIONS.__getitem__, map(itemgetter("action"), traced))),
-        "address": addresses,
-        "size": array("q", map(itemgetter("size"), traced)),
-        "stream": array("q", map(itemgetter("stream"), traced)),
-    }
+    return _columns(_fields(traced))
+
+
+def _columns(traced: _Fields) -> dict[str, "array[int]"]:
+    columns = {"action": traced.action, "address": traced.address, "size": traced.size, "stream": traced.stream}
+    return {name: array("q", list(column)) for name, column in columns.items()}
 
 
 @contextlib.contextmanager
@@ -148,6 +188,11 @@ def without_collection() -> Iterator[None]:
 
 
 def event_marks(events: list[dict[str, Any]], watch: Any) -> "array[int]":
+    """The mark of each event (see `_marks`)."""
+    return _marks(_fields(events), watch)
+
+
+def _marks(traced: _Fields, watch: Any) -> "array[int]":
     """The mark of each event.
 
     The allocator notes the mark that its thread last announced; marks only grow, so a thread that has announced
@@ -157,18 +202,18 @@ def event_marks(events: list[dict[str, Any]], watch: Any) -> "array[int]":
     """
     latest = done = 0
     found = array("q")
-    for place, mark in sorted([*_noted(events), *_counted(events, watch.positions, watch.oom_marks)]):
+    for place, mark in sorted([*_noted(traced.note), *_counted(traced.action, watch.positions, watch.oom_marks)]):
         if mark > latest:
             found.extend(repeat(latest, place - done))
             latest, done = mark, place
-    found.extend(repeat(latest, len(events) - done))
+    found.extend(repeat(latest, len(traced.action) - done))
     return found
 
 
-def _noted(events: list[dict[str, Any]]) -> Iterator[tuple[int, int]]:
+def _noted(notes: Sequence[str | None]) -> Iterator[tuple[int, int]]:
     """At which event a mark is noted for the first of several times, and which."""
     place = 0
-    for text, alike in groupby([event.get("user_metadata") for event in events]):
+    for text, alike in groupby(notes):
         if text and text.isdigit():
             yield place, int(text)
         place += len(list(alike))
@@ -178,11 +223,8 @@ _HANDED = bytes(name in ("alloc", "free_requested") for name in ACTIONS).ljust(2
 """For the code of each action, whether a block is handed out or taken back."""
 
 
-def _counted(
-    events: list[dict[str, Any]], positions: Mapping[int, int], oom_marks: Sequence[int]
-) -> Iterator[tuple[int, int]]:
+def _counted(actions: bytes, positions: Mapping[int, int], oom_marks: Sequence[int]) -> Iterator[tuple[int, int]]:
     """At which event a mark begins before which so many blocks were handed out or taken back, and which mark."""
-    actions = bytes(map(ACTIONS.__getitem__, map(itemgetter("action"), events)))
     seen = list(accumulate(actions.translate(_HANDED), initial=0))
     ooms = [place for place, action in enumerate(actions) if action == _OOM] if oom_marks else []
     place = 0
@@ -193,9 +235,9 @@ def _counted(
             return
         if refused:
             place = max(place, ooms[refused - 1] + 1)
-        while place < len(events) and actions[place] == _FREE_COMPLETED:
+        while place < len(actions) and actions[place] == _FREE_COMPLETED:
             place += 1
-        if place >= len(events):
+        if place >= len(actions):
             return
         yield place, mark
 
