@@ -21,6 +21,7 @@ import torch
 from forks import one_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch._library.simple_registry import singleton
 from torch.distributed.tensor._sharding_prop import ShardingPropagator as Propagator
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -36,9 +37,11 @@ def counted(self, operation):
     asked.append(str(operation.op))
     return original(self, operation)
 Propagator.propagate_op_sharding_non_cached = counted
+known = set(singleton._data)
 if mode != "plain":
     decided.learn(path)
     decided.install()
+learned = len(set(singleton._data) - known)
 
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
 torch.manual_seed(0)
@@ -66,7 +69,7 @@ note("gradients", up.grad, down.grad)
 note("foreach", *torch._foreach_mul([up, down, up], 2.0))
 if mode != "plain":
     decided.leave(path)
-print(json.dumps({"found": found, "asked": asked, "there": there}), flush=True)
+print(json.dumps({"found": found, "asked": asked, "there": there, "learned": learned}), flush=True)
 os._exit(0)
 """
 
@@ -80,7 +83,9 @@ def test_a_second_process_decides_only_about_what_cannot_be_kept(tmp_path: Path)
     assert not plain["there"]  # it was taken away, and nothing was added
     assert second["found"] == plain["found"]
     assert len(first["asked"]) > 20
-    assert set(second["asked"]) == {"aten.embedding.default", "aten.detach.default"}  # a mask is of its process alone
+    assert (first["learned"], plain["learned"]) == (0, 0)
+    assert second["learned"] > 0
+    assert set(second["asked"]) == {"aten.detach.default"}  # of what has a mask, which is of its process alone
 
 
 @pytest.mark.ghost

@@ -5,13 +5,17 @@ laid out, whichever rank asks.  Each run is a fork that begins with nothing deci
 milliseconds for each of some 150 kinds of operations.  A run leaves what it decided in a file, which the worker reads
 when the run has ended, so that those after it know.  In what is kept a mesh is its layout, in place of which the mesh
 is put that the operation has which asks.
+
+So it is with what torch looks up of an operation's name when a tensor made in Python first sees it: that is looked up
+in the worker, for the runs to come.
 """
 
 import contextlib
 import functools
 import io
 import pickle
-from collections.abc import Callable, Hashable
+import sys
+from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -22,10 +26,23 @@ _known: dict[Hashable, bytes] = {}
 """What was decided, by what was asked."""
 _new: dict[Hashable, bytes] = {}
 """Of it, what this process decided."""
+_ready: dict[Hashable, tuple[Any, list[Any]]] = {}
+"""Of it, what was read before it is asked, for one time: the answer, and the specifications in it without a mesh."""
+_reading: list[Any] | None = None
+"""The specifications without a mesh that were read so far, while an answer is read before it is asked."""
+_looked_up: set[str] = set()
+"""The names of operations that had been looked up when this process began."""
 _meshes: dict[str, Any] = {}
 """The meshes of the operation that is decided about, by their layouts."""
 _layouts: dict[int, tuple[Any, str]] = {}
 """The meshes met so far, by their identities, with their layouts."""
+
+
+_BUILT_IN = ("aten::", "_c10d_functional::")
+"""How names of operations begin that are the same in each process."""
+
+_DECIDES = "torch.distributed.tensor._sharding_prop"
+"""The part of torch that decides."""
 
 
 class _NotKept(Exception):
@@ -34,20 +51,57 @@ class _NotKept(Exception):
 
 def install() -> None:
     """Answer from what was decided before when torch's part that decides is imported."""
-    after_import("torch.distributed.tensor._sharding_prop", _remember)
+    _looked_up.update(_names())
+    after_import(_DECIDES, _remember)
 
 
 def leave(path: str) -> None:
-    """Write down what this process decided, for `learn`; nothing if that is nothing."""
-    if _new:
-        Path(path).write_bytes(pickle.dumps(_new))
+    """Write down what this process decided and looked up, for `learn`; nothing if that is nothing."""
+    names = [name for name in _names() if name not in _looked_up and name.startswith(_BUILT_IN)]
+    if _new or names:
+        Path(path).write_bytes(pickle.dumps((_new, names)))
 
 
 def learn(path: str) -> None:
     """Know what a run has left, and remove it."""
     with contextlib.suppress(FileNotFoundError):
-        _known.update(pickle.loads(Path(path).read_bytes()))
+        decided, names = pickle.loads(Path(path).read_bytes())
+        _known.update(decided)
+        if _DECIDES in sys.modules:
+            _ready.update((asked, _read_ahead(answer)) for asked, answer in decided.items())
+        for name in names:
+            _registry().find(name)
         Path(path).unlink()
+
+
+def _registry() -> Any:
+    """Where torch keeps what it has looked up, by the names of operations; None in a torch that has no such thing."""
+    return getattr(sys.modules.get("torch._library.simple_registry"), "singleton", None)
+
+
+def _names() -> Iterable[str]:
+    return list(getattr(_registry(), "_data", ()))
+
+
+def _read_ahead(answer: bytes) -> tuple[Any, list[Any]]:
+    """An answer without its meshes, and the specifications that lack theirs."""
+    global _reading
+    _reading = []
+    try:
+        return pickle.loads(answer), _reading
+    finally:
+        _reading = None
+
+
+def _answered(asked: Hashable) -> Any:
+    """What is known, with the meshes of whoever asks."""
+    answer, lacking = _ready.pop(asked, (None, None))
+    if lacking is None:
+        return pickle.loads(_known[asked])
+    for specification in lacking:
+        own = vars(specification)
+        own["mesh"] = _meshes[own["mesh"]]
+    return answer
 
 
 def _remember(module: ModuleType) -> None:
@@ -65,7 +119,7 @@ def _remember(module: ModuleType) -> None:
         except _NotKept:
             return original(propagator, operation)
         if asked in _known:
-            return pickle.loads(_known[asked])
+            return _answered(asked)
         before = _handed_out()
         answer = original(propagator, operation)
         if _handed_out() != before:  # fake tensors take a few bytes of the card in some versions: each run takes them
@@ -104,6 +158,8 @@ def _asking(module: ModuleType) -> Callable[[Any], Hashable]:
             return plain
         if kind in (int, bool, float):
             return kind.__name__, repr(value)  # 1, 1.0 and True are equal
+        if kind is module.TensorMeta:
+            return tuple(value.shape), tuple(value.stride), value.dtype
         if isinstance(value, tuple | list):
             return kind.__name__, *map(asked, value)
         if isinstance(value, module.DTensorSpec):
@@ -159,6 +215,8 @@ def _pickler(module: ModuleType) -> type[pickle.Pickler]:
                 return _mesh, (_layout(value),)
             if isinstance(value, torch._ops.OpOverload):
                 return _operation, (value.namespace, value._opname, value._overloadname)
+            if type(value).__name__ == "_MaskPartial":
+                return _masked(value)
             if isinstance(value, torch.Tensor) or (isinstance(value, Partial) and type(value) is not Partial):
                 raise _NotKept
             return NotImplemented
@@ -166,16 +224,29 @@ def _pickler(module: ModuleType) -> type[pickle.Pickler]:
     return Pickler
 
 
+def _masked(value: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What makes a sum again of which each rank has masked some parts.  Raises _NotKept if it has a mask yet."""
+    if value.mask_buffer.refcount:
+        raise _NotKept
+    said = (value.reduce_op, None, value.offset_shape, value.offset_dim)
+    made = type(value)(*said)
+    if (made.reduce_op, None, made.offset_shape, made.offset_dim) != said:
+        raise _NotKept
+    return type(value), said
+
+
 def _specification(state: dict[str, Any]) -> Any:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     found = object.__new__(DTensorSpec)
     vars(found).update(state, _hash=None)
+    if _reading is not None:
+        _reading.append(found)
     return found
 
 
 def _mesh(layout: str) -> Any:
-    return _meshes[layout]
+    return _meshes[layout] if _reading is None else layout
 
 
 def _operation(namespace: str, name: str, overload: str) -> Any:

@@ -15,10 +15,11 @@ def elsewhere(root: Any) -> tuple[int, int]:
     """
     total = trainable = 0
     for module in root.modules():
-        absent = getattr(module, "elements_elsewhere", 0)
+        own = vars(module)  # asked for what it does not have, a module looks among its parameters and modules
+        absent = own.get("elements_elsewhere", 0)
         total, trainable = total + absent, trainable + absent
         total += _packed_away(module)
-        flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+        flat = getattr(own.get("_handle"), "flat_param", None)
         if flat is None:
             continue
         whole = sum(flat._numels)
@@ -33,7 +34,7 @@ def elsewhere(root: Any) -> tuple[int, int]:
 
 
 def _packed_away(module: Any) -> int:
-    packed, weight = getattr(module, "quant_state", None), module._parameters.get("weight")
+    packed, weight = vars(module).get("quant_state"), module._parameters.get("weight")
     if packed is None or weight is None or getattr(weight, "quant_state", None) is not None:
         return 0
     return int(math.prod(packed.shape)) - int(weight.numel())

@@ -831,7 +831,7 @@ class Policy:
                 self.follow_integers()
 
         def first_call(called: Any, _args: Any) -> None:
-            if torch.compiler.is_compiling():
+            if type(called) in met or torch.compiler.is_compiling():
                 return
             model = getattr(called, "_orig_mod", called)  # of what `torch.compile` has made
             if type(model) not in met:

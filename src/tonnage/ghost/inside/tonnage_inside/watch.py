@@ -503,7 +503,7 @@ class Watch:
             self._find_parameters()
         self._claim_gradients()
         for module in (part for root in list(self._roots) for part in root.modules()):
-            if hasattr(module, "run_again"):  # what a budget of activations came to
+            if "run_again" in vars(module):  # what a budget of activations came to
                 self.model["run_again"] = module.run_again
 
     def _find_parameters(self) -> None:
