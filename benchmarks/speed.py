@@ -76,7 +76,8 @@ def of_model(name: str) -> Case:
     """The row of a catalog model."""
     ref = resolve(name, offline=True)
     text = ref.config.get("text_config", ref.config)
-    positions = text.get("max_position_embeddings") or text.get("n_positions") or 4096
+    named = ("max_position_embeddings", "n_positions", "max_target_positions")
+    positions = next((text[name] for name in named if text.get(name)), 4096)
     known = find_model(name)
     large = known is not None and known.parameters > LARGE_PARAMETERS
     card = parse_cluster("h100-80gb")
