@@ -28,7 +28,6 @@ SOURCES: Final = ("ghost", "meta")
 """Where an estimate's Trace may come from; `real` ones are recorded, not estimated."""
 
 
-@uncollected()  # a Trace is many small things that all stay
 def estimate(
     job: Job,
     plan: Plan,
@@ -72,7 +71,8 @@ def estimate(
             job, plan, cluster, steps, repeated, few_layers, torch_version, worker, source, fresh, progress, stack
         )
         found = [asked.trace(one) for one in (laid.different if rank is None else (rank,))]
-    run = _summed_up([trace for trace, _ in found], job, plan, cluster, steps + repeated)
+    with uncollected():  # it is made of many small things that all stay
+        run = _summed_up([trace for trace, _ in found], job, plan, cluster, steps + repeated)
     return _from_the_shelf(run) if all(kept for _, kept in found) else run
 
 

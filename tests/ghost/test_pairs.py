@@ -62,7 +62,8 @@ def test_the_events_are_those_that_the_allocator_writes(worker, plan, certain) -
     """Also where it has to write down all, since copies on another stream let blocks wait."""
     job = tiny_job("llama", seq_len=256, grad_accum=2)
     asked = request(job, plan, parse_cluster("a100-40gb"), rank=0, steps=2)
-    told, whole = worker._traced(asked), worker._traced(asked | {"every_event": True})
+    told, whole = (worker._traced(asked | {"every_event": every}) for every in (False, True))
+    assert worker._traced(asked).event_count == whole.event_count
     assert (14 not in told.log[::64]) is certain
     assert told.event_count == whole.event_count
     for name in ("action", "mark"):

@@ -46,7 +46,8 @@ def event(action: str, note: str | None = None) -> dict[str, Any]:
 
 
 def marks(events: list[dict[str, Any]], positions: dict[int, int], ooms: tuple[int, ...] = ()) -> list[int]:
-    return list(written.event_marks(events, SimpleNamespace(positions=positions, oom_marks=ooms)))
+    watch = SimpleNamespace(positions=positions, oom_marks=ooms)
+    return list(written.event_marks(written.fields_of(events), watch))
 
 
 def test_marks_by_the_allocators_notes() -> None:

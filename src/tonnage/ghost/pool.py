@@ -16,6 +16,7 @@ from tonnage import trace
 from tonnage.catalog import ghost_settings
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, TonnageError, TrialFailed, UsageError
+from tonnage.garbage import uncollected
 from tonnage.ghost.process import NO_CACHING, any_libraries, environment
 from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Progress, find
@@ -124,7 +125,8 @@ class Worker:
             answer = self._ask(asked | {"trace": str(self.trace_file)})
         if answer["error"] is not None:
             raise _BY_EXIT_CODE.get(answer["exit_code"], CannotEstimate)(answer["error"])
-        return trace.load(self.trace_file)
+        with uncollected():  # a Trace is many small things that all stay
+            return trace.load(self.trace_file)
 
     def _check_open(self) -> None:
         if self.closed:

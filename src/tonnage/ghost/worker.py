@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import torch
 from tonnage_inside import decided, outcome, pairs, repeating, requested, shortcuts, values, written
@@ -27,6 +27,7 @@ from tonnage_inside.watch import Watch
 
 from tonnage import inputs
 from tonnage.engines import engine_of, libraries
+from tonnage.engines.own import TONNAGE
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.ghost import card, preload
 from tonnage.job import Job, ModelRef
@@ -169,7 +170,7 @@ def _do(request: dict[str, Any], built: list[object]) -> dict[str, Any]:
     shortcuts.install()
     decided.install()
     watch = Watch(torch, ghost)
-    if request["world_size"] == 1 and not request.get("every_event"):
+    if not request.get("every_event", not _on_one_stream(plan, request["world_size"])):
         watch.unwritten = [pairs.TAKEN]
     watch.start()
     occasions.listen(watch.occasion)
@@ -204,6 +205,15 @@ def _do(request: dict[str, Any], built: list[object]) -> dict[str, Any]:
     written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
     decided.leave(_decisions(request))
     return {"error": None, "seconds": time.perf_counter() - began}
+
+
+_BESIDE: Final = ("shard", "activation_offload", "optimizer_offload", "param_offload")
+"""Families of techniques that copy and exchange on streams of their own."""
+
+
+def _on_one_stream(plan: Plan, ranks: int) -> bool:
+    """Whether blocks are likely to be taken as soon as they are given back."""
+    return ranks == 1 and engine_of(plan) is TONNAGE and all(getattr(plan, family) == "none" for family in _BESIDE)
 
 
 def _job(document: dict[str, Any]) -> Job:

@@ -113,8 +113,8 @@ def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str
     Raises pairs.Uncertain where events were left out that cannot be told from the others.
     """
     with without_collection():
-        traced = _fields(events(torch, device))
-        columns = {**_columns(traced), "mark": _marks(traced, watch)}
+        traced = fields_of(events(torch, device))
+        columns = {**columns_of(traced), "mark": event_marks(traced, watch)}
     if not watch.unwritten:
         return columns
     from . import pairs  # of the worker alone: it takes NumPy, which a program's environment may not have
@@ -129,7 +129,7 @@ def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
     return found
 
 
-class _Fields(NamedTuple):
+class Fields(NamedTuple):
     """What is read of events, a column each."""
 
     action: bytes
@@ -144,20 +144,20 @@ class _Fields(NamedTuple):
     """What the watch had announced."""
 
 
-def _fields(traced: list[dict[str, Any]]) -> _Fields:
+def fields_of(traced: list[dict[str, Any]]) -> Fields:
     """All in one go through the events, which lie all over the memory."""
     try:
         found = list(chain.from_iterable(map(_READ, traced)))
     except KeyError:  # running out of memory is at no address, and old allocators take no notes
         found = list(chain.from_iterable(map(_of_any, traced)))
     action, address, size, stream, note = (
-        found[place :: len(_Fields._fields)] for place in range(len(_Fields._fields))
+        found[place :: len(Fields._fields)] for place in range(len(Fields._fields))
     )
-    return _Fields(bytes(map(ACTIONS.__getitem__, action)), address, size, stream, note)
+    return Fields(bytes(map(ACTIONS.__getitem__, action)), address, size, stream, note)
 
 
 _READ = itemgetter("action", "addr", "size", "stream", "user_metadata")
-"""What `_Fields` has of an event."""
+"""What `Fields` has of an event."""
 
 
 def _of_any(event: dict[str, Any]) -> tuple[Any, ...]:
@@ -165,12 +165,8 @@ def _of_any(event: dict[str, Any]) -> tuple[Any, ...]:
     return event["action"], address, event.get("size", 0), event.get("stream", 0), event.get("user_metadata")
 
 
-def columns_of(traced: list[dict[str, Any]]) -> dict[str, "array[int]"]:
+def columns_of(traced: Fields) -> dict[str, "array[int]"]:
     """Events as columns, all but their marks."""
-    return _columns(_fields(traced))
-
-
-def _columns(traced: _Fields) -> dict[str, "array[int]"]:
     columns = {"action": traced.action, "address": traced.address, "size": traced.size, "stream": traced.stream}
     return {name: array("q", list(column)) for name, column in columns.items()}
 
@@ -187,12 +183,7 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def event_marks(events: list[dict[str, Any]], watch: Any) -> "array[int]":
-    """The mark of each event (see `_marks`)."""
-    return _marks(_fields(events), watch)
-
-
-def _marks(traced: _Fields, watch: Any) -> "array[int]":
+def event_marks(traced: Fields, watch: Any) -> "array[int]":
     """The mark of each event.
 
     The allocator notes the mark that its thread last announced; marks only grow, so a thread that has announced
