@@ -340,18 +340,18 @@ def marks_to_json(marks: tuple[Mark, ...]) -> dict[str, Any]:
 
 def _marks_from_json(document: dict[str, Any]) -> tuple[Mark, ...]:
     phases, modules = document["phases"], document["modules"]
-    step, phase, module = _columns(document["rows"])
+    step, phase, module = _transposed(document["rows"])
     marks = zip(map(int, step), map(phases.__getitem__, phase), map(modules.__getitem__, module), strict=True)
     return tuple(map(partial(tuple.__new__, Mark), marks))  # as Mark's own, which is a function in Python, does it
 
 
 def _claims_from_json(rows: list[list[Any]]) -> tuple[Claim, ...]:
-    mark, address, category = _columns(rows)
+    mark, address, category = _transposed(rows)
     claims = zip(map(int, mark), map(int, address), map(str, category), strict=True)
     return tuple(map(partial(tuple.__new__, Claim), claims))
 
 
-def _columns(rows: list[list[Any]]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+def _transposed(rows: list[list[Any]]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
     """The columns of rows of three.  Raises ValueError for others."""
     first, second, third = zip(*rows, strict=True) if rows else ((), (), ())
     return first, second, third

@@ -1,6 +1,7 @@
 """What was decided in one process about divided tensors is what torch decides in another."""
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,9 @@ from tonnage.device import parse_cluster
 from tonnage.ghost import pool
 from tonnage.ghost.process import INSIDE
 from tonnage.plans import Plan
+
+sys.path.append(str(INSIDE))
+from tonnage_inside import decided
 
 HERE = Path(__file__).parent
 
@@ -104,3 +108,15 @@ def test_a_worker_that_knows_gives_the_same_trace(worker: pool.Worker) -> None:
         [(one.kind, one.name, one.grid, one.bytes) for one in trace.activities()] for trace in (knowing, fresh)
     ]
     assert launched[0] == launched[1]
+
+
+def test_what_only_another_run_had_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_known", "_ready"):
+        monkeypatch.setattr(decided, name, {})
+    monkeypatch.setitem(sys.modules, decided._DECIDES, decided)
+    path = tmp_path / "decided"
+    gone = b"cos\nan_operation_that_is_not_here\n."
+    path.write_bytes(pickle.dumps(({"gone": gone, "there": pickle.dumps(7)}, [])))
+    decided.learn(str(path))
+    assert decided._ready == {"there": (7, [])}
+    assert not path.exists()

@@ -169,9 +169,8 @@ def _do(request: dict[str, Any], built: list[object]) -> dict[str, Any]:
     policy.install()
     shortcuts.install()
     decided.install()
-    watch = Watch(torch, ghost)
-    if not request.get("every_event", not _on_one_stream(plan, request["world_size"])):
-        watch.unwritten = [pairs.TAKEN]
+    every_event = request.get("every_event", not _on_one_stream(plan, request["world_size"]))
+    watch = Watch(torch, ghost, unwritten=() if every_event else (pairs.TAKEN,))
     watch.start()
     occasions.listen(watch.occasion)
     ghost.log(True)

@@ -68,7 +68,9 @@ def learn(path: str) -> None:
         decided, names = pickle.loads(Path(path).read_bytes())
         _known.update(decided)
         if _DECIDES in sys.modules:
-            _ready.update((asked, _read_ahead(answer)) for asked, answer in decided.items())
+            for asked, answer in decided.items():
+                with contextlib.suppress(AttributeError, ImportError, TypeError):  # of what only that run had
+                    _ready[asked] = _read_ahead(answer)
         for name in names:
             _registry().find(name)
         Path(path).unlink()
@@ -148,6 +150,7 @@ def _asking(module: ModuleType) -> Callable[[Any], Hashable]:
     """
     import torch
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor._dtensor_spec import TensorMeta
     from torch.distributed.tensor.placement_types import Partial, Placement
 
     themselves = (type(None), str, torch.dtype, torch.device, torch.memory_format, torch.layout)
@@ -158,7 +161,7 @@ def _asking(module: ModuleType) -> Callable[[Any], Hashable]:
             return plain
         if kind in (int, bool, float):
             return kind.__name__, repr(value)  # 1, 1.0 and True are equal
-        if kind is module.TensorMeta:
+        if kind is TensorMeta:
             return tuple(value.shape), tuple(value.stride), value.dtype
         if isinstance(value, tuple | list):
             return kind.__name__, *map(asked, value)
@@ -216,7 +219,9 @@ def _pickler(module: ModuleType) -> type[pickle.Pickler]:
             if isinstance(value, torch._ops.OpOverload):
                 return _operation, (value.namespace, value._opname, value._overloadname)
             if type(value).__name__ == "_MaskPartial":
-                return _masked(value)
+                return type(value), (value.reduce_op, value.mask_buffer, value.offset_shape, value.offset_dim)
+            if type(value).__name__ == "MaskBuffer":  # which the ends of an embedding share
+                return _empty(value)
             if isinstance(value, torch.Tensor) or (isinstance(value, Partial) and type(value) is not Partial):
                 raise _NotKept
             return NotImplemented
@@ -224,15 +229,11 @@ def _pickler(module: ModuleType) -> type[pickle.Pickler]:
     return Pickler
 
 
-def _masked(value: Any) -> tuple[Any, tuple[Any, ...]]:
-    """What makes a sum again of which each rank has masked some parts.  Raises _NotKept if it has a mask yet."""
-    if value.mask_buffer.refcount:
+def _empty(buffer: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What makes a mask's buffer again.  Raises _NotKept if there is a mask in it."""
+    if buffer.refcount:
         raise _NotKept
-    said = (value.reduce_op, None, value.offset_shape, value.offset_dim)
-    made = type(value)(*said)
-    if (made.reduce_op, None, made.offset_shape, made.offset_dim) != said:
-        raise _NotKept
-    return type(value), said
+    return type(buffer), ()
 
 
 def _specification(state: dict[str, Any]) -> Any:

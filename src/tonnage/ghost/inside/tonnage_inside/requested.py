@@ -132,12 +132,11 @@ class Requested:
 
     def _of_segments(self) -> tuple[dict[str, Any], Any]:
         """What the allocator itself wrote down, and for each of it the block before which that was."""
-        with written.without_collection():
-            events = written.events(self.watch.torch)
-            handed_out = np.cumsum([event["action"] == "alloc" for event in events], dtype=int)
-            rest = [place for place, event in enumerate(events) if event["action"] not in _BLOCKS]
-            before = [int(events[place]["user_metadata"]) for place in rest] if self._left_out else handed_out[rest]
-            columns = written.columns_of(written.fields_of([events[place] for place in rest]))
+        events = written.events(self.watch.torch)
+        handed_out = np.cumsum([event["action"] == "alloc" for event in events], dtype=int)
+        rest = [place for place, event in enumerate(events) if event["action"] not in _BLOCKS]
+        before = [int(events[place]["user_metadata"]) for place in rest] if self._left_out else handed_out[rest]
+        columns = written.columns_of(written.fields_of([events[place] for place in rest]))
         return {name: np.array(column) for name, column in columns.items()}, np.array(before, dtype=int)
 
 

@@ -40,13 +40,14 @@ class Watch:
         native: Native | None = None,
         stop_after_steps: int | None = None,
         address: Callable[[Any], int] | None = None,
+        unwritten: Iterable[str] = (),
     ) -> None:
         self.torch = torch
         self.native = native
         self.stop_after_steps = stop_after_steps
         self.address = address or functools.partial(cuda_address, torch)
         self.on_stop: Callable[[], None] = lambda: None
-        self.unwritten: list[str] = []
+        self.unwritten = list(unwritten)
         self.marks: list[tuple[int, str, str]] = [(0, "load", "")]
         self.claims: list[tuple[int, int, str]] = []
         self.positions: dict[int, int] = {}
