@@ -44,6 +44,7 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Qwen3-30B-A3B on 64": ("qwen3-30b-a3b", "8x8xh100-80gb", {"seq_len": 8192, "global_batch_tokens": 2**22}),
     "8B on 64, 128k tokens": ("llama-3.1-8b", "8x8xh100-80gb", {"seq_len": 2**17, "global_batch_tokens": 2**23}),
     "7B on 24 GB, any method": ("qwen2.5-7b", "rtx-4090", {"method": "any"}),
+    "70B on 8 of 40 GB, LoRA": ("llama-3.1-70b", "8xa100-40gb", {"seq_len": 8192, "method": "lora"}),
     "8B on 24 GB, LoRA": ("llama-3.1-8b", "rtx-4090", {"method": "lora"}),
     "8B on 24 GB, QLoRA": ("llama-3.1-8b", "rtx-3090", {"method": "qlora"}),
     "Gemma 27B on 2 of 24 GB": ("gemma-3-27b", "2xrtx-3090", {"method": "qlora"}),

@@ -20,6 +20,13 @@ LAYERS, WIDTH, MLP, VOCABULARY = 8, 512, 1024, 2048
 MATRICES = 4 * WIDTH * WIDTH + 3 * WIDTH * MLP
 """Elements of the matrices of one layer."""
 
+BY_ROWS, BY_COLUMNS = 3 * [(WIDTH, WIDTH)] + 2 * [(MLP, WIDTH)], [(WIDTH, WIDTH), (WIDTH, MLP)]
+"""Shapes of the matrices of one layer, by what tensor parallelism divides."""
+
+LORA: dict[str, Any] = {"method": "lora", "lora_rank": 32}
+ADAPTERS = LAYERS * 32 * sum(rows + columns for rows, columns in BY_ROWS + BY_COLUMNS)
+"""Elements of an adapter beside each of them."""
+
 
 def job(**fields: Any) -> Job:
     model = tiny("llama", num_hidden_layers=LAYERS, vocab_size=VOCABULARY, max_position_embeddings=4096, **WIDE)
@@ -38,9 +45,12 @@ def run(
         worker=worker,
         steps=steps,
     )
+    adapters = ADAPTERS if fields.get("method") == "lora" else 0
     for trace in found.traces:
         assert trace.outcome["kind"] == "completed"
-        assert trace.model["parameters"] == LAYERS * (MATRICES + 2 * WIDTH) + 2 * VOCABULARY * WIDTH + WIDTH
+        whole = LAYERS * (MATRICES + 2 * WIDTH) + 2 * VOCABULARY * WIDTH + WIDTH + adapters
+        assert trace.model["parameters"] == whole
+        assert trace.model["trainable_parameters"] == (adapters or whole)
     return found
 
 
@@ -79,13 +89,49 @@ def part_bytes(rows: int, columns: int, ranks: int, place: int) -> int:
 def test_states_of_tensor_parallelism(gpu: str, shard: str, tp: int, rank: int, worker: Worker) -> None:
     """AdamW keeps two fp32 numbers for each element that a rank holds; norms are whole on every rank of tp."""
     ranks = parse_cluster(gpu).gpus // tp
-    by_rows = 3 * [(WIDTH, WIDTH)] + 2 * [(MLP, WIDTH)]
-    by_columns = [(WIDTH, WIDTH), (WIDTH, MLP)]
-    matrices = [(rows // tp, columns) for rows, columns in LAYERS * by_rows + 2 * [(VOCABULARY, WIDTH)]]
-    matrices += [(rows, columns // tp) for rows, columns in LAYERS * by_columns]
+    matrices = [(rows // tp, columns) for rows, columns in LAYERS * BY_ROWS + 2 * [(VOCABULARY, WIDTH)]]
+    matrices += [(rows, columns // tp) for rows, columns in LAYERS * BY_COLUMNS]
     matrices += (2 * LAYERS + 1) * [(WIDTH, 1)]
     expected = 2 * sum(part_bytes(rows, columns, ranks, rank // tp) for rows, columns in matrices)
     assert held(run(worker, {"tp": tp, "shard": shard}, gpu, rank), "optimizer_state") == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shard", "tp", "rank"),
+    [("8xh100-80gb", "none", 8, 5), ("2x4xh100-80gb", "zero3", 4, 6)],
+)
+def test_states_of_adapters_beside_divided_matrices(gpu: str, shard: str, tp: int, rank: int, worker: Worker) -> None:
+    """Of a matrix cut by its rows A is whole and B is cut, of one cut by its columns the other way round."""
+    ranks, narrow = parse_cluster(gpu).gpus // tp, LORA["lora_rank"]
+    parts = [part for rows, columns in BY_ROWS for part in ((narrow, columns), (rows // tp, narrow))]
+    parts += [part for rows, columns in BY_COLUMNS for part in ((narrow, columns // tp), (rows, narrow))]
+    expected = 2 * LAYERS * sum(part_bytes(rows, columns, ranks, rank // tp) for rows, columns in parts)
+    found = run(worker, {"tp": tp, "shard": shard, "checkpointing": "full"}, gpu, rank, **LORA)
+    assert held(found, "optimizer_state") == expected
+
+
+def test_adapters_of_a_stage_are_those_of_its_layers(worker: Worker) -> None:
+    """Of 4 stages each has two of eight layers, and AdamW's two fp32 numbers for each element of their adapters."""
+    found = run(worker, {"pp": 4}, "4xh100-80gb", 0, grad_accum=4, **LORA)
+    assert held(found, "optimizer_state") == 2 * 4 * ADAPTERS // 4
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "selective"])
+def test_what_adapters_send_is_not_kept(checkpointing: str, worker: Worker) -> None:
+    """In a layer that runs again nobody asks for the last sums; what was sent for them must not wait for each other.
+
+    Between 4 and 8 layers a rank's memory grows by what each layer keeps, at the same moments.
+    """
+    peaks = []
+    for layers in (4, 6, 8):
+        asked = job(**LORA, seq_len=2048)
+        few = replace(asked, model=replace(asked.model, config={**asked.model.config, "num_hidden_layers": layers}))
+        plan = Plan(precision="bf16-mixed", tp=4, checkpointing=checkpointing)
+        options = {"rank": 0, "worker": worker, "steps": 1}
+        peaks.append(
+            predict.estimate(few, plan, parse_cluster("4xh100-80gb"), **options).estimate.peak.allocated_bytes
+        )
+    assert peaks[2] - peaks[1] == peaks[1] - peaks[0]
 
 
 def test_sequence_parallelism_keeps_less(worker: Worker) -> None:

@@ -12,12 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from peft import LoraConfig, inject_adapter_in_model
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
 from ring_on_cpu import ring_on_cpu
 from tonnage.axes import axes
+from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job
 from tonnage.plans import Plan
@@ -32,11 +34,13 @@ IMPORTED_ONCE = [
     *(f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "gemma2", "mixtral", "qwen3_moe")),
     *("torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.pipelining", "tonnage.step.step"),
     *("torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "tonnage.step.clipping"),
+    *("peft", "tonnage.step.adapters"),
     *("transformers.distributed.expert_parallel", "torch.distributed.checkpoint.state_dict"),
 ]
 Weights = dict[str, torch.Tensor]
 
 
+LORA: dict[str, Any] = {"method": "lora", "lora_rank": 4}
 SHARED: dict[str, Any] = {"precision": "fp32", "optimizer": "sgd", "clip_grad_norm": 1}
 """SGD shows the size of a gradient, which AdamW hides; its norm is about 3, so clipping halves it and more."""
 
@@ -48,12 +52,14 @@ class Case:
     plan: dict[str, Any]
     network: str = "llama"
     changes: dict[str, Any] = field(default_factory=dict)
+    method: dict[str, Any] = field(default_factory=dict)
+    """Fields of the job."""
     tolerance: float = 1e-3
     """Of the distance that training moves the weights."""
 
     def job(self, micro_batches: int) -> Job:
         model = tiny(self.network, **{"num_hidden_layers": 2, **self.changes})
-        return replace(tiny_job(self.network, grad_accum=micro_batches), model=model)
+        return replace(tiny_job(self.network, grad_accum=micro_batches, **self.method), model=model)
 
     @property
     def parallel(self) -> Plan:
@@ -82,7 +88,15 @@ CASES: dict[int, dict[str, Case]] = {
             changes={"num_key_value_heads": 4},
         ),
         "ep": Case(plan={"ep": 2, "shard": "zero3"}, network="qwen3_moe"),
+        "tp lora": Case(plan={"tp": 2}, method=LORA),
+        "tp lora whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off", "loss": "chunked"}, method=LORA),
+        "tp lora of some": Case(plan={"tp": 2}, method={**LORA, "lora_targets": ("q_proj", "down_proj")}),
+        "pp lora": Case(plan={"pp": 2, "loss": "chunked", "checkpointing": "full"}, method=LORA),
+        "pp lora tied": Case(plan={"pp": 2}, network="qwen3", method=LORA),
         "tp experts": Case(plan={"tp": 2}, network="mixtral"),
+        "tp lora beside experts": Case(
+            plan={"tp": 2}, network="mixtral", method={**LORA, "lora_targets": ("q_proj", "o_proj")}
+        ),
         "tp experts whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off"}, network="qwen3_moe"),
     },
     4: {
@@ -92,6 +106,10 @@ CASES: dict[int, dict[str, Case]] = {
         ),
         "ep tp": Case(plan={"ep": 4, "tp": 2, "shard": "zero3"}, network="qwen3_moe"),
         "ep pp": Case(plan={"ep": 2, "pp": 2, "shard": "zero3"}, network="mixtral"),
+        "tp lora ddp": Case(plan={"tp": 2, "shard": "ddp"}, method=LORA),
+        "tp lora zero3": Case(plan={"tp": 2, "shard": "zero3", "checkpointing": "full"}, method=LORA),
+        "pp tp lora": Case(plan={"pp": 2, "tp": 2}, method=LORA),
+        "pp lora zero2": Case(plan={"pp": 2, "shard": "zero2"}, method=LORA),
         "tp ddp": Case(plan={"tp": 2, "shard": "ddp"}),
         "tp ddp of a network with buffers": Case(plan={"tp": 2, "shard": "ddp"}, network="gemma2"),
         "tp zero1": Case(plan={"tp": 2, "shard": "zero1", "sequence_parallel": "off", "optimizer": "adamw"}),
@@ -146,7 +164,7 @@ def _whole(all_of: Weights, name: str) -> torch.Tensor:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"^(part\d\.)?(module\.)?(network\.)?", "", name)
+    return re.sub(r"^(part\d\.)?(module\.)?(network\.)?(base_model\.model\.)?", "", name)
 
 
 @dataclass(frozen=True)
@@ -178,9 +196,9 @@ def alone(case: Case, data_ranks: int) -> tuple[Weights, Weights]:
     everything = batches(data_ranks)
     ready = steps.build(case.job(len(everything) // STEPS), case.alone, device="cpu", initialise=True)
     generator = torch.Generator().manual_seed(1)
-    start = {n: torch.randn(p.shape, generator=generator) / 2 for n, p in ready.model.named_parameters()}
+    start = {_plain(n): torch.randn(p.shape, generator=generator) / 2 for n, p in ready.model.named_parameters()}
     trained(ready, everything, start)
-    return start, {name: parameter.detach().clone() for name, parameter in ready.model.named_parameters()}
+    return start, {_plain(name): parameter.detach().clone() for name, parameter in ready.model.named_parameters()}
 
 
 def rank_main(rank: int, world: int, folder: str) -> None:
@@ -256,6 +274,23 @@ def in_processes(world: int) -> list[dict[str, float]]:
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
 def test_agrees_with_one_process(world: int, name: str) -> None:
     assert max(found[name] for found in in_processes(world)) < CASES[world][name].tolerance
+
+
+def test_adapters_of_embeddings_are_not_divided() -> None:
+    whole = models.build(tiny("llama"), dtype=torch.float32, attention=None, device=torch.device("meta"))
+    inject_adapter_in_model(LoraConfig(target_modules=["embed_tokens"]), whole)
+    nowhere: Any = None  # the mesh is not asked
+    with pytest.raises(CannotEstimate, match="adapters on its embedding or head are not divided; choose tp 1"):
+        tensor_parallel.divided(whole, mesh=nowhere, sequence=True, local_parameters=True)
+
+
+def test_adapters_of_experts_are_refused_before_anything_runs() -> None:
+    job, cluster = tiny_job("mixtral", method="lora"), parse_cluster("2xh100-80gb")
+    told = tensor_parallel.accepts(job, Plan(tp=2), cluster)
+    assert told is not None
+    assert "adapters on experts are not divided; choose lora-targets" in str(told)
+    some = replace(job, lora_targets=("q_proj", "v_proj"))
+    assert tensor_parallel.accepts(some, Plan(tp=2), cluster) is None
 
 
 @pytest.mark.parametrize(("network", "reason"), [("gpt2", "no tp_plan"), ("bert", "not masked-lm")])

@@ -89,7 +89,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({"method": "lora"}, {"base_dtype": "bf16", "precision": "fp32"}, H100, "precision is fp32"),
         ({"name": "llama"}, {"tp": 4}, H100, "llama has 2 key and value heads, which 4 does not divide"),
         ({"name": "llama", "seq_len": 25}, {"tp": 2}, H100, "25 tokens cannot be cut into 2 parts"),
-        ({"method": "lora"}, {"tp": 2}, H100, "the method is lora"),
+        ({"name": "mixtral", "method": "lora"}, {"tp": 2}, H100, "adapters on experts are not divided"),
         ({"name": "llama"}, {"tp": 2, "loss": "fused"}, H100, "takes a whole head"),
         ({"name": "llama", "grad_accum": 4}, {"pp": 4}, H100, "3 layers cannot be cut into 4 stages"),
         ({"name": "llama"}, {"pp": 2}, H100, "a step has 1 micro-batch, fewer than stages"),

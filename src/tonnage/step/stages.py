@@ -176,7 +176,7 @@ class Pipeline:
             self._ends = _group_of_ends(ready)
         for stage in stages:
             weight = stage.copied
-            if weight is not None:
+            if weight is not None and weight.requires_grad:
                 gradient = weight.grad
                 if gradient is None:
                     raise CannotEstimate("Gradients of a weight on two stages are not where they are; choose pp 1.")

@@ -59,6 +59,8 @@ def _plain_network(step: Step) -> nn.Module:
     late = step.shards_parameters or bool(step.divide)
     device = torch.device("meta") if late else step.world.device
     network = models.build(step.job.model, dtype=step.weights_dtype, attention=step.attention, device=device)
+    if step.adapt is not None:
+        network = step.adapt(network)
     return _divided(step, network) if step.divide else network
 
 
@@ -66,14 +68,20 @@ def _divided(step: Step, network: nn.Module) -> nn.Module:
     whole = _elements(network)
     for division in step.divide:
         network = division(step, network)
-    network.elements_elsewhere = whole - _elements(network)  # read by whoever counts the whole network's
+    network.elements_elsewhere = _less(whole, _elements(network))  # read by whoever counts the whole network's
     if not step.shards_parameters:
         models.materialise(network, step.world.device)
     return network
 
 
-def _elements(network: nn.Module) -> int:
-    return sum(models.elements(parameter) for parameter in network.parameters())
+def _elements(network: nn.Module) -> tuple[int, int]:
+    """Of all parameters, and of those that are trained."""
+    found = list(network.parameters())
+    return sum(map(models.elements, found)), sum(models.elements(one) for one in found if one.requires_grad)
+
+
+def _less(whole: tuple[int, int], part: tuple[int, int]) -> tuple[int, int]:
+    return whole[0] - part[0], whole[1] - part[1]
 
 
 def _as_one(parts: list[nn.Module]) -> nn.Module:
@@ -82,8 +90,8 @@ def _as_one(parts: list[nn.Module]) -> nn.Module:
         return parts[0]
     first, *others = (next(m for m in part.modules() if hasattr(m, "elements_elsewhere")) for part in parts)
     for other in others:
-        first.elements_elsewhere -= _elements(other)
-        other.elements_elsewhere = 0
+        first.elements_elsewhere = _less(first.elements_elsewhere, _elements(other))
+        other.elements_elsewhere = 0, 0
     return Parts(parts)
 
 
@@ -132,6 +140,8 @@ class Step:
     """Entered with each batch around its forward and backward; gives what the network gets of it."""
     load: Callable[[Step], nn.Module] = _plain_network
     """Makes the network with its memory, before any change."""
+    adapt: Callable[[nn.Module], nn.Module] | None = None
+    """Adds adapters that are divided with the network; None: there are none, or nothing is divided."""
     divide: tuple[Callable[[Step, nn.Module], nn.Module], ...] = ()
     """Applied to the network in order before it has memory: what other ranks hold is taken out."""
     parts: int = 1

@@ -42,8 +42,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         return _refused(plan, "it is not built for generate")
     if cluster.device.id == CPU:
         return _refused(plan, "how many tokens go where is not imitated on the CPU", "choose a GPU")
-    text = job.model.config.get("text_config", job.model.config)
-    experts = next((text[name] for name in COUNTS if isinstance(text.get(name), int)), None)
+    experts = experts_of(job)
     if experts is not None and experts % plan.ep:
         fitting = ", ".join(str(size) for size in divisors(experts))
         return _refused(
@@ -52,6 +51,12 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     if find_spec("transformers") is None or not _transformers_has_it():
         return _refused(plan, "this version of transformers has no exchange of tokens", "upgrade transformers")
     return None
+
+
+def experts_of(job: Job) -> int | None:
+    """How many experts a layer has, as far as the configuration says it."""
+    text = job.model.config.get("text_config", job.model.config)
+    return next((text[name] for name in COUNTS if isinstance(text.get(name), int)), None)
 
 
 def _refused(plan: Plan, reason: str, instead: str = "choose ep 1") -> Refusal:

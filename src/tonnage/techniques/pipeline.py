@@ -27,7 +27,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     from tonnage.device import CPU
 
     unbuilt = (
-        ("method", job.method, "full"),
+        ("method", job.method, "lora") if job.method == "qlora" else None,
         ("precision", plan.precision, "bf16-mixed") if plan.precision in ("fp16-mixed", "fp8") else None,
         ("checkpointing", plan.checkpointing, "full") if plan.checkpointing.startswith("budget") else None,
         ("lengths", "given", "one length") if job.lengths else None,
@@ -97,7 +97,7 @@ def apply(step: Step) -> Step:
 
     return replace(
         step,
-        divide=(_own_stage, *step.divide),
+        divide=(*step.divide, _own_stage),
         parts=stages(step.plan) // step.plan.pp,
         accumulate=Pipeline(),
         clip=partial(clipping.clip, world=step.world),

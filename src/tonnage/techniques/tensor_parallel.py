@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import divisors
 from tonnage.errors import CannotEstimate
+from tonnage.techniques.expert_parallel import experts_of
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -51,8 +52,14 @@ COUNTS: Final = {
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Plain training of a causal language model whose heads can be dealt out."""
-    if job.method != "full":
-        return _refused(plan, f"adapters on divided matrices are not built, and the method is {job.method}")
+    if job.method == "qlora":
+        return _refused(plan, "matrices that bitsandbytes packs are not divided, and the method is qlora")
+    if job.method == "lora" and job.lora_targets == ("all-linear",) and (experts_of(job) or 1) > 1:
+        return _refused(
+            plan,
+            "adapters on experts are not divided",
+            "choose lora-targets q_proj,k_proj,v_proj,o_proj, or tp 1",
+        )
     if job.model.kind == "factory":
         return _refused(plan, "how a factory's network is cut is not known")
     if plan.loss not in ("plain", "chunked"):
@@ -139,9 +146,12 @@ def divided(
     of_experts = {name: style for name, style in plan.items() if _is_of_experts(name, plan)}
     styles = dict(_styles(network, {name: plan[name] for name in plan.keys() - of_experts.keys()}, sequence))
     ties = _ties(network)
+    frozen = [name for name, parameter in network.named_parameters() if not parameter.requires_grad]
     for name, style in styles.items():  # all at once, each name would be looked for among all layers
         parallelize_module(network.get_submodule(name), mesh, style, src_data_rank=None)
     _tie(ties)
+    for name in frozen:  # torch's style of norms makes new parameters, which are trained
+        network.get_parameter(name).requires_grad_(False)
     if experts and of_experts:
         _divide_experts(network, mesh, of_experts)
     if sequence:
@@ -173,6 +183,8 @@ def _styles(network: Any, plan: dict[str, str], sequence: bool) -> Iterator[tupl
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
+    from tonnage.step import adapters
+
     between: Placement = Shard(1) if sequence else Replicate()
     local = not sequence
     names = {module: name for name, module in network.named_modules()}
@@ -181,6 +193,8 @@ def _styles(network: Any, plan: dict[str, str], sequence: bool) -> Iterator[tupl
         (network.get_output_embeddings(), ColwiseParallel, {"output_layouts": Shard(-1), "use_local_output": False}),
     )
     for module, style, options in ends:
+        if adapters.are_in(module):
+            raise _not_known(network, "adapters on its embedding or head are not divided")
         if _holds(module):
             yield names[module], style(input_layouts=Replicate(), **options)
     kinds = {
@@ -191,7 +205,10 @@ def _styles(network: Any, plan: dict[str, str], sequence: bool) -> Iterator[tupl
     for name, style in plan.items():
         if style not in kinds:
             raise _not_known(network, f"{name} is {style}")
-        yield name, kinds[style]
+        if adapters.are_in(network.get_submodule(name)):
+            yield from adapters.styles(name, network.get_submodule(name), style, kinds[style], between)
+        else:
+            yield name, kinds[style]
     if sequence:
         for name in _norms(network):
             yield name, SequenceParallel()

@@ -16,8 +16,8 @@ def elsewhere(root: Any) -> tuple[int, int]:
     total = trainable = 0
     for module in root.modules():
         own = vars(module)  # asked for what it does not have, a module looks among its parameters and modules
-        absent = own.get("elements_elsewhere", 0)
-        total, trainable = total + absent, trainable + absent
+        absent, trainable_absent = own.get("elements_elsewhere", (0, 0))
+        total, trainable = total + absent, trainable + trainable_absent
         total += _packed_away(module)
         flat = getattr(own.get("_handle"), "flat_param", None)
         if flat is None:
