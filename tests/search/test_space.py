@@ -45,6 +45,15 @@ def test_what_costs_nothing_is_chosen():
     assert free_wins(question(gpu="t4")).precision == "fp16-mixed"
 
 
+def test_what_is_said_of_the_layout_says_how_many_ranks_have_copies():
+    def shards(**asked):
+        return {one.plan.shard for one in candidates(question(**asked))}
+
+    assert shards(gpu="2xh100-80gb", tp=2) == {"none"}
+    assert shards(gpu="8xh100-80gb", tp=2, without=("pp", "cp")) == {"ddp", "zero1", "zero2", "zero3"}
+    assert "zero3" not in shards(gpu="8xh100-80gb", pp=2, grad_accum=2)
+
+
 def test_the_host_is_asked_for_only_where_it_is_wanted():
     asked = question(gpu="a100-80gb")
     assert all(getattr(one.plan, name) == "none" for one in candidates(asked) for name in OFFLOADS)

@@ -228,21 +228,22 @@ def _one(question: Question, plan: Plan) -> tuple[Job, Plan, Cluster]:
 def _plans(question: Question, job: Job, offload: bool) -> Iterator[Plan]:
     plain = free_wins(question)
     values = {**_of_layout(question, job), **_of_order(question, offload), **_of_changes(question)}
+    said = {name: getattr(plain, name) for name in AXES}
     for chosen in itertools.product(*values.values()):
         changes = dict(zip(values, chosen, strict=True))
         if offload and all(changes.get(name, "none") == "none" for name in OFFLOADS):
             continue
-        if _is_sensible(question.cluster, changes):
+        if _is_sensible(question.cluster, {**said, **changes}):
             yield replace(plain, **changes)
 
 
 def _is_sensible(cluster: Cluster, chosen: Mapping[str, Any]) -> bool:
     """Whether the parts of a combination go together at all."""
-    data = cluster.gpus // (chosen.get("tp", 1) * chosen.get("pp", 1) * chosen.get("cp", 1))
+    data = cluster.gpus // (chosen["tp"] * chosen["pp"] * chosen["cp"])
     shard = chosen.get("shard")
     if data < 1:
         return False
-    if shard is not None and (shard == "none") != (data * chosen.get("cp", 1) == 1):
+    if shard is not None and (shard == "none") != (data * chosen["cp"] == 1):
         return False
     if chosen.get("param_offload", "none") != "none" and (
         shard not in SHARDING or chosen.get("optimizer_offload", "none") != "none"
@@ -250,7 +251,7 @@ def _is_sensible(cluster: Cluster, chosen: Mapping[str, Any]) -> bool:
         return False
     if chosen.get("accum_sync") and shard not in SHARDING:
         return False  # whole gradients are kept in any case
-    if chosen.get("pp", 1) > 1 and (shard in ("hsdp", "zero3") or chosen.get("accum_sync")):
+    if chosen["pp"] > 1 and (shard in ("hsdp", "zero3") or chosen.get("accum_sync")):
         return False  # torch's pipeline keeps layers whole, and gradients, until its last micro-batch
     return not (shard == "hsdp" and cluster.nodes == 1)
 
