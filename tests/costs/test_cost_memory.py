@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tonnage.axes import Axes
-from tonnage.costs.memory import kept_bytes, likely_bytes, logit_bytes, state_bytes
+from tonnage.costs.memory import SAVED_AGAIN, kept_bytes, likely_bytes, logit_bytes, offloaded_bytes, state_bytes
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 
@@ -39,3 +39,19 @@ def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_
     assert logit_bytes(SMALL, piped) == 4096 * 131072 * 10
     first = state_bytes(SMALL, piped, 4, 1) + 4 * 4 * kept_bytes(SMALL, piped)
     assert likely_bytes(SMALL, piped) == first
+
+
+def test_what_waits_on_the_host_is_all_that_a_layer_saves():
+    copied = replace(WORK, activation_offload=True)
+    weights = SMALL.dense_layer_parameters * 2
+    assert offloaded_bytes(SMALL, copied) == SAVED_AGAIN * kept_bytes(SMALL, WORK) + weights
+    assert offloaded_bytes(SMALL, replace(copied, copies_beside=True)) == kept_bytes(SMALL, WORK)
+    assert offloaded_bytes(SMALL, replace(copied, quantized=True)) == SAVED_AGAIN * kept_bytes(SMALL, WORK)
+
+
+def test_a_layer_that_runs_again_gives_away_its_input():
+    for way in ("full", "selective"):
+        assert offloaded_bytes(SMALL, replace(WORK, activation_offload=True, checkpointing=way)) == 4096 * 2048 * 2
+    every_other = replace(WORK, activation_offload=True, checkpointing="full", checkpointed_fraction=1 / 2)
+    plain = offloaded_bytes(SMALL, replace(WORK, activation_offload=True))
+    assert offloaded_bytes(SMALL, every_other) == (plain + 4096 * 2048 * 2) / 2

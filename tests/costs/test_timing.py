@@ -10,6 +10,7 @@ from tonnage.axes import Axes
 from tonnage.catalog import find_model
 from tonnage.costs import rates
 from tonnage.costs import timing as timings
+from tonnage.costs.memory import offloaded_bytes
 from tonnage.costs.shape import Shape
 from tonnage.costs.software import software, software_of, softwares
 from tonnage.costs.timing import model_flops, split_of, timing
@@ -76,7 +77,8 @@ WORKS = st.builds(
     optimizer=st.sampled_from(["adamw", "sgd", "adamw-fused"]),
     shard=st.sampled_from(["none", "ddp", "zero1", "zero2", "zero3", "hsdp"]),
     **dict.fromkeys(
-        ("clipped", "averages_each", "optimizer_offload", "param_offload", "activation_offload"), st.booleans()
+        ("clipped", "averages_each", "optimizer_offload", "param_offload", "activation_offload", "copies_beside"),
+        st.booleans(),
     ),
 )
 
@@ -115,6 +117,19 @@ def test_more_ranks_do_more_in_a_step_but_no_rank_is_faster_for_it(ranks, shard)
 
     assert per_gpu(2 * ranks if ranks < 8 else 8).step_seconds * 2 * ranks > per_gpu(ranks).step_seconds * ranks
     assert per_gpu(ranks).tokens_per_second_per_gpu * ranks <= per_gpu(8).tokens_per_second_per_gpu * 8
+
+
+def test_torchs_own_offload_of_activations_hides_no_copy():
+    """`save_on_cpu` waits for each: 60 GB there and back take longer than the layers, however long those take."""
+
+    def copies(**changes):
+        return timing(LLAMA, replace(PLAIN, activation_offload=True, **changes), ONE, EAGER).copy_seconds
+
+    there_and_back = 2 * 32 * offloaded_bytes(LLAMA, replace(PLAIN, activation_offload=True))
+    assert copies() == pytest.approx(there_and_back / (0.85 * ONE.device.pcie_bytes_per_second))
+    assert copies() > timing(LLAMA, replace(PLAIN, checkpointing="full"), ONE, EAGER).recompute_seconds
+    assert copies(copies_beside=True) < copies() / 2
+    assert copies(checkpointing="full") < copies() / 20
 
 
 def test_recomputing_costs_about_a_forward_pass():

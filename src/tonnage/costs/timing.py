@@ -8,6 +8,7 @@ from typing import Final
 
 from tonnage.costs import operations, rates, schedule
 from tonnage.costs.collectives import Fabric, Group, far_bytes_per_second, has_links, near_bytes_per_second
+from tonnage.costs.memory import offloaded_bytes
 from tonnage.costs.operations import ELEMENT_BYTES, Passes, Slice, kept_dtype
 from tonnage.costs.rates import Card, Seconds
 from tonnage.costs.shape import Shape
@@ -40,6 +41,9 @@ _LAUNCH_SECONDS: Final = 10e-6
 
 _HOST_ADAM_BYTES_PER_SECOND: Final = 30e9
 """What Adam on the host's processor moves: 28 bytes a weight; an assumption, within a factor of two on servers."""
+
+_BESIDE: Final = 0.8
+"""Of the copies of activations on a stream of their own, what can go on beside the computation: an assumption."""
 
 _CHOOSING: Final = 0.8
 """What op-level checkpointing, which looks at each operation in Python, costs the host relative to launching it: an
@@ -668,8 +672,9 @@ def _copies(shape: Shape, work: Work, cluster: Cluster, weights: float, micro_ba
         moved = weights / shards * work.weight_bytes * (2 + 1) / rate
         total += work.grad_accum * schedule.exposed(moved, micro_batch, 0.5)
     if work.activation_offload:
-        kept = work.tokens * shape.hidden * 2 * shape.layers / work.axes.pp
-        total += work.grad_accum * schedule.exposed(2 * kept / rate, micro_batch, 0.8)
+        there_and_back = 2 * offloaded_bytes(shape, work) * shape.layers / work.axes.pp / rate
+        shown = schedule.exposed(there_and_back, micro_batch, _BESIDE) if work.copies_beside else there_and_back
+        total += work.grad_accum * shown
     return total
 
 

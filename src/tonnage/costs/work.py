@@ -91,6 +91,8 @@ class Work:
     """Whether sharded weights rest on the host."""
     activation_offload: bool = False
     """Whether activations wait on the host."""
+    copies_beside: bool = False
+    """Whether those are copied on a stream of their own; else, as by torch's save_on_cpu, each copy is waited for."""
 
     @property
     def tokens(self) -> int:
@@ -162,6 +164,7 @@ class Work:
             optimizer_offload=plan.optimizer_offload != "none",
             param_offload=plan.param_offload != "none",
             activation_offload=plan.activation_offload != "none",
+            copies_beside=plan.activation_offload not in ("none", "cpu"),
         )
 
 
@@ -178,6 +181,7 @@ _BESIDE_LAYERS: Final[dict[str, Any]] = {
     "optimizer_offload": False,
     "param_offload": False,
     "activation_offload": False,
+    "copies_beside": False,
 }
 """What the time of layers does not hang on, with the value that stands for all."""
 
