@@ -299,24 +299,37 @@ def test_quantized_layers_continued_are_the_whole_ones(worker, allocator):
     compare(worker, job, Plan(checkpointing="full", allocator=allocator), parse_cluster("a100-40gb"))
 
 
+def on_a_t4(worker, *columns):
+    """The Trace of requests made on a T4."""
+    requests = Requests(
+        marks=(Mark(0, "load", ""),),
+        columns=array("q", [number for each in columns for number in each]),
+        claims=(),
+        exchanges=(),
+        growing=frozenset(),
+    )
+    return worker.again(requests, tiny_job("llama"), Plan(), parse_cluster("t4"), rank=0, repeated=0)
+
+
 @pytest.mark.ghost
 def test_a_cache_that_is_emptied_is_emptied_again(worker):
     large, small = (ALLOC, 100 * MIB, 0), (ALLOC, 30 * MIB, 0)
     made = []
     for emptied in ([], [(EMPTY, 0, 0)]):
-        columns = [(MARK, 0, 0), large, (FREE, 0, 0), *emptied, small]
-        requests = Requests(
-            marks=(Mark(0, "load", ""),),
-            columns=array("q", [number for each in columns for number in each]),
-            claims=(),
-            exchanges=(),
-            growing=frozenset(),
-        )
-        found = worker.again(requests, tiny_job("llama"), Plan(), parse_cluster("t4"), rank=0, repeated=0)
+        found = on_a_t4(worker, (MARK, 0, 0), large, (FREE, 0, 0), *emptied, small)
         made.append([ACTIONS[action] for action in found.event_columns["action"]])
     block = ["alloc", "free_requested", "free_completed"]
     assert made[0] == ["segment_alloc", *block, "alloc"]
     assert made[1] == ["segment_alloc", *block, "segment_free", "segment_alloc", "alloc"]
+
+
+@pytest.mark.ghost
+def test_a_first_block_larger_than_the_card_does_not_fit(worker):
+    """As loaders of quantized weights take for all of them, before anything else is there."""
+    found = on_a_t4(worker, (MARK, 0, 0), (ALLOC, 40_000 * MIB, 0), (FREE, 0, 0))
+    assert found.outcome["kind"] == "oom"
+    assert {ACTIONS[action] for action in found.event_columns["action"]} <= {"oom", "segment_free"}
+    assert set(found.event_columns["mark"]) == {0}
 
 
 @pytest.mark.ghost

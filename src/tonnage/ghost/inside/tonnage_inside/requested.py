@@ -96,7 +96,8 @@ class Requested:
         segments, before = self._of_segments()
         born = np.append(np.flatnonzero(blocks["action"] == _ALLOCATED), len(blocks["action"]))
         places = born[before]
-        segments["mark"] = np.append(blocks["mark"], blocks["mark"][-1:])[places]
+        reached = len(self.watch.marks) - 1  # by what comes behind the last block, or before any was handed out
+        segments["mark"] = np.append(blocks["mark"], reached)[places]
         found = {}
         for name, column in blocks.items():
             found[name] = self.before[name][:] if self.before is not None else array("q")
