@@ -50,7 +50,7 @@ def test_what_is_said_comes_before_what_was_kept(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text(planfile.text(kept(), gpu="t4"))
     options = planfile.read(path).under({"seq_len": 2048, "tp": 2, "checkpointing": "full"})
-    assert options["seq_len"] == 8192  # 2,048 is the default, so it was not said
+    assert options["seq_len"] == 2048  # the default, but it was said
     assert (options["tp"], options["checkpointing"], options["shard"]) == (2, "full", "zero3")
 
 

@@ -38,14 +38,8 @@ class PlanFile:
     """Fields of Job and Plan by their names."""
 
     def under(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """These options, with those of `said` that are not their defaults in their place."""
-        return {**self.options, **not_defaults(said)}
-
-
-def not_defaults(said: Mapping[str, Any]) -> dict[str, Any]:
-    """Of options by their names those that say something."""
-    defaults = {item.name: item.default for kind in _TABLES.values() for item, _ in options(kind)}
-    return {name: value for name, value in said.items() if value != defaults.get(name)}
+        """These options, with those that were `said` in their place."""
+        return {**self.options, **said}
 
 
 def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None, model: str | None = None) -> str:

@@ -177,3 +177,14 @@ def test_another_card_than_the_files_has_its_own_memory(calls, tonnage, tmp_path
     assert (calls.cluster.gpus, calls.cluster.device.capacity_bytes) == (8, 24 * 2**30)
     assert tonnage("estimate", "--offline", "--plan", str(path), "--gpu", "t4").code == 0
     assert calls.cluster == parse_cluster("t4")
+
+
+def test_a_default_that_is_said_takes_the_place_of_the_files(calls, tonnage, tmp_path):
+    path = tmp_path / "plan.toml"
+    head = 'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n'
+    path.write_text(head + '[job]\nseq_len = 512\n[plan]\nengine = "hf-trainer"\nprecision = "fp16-mixed"\n')
+    assert tonnage("estimate", "--offline", "--plan", str(path)).code == 0
+    assert (calls.job.seq_len, calls.plan.engine, calls.plan.precision) == (512, "hf-trainer", "fp16-mixed")
+    said = ("--seq-len", "2048", "--engine", "tonnage")
+    assert tonnage("estimate", "--offline", "--plan", str(path), *said).code == 0
+    assert (calls.job.seq_len, calls.plan.engine, calls.plan.precision) == (2048, "tonnage", "fp16-mixed")

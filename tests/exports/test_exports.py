@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,14 @@ def test_another_job_is_refused(target: Target) -> None:
         pytest.skip("it has expert parallelism")
     with pytest.raises(UsageError, match=f"{target.name} has no words for ep 2.*--without ep"):
         exported(target, Plan(ep=2), gpus="8xa100-80gb")
+
+
+def test_a_method_without_words_is_refused_with_those_that_have_them(target: Target) -> None:
+    if target.has_words("method", "qlora", "full"):
+        pytest.skip("it has QLoRA")
+    known = ",".join(target.expresses.get("method", ("full",)))
+    with pytest.raises(UsageError, match=rf"no words for method qlora.*: tonnage plan MODEL --method {known}\.$"):
+        exported(target, job=replace(job_for(target), method="qlora"))
 
 
 def test_a_contradiction_is_refused_in_one_line() -> None:

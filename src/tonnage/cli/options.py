@@ -150,16 +150,25 @@ def cluster_of(gpu: str | None, gpus: int | None, gpu_memory: int | None, here: 
 
 
 def with_request(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command that takes every option of Job and Plan where it says `**options`; None is left out."""
+    """A command that takes every option of Job and Plan where it says `**options`, and gets those that were said.
+
+    What was said is known even where it says the default: beside a file it takes the place of the file's.
+    """
     signature = inspect.signature(command)
     own = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
+    known = {item.name for item in own}
 
     @functools.wraps(command)
-    def called(**given: Any) -> Any:
-        return command(**{name: value for name, value in given.items() if value is not None or name in known})
+    def called(context: typer.Context, **given: Any) -> Any:
+        def said(name: str) -> bool:
+            source = context.get_parameter_source(name)
+            return source is not None and source.name == "COMMANDLINE"
 
-    known = {item.name for item in own}
-    called.__signature__ = signature.replace(parameters=[*own, *_parameters()])  # type: ignore[attr-defined]
+        return command(**{name: value for name, value in given.items() if name in known or said(name)})
+
+    asked = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [*own, *_parameters(), asked]
+    called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return called
 
 

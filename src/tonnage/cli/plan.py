@@ -117,14 +117,14 @@ def plan(
         )
         return _of_script(asked, json=json)
     [model] = model_or_command
-    methods = methods_named(options["method"])
+    methods = methods_named(options.get("method", ""))
     if methods:
         options["method"] = methods[0]
     settings, said = None, options
     if source is not None:
         from tonnage.exports import reading
 
-        settings, said = reading.read(source), planfile.not_defaults(options)
+        settings = reading.read(source)
         options = settings.openly(said)
     job, given = request(model, offline=offline, **options)
     question = Question(
@@ -188,12 +188,10 @@ def _refuse(given: dict[str, Any]) -> None:
             raise UsageError(f"--{name} is for a MODEL; a script is run as it is. Leave it out.")
 
 
-def _plan_alone(options: dict[str, Any]) -> "Plan":
+def _plan_alone(said: dict[str, Any]) -> "Plan":
     """The Plan that was said.  Raises UsageError for options of the job, which the script itself says."""
-    from tonnage.planfile import not_defaults
     from tonnage.plans import Plan
 
-    said = not_defaults(options)
     of_plan = {item.name for item in fields(Plan)} - {"engine"}
     for name in said:
         if name not in of_plan:

@@ -122,13 +122,20 @@ def _unexpressed(job: Job, plan: Plan, to: Target, besides: Any) -> Any:
             if item.name in REFUSED:
                 raise UsageError(
                     f"{to.name} has no words for {spelled(item.name)} {found}{_because(to, item.name, found)}; "
-                    f"plan without it: tonnage plan MODEL --without {spelled(item.name)}"
-                    + (f", or --engine {to.engine}." if to.engine not in (None, "tonnage") else ".")
+                    f"plan without it: tonnage plan MODEL {_without(to, item)}."
                 )
             yield item, _in_its_place(to, item)
     both = (*options(type(job)), *options(type(plan)))
     for option, (_, new) in besides.items():
         yield next(item for item, _ in both if item.name == option), new
+
+
+def _without(to: Target, item: Any) -> str:
+    """Options of a search whose plans the target has words for; methods are not left out but compared."""
+    if item.name == "method":
+        return f"--method {','.join(to.expresses.get('method', (item.default,)))}"
+    engine = f", or --engine {to.engine}" if to.engine not in (None, "tonnage") else ""
+    return f"--without {spelled(item.name)}{engine}"
 
 
 def _settled(missing: Any, job: Job, plan: Plan, to: Target) -> Any:
