@@ -60,3 +60,30 @@ def test_a_file_that_is_none_is_one_line(tonnage: Any, asked: Any) -> None:
     assert ended.code == 3
     assert is_one_line(ended.err)
     assert "no key by which" in ended.err
+
+
+def test_a_setting_under_another_name_is_left_out_and_what_is_said_already_is_no_change(
+    tonnage: Any, calls: Any, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plain(question: Any, **others: Any) -> Solution:
+        plan = Plan(engine="hf-trainer", shard="zero2", optimizer="adamw-fused")
+        best = Candidate(job=Job(model=question.job.model, seq_len=512, micro_batch=2), plan=plan)
+        choice = Choice(name="best", candidate=best, estimate=estimates.fitting())
+        return Solution(status="found", question={}, plans=(choice,))
+
+    monkeypatch.setattr(solve, "solve", plain)
+    arguments = {"per_device_train_batch_size": 2, "bf16": True, "optim": "adamw_torch_fused", "fsdp": "full_shard"}
+    Path("args.json").write_text(json.dumps({**arguments, "gradient_checkpointing": True}))
+    ended = tonnage("plan", "gpt2", "--gpu", "8xa100-80gb", "--seq-len", "512", "--from", "args.json", "--json")
+    changes = {
+        change["key"]: (change["before"], change["after"]) for change in json.loads(ended.out)["given"]["changes"]
+    }
+    assert changes["gradient_checkpointing"] == (True, None)
+    assert "optim" not in changes
+
+
+def test_a_default_that_is_said_comes_before_the_files(tonnage: Any, calls: Any, asked: Any) -> None:
+    said = ("--seq-len", "2048", "--micro-batch", "1")
+    assert tonnage("plan", "gpt2", "--gpu", "8xa100-80gb", "--from", "ds_config.json", "--json", *said).code == 0
+    assert (calls.job.seq_len, calls.job.micro_batch) == (2048, 1)
+    assert asked["question"].job.micro_batch == 1

@@ -15,8 +15,11 @@ from tonnage import exports
 from tonnage.device import parse_cluster
 from tonnage.errors import TonnageError, UnreadableFile
 from tonnage.exports import reading
+from tonnage.exports.changes import wordless
 from tonnage.job import Job
+from tonnage.options import options
 from tonnage.plans import Plan
+from tonnage.search.space import Question, candidates
 
 READ = ["hf-trainer", "accelerate", "deepspeed", "axolotl", "llama-factory"]
 FILES = {
@@ -132,7 +135,8 @@ def test_axolotl_names_its_model(tmp_path: Path) -> None:
         )
     )
     assert found.model == "org/x"
-    assert found.options == {"seq_len": 4096, "precision": "bf16-true", "checkpointing": "full"}
+    said = {"seq_len": 4096, "precision": "bf16-true", "checkpointing": "full"}
+    assert found.options == {"engine": "axolotl", **said}
     assert found.not_understood == ("xformers = 1",)
 
 
@@ -283,3 +287,28 @@ def test_any_text_is_an_answer(tmp_path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8", errors="ignore")
     with pytest.raises(UnreadableFile):
         reading.read(path)
+
+
+def test_axolotls_own_engine_runs_what_it_has_words_for(tmp_path: Path) -> None:
+    said = {"base_model": "x", "sequence_len": 512, "bf16": True, "gradient_checkpointing": True}
+    assert reading.read(written(tmp_path, "a.yaml", said)).options["engine"] == "axolotl"
+    liger = {**said, "liger_fused_linear_cross_entropy": True}  # which that engine does not run
+    assert "engine" not in reading.read(written(tmp_path, "a.yaml", liger)).options
+
+
+def test_where_no_engine_says_it_a_search_leaves_out_what_the_target_has_no_words_for(tmp_path: Path) -> None:
+    factory = reading.read(written(tmp_path, "l.yaml", {"model_name_or_path": "x", "finetuning_type": "lora"}))
+    left_out = wordless(factory)
+    assert {"tp", "pp", "cp", "ep", "loss=chunked", "checkpointing=budget", "checkpointing=selective"} <= set(
+        left_out
+    )
+    assert not {"checkpointing=full", "shard=zero3", "optimizer=adamw-fused", "param-offload=cpu"} & set(left_out)
+    question = Question(job=tiny_job(), plan=Plan(), cluster=parse_cluster("8xa100-80gb"), without=left_out)
+    target = exports.target("llama-factory")
+    for one in candidates(question):
+        for item, _ in options(Plan):
+            value = getattr(one.plan, item.name)
+            if item.name in exports.QUANTIZED:
+                continue  # says something of QLoRA alone
+            assert target.has_words(item.name, value, item.default), (item.name, value)
+    assert wordless(reading.read(written(tmp_path, "t.json", {"per_device_train_batch_size": 1}))) == ()

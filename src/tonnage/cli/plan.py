@@ -123,9 +123,11 @@ def plan(
     settings, said = None, options
     if source is not None:
         from tonnage.exports import reading
+        from tonnage.exports.changes import wordless
 
         settings = reading.read(source)
         options = settings.openly(said)
+        limits["without"] += wordless(settings)
     job, given = request(model, offline=offline, **options)
     question = Question(
         job=job,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import TonnageError
+from tonnage.options import spelled
 from tonnage.units import gib
 
 if TYPE_CHECKING:
@@ -130,9 +131,37 @@ def _changes(
     except TonnageError:
         return
     for key in dict.fromkeys([*wanted, *found]):
-        before, after = found.get(key), wanted.get(key)
-        if before != after:
-            yield Change(key=key, before=given.document.get(key, before), after=after)
+        before, after = given.document.get(key, found.get(key)), wanted.get(key)
+        if found.get(key) != after and before != after:  # a default of ours may be said already
+            yield Change(key=key, before=before, after=after)
+    for option, key in given.keys.items():  # another name for what the target calls otherwise where it is written
+        if key in given.document and key not in {*wanted, *found} and _differs(option, exactly, best):
+            yield Change(key=key, before=given.document[key], after=None)
+
+
+def _differs(option: str, exactly: Mapping[str, Any], best: Candidate) -> bool:
+    """Whether the best plan has another value of an option than the file."""
+    chosen = getattr(best.job if hasattr(best.job, option) else best.plan, option)
+    return option in exactly and bool(exactly[option] != chosen)
+
+
+def wordless(given: Given) -> tuple[str, ...]:
+    """What a search must leave out, for the target to have words for its plans; nothing where an engine says so."""
+    from tonnage import exports
+    from tonnage.plans import Plan
+    from tonnage.search.space import AXES, FREE, ORDER
+
+    if "engine" in given.options:
+        return ()
+    target = exports.target(given.target)
+    default = Plan()
+    values = [(name, value) for name, several in ORDER.items() for value in several]
+    values += [*FREE.items(), *((name, 2) for name in AXES), ("checkpointing", "budget=1GiB")]
+    missing = [pair for pair in values if not target.has_words(*pair, getattr(default, pair[0]))]
+    return tuple(
+        spelled(name) if isinstance(value, bool | int) else f"{spelled(name)}={value.partition('=')[0]}"
+        for name, value in missing
+    )
 
 
 def _settings(given: Given, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:

@@ -148,15 +148,37 @@ def _given(
             silent[found.option] = found.silent
     model = options.pop("model", None)
     names.pop("model", None)
+    kept = _possible(options, names, flat, unclear)
     return Given(
         target=target,
-        options=_possible(options, names, flat, unclear),
+        options={**_engine(target, kept), **kept},
         keys=names,
         not_understood=tuple(unclear),
         document=flat,
         model=model,
         silent=silent,
     )
+
+
+def _engine(target: str, said: Mapping[str, Any]) -> Mapping[str, str]:
+    """The engine that carries the target's name, where it has words for all that the file says."""
+    from tonnage.engines import ENGINES
+    from tonnage.engines.engine import ANY
+    from tonnage.job import Job
+    from tonnage.options import listed
+    from tonnage.options import options as declared
+    from tonnage.plans import Plan
+
+    known = next((one.expresses for one in ENGINES if one.name == target), None)
+    if known is None:
+        return {}
+    defaults = {item.name: item.default for kind in (Job, Plan) for item, _ in declared(kind)}
+
+    def has_words(name: str, value: Any) -> bool:
+        words = known.get(name)
+        return bool(value == defaults[name]) if words is None else words == ANY or listed(str(value), words)
+
+    return {"engine": target} if all(has_words(*pair) for pair in said.items()) else {}
 
 
 def _possible(
