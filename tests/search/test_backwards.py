@@ -1,5 +1,7 @@
 """Questions asked backwards, answered by a formula."""
 
+from dataclasses import replace
+
 import pytest
 
 from solutions import Formula, question
@@ -41,10 +43,20 @@ def test_the_longest_sequence_fits_and_the_next_does_not():
     tokens = solution.question["job"]["seq_len"]
     assert solution.question["found"] == f"seq-len {tokens}"
     assert solution.status == "found"
+    assert ("limit" in solution.question) == (tokens == 131072)
     longer = question(
         gpu="a100-80gb", model="llama-3.2-1b", without=("activation-offload",), micro_batch=8, seq_len=tokens + 1024
     )
     assert tokens == 131072 or search(longer, Formula(), top=1, explain=False).status != "found"
+
+
+@pytest.mark.parametrize(("positions", "found"), [(512, 512), (1500, 1500), (2048, 2048)])
+def test_the_networks_positions_are_a_limit_that_is_said(positions, found):
+    asked = question(gpu="a100-80gb", model="llama-3.2-1b")
+    model = replace(asked.job.model, config={**asked.job.model.config, "max_position_embeddings": positions})
+    solution = backwards("max-seq-len", replace(asked, job=replace(asked.job, model=model)), top=1)
+    assert solution.question["found"] == f"seq-len {found}"
+    assert "positions end there" in solution.question["limit"]
 
 
 def test_of_each_length_the_smallest_is_run_whole_and_no_other_where_it_fits(monkeypatch):

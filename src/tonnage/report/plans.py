@@ -57,6 +57,8 @@ def _headline(solution: Solution) -> Table:
         best = solution.plans[0]
         if "found" in question:
             rows.add_row(Text("FOUND", style=GOOD), text(f"{question['find']}: {question['found']}", "bold"))
+            if "limit" in question:
+                rows.add_row("", text(question["limit"]))
         rows.add_row(Text("FITS", style=GOOD), text(describe(best.candidate, whole=True), "bold"))
         rows.add_row("", text(f"{asked}; {batch}"))
         rows.add_row("", text(_speed(best) if solution.unpriced is None else order(solution)))

@@ -77,7 +77,10 @@ def backwards(
             return search(question, ghosts, top=top, progress=progress)
         words, asked = found
         solution = search(asked, ghosts, top=top, progress=progress)
-    return replace(solution, question={**solution.question, "find": find, "found": words})
+    said = {"find": find, "found": words}
+    if find == "max-seq-len" and asked.job.seq_len == _positions(asked) < LONGEST:
+        said["limit"] = "no longer one was tried: the network's positions end there"
+    return replace(solution, question={**solution.question, **said})
 
 
 def _fits(runs: list[Estimate | Failure], question: Question) -> bool:
@@ -85,16 +88,21 @@ def _fits(runs: list[Estimate | Failure], question: Question) -> bool:
 
 
 def _longest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
+    positions = _positions(question)
+
+    def tokens_of(units: int) -> int:
+        return min(units * STEP_TOKENS, positions)
+
     def asked(units: int) -> Question:
-        tokens = units * STEP_TOKENS
+        tokens = tokens_of(units)
         batch = None if question.job.global_batch_tokens is None else question.sequences * tokens
         return replace(question, job=replace(question.job, seq_len=tokens, global_batch_tokens=batch))
 
-    most = _positions(question) // STEP_TOKENS
+    most = -(-positions // STEP_TOKENS)  # the last step may be a part of one
     units = _last(
-        most, lambda number: possible(asked(number)), progress, lambda number: f"{number * STEP_TOKENS:,} tokens"
+        most, lambda number: possible(asked(number)), progress, lambda number: f"{tokens_of(number):,} tokens"
     )
-    return None if units is None else (f"seq-len {units * STEP_TOKENS}", asked(units))
+    return None if units is None else (f"seq-len {tokens_of(units)}", asked(units))
 
 
 def _positions(question: Question) -> int:
