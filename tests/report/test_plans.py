@@ -78,3 +78,12 @@ def test_what_of_a_step_was_run_is_said_in_both():
     for shown in (" ".join(plans.render(solution).split()), plans_html.page(solution)):
         assert f"of the best plan {run}" in shown
         assert "run on the ghost" in shown
+
+
+def test_what_was_found_backwards_is_said_in_both():
+    found = solved(gpu="a100-80gb", model="llama-3.2-1b")
+    said = {"find": "max-seq-len", "found": "seq-len 512", "limit": "no longer one was tried"}
+    asked = replace(found, question={**found.question, **said})
+    for shown in (plans.render(asked), plans_html.page(asked).split("<script")[0]):
+        assert "max-seq-len: seq-len 512" in shown
+        assert "no longer one was tried" in shown

@@ -40,3 +40,12 @@ def test_the_path_shows_what_was_run_whole():
     assert not any(stage.whole for stage in path(best, asked, ghosts)[:-1])
     ghosts.fit(looks(best.candidate, asked), asked.cluster)
     assert all(stage.whole for stage in path(best, asked, ghosts))
+
+
+def test_each_stage_of_the_path_says_what_is_added():
+    asked = question("llama-3.1-8b", "4xa100-80gb", seq_len=2048, grad_accum=4, shard="zero3")
+    best = search(asked, Formula(), top=1).plans[0]
+    candidate = replace(best.candidate, plan=replace(best.candidate.plan, accum_sync=True))
+    changes = [stage.change for stage in path(replace(best, candidate=candidate), asked, Formula())]
+    assert "accum-sync" in changes
+    assert "as planned" not in changes

@@ -62,8 +62,13 @@ def _parts(solution: Solution, title: str) -> Iterator[str]:
 
 
 def _answer(solution: Solution) -> Iterator[str]:
+    question = solution.question
     if solution.plans:
         best = solution.plans[0]
+        if "found" in question:
+            yield f"<p>{text(question['find'])}: {text(question['found'])}</p>"
+        if "limit" in question:
+            yield f"<p>{text(question['limit'])}</p>"
         yield f'<p class="answer fits">{text(describe(best.candidate, whole=True))}</p>'
         step, tokens, mfu, bound = rates(best.estimate.time)
         speed = f"{step} a step, {tokens} tokens/s a GPU, MFU {mfu}, bound by {bound}"

@@ -49,6 +49,7 @@ PATH: Final = (
     ("precision",),
     ("shard",),
     (*AXES, "pp_schedule"),
+    ("accum_sync",),
     ("optimizer_in_backward",),
     ("checkpointing",),
     OFFLOADS,
