@@ -182,6 +182,24 @@ def test_cuda_graphs(dry_run: Any) -> None:
     assert sum(activity.kind == "graph_launch" for activity in trace.activities()) >= 6
 
 
+def test_a_capture_comes_after_its_warm_ups(dry_run: Any) -> None:
+    """Three steps on a stream of their own, as torch's guide warms up, are not all that the program needs."""
+    estimate, trace = consistent(dry_run("graphs.py"))
+    assert (trace.steps, trace.outcome["kind"]) == (5, "completed"), "three warm-ups, the captured one, a replay"
+    assert sum(activity.kind == "graph_launch" for activity in trace.activities()) == 1
+    reserved = {step.step: step.reserved_bytes for step in estimate.steps}
+    assert reserved[4] > max(reserved[step] for step in (1, 2, 3)), "what is captured has memory of its own"
+
+
+@pytest.mark.parametrize("how", ["by-hand", "in-backward"])
+def test_a_program_without_an_optimizers_steps_comes_to_an_end(dry_run: Any, how: str) -> None:
+    estimate, trace = consistent(dry_run("by_hand.py", how))
+    assert (trace.steps, trace.outcome["kind"]) == (0, "completed")
+    assert "no optimizer makes steps here: 96 backward passes stand for them" in estimate.coverage.assumed
+    weights = 4 * (256 * 512 + 512 + 512 * 256 + 256)
+    assert estimate.peak.by_category["parameter"] == weights
+
+
 def test_pinned_memory_is_counted(dry_run: Any) -> None:
     answer = dry_run("pinned.py")
     estimate, _ = consistent(answer)

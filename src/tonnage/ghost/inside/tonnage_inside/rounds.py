@@ -5,6 +5,7 @@ that one leaves while another works) is there only after all of them have steppe
 thousands of steps, or never, is waited for no more.
 """
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -29,12 +30,21 @@ class Rounds:
         self._given_up: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def made(self, optimizer: Any) -> None:
-        """There is one more optimizer; where others have stepped before it was made, it belongs to the next step."""
+        """There is one more optimizer; where others have stepped before it was made, it belongs to the next step.
+
+        One whose class has no step of its own updates weights otherwise (LOMO in backward): nobody waits for it.
+        """
+        if not _can_step(optimizer):
+            return
         (self._later if self._turns else self._known).add(optimizer)
 
     def first_time(self, optimizer: Any) -> bool:
         """Whether this one has never stepped before."""
         return optimizer not in self._ever
+
+    def without_optimizers(self) -> bool:
+        """Whether there is none that could make a step."""
+        return not self._known and not self._later
 
     def stepped(self, optimizer: Any) -> None:
         """One of them has made a step."""
@@ -78,3 +88,10 @@ class Rounds:
 
 def _parameters(optimizer: Any) -> Iterable[Any]:
     return (parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"])
+
+
+def _can_step(optimizer: Any) -> bool:
+    """Whether its class has a `step`; torch wraps the one of each class, also where it is inherited."""
+    bases = [base for base in type(optimizer).__mro__ if base.__module__ != "torch.optim.optimizer"]
+    steps = [inspect.unwrap(base.__dict__["step"]) for base in bases if "step" in base.__dict__]
+    return any(getattr(step, "__module__", "") != "torch.optim.optimizer" for step in steps)

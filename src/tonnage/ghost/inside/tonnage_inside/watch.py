@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
+from .graphed import MOST_WARM_UPS, Content, Graphs
 from .imports import after_import
 from .native import Native
 from .rounds import Rounds
@@ -25,6 +26,10 @@ from .script import Script
 from .sharded import elsewhere, unreduced
 
 MAX_EVENTS = 20_000_000
+
+PASSES_A_STEP = 32
+"""Backward passes that stand for a step where no optimizer says when one is made: a program may update its weights
+by hand, or in backward (LOMO).  More than gradients are accumulated from, as a rule."""
 
 
 class Watch:
@@ -63,6 +68,9 @@ class Watch:
         self._occasion = ""
         self._stepped = False
         self._rounds = Rounds(self._trains_here)
+        self._graphs = Graphs()
+        self._aside = False
+        self._passes = 0
         self._whole_step = False
         self._stepping = False
         self._trained: set[int] = set()
@@ -144,6 +152,7 @@ class Watch:
         optimizer.Optimizer.__init__ = _also(make, self._rounds.made)
         compile_in_place = modules.Module.compile
         modules.Module.compile = _also(compile_in_place, self._watch_compiled)
+        forget_graphs = self._graphs.hook(torch, self._replays)
         run_backward = torch.autograd._engine_run_backward
         torch.autograd._engine_run_backward = functools.wraps(run_backward)(
             functools.partial(self._backward, run_backward)
@@ -151,6 +160,7 @@ class Watch:
 
         def unhook() -> None:
             torch.autograd._engine_run_backward = run_backward
+            forget_graphs()
             optimizer.Optimizer.__init__ = make
             modules.Module.compile = compile_in_place
             modules._has_any_global_hook = any_hook
@@ -294,6 +304,8 @@ class Watch:
         if outermost:
             self._next_step()
             self._claimed.clear()
+            self._passes += 1
+            self._graphs.met_backward()
             self.mark("backward", "")
             if self._recording:
                 self._note_position()
@@ -419,7 +431,29 @@ class Watch:
                 self.claim(tensor, "optimizer_state")
         if self._stepped or self._backward_seen or self._backward_depth:
             self._stepped = True
+            self._aside = self._on_another_stream()
+            self._graphs.met_step(optimizer)
             self._rounds.stepped(optimizer)
+
+    def _on_another_stream(self) -> bool:
+        """Whether this thread works on another stream than the default one."""
+        cuda = self.torch.cuda
+        return self._recording and bool(cuda.current_stream() != cuda.default_stream())
+
+    def _replays(self, content: Content) -> Callable[[], None]:
+        """A graph is about to be replayed: what it holds begins as it would without one.  Returns what ends it."""
+        if self._stack() or self._backward_depth:  # a part that was made a graphed callable
+            return lambda: None
+        self._next_step()
+
+        def end() -> None:
+            self._backward_seen = self._backward_seen or content.backward
+            for optimizer in content.optimizers:
+                self._stepped = True
+                self._aside = self._on_another_stream()
+                self._rounds.stepped(optimizer)
+
+        return end
 
     def _mark_whole_steps(self, module: ModuleType) -> None:
         """DeepSpeed's step is more than its optimizer's: gradients become fp32 before, weights are gathered after."""
@@ -463,16 +497,28 @@ class Watch:
 
     def _next_step(self) -> None:
         """A forward or backward begins: if the optimizers stepped since the last one, a step is complete."""
+        if not self._stepped and self._passed_enough():
+            self.on_stop()
         if not self._stepped or self._rounds.unfinished():
             return
         self._rounds.begin()
         self._count_trained()
         self._stepped = self._backward_seen = False
+        self._passes = 0
         self.steps += 1
-        if self.stop_after_steps is not None and self.steps >= self.stop_after_steps:
+        if self.stop_after_steps is not None and self.steps >= self.stop_after_steps + self._warm_ups():
             self.on_stop()
         if self.native is not None:
             let_watchdog_pass(self.torch)
+
+    def _warm_ups(self) -> int:
+        """How many steps more may come before a capture: where they are made aside, it is what needs the most."""
+        return MOST_WARM_UPS if self._aside else 0
+
+    def _passed_enough(self) -> bool:
+        """Whether there were backward passes for all steps, in a program in which no optimizer will make one."""
+        wanted = self.stop_after_steps
+        return wanted is not None and self._passes >= wanted * PASSES_A_STEP and self._rounds.without_optimizers()
 
     # -- the end
 
@@ -487,11 +533,14 @@ class Watch:
         return {"step": step + 1, "phase": "backward" if phase == "recompute" else phase, "module": module}
 
     def left_out(self) -> list[str]:
-        """A sentence for each optimizer that trains something of its own and never stepped."""
-        return [
+        """A sentence for each optimizer that trains something of its own and never stepped, or for having none."""
+        never = [
             f"an optimizer of {count:,} numbers never stepped: its states are in no figure"
             for count in self._rounds.never_stepped()
         ]
+        if self._passed_enough():
+            never.append(f"no optimizer makes steps here: {self._passes} backward passes stand for them")
+        return never
 
     def finish(self) -> None:
         """The run is over: count the last step and claim what the last backward left."""
