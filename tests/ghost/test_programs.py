@@ -345,6 +345,16 @@ def test_a_pipeline_of_two_real_processes(dry_run: Any) -> None:
     assert peaks == {said["rank"]: said["allocated"] for said in answer.said}
 
 
+def test_a_stage_that_waits_for_one_that_was_stopped_is_done(dry_run: Any) -> None:
+    """The first stage is stopped where its next step begins; the second waits for what it would have sent."""
+    launched = {"launcher": (*TORCHRUN, "2"), "gpu": "2xa100-40gb"}
+    longer = dry_run("parallel.py", "pipeline", "--steps", "5", **launched)
+    estimate, _ = consistent(longer)
+    assert [(trace.steps, trace.outcome["kind"]) for trace in longer.run.traces] == [(3, "completed")] * 2
+    whole = dry_run("parallel.py", "pipeline", **launched).run.estimate
+    assert [rank["allocated_bytes"] for rank in estimate.ranks] == [rank["allocated_bytes"] for rank in whole.ranks]
+
+
 # -- more than the card has
 
 

@@ -81,6 +81,16 @@ def _is_shortage(error: BaseException) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or _outside_allocator(error)
 
 
+def is_parted(torch: Any, error: BaseException) -> bool:
+    """Whether it is torch's error of a rank that waited for another, which had ended."""
+    kind = getattr(torch.distributed, "DistBackendError", None)
+    while kind is not None and not isinstance(error, kind):
+        if error.__cause__ is None:
+            return False
+        error = error.__cause__
+    return kind is not None
+
+
 _WORDS = ("CUDA error: out of memory", "Cuda failure 2 'out of memory'")
 """Of CUDA on a card too full for one more context; of NCCL on one without room for its buffers."""
 
@@ -104,10 +114,20 @@ def hear_uncaught(watch: Any, store: dict[str, Any]) -> None:
     shown = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _stop_if_done(watch, error)
         store.update(of_exception(error, watch))
         shown(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _stop_if_done(watch: Any, error: BaseException) -> None:
+    """End a rank that made its steps and waits for one that did, too, and was stopped where its next one began.
+
+    A pipeline's first stage begins with its forward, the others with what they receive.
+    """
+    if watch.is_done() and is_parted(watch.torch, error):
+        watch.on_stop()
 
 
 def hear_spawned(torch: Any, watch: Any, store: dict[str, Any]) -> None:
@@ -119,6 +139,7 @@ def hear_spawned(torch: Any, watch: Any, store: dict[str, Any]) -> None:
             try:
                 return function(*args, **kwargs)
             except Exception as error:
+                _stop_if_done(watch, error)
                 store.update(of_exception(error, watch))
                 raise
 

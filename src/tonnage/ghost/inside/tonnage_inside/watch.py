@@ -506,10 +506,17 @@ class Watch:
         self._stepped = self._backward_seen = False
         self._passes = 0
         self.steps += 1
-        if self.stop_after_steps is not None and self.steps >= self.stop_after_steps + self._warm_ups():
+        if self._are_enough(self.steps):
             self.on_stop()
         if self.native is not None:
             let_watchdog_pass(self.torch)
+
+    def is_done(self) -> bool:
+        """Whether the last of the steps that are wanted is made; it counts when the next one begins."""
+        return self._stepped and not self._rounds.unfinished() and self._are_enough(self.steps + 1)
+
+    def _are_enough(self, steps: int) -> bool:
+        return self.stop_after_steps is not None and steps >= self.stop_after_steps + self._warm_ups()
 
     def _warm_ups(self) -> int:
         """How many steps more may come before a capture: where they are made aside, it is what needs the most."""
