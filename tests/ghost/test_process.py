@@ -89,3 +89,13 @@ def test_a_script_without_its_interpreter(tmp_path: Path) -> None:
 def test_a_command_that_is_not_there_is_named() -> None:
     with pytest.raises(GhostUnavailable, match="'no-such-program' is not found"):
         process.interpreter(["no-such-program"])
+
+
+def test_what_was_meant_by_a_command_that_is_not_there() -> None:
+    with pytest.raises(GhostUnavailable, match=r"Give its words without quotes around them: python train\.py$"):
+        process.interpreter(["python train.py"])
+    with pytest.raises(GhostUnavailable, match=r"Variables are set by env: env WANDB_MODE=off python train\.py$"):
+        process.interpreter(["WANDB_MODE=off", "python", "train.py"])
+    for nothing in ("", "=", "no-such program"):
+        with pytest.raises(GhostUnavailable, match=r"is not found on PATH\.$"):
+            process.interpreter([nothing])

@@ -178,6 +178,16 @@ def test_what_is_no_python_is_named() -> None:
         wheel.find("/bin/true")
 
 
+def test_what_a_broken_python_says_is_told(tmp_path: Path) -> None:
+    shim = tmp_path / "python"
+    shim.write_text("#!/bin/sh\necho 'pyenv: python3.12: command not found' >&2\nexit 127\n")
+    shim.chmod(0o755)
+    with pytest.raises(GhostUnavailable, match=r"interpreter \(pyenv: python3\.12: command not found\)\.$"):
+        wheel.find(str(shim))
+    with pytest.raises(GhostUnavailable, match=r"interpreter \(exit code 0\)\.$"):
+        wheel.find("/bin/true")
+
+
 def test_a_version_that_does_not_exist_names_those_that_do(tmp_path: Path) -> None:
     site = make_torch(tmp_path / "site", "2.13.0+cpu", None)
     said = (

@@ -256,6 +256,16 @@ def factory(name: str) -> ModelRef:
     return ModelRef(name=name, kind="factory", factory=f"{__name__}:{name}")
 
 
+@pytest.mark.parametrize(
+    ("made", "named"), [([1, 2], "list"), ({"points": torch.ones(1), "scale": 2}, "int as 'scale'")]
+)
+def test_what_a_factory_makes_must_be_a_batch(made: Any, named: str) -> None:
+    module = nn.Linear(2, 2)
+    module.batch = lambda job: made  # type: ignore[assignment]
+    with pytest.raises(CannotEstimate, match=f"Linear returned {named}; it must return a dict of CPU tensors"):
+        models.batch(tiny_job("llama"), module, torch.float32)
+
+
 def test_a_factory_is_called_with_dtype_and_device() -> None:
     module = models.build(factory("Regression"), dtype=torch.bfloat16, attention=None, device=META)
     assert {(p.dtype, p.device) for p in module.parameters()} == {(torch.bfloat16, META)}

@@ -132,7 +132,7 @@ def interpreter(command: list[str]) -> str:
             f"{command[0]} is a file that cannot be run by itself; write its interpreter too: python {command[0]}"
         )
     if program is None:
-        raise GhostUnavailable(f"The command {command[0]!r} is not found on PATH.")
+        raise GhostUnavailable(f"The command {command[0]!r} is not found on PATH.{_instead(command)}")
     if Path(program).name.startswith("python"):
         return program
     named = _shebang(Path(program))
@@ -143,6 +143,16 @@ def interpreter(command: list[str]) -> str:
     if fallback is None:
         raise GhostUnavailable("No python3 is found on PATH.")
     return fallback
+
+
+def _instead(command: list[str]) -> str:
+    """What was probably meant by a first word that is no program."""
+    first, _, rest = command[0].strip().partition(" ")
+    if rest and shutil.which(first):
+        return f" Give its words without quotes around them: {command[0]}"
+    if first.partition("=")[0].isidentifier() and "=" in first:
+        return f" Variables are set by env: env {' '.join(command)}"
+    return ""
 
 
 def _shebang(script: Path) -> str | None:

@@ -118,9 +118,13 @@ def _inspect(python: str) -> dict[str, Any]:
             cwd=tempfile.gettempdir(),
             env=_apart(),
         )
-        return json.loads(found.stdout.splitlines()[-1])  # type: ignore[no-any-return]
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+    except (OSError, subprocess.SubprocessError) as error:
         raise GhostUnavailable(f"{python} does not run as a Python interpreter ({error}).") from error
+    try:
+        return json.loads(found.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    except (ValueError, IndexError) as error:
+        said = next(iter(found.stderr.split("\n")), "").strip() or f"exit code {found.returncode}"
+        raise GhostUnavailable(f"{python} does not run as a Python interpreter ({said}).") from error
 
 
 def _apart() -> dict[str, str]:

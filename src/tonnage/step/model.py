@@ -19,7 +19,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -472,8 +472,7 @@ def batch(job: Job, module: nn.Module, dtype: torch.dtype) -> Batch:
         )
     own = getattr(module, "batch", None)
     if callable(own):
-        made: Batch = own(job)
-        return made
+        return _as_batch(own(job), type(module).__name__)
     network = hugging_face(module)
     if network is None:
         raise CannotEstimate(
@@ -483,6 +482,17 @@ def batch(job: Job, module: nn.Module, dtype: torch.dtype) -> Batch:
     from tonnage import inputs
 
     return inputs.make(job, network, heads.of(network).task, dtype)
+
+
+def _as_batch(made: object, network: str) -> Batch:
+    """What a factory's network made, where it is a batch."""
+    what = type(made).__name__
+    if isinstance(made, Mapping):
+        wrong = [f"{type(value).__name__} as {name!r}" for name, value in made.items() if not hasattr(value, "to")]
+        if not wrong:
+            return dict(made)
+        what = wrong[0]
+    raise CannotEstimate(f"batch(job) of {network} returned {what}; it must return a dict of CPU tensors.")
 
 
 def loss_of(output: Any) -> torch.Tensor:
