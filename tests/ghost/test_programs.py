@@ -625,6 +625,7 @@ def test_what_a_program_saves_takes_the_place_of_nothing(dry_run: Any, tmp_path:
         "step": 2,
         "shape": [2048, 2048],
         "moments": 2,
+        "made": [3.0, 3.0],
         "seen": ["all.pt", "network.safetensors"],
     }
     assert {path.read_text() for path in tmp_path.iterdir()} == {"trained for a week"}

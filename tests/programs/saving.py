@@ -33,6 +33,7 @@ print(
             "step": again["step"],
             "shape": list(again["network"]["weight"].shape),
             "moments": len(again["optimizer"]["state"]),
+            "made": [float(state["step"]) for state in again["optimizer"]["state"].values()],
             "seen": sorted(path.name for path in folder.iterdir()),
         }
     ),

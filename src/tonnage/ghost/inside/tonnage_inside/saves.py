@@ -2,12 +2,14 @@
 
 A ghost's tensors hold nothing worth keeping, and a checkpoint of them must not take the place of a real one, nor its
 rotation delete one.  Saving still gathers, copies and names what it would; files have their places and sizes, with
-nothing in them, and who reads such a file again gets what was put there, without values.
+nothing in them, and who reads such a file again gets what was put there, without values.  Of torch's own format small
+tensors on the host keep theirs.
 """
 
 import contextlib
 import functools
 import inspect
+import io
 import json
 import os
 import sys
@@ -20,6 +22,7 @@ from typing import Any
 
 from .imports import after_import
 from .overlay import Overlay
+from .watch import tensors_in
 
 _TRAINERS = ("save_model", "save_state", "save_metrics", "_save_checkpoint", "create_model_card", "push_to_hub")
 """Methods of Hugging Face's Trainer that write below its `args.output_dir`."""
@@ -83,8 +86,11 @@ class Saves:
             if not isinstance(f, str | os.PathLike):
                 mine = self._files.holds(getattr(f, "name", None))
                 return original(obj, _Hollow(f) if mine else f, *args, **kwargs)
+            path = str(self.here(f))
             with _without_bytes(serialization, kwargs.get("_use_new_zipfile_serialization", True)):
-                return original(obj, str(self.here(f)), *args, **kwargs)
+                original(obj, path, *args, **kwargs)
+            if zipfile.is_zipfile(path):
+                _add_values(original, path, _small(self._torch, obj))
 
         return save
 
@@ -94,8 +100,14 @@ class Saves:
             kept = self._kept(f)
             if kept is None:
                 return original(f, *args, **kwargs)
-            with _without_bytes(serialization, zipfile.is_zipfile(kept)):
-                return original(str(kept), *args, **{**kwargs, "mmap": None})
+            zipped = zipfile.is_zipfile(kept)
+            with _without_bytes(serialization, zipped):
+                found = original(str(kept), *args, **{**kwargs, "mmap": None})
+            values = _values_in(original, kept) if zipped else {}
+            for place, tensor in enumerate(tensors_in(found, self._torch.Tensor)) if values else ():
+                if place in values:
+                    tensor.detach().copy_(values[place])
+            return found
 
         return load
 
@@ -258,6 +270,39 @@ def _without_bytes(serialization: Any, zipped: bool) -> contextlib.AbstractConte
     """torch leaves the bytes of tensors out, where it can and the format has a place for each."""
     skipping = getattr(serialization, "skip_data", None)
     return skipping() if skipping is not None and zipped else contextlib.nullcontext()
+
+
+_SMALL_BYTES = 1 << 16
+
+_VALUES = "tonnage_values"
+"""The record of a file that torch saved in which the values of small tensors are."""
+
+
+def _small(torch: Any, saved: Any) -> dict[int, Any]:
+    """Tensors whose values a program goes on with when it loads them again: steps that were made, random states."""
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return {
+        place: tensor.detach().clone()
+        for place, tensor in enumerate(tensors_in(saved, torch.Tensor))
+        if type(tensor) in plain and tensor.device.type == "cpu" and tensor.nbytes <= _SMALL_BYTES
+    }
+
+
+def _add_values(save: Any, path: str, values: dict[int, Any]) -> None:
+    """Put them into the file, which may be renamed."""
+    if not values:
+        return
+    written = io.BytesIO()
+    save(values, written)
+    with zipfile.ZipFile(path, "a") as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{root}/{_VALUES}", written.getvalue())
+
+
+def _values_in(load: Any, path: Path) -> dict[int, Any]:
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith(f"/{_VALUES}")]
+        return dict(load(io.BytesIO(archive.read(names[0])), map_location="cpu")) if names else {}
 
 
 def _write_empty(path: Path, tensors: Any, metadata: Any) -> None:
