@@ -625,6 +625,7 @@ def test_what_a_program_saves_takes_the_place_of_nothing(dry_run: Any, tmp_path:
         "step": 2,
         "shape": [2048, 2048],
         "moments": 2,
+        "loaded_bytes": 3 * 4 * (2048 * 2048 + 2048) + 2 * 512,  # and two counts of steps
         "made": [3.0, 3.0],
         "seen": ["all.pt", "network.safetensors"],
     }

@@ -26,6 +26,10 @@ for step in range(3):
     many = {f"a name as long as those of layers of a network, {place}": torch.zeros(2) for place in range(2000)}
     distributed.save({"network": network.state_dict(), "many": many}, checkpoint_id=folder / "parts")
     again = torch.load(folder / "all.pt", map_location="cpu")
+    before = torch.cuda.memory_allocated()
+    on_card = torch.load(folder / "all.pt", map_location="cuda")
+    loaded_bytes = torch.cuda.memory_allocated() - before
+    del on_card
     distributed.load({"network": network.state_dict()}, checkpoint_id=folder / "parts")
 print(
     json.dumps(
@@ -33,6 +37,7 @@ print(
             "step": again["step"],
             "shape": list(again["network"]["weight"].shape),
             "moments": len(again["optimizer"]["state"]),
+            "loaded_bytes": loaded_bytes,
             "made": [float(state["step"]) for state in again["optimizer"]["state"].values()],
             "seen": sorted(path.name for path in folder.iterdir()),
         }

@@ -69,7 +69,7 @@ class Saves:
         self._files.install()
         serialization = self._torch.serialization
         serialization.save = self._torch.save = self._saving(serialization.save, serialization)
-        serialization.load = self._torch.load = self._loading(serialization.load, serialization)
+        serialization.load = self._torch.load = self._loading(serialization.load)
         after_import("torch.distributed.checkpoint.filesystem", self._patch_distributed)
         after_import("safetensors.torch", self._patch_safetensors)
         for place in ("lightning_fabric", "lightning.fabric"):
@@ -94,15 +94,15 @@ class Saves:
 
         return save
 
-    def _loading(self, original: Any, serialization: Any) -> Any:
+    def _loading(self, original: Any) -> Any:
         @functools.wraps(original)
         def load(f: Any, *args: Any, **kwargs: Any) -> Any:
             kept = self._kept(f)
             if kept is None:
                 return original(f, *args, **kwargs)
             zipped = zipfile.is_zipfile(kept)
-            with _without_bytes(serialization, zipped):
-                found = original(str(kept), *args, **{**kwargs, "mmap": None})
+            # Not by skip_data: up to torch 2.10 it makes storages as many times too large as an element has bytes.
+            found = original(str(kept), *args, **{**kwargs, "mmap": zipped or None})
             values = _values_in(original, kept) if zipped else {}
             for place, tensor in enumerate(tensors_in(found, self._torch.Tensor)) if values else ():
                 if place in values:
