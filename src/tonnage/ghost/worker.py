@@ -137,6 +137,7 @@ def _import_libraries(request: dict[str, Any]) -> None:
     for technique in chosen(_job(request["job"]), Plan(**request["plan"])):
         for library in technique.libraries:
             preload.imported(library)
+    _build_tables()
     kinds = dict.fromkeys(_kinds(request["job"]["model"]["config"]))
     if not kinds or not preload.imported(_NAMES):
         return
@@ -144,6 +145,14 @@ def _import_libraries(request: dict[str, Any]) -> None:
     for name in map(folder, kinds):
         if name.isidentifier():
             preload.imported(f"transformers.models.{name}.modeling_{name}")
+
+
+def _build_tables() -> None:
+    """What PEFT asks transformers about each network, which builds it once a process."""
+    mapping = sys.modules.get("transformers.conversion_mapping") if "peft" in sys.modules else None
+    build = getattr(mapping, "get_checkpoint_conversion_mapping", None)
+    if build is not None:
+        build("")
 
 
 _NAMES = "transformers.models.auto.configuration_auto"
