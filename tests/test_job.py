@@ -1,5 +1,7 @@
 """A Job: what its options accept, and how a global batch becomes micro-batches."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +36,18 @@ def test_an_impossible_global_batch_names_the_nearest() -> None:
         tiny_job("llama", seq_len=4096, micro_batch=1, global_batch_tokens=100_001).on_ranks(8)
     with pytest.raises(UsageError, match=r"possible: 32,768\."):
         tiny_job("llama", seq_len=4096, micro_batch=1, global_batch_tokens=7).on_ranks(8)
+
+
+@pytest.mark.parametrize("said", ["64, 128,200", ("64", "128", "200"), [64, 128, 200]])
+def test_several_words_may_be_one_text_or_numbers(said: Any) -> None:
+    assert tiny_job(lengths=said).lengths == ("64", "128", "200")
+    assert tiny_job(lora_targets="q_proj,v_proj").lora_targets == ("q_proj", "v_proj")
+
+
+@pytest.mark.parametrize("said", [7, (1.5,), None])
+def test_what_is_no_list_of_words_is_refused(said: Any) -> None:
+    with pytest.raises(UsageError, match=r"lora-targets: .* is no list of words"):
+        tiny_job(lora_targets=said)
 
 
 def test_accumulation_is_said_once() -> None:

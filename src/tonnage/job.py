@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from tonnage.errors import UnreadableFile, UsageError
-from tonnage.options import check, fraction, names, number, word
+from tonnage.options import check, fraction, names, number, spelled, word, words
 from tonnage.units import counted
 
 METHODS: Final = ("full", "lora", "qlora")
@@ -76,6 +76,11 @@ class Job:
 
     def __post_init__(self) -> None:
         check(self)
+        for name in ("lora_targets", "lengths"):
+            try:
+                object.__setattr__(self, name, words(getattr(self, name)))
+            except ValueError as error:
+                raise UsageError(f"{spelled(name)}: {error}; give words with commas between them.") from error
         if self.global_batch_tokens is not None and self.grad_accum > 1:
             raise UsageError("global-batch-tokens decides grad-accum; give one of them.")
         if self.packing is not None and self.model.config.get("is_encoder_decoder"):

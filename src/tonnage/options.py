@@ -98,6 +98,15 @@ def check(value: object) -> None:
             raise UsageError(f"{spelled(item.name)} is {found}; it must be at least 0 and less than 1.")
 
 
+def words(value: object) -> tuple[str, ...]:
+    """Several words, also from a text with commas between them, or from numbers.  Raises ValueError for others."""
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    if not isinstance(value, tuple | list) or not all(type(one) in (str, int) for one in value):
+        raise ValueError(f"{value!r} is no list of words")
+    return tuple(map(str, value))
+
+
 def is_amount(value: object) -> TypeGuard[float]:
     """True of a number above zero that is not infinite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")

@@ -8,12 +8,14 @@ A to B is as wide as the rank of the adapter, so that little is exchanged; PEFT 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor, Replicate, distribute_module
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+from torch.nn import functional
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -41,7 +43,7 @@ def styles(
             yield second, ColwiseParallel()
         else:
             yield first, Waited(RowwiseParallel(output_layouts=between, use_local_output=local))
-            yield second, Whole(local=local)
+            yield second, Whole(local=True) if local else OnParts(between)
 
 
 class Waited(ParallelStyle):  # type: ignore[misc]
@@ -83,6 +85,31 @@ class Whole(ParallelStyle):  # type: ignore[misc]
 
     def _as_wanted(self, _module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Any:
         return output.to_local() if self.local else output
+
+
+class OnParts(ParallelStyle):  # type: ignore[misc]
+    """A linear module that every rank has whole and applies to its part; gradients are the sum over all parts.
+
+    By plain tensors: up to torch 2.11 DTensor cannot flatten several sequences that are divided.
+    """
+
+    def __init__(self, layout: Placement) -> None:
+        super().__init__()
+        self.layout = layout
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        divided: nn.Module = distribute_module(module, device_mesh)
+        divided.forward = partial(self._forward, divided)
+        return divided
+
+    def _forward(self, module: Any, given: DTensor) -> DTensor:
+        weight, bias = (None if one is None else _of_all_parts(one) for one in (module.weight, module.bias))
+        output = functional.linear(given.to_local(), weight, bias)
+        return DTensor.from_local(output, given.device_mesh, [self.layout], run_check=False)
+
+
+def _of_all_parts(whole: DTensor) -> Any:
+    return whole.to_local(grad_placements=[Partial()])
 
 
 def _as_dtensors(_module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:

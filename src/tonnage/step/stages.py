@@ -185,8 +185,19 @@ class Pipeline:
 
 
 def _keeping_no_outputs(schedule: Any) -> dict[str, Any]:
-    """Older versions of torch keep the last stage's outputs in any case; here they are losses."""
-    return {"return_outputs": False} if "return_outputs" in inspect.signature(schedule.step).parameters else {}
+    """Versions of torch that can do without the last stage's outputs, which are losses, are told to."""
+    return {"return_outputs": False} if _can_leave_outputs(schedule) else {}
+
+
+def _adding_outputs(schedule: Any) -> dict[str, Any]:
+    """Older ones (2.8) put them together, one behind the other unless they are told to add numbers up."""
+    from torch.distributed.pipelining import microbatch
+
+    return {} if _can_leave_outputs(schedule) else {"output_merge_spec": microbatch.sum_reducer}
+
+
+def _can_leave_outputs(schedule: Any) -> bool:
+    return "return_outputs" in inspect.signature(schedule.step).parameters
 
 
 def _group_of_ends(ready: ReadyStep) -> Any:
@@ -229,9 +240,10 @@ def _schedule(ready: ReadyStep, whole_ids: torch.Tensor) -> Any:
         )
     options: dict[str, Any] = {"n_microbatches": job.grad_accum, "loss_fn": _own_loss, "scale_grads": False}
     if plan.pp_schedule == "interleaved":
-        return pipelining.ScheduleInterleaved1F1B(made, **options)
+        several = pipelining.ScheduleInterleaved1F1B
+        return several(made, **options, **_adding_outputs(several))
     kind = {"1f1b": pipelining.Schedule1F1B, "gpipe": pipelining.ScheduleGPipe}[plan.pp_schedule]
-    return kind(made[0], **options)
+    return kind(made[0], **options, **_adding_outputs(kind))
 
 
 def _own_loss(loss: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:

@@ -39,6 +39,16 @@ def test_the_rest_takes_its_bytes(named):
     assert prices.on(CARD)(VIEW, (a,), {}, a.t()) == (0.0, 0.0)
 
 
+def test_attention_counts_the_heads_of_the_queries():
+    """Two products forward and five backward, each 2 x 1024 x 1024 x 64 for every one of 8 heads of 2 sequences."""
+    q, k, v, out = matrices((2, 8, 1024, 64), (2, 2, 1024, 64), (2, 2, 1024, 64), (2, 8, 1024, 64))
+    forward = torch.ops.aten._scaled_dot_product_flash_attention.default
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+    each = 2 * 8 * 2 * 1024 * 1024 * 64
+    assert prices._flops(forward, (q, k, v), {}, (out,)) == 2 * each
+    assert prices._flops(backward, (out, q, k, v), {}, (q, k, v)) == 5 * each
+
+
 def test_an_unknown_card_has_bytes_and_flops(named):
     named("A card of tomorrow")
     a, b, c = matrices((64, 64), (64, 64), (64, 64))

@@ -35,6 +35,9 @@ _OF_4_BITS: Final = "gemm_4bit"
 _OF_8_BITS: Final = ("int8_linear_matmul", "int8_scaled_mm")
 """bitsandbytes' products with quantized weights (0.50)."""
 
+_HEADS_DIMS: Final = 4
+"""Dimensions of queries, keys and values: (batch, heads, tokens, width of a head)."""
+
 _BACKENDS: Final = ("flash", "cudnn", "efficient")
 
 
@@ -102,10 +105,21 @@ def _flops(operation: Any, args: Any, kwargs: Any, output: Any) -> float:
     """By torch's formulas; bitsandbytes' products have none there."""
     count = flop_registry.get(getattr(operation, "overloadpacket", None))
     if count is not None:
-        return float(count(*args, **kwargs, out_val=output))
+        shown = _with_all_heads(args) if "attention" in _name(operation) else args
+        return float(count(*shown, **kwargs, out_val=output))
     if _name(operation) in (_OF_4_BITS, *_OF_8_BITS):
         return float(2 * output.numel() * args[0].shape[-1])
     return 0.0
+
+
+def _with_all_heads(args: Any) -> tuple[Any, ...]:
+    """The shapes of queries, keys and values with as many heads each: up to torch 2.11 formulas know no others."""
+    heads = max((one.shape[1] for one in args if _has_heads(one)), default=0)
+    return tuple(torch.Size((one.shape[0], heads, *one.shape[2:])) if _has_heads(one) else one for one in args)
+
+
+def _has_heads(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == _HEADS_DIMS
 
 
 def _dequantizing(operation: Any, args: Any, one: Operation) -> list[Operation]:
