@@ -1,6 +1,7 @@
 """Runs the same jobs with several versions of torch and prints a table of what came out, for docs/versions.md.
 
-    python benchmarks/versions.py 2.8.0 2.13.0 ...      without versions: the installed torch
+    python benchmarks/versions.py 2.8.0 2.13.0 ...                 without versions: the installed torch
+    python benchmarks/versions.py --techniques 2.8.0 2.13.0 ...    rows are techniques, columns versions
 
 A cell is the allocated and reserved peak in MiB, when torch's own counters say the same as the walk through its
 allocator's events, and no function of NVIDIA's was called that the ghost does not have; else what went wrong.
@@ -12,13 +13,16 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import tonnage
 from tonnage import dryrun, modelref, predict
+from tonnage.api import request
 from tonnage.device import parse_cluster
 from tonnage.errors import TonnageError
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
+from tonnage.layers.few import with_layers
 from tonnage.plans import Plan
 from tonnage.summary import Run
 from tonnage.timeline import timeline
@@ -38,6 +42,37 @@ JOBS: dict[str, tuple[str, str, Plan]] = {
     "full again": (ONE, "full", Plan()),
 }
 SCRIPT = "dry-run of examples/lora.py"
+EXPERTS = "qwen3-30b-a3b"
+TECHNIQUES: dict[str, dict[str, Any]] = {
+    "zero1": {"shard": "zero1"},
+    "zero2, clipped": {"shard": "zero2", "clip_grad_norm": 1},
+    "hsdp": {"gpu": "2x4xa100-80gb", "shard": "hsdp"},
+    "tp": {"tp": 2},
+    "tp, zero3, selective": {"tp": 2, "shard": "zero3", "checkpointing": "selective"},
+    "pp": {"pp": 2, "grad_accum": 2},
+    "pp interleaved, tp": {"pp": 2, "tp": 2, "pp_schedule": "interleaved", "grad_accum": 2, "layers": 4},
+    "cp, zero3": {"cp": 2, "shard": "zero3"},
+    "ep, zero3": {"ep": 2, "shard": "zero3", "model": EXPERTS},
+    "lora, tp": {"method": "lora", "tp": 2, "checkpointing": "full"},
+    "lora, tp, zero3": {"method": "lora", "tp": 2, "shard": "zero3"},
+    "lora, pp": {"method": "lora", "pp": 2, "grad_accum": 2},
+    "qlora": {"method": "qlora"},
+    "budget of 1,100 MiB": {"checkpointing": "budget=1100MiB", "grad_accum": 2},
+    "sqrt": {"checkpointing": "sqrt"},
+    "activation offload": {"activation_offload": "cpu"},
+    "the same, streamed": {"activation_offload": "cpu-streamed"},
+    "optimizer offload": {"optimizer_offload": "cpu"},
+    "param offload": {"shard": "zero3", "param_offload": "cpu"},
+    "optimizer in backward": {"optimizer_in_backward": True},
+    "8-bit AdamW": {"optimizer": "adamw-8bit"},
+    "adafactor": {"optimizer": "adafactor"},
+    "chunked loss": {"loss": "chunked"},
+    "fused loss": {"loss": "fused"},
+    "megatron-bf16, zero1": {"precision": "megatron-bf16", "shard": "zero1"},
+    "evaluation, generation": {"eval_batch": 2, "generate": 8},
+    "resumed, saved": {"resume": "cpu", "save_checkpoint": "full"},
+}
+"""Options of an estimate of two layers, two sequences of 512 tokens, on eight cards unless said otherwise."""
 
 
 def cell(run: Callable[[], Run], facts: dict[str, str]) -> str:
@@ -76,6 +111,17 @@ def script(version: str | None, facts: dict[str, str]) -> Iterator[tuple[str, st
         yield SCRIPT, cell(lambda: dryrun.run(command, parse_cluster(ONE), torch_version=version), facts)
 
 
+def techniques(version: str | None) -> Iterator[str]:
+    """A cell for each of TECHNIQUES, by one warm worker."""
+    with Worker(version) as worker:
+        for told in TECHNIQUES.values():
+            options = {"seq_len": 512, "micro_batch": 2, **told}
+            cluster, layers = parse_cluster(options.pop("gpu", EIGHT)), options.pop("layers", 2)
+            asked, plan = request(options.pop("model", MODEL), offline=True, **options)
+            job = with_layers(asked, layers)
+            yield cell(lambda: predict.estimate(job, plan, cluster, rank=0, worker=worker), {})  # noqa: B023
+
+
 def column(version: str | None) -> tuple[dict[str, str], dict[str, str]]:
     """The versions that took part, and what each run gave."""
     facts: dict[str, str] = {}
@@ -91,7 +137,16 @@ def column(version: str | None) -> tuple[dict[str, str], dict[str, str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("versions", nargs="*", help="of torch, such as 2.8.0; without any the installed one")
-    wanted = parser.parse_args().versions
+    parser.add_argument("--techniques", action="store_true", help="techniques on few layers, each with all versions")
+    asked = parser.parse_args()
+    wanted = asked.versions
+    if asked.techniques:
+        columns = {version or "installed": list(techniques(version)) for version in wanted or [None]}
+        print(f"| allocated / reserved, MiB | {' | '.join(columns)} |")
+        print("|---" * (len(columns) + 1) + "|")
+        for name, *cells in zip(TECHNIQUES, *columns.values(), strict=True):
+            print(f"| {name} | {' | '.join(cells)} |")
+        return
     print(f"| torch | CUDA | Python | transformers | {' | '.join((*JOBS, SCRIPT))} |")
     print("|---" * (len(JOBS) + 5) + "|")
     for version in wanted or [None]:
