@@ -3,11 +3,24 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from networks import tiny_job
 from tonnage.axes import Axes
-from tonnage.costs.memory import SAVED_AGAIN, kept_bytes, likely_bytes, logit_bytes, offloaded_bytes, state_bytes
+from tonnage.costs.memory import (
+    SAVED_AGAIN,
+    kept_bytes,
+    likely_bytes,
+    logit_bytes,
+    offloaded_bytes,
+    state_bytes,
+    used_bytes,
+)
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
+from tonnage.device import parse_cluster
+from tonnage.plans import Plan
+from tonnage.step import step as steps
 
 SMALL = Shape(
     layers=16, hidden=2048, heads=32, kv_heads=32, head_dim=64, value_dim=64, intermediate=8192, gated=True,
@@ -47,6 +60,40 @@ def test_what_waits_on_the_host_is_all_that_a_layer_saves():
     assert offloaded_bytes(SMALL, copied) == SAVED_AGAIN * kept_bytes(SMALL, WORK) + weights
     assert offloaded_bytes(SMALL, replace(copied, copies_beside=True)) == kept_bytes(SMALL, WORK)
     assert offloaded_bytes(SMALL, replace(copied, quantized=True)) == SAVED_AGAIN * kept_bytes(SMALL, WORK)
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64, "max_position_embeddings": 512}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 4}
+WIDE_GPT2 = {"n_embd": 256, "n_inner": 1024, "n_head": 4, "n_positions": 512}
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("llama", WIDE | HEADS), ("qwen3", WIDE | HEADS), ("gpt2", WIDE_GPT2)])
+def test_operations_save_about_so_often_what_is_kept(name, sizes):
+    """A step on the CPU as torch's hooks see it, two layers beside one: all that is saved but the weights."""
+    plan, saved = Plan(precision="bf16-true"), []
+    for layers in (1, 2):
+        job = tiny_job(name, seq_len=512, micro_batch=1)
+        config = {**job.model.config, **sizes, "num_hidden_layers" if "head_dim" in sizes else "n_layer": layers}
+        config.pop("layer_types", None)
+        job = replace(job, model=replace(job.model, config=config))
+        saved.append(saved_bytes(steps.build(job, plan, device="cpu")))
+    used = used_bytes(Shape.of(config), Work.of(job, plan, parse_cluster("a100-80gb")))
+    assert saved[1] - saved[0] == pytest.approx(SAVED_AGAIN * used, rel=0.25)
+
+
+def saved_bytes(ready):
+    """Bytes that a micro-batch's operations save, each as often as it is saved."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in ready.model.parameters()}
+    found = []
+
+    def pack(tensor):
+        if tensor.untyped_storage().data_ptr() not in weights:
+            found.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        ready.micro_batch(ready.next_batch())
+    return sum(found)
 
 
 def test_a_layer_that_runs_again_gives_away_its_input():

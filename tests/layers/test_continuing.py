@@ -250,11 +250,12 @@ LAYERS = 24
         ("2x2xa100-40gb", Plan(shard="hsdp", checkpointing="every-2"), {}),
         ("4xa100-40gb", Plan(shard="zero3", tp=2, checkpointing="selective"), {}),
         ("4xa100-40gb", Plan(shard="zero3", tp=2, checkpointing="full"), {"method": "lora", "lora_rank": 4}),
+        ("4xa100-40gb", Plan(shard="zero3", tp=2, checkpointing="selective"), {"method": "lora", "lora_rank": 4}),
         ("a100-40gb", Plan(precision="fp16-mixed"), {"method": "lora", "lora_rank": 5}),
         ("4xa100-40gb", Plan(shard="zero3", cp=2, optimizer="sgd"), {}),
         ("4xa100-40gb", Plan(shard="zero3", clip_grad_norm=1), {}),
     ],
-    ids=["zero3", "zero2", "hsdp", "tp", "tp lora", "lora", "cp", "clipped"],
+    ids=["zero3", "zero2", "hsdp", "tp", "tp lora", "tp lora selective", "lora", "cp", "clipped"],
 )
 def test_a_network_of_few_layers_continued_is_the_whole_one(worker, gpu, plan, fields):
     job = with_layers(tiny_job("llama", seq_len=256, **fields), LAYERS)

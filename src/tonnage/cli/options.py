@@ -12,6 +12,7 @@ import typer
 from tonnage.errors import UsageError
 from tonnage.job import Job
 from tonnage.options import Option, options, spelled
+from tonnage.options import words as words_in
 from tonnage.plans import Plan
 from tonnage.units import parse_bytes, parse_count
 
@@ -200,7 +201,7 @@ def _declared(name: str, option: Option, default: Any, panel: str) -> tuple[Any,
             f"--{name}",
             help=f"{option.help} With commas between them.",
             metavar="NAMES",
-            parser=_names,
+            parser=words_in,
             rich_help_panel=panel,
         )
         return made, str, ",".join(default)
@@ -220,8 +221,4 @@ def _declared(name: str, option: Option, default: Any, panel: str) -> tuple[Any,
 
 def words(text: str | None) -> tuple[str, ...]:
     """Words with commas between them; none for nothing."""
-    return _names(text or "")
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in str(text).split(",") if name.strip())
+    return words_in(text or "")

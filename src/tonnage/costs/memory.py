@@ -23,7 +23,7 @@ SAVED_AGAIN: Final = 1.5
 """Bytes that a layer's operations save / bytes of what they save: one input of three products is saved three times.
 
 A layer without its weights, on the ghost, of `used_bytes`, under autocast and in bf16: Llama 3.2 3B 1.42 and 1.45,
-Qwen3 4B 1.63 and 1.67, GPT-2 large 1.91 and 1.43."""
+Qwen3 4B 1.63 and 1.67, GPT-2 large 1.91 and 1.43; tests count small ones on the CPU."""
 
 
 def state_bytes(shape: Shape, work: Work, layers: int, ends: int, *, main_weights: bool = False) -> float:

@@ -53,6 +53,13 @@ class Engine:
         answer = self.accepts(job, plan, cluster)
         return () if answer is None else (answer,)
 
+    def has_words(self, option: str, value: Any, default: Any) -> bool:
+        """Whether it can be told this value of an option."""
+        if self.expresses is None:
+            return True
+        known = self.expresses.get(option)
+        return bool(value == default) if known is None else known == ANY or listed(str(value), known)
+
     def _missing(self) -> Iterator[Refusal]:
         for package in self.packages:
             if installed(package) is None:
@@ -77,10 +84,10 @@ class Engine:
             return
         for value in (job, plan):
             for item, option in options(type(value)):
-                chosen, known = getattr(value, item.name), self.expresses.get(item.name)
-                if chosen == item.default if known is None else known == ANY or listed(str(chosen), known):
-                    continue
-                yield self._without_words(item.name, chosen, option.possible, known)
+                chosen = getattr(value, item.name)
+                if not self.has_words(item.name, chosen, item.default):
+                    known = self.expresses.get(item.name)
+                    yield self._without_words(item.name, chosen, option.possible, known)
 
     def _without_words(
         self, option: str, chosen: Any, possible: tuple[str, ...], known: tuple[str, ...] | None

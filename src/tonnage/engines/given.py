@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
@@ -54,19 +54,6 @@ def network(step: Step, device: torch.device | None = None) -> nn.Module:
     )
     models.check_positions(step.job, made)
     return made
-
-
-def adapters(job: Job) -> Any:
-    """PEFT's configuration of the job's adapters."""
-    from peft import LoraConfig
-
-    targets = job.lora_targets
-    return LoraConfig(
-        r=job.lora_rank,
-        lora_alpha=2 * job.lora_rank,
-        lora_dropout=job.lora_dropout,
-        target_modules=targets[0] if targets == ("all-linear",) else list(targets),
-    )
 
 
 def adapted(module: nn.Module, step: Step) -> nn.Module:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.engines import hf_trainer
 from tonnage.engines.engine import Engine
 from tonnage.techniques import chunked_loss
-from tonnage.techniques.lora import not_adapted
+from tonnage.techniques.lora import configuration, not_adapted
 from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
                 args=arguments,
                 train_dataset=_dataset(rows),
                 processing_class=_tokenizer(),
-                peft_config=None if job.method == "full" else given.adapters(job),
+                peft_config=None if job.method == "full" else configuration(job),
             )
         except ValueError as error:
             if _of_peft(error):

@@ -163,22 +163,16 @@ def _given(
 def _engine(target: str, said: Mapping[str, Any]) -> Mapping[str, str]:
     """The engine that carries the target's name, where it has words for all that the file says."""
     from tonnage.engines import ENGINES
-    from tonnage.engines.engine import ANY
     from tonnage.job import Job
-    from tonnage.options import listed
     from tonnage.options import options as declared
     from tonnage.plans import Plan
 
-    known = next((one.expresses for one in ENGINES if one.name == target), None)
-    if known is None:
+    engine = next((one for one in ENGINES if one.name == target), None)
+    if engine is None:
         return {}
     defaults = {item.name: item.default for kind in (Job, Plan) for item, _ in declared(kind)}
-
-    def has_words(name: str, value: Any) -> bool:
-        words = known.get(name)
-        return bool(value == defaults[name]) if words is None else words == ANY or listed(str(value), words)
-
-    return {"engine": target} if all(has_words(*pair) for pair in said.items()) else {}
+    told = all(engine.has_words(name, value, defaults[name]) for name, value in said.items())
+    return {"engine": target} if told else {}
 
 
 def _possible(

@@ -17,7 +17,7 @@ from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
 from tonnage.layers.few import layers_of
-from tonnage.options import listed, options, spelled
+from tonnage.options import listed, options, spelled, words
 from tonnage.plans import Plan
 from tonnage.solution import Candidate
 
@@ -63,7 +63,7 @@ def methods_named(text: str) -> tuple[str, ...]:
     """What a method's name says is to be compared: all for `any`, the words of `full,lora`; none for a single one."""
     if text == "any":
         return METHODS
-    named = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    named = tuple(dict.fromkeys(words(text)))
     return named if len(named) > 1 else ()
 
 

@@ -67,7 +67,7 @@ def with_adapters(module: nn.Module, step: Step, kept: str) -> nn.Module:
     from peft import get_peft_model
 
     with _adapting(step):
-        adapted: nn.Module = get_peft_model(module, _configuration(step.job), autocast_adapter_dtype=kept == "fp32")
+        adapted: nn.Module = get_peft_model(module, configuration(step.job), autocast_adapter_dtype=kept == "fp32")
     return _kept_in(adapted, kept)
 
 
@@ -76,11 +76,12 @@ def _with_adapters_inside(network: nn.Module, step: Step, kept: str) -> nn.Modul
     from peft import inject_adapter_in_model
 
     with _adapting(step):
-        adapted: nn.Module = inject_adapter_in_model(_configuration(step.job), network)
+        adapted: nn.Module = inject_adapter_in_model(configuration(step.job), network)
     return _kept_in(adapted, kept)
 
 
-def _configuration(job: Job) -> LoraConfig:
+def configuration(job: Job) -> LoraConfig:
+    """PEFT's of the job's adapters."""
     from peft import LoraConfig
 
     targets = job.lora_targets

@@ -273,6 +273,7 @@ def _without_bytes(serialization: Any, zipped: bool) -> contextlib.AbstractConte
 
 
 _SMALL_BYTES = 1 << 16
+"""Counts of steps have 4 bytes, the state of a random generator 5,056: with room for a program's own few numbers."""
 
 _VALUES = "tonnage_values"
 """The record of a file that torch saved in which the values of small tensors are."""
