@@ -563,9 +563,10 @@ def test_the_log_says_what_was_submitted_and_under_which_mark(ghost: Ghost) -> N
             _fields_ = [("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint)]
         g.cudaLaunchKernel.argtypes = [c_void_p, Dim, Dim, c_void_p, c_size_t, c_void_p]
         s, a = stream(), malloc(3 * MIB)
-        g.ghost_mark(5)
+        mark = ctypes.c_uint32.in_dll(g, "ghost_current_mark")
+        mark.value = 5
         g.cudaLaunchKernel(0x77, Dim(3, 4, 5), Dim(32, 2, 1), None, 1024, s)
-        g.ghost_mark(6)
+        mark.value = 6
         g.cudaMemcpyAsync(c_void_p(a), b"abc", c_size_t(3), 1, s)
         handle = c_void_p()
         g.cublasCreate_v2(byref(handle))
@@ -588,6 +589,70 @@ def test_the_log_says_what_was_submitted_and_under_which_mark(ghost: Ghost) -> N
         assert g.ghost_log_count() == 0
     """
     ghost(program, log=1)
+
+
+def test_requests_are_made_until_one_is_not_for_this_loop(ghost: Ghost) -> None:
+    """An allocator that asks the card for each block; what the log says of the card carries the block's number."""
+    program = """
+        Take = ctypes.CFUNCTYPE(c_int, c_uint64, ctypes.POINTER(c_void_p))
+        Give = ctypes.CFUNCTYPE(c_int, c_void_p)
+        given = []
+
+        @Take
+        def take(count, address):
+            return g.cudaMalloc(address, c_size_t(count))
+
+        @Give
+        def give(address):
+            given.append(address)
+            return g.cudaFree(c_void_p(address))
+
+        class Asked(ctypes.Structure):
+            _fields_ = [("rows", c_void_p), ("count", c_uint64), ("made", c_uint64),
+                        ("addresses", c_void_p), ("blocks", c_uint64)]
+
+        def made(*rows):
+            numbers = (ctypes.c_int64 * (3 * len(rows)))(*(number for row in rows for number in row))
+            addresses = (c_uint64 * 8)()
+            asked = Asked(ctypes.addressof(numbers), len(rows), 0, ctypes.addressof(addresses), 0)
+            g.ghost_make_requests(byref(asked), take, give)
+            return asked.made, list(addresses)[:asked.blocks]
+
+        MARK, ALLOC, FREE, CONNECT = range(4)
+        count, (first, second) = made((MARK, 0, 0), (ALLOC, 2 * MIB, 0), (ALLOC, 3 * MIB, 0), (FREE, 0, 0), (MARK, 1, 0))
+        assert count == 5 and given == [first] and first != second
+        told = [(r["kind"], r["mark"], r["bytes"], r["address"]) for r in records()]
+        assert told == [(6, 0, 2 * MIB, first), (6, 1, 3 * MIB, second), (7, 2, 2 * MIB, first)], told
+        assert made((ALLOC, MIB, 0), (CONNECT, 8, 7), (MARK, 0, 0))[0] == 1
+        assert made((ALLOC, MIB, 7), (MARK, 0, 0))[0] == 0, "another stream"
+        free, _ = memory()
+        assert made((ALLOC, (free - 65 * MIB) // 2, 0))[0] == 1
+        free, _ = memory()
+        assert made((MARK, 0, 0), (ALLOC, (free - 63 * MIB) // 2, 0))[0] == 1, "it might not fit"
+        g.ghost_log_cut(1)
+        assert [r["mark"] for r in records()] == [0]
+    """
+    ghost(program, log=1, total_bytes=2000 << 20)
+
+
+def test_python_keeps_its_objects_where_the_ghost_says(ghost: Ghost) -> None:
+    program = """
+        g.ghost_arena_take.restype = c_void_p
+        one, two = (g.ghost_arena_take(None, c_size_t(MIB)) for _ in range(2))
+        assert two == one + MIB
+        ctypes.memset(one, 1, 2 * MIB)
+        g.ghost_arena_give(None, c_void_p(one), c_size_t(MIB))
+        assert ctypes.string_at(two, MIB) == b"\\1" * MIB
+        large = g.ghost_arena_take(None, c_size_t(5 << 30))
+        assert large and not one <= large < one + (4 << 30)
+        functions = [ctypes.cast(each, c_void_p) for each in (g.ghost_arena_take, g.ghost_arena_give)]
+        ctypes.pythonapi.PyObject_SetArenaAllocator((c_void_p * 3)(None, *functions))
+        lists = [[number] for number in range(100000)]
+        assert any(two <= id(each) < one + (4 << 30) for each in lists), "the last of them are in new arenas"
+        del lists
+        assert sum(map(len, [[number] for number in range(100000)])) == 100000
+    """
+    ghost(program)
 
 
 def test_cublas_handles_are_told_apart_and_lt_has_one_answer(ghost: Ghost) -> None:

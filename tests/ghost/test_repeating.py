@@ -54,9 +54,11 @@ def test_a_repetition_is_the_step_that_follows(worker, gpu, plan, fields):
     assert repeated.estimate.coverage.run[0].startswith("1 optimizer step, and 2 more with its requests alone")
 
 
-def test_a_repetition_runs_out_of_memory_where_the_step_would(worker):
+@pytest.mark.parametrize("allocator", ["default", "expandable"])
+def test_a_repetition_runs_out_of_memory_where_the_step_would(worker, allocator):
     """The states of the first step leave no room for the second one's activations."""
-    job, plan = Job(model=resolve("gpt2", offline=True), seq_len=512), Plan(optimizer="adamw-fused")
+    job = Job(model=resolve("gpt2", offline=True), seq_len=512)
+    plan = Plan(optimizer="adamw-fused", allocator=allocator)
     cluster = parse_cluster("a100-40gb")
     need = estimate(job, plan, cluster, worker=worker, steps=3).estimate.peak
     less = estimate(job, plan, cluster, worker=worker, steps=1).estimate.peak
@@ -67,6 +69,23 @@ def test_a_repetition_runs_out_of_memory_where_the_step_would(worker):
     repeated = estimate(job, plan, small, worker=worker, steps=1, repeated=1).estimate
     assert (repeated.fits, repeated.oom.phase, repeated.oom.step) == (made.fits, made.oom.phase, made.oom.step)
     assert not repeated.fits
+    assert repeated.oom.message == made.oom.message
+
+
+@pytest.mark.parametrize("allocator", ["default", "expandable"])
+def test_what_is_asked_of_the_card_is_noted_where_the_program_had_it(worker, allocator):
+    """Segments and pages between the blocks of a step, as the allocator wrote them down while the program made it."""
+    job, cluster = tiny_job("llama", seq_len=2048, micro_batch=4), parse_cluster("a100-40gb")
+    plan = Plan(optimizer="sgd", allocator=allocator)
+    made = worker.run(job, plan, cluster, steps=3)
+    repeated = worker.run(job, plan, cluster, steps=1, repeated=2)
+
+    def around(trace):
+        events = [(event.action, event.size_bytes) for event in trace.events()]
+        return [events[at : at + 2] for at, (action, _) in enumerate(events) if action.startswith("segment")]
+
+    assert around(repeated) == around(made)
+    assert len(around(repeated)) > 2
 
 
 def test_what_is_repeated_is_kept_in_a_file(worker, tmp_path):

@@ -28,6 +28,9 @@ from tonnage.trace import Trace
 _PROGRAM: Final = ("-P", "-m", "tonnage.ghost.worker")
 """What the ghost process runs; files of the folder it is started in stand in for no library."""
 
+_FEW_FAULTS: Final = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"
+"""The C library takes memory in huge pages: a fork would else spend a tenth of its time on thousands of faults."""
+
 _BY_EXIT_CODE: Mapping[int, type[TonnageError]] = {2: UsageError, 3: CannotEstimate, 5: TrialFailed}
 
 
@@ -94,6 +97,7 @@ class Worker:
         # Else torch.cuda.is_available(), which transformers 5.0 asks while it is imported, makes forks useless.
         variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         variables["OMP_NUM_THREADS"] = "1"  # several would wait for one another, busily, to cast a few adapters
+        variables["GLIBC_TUNABLES"] = ":".join(filter(None, (_FEW_FAULTS, variables.get("GLIBC_TUNABLES"))))
         return variables
 
     def run(

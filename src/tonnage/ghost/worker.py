@@ -22,7 +22,7 @@ from dataclasses import fields
 from typing import Any, Final, TextIO
 
 import torch
-from tonnage_inside import decided, outcome, pairs, repeating, requested, shortcuts, values, written
+from tonnage_inside import decided, native, outcome, pairs, repeating, requested, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
 from tonnage import inputs
@@ -55,6 +55,9 @@ def serve() -> None:
     os.dup2(2, 1)  # whatever libraries print must not mix with the answers
     for module in _LATE:
         preload.imported(module)
+    ghost = native.load()
+    if ghost is not None:
+        ghost.back_python()
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         request = json.loads(line)

@@ -198,6 +198,8 @@ struct ghost_record {
 };
 
 uint32_t name_id(const char *name); /* equal texts have equal ids; id 0 is "" */
+extern uint32_t ghost_current_mark; /* what records carry from now on; a program that is watched sets it */
+size_t ghost_log_count(void);
 void log_append(struct ghost_record record);
 void log_memory(enum record_kind kind, int device, uint64_t address, uint64_t bytes);
 

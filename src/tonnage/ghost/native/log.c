@@ -14,7 +14,7 @@ _Static_assert(sizeof(struct ghost_record) == 64, "readers rely on 64 bytes a re
 
 static struct ghost_record *records;
 static size_t record_count, record_room;
-static uint32_t current_mark;
+API uint32_t ghost_current_mark; /* what records carry; written from outside, once for every module that begins or ends */
 static int enabled = -1; /* -1: as the settings say */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -31,6 +31,7 @@ static void make_room(void)
         int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         void *memory = mmap(NULL, room * sizeof *records, PROT_READ | PROT_WRITE, flags, -1, 0);
         if (memory != MAP_FAILED) {
+            madvise(memory, room * sizeof *records, MADV_HUGEPAGE); /* a step writes thousands of pages */
             record_room = room;
             __atomic_store_n(&records, memory, __ATOMIC_RELEASE);
         }
@@ -49,7 +50,7 @@ void log_append(struct ghost_record record)
         __atomic_fetch_sub(&record_count, 1, __ATOMIC_RELAXED);
         return;
     }
-    record.mark = __atomic_load_n(&current_mark, __ATOMIC_RELAXED);
+    record.mark = __atomic_load_n(&ghost_current_mark, __ATOMIC_RELAXED);
     records[i] = record;
 }
 
@@ -63,11 +64,6 @@ API void ghost_log_enable(int on)
     __atomic_store_n(&enabled, on != 0, __ATOMIC_RELAXED);
 }
 
-API void ghost_mark(uint32_t id)
-{
-    __atomic_store_n(&current_mark, id, __ATOMIC_RELAXED);
-}
-
 API size_t ghost_log_count(void)
 {
     return __atomic_load_n(&record_count, __ATOMIC_RELAXED);
@@ -77,6 +73,12 @@ API size_t ghost_log_count(void)
 API const struct ghost_record *ghost_log_data(void)
 {
     return records;
+}
+
+/* Forgets the records behind the first so many. */
+API void ghost_log_cut(size_t count)
+{
+    __atomic_store_n(&record_count, count, __ATOMIC_RELAXED);
 }
 
 API void ghost_log_clear(void)

@@ -11,8 +11,6 @@ class Native:
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        library.ghost_mark.argtypes = [ctypes.c_uint32]
-        library.ghost_mark.restype = None
         library.ghost_forget.argtypes = [ctypes.c_uint64]
         library.ghost_forget.restype = None
         for name in ("ghost_pinned_peak_bytes", "ghost_managed_peak_bytes", "ghost_log_data", "ghost_computed_reads"):
@@ -37,13 +35,26 @@ class Native:
         library.ghost_reads_zero.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
         library.ghost_note_computed_read.restype = None
         library.ghost_known.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
-        self.mark: Callable[[int], None] = library.ghost_mark
+        library.ghost_log_cut.argtypes = [ctypes.c_size_t]
+        library.ghost_log_cut.restype = None
+        library.ghost_make_requests.restype = None
+        self._mark = ctypes.c_uint32.in_dll(library, "ghost_current_mark")
         self.forget: Callable[[int], None] = library.ghost_forget
+
+    def back_python(self) -> None:
+        """Python's further small objects lie in huge pages."""
+        functions = (self._library.ghost_arena_take, self._library.ghost_arena_give)
+        arenas = (ctypes.c_void_p * 3)(None, *(ctypes.cast(each, ctypes.c_void_p) for each in functions))
+        ctypes.pythonapi.PyObject_SetArenaAllocator(arenas)  # which copies this PyObjectArenaAllocator
 
     def set(self, key: str, value: str) -> None:
         """Configure the card; valid before its first use in this process."""
         if self._library.ghost_set(key.encode(), value.encode()) != 0:
             raise ValueError(f"the ghost knows no setting {key}={value}")
+
+    def mark(self, number: int) -> None:
+        """Records carry this number from now on."""
+        self._mark.value = number
 
     def known(self, address: int, count_bytes: int) -> bool:
         """Whether these bytes were copied to the card, rather than left to a kernel to compute."""
@@ -77,6 +88,18 @@ class Native:
         """The records so far, 64 bytes each."""
         count = self._library.ghost_log_count()
         return ctypes.string_at(self._library.ghost_log_data(), count * 64) if count else b""
+
+    def log_cut(self, count: int) -> None:
+        """Forget the records behind the first so many."""
+        self._library.ghost_log_cut(count)
+
+    def log_count(self) -> int:
+        """How many records there are."""
+        return int(self._library.ghost_log_count())
+
+    def make_requests(self, asked: "Asked", allocator: tuple[Any, Any]) -> None:
+        """Ask an allocator's two functions for C as far as they can be asked; how far that was is noted."""
+        self._library.ghost_make_requests(ctypes.byref(asked), *allocator)
 
     def names(self) -> list[str]:
         """Names that the records point at."""
@@ -118,6 +141,18 @@ class Native:
     def unknown_workspaces(self) -> dict[str, int]:
         """Workspaces whose size only a closed library knows, which count 0 bytes: who asked, to count."""
         return _counts(self._library.ghost_unknown_workspaces)
+
+
+class Asked(ctypes.Structure):
+    """Requests and what came of them (`struct requests`)."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("count", ctypes.c_uint64),
+        ("made", ctypes.c_uint64),
+        ("addresses", ctypes.c_void_p),
+        ("blocks", ctypes.c_uint64),
+    )
 
 
 def _counts(told: Any) -> dict[str, int]:

@@ -4,6 +4,7 @@ The real allocator is asked for each block, in order, with its size and stream, 
 It need not write down what is known here, which takes longer than to serve it; only its segments are read off it.
 """
 
+import ctypes
 import json
 from array import array
 from collections.abc import Sequence
@@ -13,11 +14,15 @@ from typing import Any
 import numpy as np
 
 from . import written
+from .native import Asked
 
 MARK, ALLOC, FREE, CONNECT, EMPTY = range(5)
 """Kinds of requests, three numbers each: a mark begins (its number); a block is handed out (bytes, stream) or taken
 back (its number); ranks exchange for the first time (ranks of a new communicator or 0, new peers); the cache is
 emptied."""
+
+AT_ONCE = 256
+"""So many requests are made from Python before the ghost is asked to go on by itself."""
 
 _BLOCKS = ("alloc", "free_requested", "free_completed")
 _ALLOCATED, _REQUESTED = (written.ACTIONS[name] for name in _BLOCKS[:2])
@@ -48,45 +53,61 @@ class Requested:
     ) -> None:
         self.watch = watch
         self.marks = marks
-        self.requests = requests
+        self.rows = np.array(requests, dtype=np.int64).reshape(-1, 3)
         self.repeated = repeated
         self.before = before
         self.first_mark = len(watch.marks)
-        self.addresses: list[int] = []
         self.streams: dict[int, int] = {0: 0}
-        self._left_out = False
-        self._connected = 0
+        self._addresses = array("q", bytes(8 * np.count_nonzero(self.rows[:, 0] == ALLOC)))
+        self._asked = Asked(self.rows.ctypes.data, len(self.rows), 0, self._addresses.buffer_info()[0], 0)
+        self._logged = 0
 
     def make(self) -> None:
         """Ask for all of them.
 
         Raises torch.OutOfMemoryError where the steps would have, and RuntimeError for NCCL.
         """
-        torch, addresses, marks, streams = self.watch.torch, self.addresses, self.marks, self.streams
+        self.watch.torch.cuda.init()
+        _leave_out_blocks(self.watch.torch)
+        native, asked, allocator = self.watch.native, self._asked, _for_c(self.watch.torch)
+        self._logged = native.log_count()
+        while asked.made < asked.count:
+            made = asked.made
+            if allocator is not None:
+                native.make_requests(asked, allocator)
+            self._begin(self.rows[made : asked.made])
+            self._make(self.rows[asked.made : asked.made + AT_ONCE].tolist())
+        self.watch.step_made()
+
+    def _begin(self, rows: Any) -> None:
+        """The marks among requests that were made begin."""
+        for number in rows[rows[:, 0] == MARK, 1].tolist():
+            self.watch.marks.append(self.marks[number])
+            self.watch.steps = self.marks[number][0]
+
+    def _make(self, rows: list[tuple[int, int, int]]) -> None:
+        """As the ghost does it in C, and the rest of them, with torch's words where the memory runs out."""
+        torch, asked, addresses, native = self.watch.torch, self._asked, self._addresses, self.watch.native
         allocate = torch._C._cuda_cudaCachingAllocator_raw_alloc
         give_back = torch._C._cuda_cudaCachingAllocator_raw_delete
-        torch.cuda.init()
-        self._left_out = _leave_out_blocks(torch)
-        note = torch._C._cuda_setMemoryMetadata if self._left_out else _nothing
-        begin = self.watch.marks.append
-        for kind, first, second in zip(self.requests[::3], self.requests[1::3], self.requests[2::3], strict=True):
+        native.mark(asked.blocks)
+        for kind, first, second in rows:
             if kind == FREE:
                 give_back(addresses[first])
             elif kind == ALLOC:
-                if second not in streams:
-                    streams[second] = torch.cuda.Stream().cuda_stream
-                note(str(len(addresses)))  # a segment that it takes is noted with it
-                addresses.append(allocate(first, streams[second]))
+                if second not in self.streams:
+                    self.streams[second] = torch.cuda.Stream().cuda_stream
+                addresses[asked.blocks] = allocate(first, self.streams[second])
+                asked.blocks += 1
+                native.mark(asked.blocks)
             elif kind == CONNECT:
-                self.watch.native.take_for_nccl(first, second)
-                self._connected += 1
+                native.take_for_nccl(first, second)
             elif kind == EMPTY:
-                note(str(len(addresses)))
                 torch._C._cuda_emptyCache()
             else:
-                begin(marks[first])
-                self.watch.steps = marks[first][0]
-        self.watch.step_made()
+                self.watch.marks.append(self.marks[first])
+                self.watch.steps = self.marks[first][0]
+            asked.made += 1
 
     def columns(self) -> "dict[str, array[int]]":
         """All events as the allocator would have written them: its segments among the blocks that were asked for."""
@@ -106,7 +127,7 @@ class Requested:
 
     def _of_blocks(self) -> dict[str, Any]:
         """Of each block that it was handed out; that it was given back and, at once, taken."""
-        kind, first, second = np.array(self.requests, dtype=np.int64).reshape(-1, 3)[: self._made()].T
+        kind, first, second = self.rows[: self._asked.made].T
         allocated, asked = kind == ALLOC, (kind == ALLOC) | (kind == FREE)
         number = np.where(allocated, np.cumsum(allocated) - 1, first)[asked]
         events = np.where(kind[asked] == FREE, 2, 1)
@@ -116,41 +137,53 @@ class Requested:
         streams = np.array([self.streams[one] for one in known.tolist()], dtype=np.int64)
         return {
             "action": np.where(np.repeat(events, events) == 2, _REQUESTED + of_two, _ALLOCATED),
-            "address": np.array(self.addresses, dtype=np.int64)[block],
+            "address": np.array(self._addresses)[block],
             "size": first[allocated][block],
             "stream": streams[stream][block],
             "mark": np.repeat((np.cumsum(kind == MARK) - 1)[asked], events) + self.first_mark,
         }
 
-    def _made(self) -> int:
-        """How many requests were made: all of them, or those before the one that could not be served."""
-        kind = np.array(self.requests[::3], dtype=np.int64)
-        not_made = (
-            np.flatnonzero(kind == ALLOC)[len(self.addresses) :],
-            np.flatnonzero(kind == CONNECT)[self._connected :],
-        )
-        return min([len(kind), *(int(places[0]) for places in not_made if len(places))])
-
     def _of_segments(self) -> tuple[dict[str, Any], Any]:
-        """What the allocator itself wrote down, and for each of it the block before which that was."""
-        events = written.events(self.watch.torch)
-        handed_out = np.cumsum([event["action"] == "alloc" for event in events], dtype=int)
-        rest = [place for place, event in enumerate(events) if event["action"] not in _BLOCKS]
-        before = [int(events[place]["user_metadata"]) for place in rest] if self._left_out else handed_out[rest]
-        columns = written.columns_of(written.fields_of([events[place] for place in rest]))
-        return {name: np.array(column) for name, column in columns.items()}, np.array(before, dtype=int)
+        """What the allocator itself wrote down, and for each of it the block before which that was.
+
+        It writes down what it asked the card for, in one or in pieces, and the ghost for which block that was.
+        """
+        native = self.watch.native
+        log = np.frombuffer(native.log_bytes(), dtype=_RECORD)[self._logged :]
+        native.log_cut(self._logged)
+        of_card = log[np.isin(log["kind"], _OF_CARD)]
+        rest = [event for event in written.events(self.watch.torch) if event["action"] not in _BLOCKS]
+        columns = written.columns_of(written.fields_of(rest))
+        found = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
+        of_card_too = found["action"] != written.ACTIONS["oom"]
+        moved = np.cumsum(np.where(of_card_too, found["size"], 0))
+        piece = np.searchsorted(np.cumsum(of_card["bytes"]), moved)
+        blocks = np.append(of_card["mark"], self._asked.blocks)
+        return found, np.where(of_card_too, blocks[piece], self._asked.blocks).astype(int)
 
 
-def _leave_out_blocks(torch: Any) -> bool:
+_RECORD = np.dtype(
+    {"names": ["kind", "mark", "bytes"], "formats": ["u1", "<u4", "<u8"], "offsets": [0, 4, 40], "itemsize": 64}
+)
+"""What is read of `struct ghost_record`."""
+
+_OF_CARD = (6, 7, 8, 9)
+"""Kinds of records: memory of the card is taken or given back, whole or as pages of reserved addresses."""
+
+
+def _for_c(torch: Any) -> tuple[Any, Any] | None:
+    """The allocator's functions for C: a block is handed out, taken back; None where torch has none (before 2.10)."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+    names = ("aoti_torch_cuda_caching_allocator_raw_alloc", "aoti_torch_cuda_caching_allocator_raw_delete")
+    if not all(hasattr(library, name) for name in names):
+        return None
+    return getattr(library, names[0]), getattr(library, names[1])
+
+
+def _leave_out_blocks(torch: Any) -> None:
     """Begin the allocator's history anew, without blocks where it can be told so (torch 2.11 and later)."""
     record = torch.cuda.memory._record_memory_history
     try:
         record("all", context=None, clear_history=True, skip_actions=list(_BLOCKS))
     except TypeError:
         record("all", context=None, clear_history=True)
-        return False
-    return True
-
-
-def _nothing(text: str) -> None:
-    """In place of a note where all is written down."""

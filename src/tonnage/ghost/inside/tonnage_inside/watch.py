@@ -80,6 +80,8 @@ class Watch:
         self._loose_elements = 0
         self._backward_seen = False
         self._backward_depth = 0
+        self.told: list[dict[str, Any]] = []
+        """What the allocator wrote down, once it was asked: to take so many small things apart takes time."""
         self._names: dict[int, str] = {}
         self._roots: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._claimed: dict[int, int] = {}
@@ -246,13 +248,22 @@ class Watch:
         Once for each forward and backward pass: new memory may be where the old was.
         """
         for parameter in module._parameters.values():
-            if parameter is None:
+            if parameter is None or self._is_known_there(parameter):
                 continue
             for plain in plain_tensors(parameter):
                 address = self.address(plain)
                 if address and self._claimed.get(id(parameter)) != address:
                     self._claimed[id(parameter)] = address
                     self.claims.append((len(self.marks) - 1, address, "parameter"))
+
+    def _is_known_there(self, parameter: Any) -> bool:
+        """Whether an ordinary parameter is where it was claimed in this pass; most are, and asking this is quick."""
+        if type(parameter).__module__ not in _ORDINARY or self.torch._C._len_torch_function_stack():
+            return False
+        try:
+            return bool(self._claimed.get(id(parameter)) == parameter.data_ptr())
+        except RuntimeError:  # torch.func's grad and vmap have tensors that stand for others
+            return False
 
     def _leave(self, module: Any, _args: Any, output: Any) -> None:
         if self.torch.compiler.is_compiling():

@@ -113,7 +113,8 @@ def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str
     Raises pairs.Uncertain where events were left out that cannot be told from the others.
     """
     with without_collection():
-        traced = fields_of(events(torch, device))
+        watch.told = events(torch, device)
+        traced = fields_of(watch.told)
         columns = {**columns_of(traced), "mark": event_marks(traced, watch)}
     if not watch.unwritten:
         return columns
