@@ -619,7 +619,8 @@ def test_requests_are_made_until_one_is_not_for_this_loop(ghost: Ghost) -> None:
             return asked.made, list(addresses)[:asked.blocks]
 
         MARK, ALLOC, FREE, CONNECT = range(4)
-        count, (first, second) = made((MARK, 0, 0), (ALLOC, 2 * MIB, 0), (ALLOC, 3 * MIB, 0), (FREE, 0, 0), (MARK, 1, 0))
+        two = ((ALLOC, 2 * MIB, 0), (ALLOC, 3 * MIB, 0))
+        count, (first, second) = made((MARK, 0, 0), *two, (FREE, 0, 0), (MARK, 1, 0))
         assert count == 5 and given == [first] and first != second
         told = [(r["kind"], r["mark"], r["bytes"], r["address"]) for r in records()]
         assert told == [(6, 0, 2 * MIB, first), (6, 1, 3 * MIB, second), (7, 2, 2 * MIB, first)], told
