@@ -48,6 +48,12 @@ def test_a_job_and_a_plan_may_be_given_as_they_are(monkeypatch: pytest.MonkeyPat
     assert (asked[2][0].seq_len, asked[2][0].method) == (256, "lora")
 
 
+def test_adapters_are_not_described_where_there_are_none() -> None:
+    for ask in (tonnage.estimate, tonnage.plan):
+        with pytest.raises(UsageError, match="lora-targets is of adapters, and method full has none"):
+            ask("gpt2", gpu="t4", lora_targets="c_attn", offline=True)
+
+
 def test_a_cluster_is_named_once() -> None:
     with pytest.raises(UsageError, match="cluster and gpu"):
         tonnage.estimate("gpt2", cluster="t4", gpu="t4", offline=True)

@@ -46,8 +46,10 @@ def estimate(
     Raises UsageError, CannotEstimate and their kinds; not fitting is an answer (`Estimate.fits`).
     """
     from tonnage import predict
+    from tonnage.job import check_adapters
 
     job, said = request(model, job, plan, offline=offline, **options)
+    check_adapters(options, job.method)
     if cluster is not None and gpu is not None:
         raise UsageError("Both cluster and gpu are given; leave one out.")
     cards = _cluster(cluster if gpu is None else gpu, gpus, gpu_memory)
@@ -91,6 +93,7 @@ def plan(
     `any`, or several with commas between them, which are compared.  Raises UsageError, CannotEstimate and their
     kinds; that nothing fits is an answer (`Solution.status`).
     """
+    from tonnage.job import check_adapters
     from tonnage.search.backwards import card_asked
     from tonnage.search.space import Question, methods_named
 
@@ -98,6 +101,8 @@ def plan(
     if methods:
         options["method"] = methods[0]
     job, said = request(model, offline=offline, **options)
+    if not methods:
+        check_adapters(options, job.method)
     question = Question(
         job=job,
         plan=said,

@@ -1,6 +1,6 @@
 """What is to be done: one optimizer step of one model on batches of one shape."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -113,6 +113,15 @@ class Job:
         raise UsageError(
             f"A global batch of {self.global_batch_tokens:,} tokens is no multiple of {at_once:,} ({many} x "
             f"{self.micro_batch} x {self.seq_len:,} tokens); possible: {nearest}."
+        )
+
+
+def check_adapters(said: Mapping[str, Any], method: str) -> None:
+    """Raise UsageError for an option of adapters that was said where the method has none."""
+    idle = [name for name in ("lora_rank", "lora_targets", "lora_dropout") if name in said and method == "full"]
+    if idle:
+        raise UsageError(
+            f"{spelled(idle[0])} is of adapters, and method full has none; say method lora or qlora, or leave it out."
         )
 
 

@@ -82,9 +82,11 @@ def estimate(
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError
+    from tonnage.job import check_adapters
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check()
+    said = options
     if plan is not None:
         kept = planfile.read(plan)
         model = model or kept.model
@@ -96,6 +98,7 @@ def estimate(
     cluster = cluster_of(gpu, gpus, gpu_memory, here)
     with progress() as say:
         job, techniques = request(model, offline=offline, **options)
+        check_adapters(said, job.method)
         made, repeated = (steps, 0) if steps is not None else predict.usual_steps(job, techniques, cluster, source)
         run = predict.estimate(
             job,

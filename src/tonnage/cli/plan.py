@@ -90,6 +90,7 @@ def plan(
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
     from tonnage.files import check_writable
+    from tonnage.job import check_adapters
     from tonnage.search.backwards import card_asked
     from tonnage.search.space import Question, methods_named
 
@@ -129,6 +130,8 @@ def plan(
         options = settings.openly(said)
         limits["without"] += wordless(settings)
     job, given = request(model, offline=offline, **options)
+    if not methods:
+        check_adapters(said, job.method)
     question = Question(
         job=job,
         plan=given,
