@@ -68,7 +68,10 @@ def test_version(tonnage):
         (["estimate", "gpt2", "--gpu", "t4", "--seq-len", "0"], "above zero"),
         (["estimate", "gpt2", "--gpu-memory", "much"], "'much' is not a size"),
         (["estimate", "gpt2", "--gpu", "t4", "--method", "dora"], "Unknown method 'dora'; possible: full, lora"),
-        (["estimate", "gpt2", "--gpu", "t4", "--lora-rank", "8"], "lora-rank is of adapters, and method full has none"),
+        (
+            ["estimate", "gpt2", "--gpu", "t4", "--lora-rank", "8"],
+            "lora-rank is of adapters, and method full has none",
+        ),
         (["plan", "gpt2", "--gpu", "t4", "--lora-dropout", "0.1"], "lora-dropout is of adapters, and method full"),
         (
             ["estimate", "gpt2", "--gpu", "t4", "--precision", "fp64"],
