@@ -115,9 +115,11 @@ def timed(case: Case, worker: Worker, *, fresh: bool = True) -> Timing:
 
 
 def _processor_seconds() -> float:
-    """Of this process, its children and those of their children that have ended."""
+    """Of this process, its children and theirs, which count when they have ended."""
     me = psutil.Process(os.getpid())
-    return sum(sum(process.cpu_times()[:4]) for process in (me, *me.children()))
+    workers = me.children()
+    psutil.wait_procs([child for worker in workers for child in worker.children()])
+    return sum(sum(process.cpu_times()[:4]) for process in (me, *workers))
 
 
 def small_jobs(worker: Worker) -> float:

@@ -83,7 +83,7 @@ def check(value: object) -> None:
     """Raise UsageError for the first option of a Job or Plan that has a value which it cannot have."""
     for item, option in options(type(value)):
         found = getattr(value, item.name)
-        if found is None and item.default is None:
+        if found is item.default:  # as nearly all are
             continue
         if option.kind == "word" and not (isinstance(found, str) and listed(found, option.possible)):
             raise UsageError(f"Unknown {spelled(item.name)} {found!r}; possible: {', '.join(option.possible)}.")

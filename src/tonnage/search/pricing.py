@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import ne
 from typing import Final
 
 from tonnage.axes import Axes
@@ -22,8 +23,8 @@ from tonnage.search.unpriced import ranked
 from tonnage.search.waiting import waiting_bytes
 from tonnage.solution import Candidate
 
-_DEFAULTS: Final = tuple((item.name, item.default) for item in fields(Plan))
-"""Of a plan's options."""
+_DEFAULTS: Final = tuple(vars(Plan()).values())
+"""Of a plan's options, in their order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,4 +166,4 @@ def in_order(candidates: Iterable[Bounded], cluster: Cluster) -> list[Priced]:
 
 def _changes(candidate: Candidate) -> int:
     """How many options of a plan are not the default."""
-    return sum(getattr(candidate.plan, name) != default for name, default in _DEFAULTS)
+    return sum(map(ne, vars(candidate.plan).values(), _DEFAULTS))
