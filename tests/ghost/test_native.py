@@ -1212,6 +1212,32 @@ def test_a_rank_that_never_comes_is_said_after_the_time_out(ghost: Ghost) -> Non
     assert list(Path("/dev/shm").glob(f"ghost-test-{os.getpid()}-*")) == []
 
 
+def test_a_full_shared_memory_is_said_and_kills_nobody(ghost: Ghost) -> None:
+    """In a name space of its own, with a /dev/shm of one page that is taken."""
+    program = """
+        libc, new_mounts, new_users = ctypes.CDLL(None), 0x00020000, 0x10000000
+        maps = {"uid_map": f"0 {os.getuid()} 1", "setgroups": "deny", "gid_map": f"0 {os.getgid()} 1"}
+        made = libc.unshare(new_mounts | new_users) == 0
+        for name, text in maps.items() if made else ():
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        if not made or libc.mount(b"none", b"/dev/shm", b"tmpfs", 0, b"size=4k"):
+            print("not here")
+            raise SystemExit
+        with open("/dev/shm/other", "wb") as file:
+            file.write(bytes(4096))
+        made = c_void_p()
+        assert g.ncclCommInitRank(byref(made), 2, UniqueId(b"full"), 0) == 2
+        assert os.listdir("/dev/shm") == ["other"]
+    """
+    process = ghost.start(program, real_ranks=2, shm=f"test-{os.getpid()}")
+    out, err = process.communicate(timeout=300)
+    if "not here" in out:
+        pytest.skip("this machine lets nobody mount a file system of his own")
+    assert process.returncode == 0, err
+    assert "/dev/shm has no room for 12288 bytes that ranks exchange; enlarge it or empty it" in err
+
+
 def test_registers_are_those_of_the_machine_code(ghost: Ghost) -> None:
     """A cubin as ptxas writes it: sections, symbols, and the attribute that has a kernel's registers."""
     out = ghost("""

@@ -18,6 +18,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 #define MAX_RANKS 1024
 
 struct shared {
@@ -98,7 +102,20 @@ static bool arrived(const struct meeting *meeting, int i)
     return __atomic_load_n(&meeting->shared->arrived[i], __ATOMIC_ACQUIRE) >= meeting->number;
 }
 
-static struct shared *open_shared(const char *name, size_t bytes)
+/* Whether shared memory has room for what will be written there: on a full /dev/shm writing would end the process.
+ * Linux before 5.14 cannot be asked. */
+static bool holds(void *start, size_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)start / page * page;
+    size_t length = (uintptr_t)start + bytes - begin;
+    if (bytes == 0 || madvise((void *)begin, length, MADV_POPULATE_WRITE) == 0 || errno == EINVAL)
+        return true;
+    fprintf(stderr, "ghost: /dev/shm has no room for %zu bytes that ranks exchange; enlarge it or empty it\n", bytes);
+    return false;
+}
+
+/* Shared memory of so many bytes, of which `first` can be written; NULL, and why on stderr. */
+static struct shared *open_shared(const char *name, size_t bytes, size_t first)
 {
     int file = shm_open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (file < 0 || ftruncate(file, (off_t)bytes) != 0) {
@@ -109,7 +126,13 @@ static struct shared *open_shared(const char *name, size_t bytes)
     }
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
     close(file);
-    return memory == MAP_FAILED ? NULL : memory;
+    if (memory == MAP_FAILED)
+        return NULL;
+    if (holds(memory, first))
+        return memory;
+    munmap(memory, bytes);
+    shm_unlink(name);
+    return NULL;
 }
 
 struct meeting *meeting_join(uint64_t key, int rank, int ranks)
@@ -119,7 +142,7 @@ struct meeting *meeting_join(uint64_t key, int rank, int ranks)
     if (ranks > MAX_RANKS)
         return NULL;
     object_name(name, key, "");
-    struct shared *shared = open_shared(name, bytes);
+    struct shared *shared = open_shared(name, bytes, sizeof *shared);
     if (!shared)
         return NULL;
     struct meeting *meeting = calloc(1, sizeof *meeting);
@@ -153,6 +176,8 @@ static char *buffer(const struct meeting *meeting, int rank)
 bool meeting_exchange(struct meeting *meeting, const void *data, size_t bytes, const char *purpose)
 {
     meeting->number++;
+    if (!holds(buffer(meeting, meeting->rank), bytes))
+        return false;
     memcpy(buffer(meeting, meeting->rank), data, bytes);
     __atomic_store_n(&meeting->shared->arrived[meeting->rank], meeting->number, __ATOMIC_RELEASE);
     struct goal goal = {meeting, purpose, arrived};
@@ -178,7 +203,7 @@ bool meeting_send(struct meeting *meeting, int to, const void *data, size_t byte
 {
     char name[256];
     message_name(name, meeting, meeting->rank, to, meeting->sent[to]++);
-    char *memory = (char *)open_shared(name, bytes + 1);
+    char *memory = (char *)open_shared(name, bytes + 1, bytes + 1);
     if (!memory)
         return false;
     memcpy(memory, data, bytes);
