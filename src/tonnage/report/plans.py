@@ -131,7 +131,7 @@ def _plans(solution: Solution, canvas: Canvas) -> Iterator[Part]:
         time, peak = choice.estimate.time, choice.estimate.peak.process_bytes
         cells = (
             str(number),
-            text(describe(choice.candidate), "bold" if number == 1 else ""),
+            text(describe(choice.candidate, beside=solution.plans[0].candidate), "bold" if number == 1 else ""),
             *rates(time)[:3],
             gib(peak),
             gib(max(solution.question["capacity_bytes"] - peak, 0)),

@@ -88,7 +88,8 @@ def _plans(plans: tuple[Choice, ...]) -> str:
     for choice in plans:
         *speed, bound = rates(choice.estimate.time)
         peak = gib(choice.estimate.peak.process_bytes)
-        rows.append((text(describe(choice.candidate)), *speed, peak, text(bound)))
+        words = describe(choice.candidate, beside=plans[0].candidate)
+        rows.append((text(words), *speed, peak, text(bound)))
     return table(("plan", "step", "tokens/s a GPU", "MFU", "peak", "bound by"), rows, numbers=(1, 2, 3, 4))
 
 

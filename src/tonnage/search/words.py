@@ -12,11 +12,18 @@ _PLAIN: Final = Plan()
 _USUAL: Final = {"optimizer": ("adamw", "adamw-fused"), "precision": ("bf16-mixed", "fp16-mixed")}
 
 
-def describe(candidate: Candidate, *, whole: bool = False) -> str:
-    """What differs from a plain loop, then the batch; with `whole` also what nearly every plan has."""
+def describe(candidate: Candidate, *, whole: bool = False, beside: Candidate | None = None) -> str:
+    """What differs from a plain loop, then the batch; with `whole` also what nearly every plan has.
+
+    With `beside`, which was described as a whole, that is said where it is otherwise here.
+    """
     job, plan = candidate.job, candidate.plan
+    known = _PLAIN if whole else plan if beside is None else beside.plan
     words = [] if job.method == "full" else [job.method]
-    words += [getattr(plan, name) for name, usual in _USUAL.items() if whole or getattr(plan, name) not in usual]
+    for name, usual in _USUAL.items():
+        value = getattr(plan, name)
+        otherwise = beside is not None and value != getattr(known, name)
+        words += [value] if whole or otherwise or value not in usual else []
     words += [plan.shard] if plan.shard != _PLAIN.shard else []
     words += [f"{name} {getattr(plan, name)}" for name in AXES if getattr(plan, name) > 1]
     words += ["interleaved"] if plan.pp > 1 and plan.pp_schedule == "interleaved" else []
@@ -24,7 +31,6 @@ def describe(candidate: Candidate, *, whole: bool = False) -> str:
     words += ["gradients averaged each time"] if plan.accum_sync else []
     words += ["optimizer in backward"] if plan.optimizer_in_backward else []
     words += [f"{name.replace('_', ' ')} {getattr(plan, name)}" for name in OFFLOADS if getattr(plan, name) != "none"]
-    if whole:
-        words += [f"{plan.loss} loss"] if plan.loss != _PLAIN.loss else []
-        words += [f"{plan.allocator} segments"] if plan.allocator != _PLAIN.allocator else []
+    words += [f"{plan.loss} loss"] if plan.loss != known.loss else []
+    words += [f"{plan.allocator} segments"] if plan.allocator != known.allocator else []
     return f"{', '.join(words)}; micro-batch {job.micro_batch} x {job.grad_accum}"

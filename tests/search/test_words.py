@@ -1,0 +1,37 @@
+"""Candidates in words."""
+
+from dataclasses import replace
+
+from networks import tiny_job
+from tonnage.plans import Plan
+from tonnage.search.words import describe
+from tonnage.solution import Candidate
+
+PLAN = Plan(optimizer="adamw-fused", shard="zero3", loss="chunked", allocator="expandable")
+BEST = Candidate(job=tiny_job("llama", micro_batch=2, grad_accum=4), plan=PLAN)
+
+
+def other(**changes: str) -> Candidate:
+    return replace(BEST, plan=replace(PLAN, **changes))
+
+
+def test_what_nearly_every_plan_has_is_said_of_a_whole_one_alone() -> None:
+    assert describe(BEST) == "zero3, no checkpointing; micro-batch 2 x 4"
+    assert describe(BEST, whole=True) == (
+        "adamw-fused, bf16-mixed, zero3, no checkpointing, chunked loss, expandable segments; micro-batch 2 x 4"
+    )
+
+
+def test_beside_another_one_what_differs_is_said() -> None:
+    assert describe(BEST, beside=BEST) == describe(BEST)
+    assert describe(other(loss="plain"), beside=BEST) == "zero3, no checkpointing, plain loss; micro-batch 2 x 4"
+    assert describe(other(optimizer="adamw"), beside=BEST) == "adamw, zero3, no checkpointing; micro-batch 2 x 4"
+    assert describe(other(allocator="default"), beside=BEST).endswith(
+        "no checkpointing, default segments; micro-batch 2 x 4"
+    )
+
+
+def test_what_is_unusual_is_always_said() -> None:
+    assert describe(other(optimizer="adamw-8bit"), beside=other(optimizer="adamw-8bit")).startswith(
+        "adamw-8bit, zero3"
+    )
