@@ -636,6 +636,7 @@ def test_requests_are_made_until_one_is_not_for_this_loop(ghost: Ghost) -> None:
     ghost(program, log=1, total_bytes=2000 << 20)
 
 
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this Linux has no huge pages")
 def test_python_keeps_its_objects_where_the_ghost_says(ghost: Ghost) -> None:
     program = """
         g.ghost_arena_take.restype = c_void_p
@@ -1212,6 +1213,9 @@ def test_a_rank_that_never_comes_is_said_after_the_time_out(ghost: Ghost) -> Non
     assert list(Path("/dev/shm").glob(f"ghost-test-{os.getpid()}-*")) == []
 
 
+@pytest.mark.skipif(
+    tuple(map(int, os.uname().release.split(".")[:2])) < (5, 14), reason="Linux before 5.14 cannot be asked for pages"
+)
 def test_a_full_shared_memory_is_said_and_kills_nobody(ghost: Ghost) -> None:
     """In a name space of its own, with a /dev/shm of one page that is taken."""
     program = """

@@ -1,5 +1,4 @@
-/* Memory for Python's small objects in huge pages: a process that works for a second meets a hundred page faults
- * then, not tens of thousands. */
+/* Memory for Python's small objects in huge pages, which spares a process thousands of page faults. */
 #include "ghost.h"
 
 #include <sys/mman.h>

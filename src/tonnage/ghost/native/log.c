@@ -14,7 +14,7 @@ _Static_assert(sizeof(struct ghost_record) == 64, "readers rely on 64 bytes a re
 
 static struct ghost_record *records;
 static size_t record_count, record_room;
-API uint32_t ghost_current_mark; /* what records carry; written from outside, once for every module that begins or ends */
+API uint32_t ghost_current_mark;
 static int enabled = -1; /* -1: as the settings say */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 

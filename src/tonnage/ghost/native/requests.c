@@ -1,9 +1,9 @@
 /* Requests of torch's caching allocator, made one after the other without a Python call for each. */
 #include "ghost.h"
 
-#define LARGEST_SEGMENT (64 * MIB) /* more than the allocator takes for any small block */
+#define LARGEST_SEGMENT (64 * MIB) /* more than the 20 MiB that the allocator takes for blocks of less than 10 */
 
-enum request_kind { BEGIN_MARK, HAND_OUT, TAKE_BACK };
+enum request_kind { BEGIN_MARK, HAND_OUT, TAKE_BACK }; /* the first three of tonnage_inside/requested.py */
 
 struct requests {
     const int64_t (*rows)[3]; /* kind; bytes and stream of a block to hand out, or which one to take back */

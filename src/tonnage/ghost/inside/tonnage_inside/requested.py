@@ -21,7 +21,7 @@ MARK, ALLOC, FREE, CONNECT, EMPTY = range(5)
 back (its number); ranks exchange for the first time (ranks of a new communicator or 0, new peers); the cache is
 emptied."""
 
-AT_ONCE = 256
+_AT_ONCE = 256
 """So many requests are made from Python before the ghost is asked to go on by itself."""
 
 _BLOCKS = ("alloc", "free_requested", "free_completed")
@@ -76,7 +76,7 @@ class Requested:
             if allocator is not None:
                 native.make_requests(asked, allocator)
             self._begin(self.rows[made : asked.made])
-            self._make(self.rows[asked.made : asked.made + AT_ONCE].tolist())
+            self._make(self.rows[asked.made : asked.made + _AT_ONCE].tolist())
         self.watch.step_made()
 
     def _begin(self, rows: Any) -> None:
@@ -155,11 +155,14 @@ class Requested:
         rest = [event for event in written.events(self.watch.torch) if event["action"] not in _BLOCKS]
         columns = written.columns_of(written.fields_of(rest))
         found = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
-        of_card_too = found["action"] != written.ACTIONS["oom"]
-        moved = np.cumsum(np.where(of_card_too, found["size"], 0))
-        piece = np.searchsorted(np.cumsum(of_card["bytes"]), moved)
+        moves = found["action"] != written.ACTIONS["oom"]
+        moved = np.cumsum(np.where(moves, found["size"], 0))
+        pieces = np.append(np.cumsum(of_card["bytes"], dtype=np.int64), -1)
+        place = np.searchsorted(pieces[:-1], moved)
+        if not np.array_equal(pieces[place[moves]], moved[moves]):
+            raise RuntimeError("what the allocator says that it took of the card is not what the ghost gave it")
         blocks = np.append(of_card["mark"], self._asked.blocks)
-        return found, np.where(of_card_too, blocks[piece], self._asked.blocks).astype(int)
+        return found, np.where(moves, blocks[place], self._asked.blocks).astype(int)
 
 
 _RECORD = np.dtype(

@@ -1,0 +1,54 @@
+"""Which of a step's blocks the allocator asked the card for, by what it wrote down and what the ghost did."""
+
+import sys
+from array import array
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tonnage import trace
+from tonnage.ghost.process import INSIDE
+from tonnage.trace import Activity, packed
+
+sys.path.append(str(INSIDE))
+from tonnage_inside import requested, written
+
+
+def of_card(kind: str, block: int, count: int) -> bytes:
+    return packed(Activity(kind, "", block, 0, (0, 0, 0), 0, 0, count, 4096, 0), {"": 0})
+
+
+def told(action: str, size: int) -> dict[str, object]:
+    return {"action": action, "addr": 4096, "size": size, "stream": 0, "user_metadata": None}
+
+
+def found(monkeypatch: pytest.MonkeyPatch, log: bytes, events: list[dict[str, object]]) -> list[int]:
+    native = SimpleNamespace(log_bytes=lambda: log, log_cut=lambda count: None)
+    watch = SimpleNamespace(native=native, marks=[], torch=None)
+    monkeypatch.setattr(written, "events", lambda torch: events)
+    asked = requested.Requested(watch, [], array("q", [requested.ALLOC, 512, 0] * 9))
+    asked._asked.blocks = 9
+    return asked._of_segments()[1].tolist()
+
+
+def test_records_are_read_as_the_ghost_writes_them() -> None:
+    kinds = [trace.KERNEL_KINDS[kind] for kind in requested._OF_CARD]
+    assert kinds == ["malloc", "free", "vm_map", "vm_unmap"]
+    [(kind, mark, count)] = np.frombuffer(of_card("vm_map", 7, 2**33), dtype=requested._RECORD).tolist()
+    assert (trace.KERNEL_KINDS[kind], mark, count) == ("vm_map", 7, 2**33)
+
+
+def test_what_was_taken_in_pieces_is_for_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = [("malloc", 0, 20), ("vm_map", 3, 2), ("vm_map", 3, 2), ("vm_map", 3, 2), ("free", 8, 20)]
+    log = b"".join(of_card(*one) for one in taken) + of_card("kernel", 5, 99)
+    events = [told("segment_alloc", 20), told("segment_map", 6), told("segment_free", 20), told("oom", 512)]
+    assert found(monkeypatch, log, events) == [0, 3, 8, 9]
+
+
+@pytest.mark.parametrize("events", [[told("segment_alloc", 21)], [told("segment_alloc", 20), told("segment_map", 2)]])
+def test_what_the_ghost_did_not_give_is_no_place_to_guess_at(
+    monkeypatch: pytest.MonkeyPatch, events: list[dict[str, object]]
+) -> None:
+    with pytest.raises(RuntimeError, match="is not what the ghost gave it"):
+        found(monkeypatch, of_card("malloc", 0, 20) + of_card("malloc", 1, 4), events)
