@@ -76,6 +76,33 @@ def test_errors_count_predictions_but_not_what_a_constant_was_read_off() -> None
     assert errors(answers, "process") is None
 
 
+def test_rows_whose_source_says_all_of_the_run_stand_apart() -> None:
+    from benchmarks.accuracy.rows import Row, load
+    from benchmarks.accuracy.table import markdown
+
+    told = Row(
+        name="told",
+        source="s",
+        url="u",
+        public=True,
+        gpu="t4",
+        script="kernels",
+        measured={"allocated": 4.0, "process": 5.0},
+        versions={"torch": "2.10.0"},
+    )
+    others = [
+        dataclasses.replace(told, name="card", assumed=("the card",)),
+        dataclasses.replace(told, name="age", versions={}),
+        dataclasses.replace(told, name="script", public=False),
+    ]
+    text = markdown([(row, {"allocated": 4.04, "process": 4.7}) for row in (told, *others)])
+    assert "| all of the run is stated | allocated | 1 | 1.000 | 0.1 | 1.000 | 0.5 | 0 |" in text
+    assert "| all of the run is stated | process | 1 | 6.000 | 3 | 6.000 |  | 1 |" in text
+    assert "| something was assumed | allocated | 3 | 1.000 | 1 | 1.000 | 3 | 0 |" in text
+    assert "| something was assumed | process | 3 | 6.000 |  | 6.000 |  | 3 |" in text
+    assert {row.complete for row in load()} == {True, False}
+
+
 @pytest.mark.ghost
 def test_published_peaks_of_torchs_own_operations_are_met() -> None:
     from benchmarks.accuracy.rows import load

@@ -48,6 +48,11 @@ class Row:
     """What the source does not say, and what was taken."""
 
     @property
+    def complete(self) -> bool:
+        """Whether the source says all of the run: script, configuration and versions, nothing assumed."""
+        return self.public and bool(self.versions) and not self.assumed
+
+    @property
     def job(self) -> str:
         """Equal for rows that one run answers."""
         return json.dumps([self.gpu, self.script, self.arguments, self.ranks, self.rank], sort_keys=True)

@@ -16,6 +16,12 @@ WORST: Final = 3
 TOO_LOW_PERCENT: Final = 5.0
 """An under-prediction by more than this may mean an out-of-memory that was not foretold."""
 
+AIMS: Final[dict[bool, dict[str, tuple[float, ...]]]] = {
+    True: {"allocated": (0.1, 0.5), "reserved": (1.0, 7.0), "process": (3.0,)},
+    False: {"allocated": (1.0, 3.0), "reserved": (3.0, 8.0)},
+}
+"""Percents aimed at, median and p95 by metric: of rows whose source says all of the run, and of the others."""
+
 Answer = tuple[Row, Predicted]
 
 
@@ -64,8 +70,28 @@ def errors(answers: Sequence[Answer], metric: str) -> Errors | None:
 
 
 def markdown(answers: Sequence[Answer]) -> str:
-    """The table by source, the worst rows, and what could not be run."""
-    return "\n".join([*_table(answers), "", *_worst(answers), *_failed(answers)])
+    """What was aimed at, the table by source, the worst rows, and what could not be run."""
+    return "\n".join([*_aims(answers), "", *_table(answers), "", *_worst(answers), *_failed(answers)])
+
+
+def _aims(answers: Sequence[Answer]) -> Iterator[str]:
+    yield "| rows | metric | rows | median % | aimed at | p95 % | aimed at | more than 5 % too low |"
+    yield "|---|---|---:|---:|---:|---:|---:|---:|"
+    for complete, aims in AIMS.items():
+        rows = "all of the run is stated" if complete else "something was assumed"
+        part = [answer for answer in answers if answer[0].complete is complete]
+        for metric in METRICS:
+            if found := errors(part, metric):
+                aimed = [f"{value:g}" for value in aims.get(metric, ())]
+                middle, most = (*aimed, "", "")[:2]
+                yield (
+                    f"| {rows} | {metric} | {len(found.percents)} | {found.median:.3f} | {middle} "
+                    f"| {found.p95:.3f} | {most} | {_low(found)} |"
+                )
+
+
+def _low(found: Errors) -> int:
+    return sum(value < -TOO_LOW_PERCENT for value in found.percents)
 
 
 def _sources(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
@@ -81,10 +107,9 @@ def _table(answers: Sequence[Answer]) -> Iterator[str]:
     for source, part in _sources(answers).items():
         for metric in METRICS:
             if found := errors(part, metric):
-                low = sum(value < -TOO_LOW_PERCENT for value in found.percents)
                 yield (
                     f"| {source} | {metric} | {len(found.percents)} | {found.median:.3f} | {found.p95:.3f} "
-                    f"| {found.worst:.3f} | {found.bias:+.3f} | {low} |"
+                    f"| {found.worst:.3f} | {found.bias:+.3f} | {_low(found)} |"
                 )
 
 
