@@ -510,6 +510,20 @@ def test_how_large_a_result_of_computed_values_is_taken_to_be(dry_run: Any) -> N
     assert "conditions that were computed and checked hold" in estimate.coverage.assumed
 
 
+def test_sparse_tensors_where_known_values_are_followed(dry_run: Any) -> None:
+    answer = dry_run("sized.py", "sparse")
+    estimate, _ = consistent(answer)
+    assert any("second run" in note for note in estimate.notes)
+    assert answer.said[-1] == {
+        "unique": [2, 6, 14],
+        "places": [[0, 1, 1], [2, 0, 2]],
+        "products": [[2, 4], [2, 4]],
+        "rows": [0, 1, 3],
+        "isnan": True,
+        "gradient": [3, 8],
+    }
+
+
 def test_generate_goes_on_to_its_length(dry_run: Any) -> None:
     answer = dry_run("generating.py")
     estimate, trace = consistent(answer)

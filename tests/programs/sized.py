@@ -1,6 +1,6 @@
 """Operations whose result is as large as values say, or that torch checks: what is known, and what is computed.
 
-python sized.py known|computed
+python sized.py known|computed|sparse
 """
 
 import json
@@ -62,8 +62,28 @@ def computed() -> dict[str, object]:
     }
 
 
+def sparse() -> dict[str, object]:
+    """Sparse tensors, where known values are followed, because a size hangs on some."""
+    some = torch.tensor([3, 1, 3, 7]).cuda()
+    places, values = torch.tensor([[0, 1, 1], [2, 0, 2]]), torch.tensor([3, 4, 5])
+    graph = torch.sparse_coo_tensor(places, values, (2, 3), check_invariants=False).cuda()
+    rows = torch.sparse_csr_tensor(torch.tensor([0, 1, 3]), places[1], values.float(), (2, 3)).cuda()
+    words = nn.Embedding(100, 8, sparse=True, device="cuda")
+    optimizer = torch.optim.SparseAdam(words.parameters())
+    words(some).sum().backward()
+    optimizer.step()
+    return {
+        "unique": (some + some).unique().tolist(),
+        "places": graph.coalesce().indices().tolist(),
+        "products": [shape(each @ torch.ones(3, 4, device="cuda")) for each in (graph.float(), rows)],
+        "rows": rows.crow_indices().tolist(),
+        "isnan": torch.isnan(graph).layout == torch.sparse_coo,
+        "gradient": shape(words.weight.grad.coalesce().values()),
+    }
+
+
 def main() -> None:
-    said = {"known": known, "computed": computed}[sys.argv[1]]()
+    said = {"known": known, "computed": computed, "sparse": sparse}[sys.argv[1]]()
     layer = nn.Linear(8, 8).cuda()
     layer(torch.randn(4, 8, device="cuda")).sum().backward()
     torch.optim.SGD(layer.parameters(), lr=0.1).step()

@@ -39,9 +39,14 @@ def unseen(torch: Any) -> Any:
     return torch._C._DisableTorchDispatch()
 
 
+def is_sparse(torch: Any, tensor: Any) -> bool:
+    """Whether it consists of places and values, each a tensor, and has no memory of its own."""
+    return bool(tensor.layout != torch.strided)
+
+
 def is_small(torch: Any, value: Any, *, numbers: bool = False) -> bool:
     """Whether this is a tensor on the card whose values may be known, an integer's or also a number's."""
-    if not isinstance(value, torch.Tensor) or not value.is_cuda or of_compiler(value):
+    if not isinstance(value, torch.Tensor) or not value.is_cuda or of_compiler(value) or is_sparse(torch, value):
         return False
     return bool((numbers or not value.dtype.is_floating_point) and value.nbytes <= KNOWN_BYTES)
 

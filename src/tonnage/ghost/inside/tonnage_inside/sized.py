@@ -136,7 +136,8 @@ def _coalesced(policy: Policy, original: Callable[..., Any]) -> Callable[..., An
     @functools.wraps(original)
     def coalesce(tensor: Any) -> Any:
         result = original(tensor)
-        if not _asked(policy, tensor) or tensor.layout != torch.sparse_coo:
+        on_card = tensor.is_cuda and tensor.layout == torch.sparse_coo
+        if torch.compiler.is_compiling() or not on_card or type(tensor) is not torch.Tensor:
             return result
         if tensor.is_coalesced() or tensor._nnz() < 2:
             return result

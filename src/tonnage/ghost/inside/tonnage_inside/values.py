@@ -20,7 +20,7 @@ from typing import Any
 from . import compiled, descent, detection, diffusion, generation, pretrained, sized, swapped, tuning
 from .host import ZEROS
 from .imports import after_import
-from .integers import KNOWN_BYTES, known_integers, of_compiler, unseen
+from .integers import KNOWN_BYTES, is_sparse, known_integers, of_compiler, unseen
 from .native import Native
 
 BIG_ELEMENTS = 1 << 16
@@ -154,6 +154,8 @@ class Policy:
         """The tensor's values on the host if they are known, else None."""
         if not tensor.is_cuda:
             return tensor
+        if is_sparse(self.torch, tensor):
+            return None
         if self.native is None or tensor.numel() == 0:
             return tensor.cpu()
         reach = _reach(tensor)
@@ -191,6 +193,8 @@ class Policy:
         self._turns[storage.data_ptr()] = (reductions.StorageWeakRef(storage), rule)
 
     def _rule(self, tensor: Any) -> Callable[[Any], Any] | None:
+        if is_sparse(self.torch, tensor):
+            return None
         found = self._turns.get(tensor.untyped_storage().data_ptr()) if self._turns else None
         return None if found is None or found[0].expired() else found[1]
 
@@ -274,9 +278,9 @@ class Policy:
         return total
 
     def is_plain(self, tensor: Any) -> bool:
-        """Whether it is a tensor with memory of its own, not one of vmap, which stands for many."""
+        """Whether it is a tensor with memory of its own: not sparse, and not one of vmap, which stands for many."""
         wrapped = self.torch._C._functorch.is_functorch_wrapped_tensor
-        return type(tensor) is self.torch.Tensor and not wrapped(tensor)
+        return type(tensor) is self.torch.Tensor and not wrapped(tensor) and not is_sparse(self.torch, tensor)
 
     def _note_nowhere(self, mask: Any) -> None:
         """The fresh mask is false everywhere; nothing is written, but who counts it is told."""
