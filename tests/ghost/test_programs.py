@@ -471,6 +471,24 @@ def test_what_is_not_known_of_values_is_assumed_and_told(dry_run: Any) -> None:
     assert "balanced share" in guessed
 
 
+def test_experts_that_are_counted_by_hand_get_their_balanced_share(dry_run: Any) -> None:
+    """And nothing else than a router: classes and words that are predicted read as zero, what is known as it is."""
+    answer = dry_run("counted_experts.py")
+    estimate, _ = consistent(answer)
+    said = dict(answer.said[-1])
+    assert said.pop("others") == {
+        "right": 0,
+        "predicted": [0] * 5,
+        "end": False,
+        "named": [0] * 4,
+        "known": [9, False, [0, 1, 3]],
+    }
+    # 240 tokens x 2 choices / 8 experts
+    assert len(said) == 12
+    assert [router for router, rows in said.items() if rows != [60] * 8] == []
+    assert any("balanced share" in text for text in estimate.coverage.assumed)
+
+
 def test_what_is_known_says_how_large_a_result_is(dry_run: Any) -> None:
     answer = dry_run("sized.py", "known")
     estimate, _ = consistent(answer)

@@ -14,7 +14,11 @@ KNOWN_BYTES = 1 << 20
 
 _SIZED_BY_VALUES = ("repeat_interleave", "unique", "unique_consecutive", "bincount", "masked_select", "argwhere")
 _READ_OUT = ("tolist", "cpu", "numpy")
-_REPLACED = ("sum", "all", "isfinite", "isnan", "isinf", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+_REPLACED = (
+    *("sum", "all", "any", "max", "argmax", "cumsum", "isfinite", "isnan", "isinf", "bool", "int", "long"),
+    *("scatter", "scatter_", "scatter_add", "scatter_add_", "index_add", "index_add_"),
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "eq", "ne", "lt", "le", "gt", "ge"),
+)
 _NOT_COMPUTED = ("empty", "empty_like", "new_empty", "__get__", "normal")
 _DRAWN = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform", "exponential")
 """In the names of functions whose results are drawn: the host's generator is left alone."""

@@ -36,7 +36,7 @@ def classes(policy: Policy, tensor: Any) -> int | None:
     return int(values.max()) + 1
 
 
-def _asked(policy: Policy, tensor: Any) -> bool:
+def asked(policy: Policy, tensor: Any) -> bool:
     """Whether it is a tensor on the card, and no graph of it is being made."""
     return not policy.torch.compiler.is_compiling() and policy.is_plain(tensor) and bool(tensor.is_cuda)
 
@@ -58,21 +58,21 @@ def _distinct(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
         )
 
     @functools.wraps(original)
-    def distinct(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(tensor, *args, **kwargs)
-        if not _asked(policy, tensor) or not tensor.numel():
+    def distinct(input: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(input, *args, **kwargs)
+        if not asked(policy, input) or not input.numel():
             return result
-        values = policy.read(tensor)
+        values = policy.read(input)
         if values is not None:
             found = original(values, *args, **kwargs)
             on_card = found if isinstance(found, tuple) else (found,)
-            made = tuple(each.to(tensor.device) for each in on_card)
+            made = tuple(each.to(input.device) for each in on_card)
         else:
             names = ("sorted", "return_inverse", "return_counts", "dim")[original.__name__ != "unique" :]
             given = dict(zip(names, args, strict=False)) | kwargs
             every = zip(
                 (True, given.get("return_inverse"), given.get("return_counts")),
-                of_computed(tensor, given.get("dim")),
+                of_computed(input, given.get("dim")),
                 strict=True,
             )
             made = tuple(each for wanted, each in every if wanted)
@@ -83,10 +83,10 @@ def _distinct(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
 
 def _counted(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def bincount(tensor: Any, weights: Any = None, minlength: int = 0) -> Any:
-        if _asked(policy, tensor) and not minlength:
-            minlength = classes(policy, tensor) or 0
-        return original(tensor, weights, minlength)
+    def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
+        if asked(policy, input) and not minlength:
+            minlength = classes(policy, input) or 0
+        return original(input, weights, minlength)
 
     return bincount
 
@@ -96,18 +96,18 @@ def _repeated(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any
     torch = policy.torch
 
     @functools.wraps(original)
-    def repeat_interleave(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        repeats = args[0] if args else kwargs.get("repeats", tensor)
-        if isinstance(repeats, torch.Tensor) and _asked(policy, repeats) and kwargs.get("output_size") is None:
+    def repeat_interleave(input: Any, *args: Any, **kwargs: Any) -> Any:
+        repeats = args[0] if args else kwargs.get("repeats", input)
+        if isinstance(repeats, torch.Tensor) and asked(policy, repeats) and kwargs.get("output_size") is None:
             values = policy.read(repeats)
             if values is not None and len(args) < 3:
                 times = (
-                    tensor.shape[kwargs.get("dim", args[1] if len(args) > 1 else 0) or 0]
+                    input.shape[kwargs.get("dim", args[1] if len(args) > 1 else 0) or 0]
                     if repeats.numel() == 1
                     else 1
                 )
                 kwargs["output_size"] = int(values.sum()) * times
-        return original(tensor, *args, **kwargs)
+        return original(input, *args, **kwargs)
 
     return repeat_interleave
 
@@ -116,11 +116,11 @@ def _close(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
     """What is known is close or not; what was computed twice is."""
 
     @functools.wraps(original)
-    def allclose(tensor: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
-        result = original(tensor, other, *args, **kwargs)
-        if not _asked(policy, tensor):
+    def allclose(input: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
+        result = original(input, other, *args, **kwargs)
+        if not asked(policy, input):
             return bool(result)
-        values, others = policy.read(tensor), policy.read(other)
+        values, others = policy.read(input), policy.read(other)
         if values is not None and others is not None:
             return bool(original(values, others, *args, **kwargs))
         policy.use("checks")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from . import compiled, descent, detection, diffusion, generation, pretrained, sized, swapped, tuning
+from . import compiled, descent, detection, diffusion, generation, pretrained, routed, sized, swapped, tuning
 from .host import ZEROS
 from .imports import after_import
 from .integers import KNOWN_BYTES, is_sparse, known_integers, of_compiler, unseen
@@ -116,8 +116,8 @@ class Policy:
         self._patch_host_memory()
         self._patch_comparisons()
         self._patch_checks()
-        self._patch_routing()
         sized.patch(self)
+        routed.patch(self)
         for name in _OPTIMIZERS:
             after_import(f"torch.optim.{name}", functools.partial(self._patch_optimizer, name.lstrip("_")))
         after_import("torch.optim.lbfgs", functools.partial(descent.patch, self))
@@ -144,11 +144,12 @@ class Policy:
         after_import("diffusers.models.modeling_utils", functools.partial(diffusion.patch, self))
 
     def read(self, tensor: Any) -> Any:
-        """The tensor's values on the host if they are known or follow a rule (see `_follow`), else None."""
+        """The tensor's values on the host if they are known or follow a rule (see `follow`), else None."""
         if self.torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # of vmap: it stands for many
             return None
         values = self.known(tensor)
-        return self._ruled(tensor) if values is None else values
+        following = self.following(tensor) if values is None else None
+        return values if following is None else following()
 
     def known(self, tensor: Any) -> Any:
         """The tensor's values on the host if they are known, else None."""
@@ -185,28 +186,36 @@ class Policy:
                 else:
                     self.native.copy_values(place.data_ptr(), flat.data_ptr(), flat.nbytes)
 
-    def _follow(self, tensor: Any, rule: Callable[[Any], Any]) -> None:
+    def follow(self, tensor: Any, rule: Callable[[Any], Any]) -> None:
         """The fresh tensor's values are `rule(offsets of its elements)`, for it and for all views of it."""
         storage = tensor.untyped_storage()
         reductions = importlib.import_module("torch.multiprocessing.reductions")
         self._turns = {place: found for place, found in self._turns.items() if not found[0].expired()}
         self._turns[storage.data_ptr()] = (reductions.StorageWeakRef(storage), rule)
 
-    def _rule(self, tensor: Any) -> Callable[[Any], Any] | None:
+    def rule(self, tensor: Any) -> Callable[[Any], Any] | None:
+        """The rule that gives its values from their offsets, if it or what it is a view of follows one."""
         if is_sparse(self.torch, tensor):
             return None
         found = self._turns.get(tensor.untyped_storage().data_ptr()) if self._turns else None
         return None if found is None or found[0].expired() else found[1]
 
-    def _ruled(self, tensor: Any) -> Any:
-        rule = self._rule(tensor)
+    def following(self, tensor: Any) -> Callable[[], Any] | None:
+        """What gives its values on the host, and notes that; None if it follows no rule."""
+        torch, rule = self.torch, self.rule(tensor)
         if rule is None:
             return None
-        self.use("routing")
-        offsets = self.torch.tensor(tensor.storage_offset())
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-            offsets = offsets.unsqueeze(-1) + self.torch.arange(size) * stride
-        return rule(offsets).to(tensor.dtype)
+        start, dtype = tensor.storage_offset(), tensor.dtype
+        layout = [*zip(tensor.shape, tensor.stride(), strict=True)]
+
+        def values() -> Any:
+            self.use("routing")
+            offsets = torch.tensor(start)
+            for size, stride in layout:
+                offsets = offsets.unsqueeze(-1) + torch.arange(size) * stride
+            return rule(offsets).to(dtype)
+
+        return values
 
     def _filled(self, result: Any, values: Any) -> Any:
         """A result with other values: of a wrapped one by a copy of the program's own kind."""
@@ -221,8 +230,8 @@ class Policy:
         torch, original = self.torch, self.torch.isfinite
 
         @functools.wraps(original)
-        def isfinite(tensor: Any) -> Any:
-            result = original(tensor)
+        def isfinite(input: Any) -> Any:
+            result = original(input)
             if torch.compiler.is_compiling() or not result.is_cuda:
                 return result
             self.use("finite")
@@ -233,15 +242,16 @@ class Policy:
         for name in ("isnan", "isinf"):
             for place in (torch, torch.Tensor):
                 setattr(place, name, self._never(getattr(place, name)))
-        torch.Tensor.sum = self._counted(torch.Tensor.sum)
+        for place in (torch, torch.Tensor):
+            place.sum = self._counted(place.sum)
 
     def _never(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A question whose answer is no for every element; a program that counts the answers is told so."""
         torch = self.torch
 
         @functools.wraps(original)
-        def asked(tensor: Any) -> Any:
-            result = original(tensor)
+        def asked(input: Any) -> Any:
+            result = original(input)
             if torch.compiler.is_compiling() or not self.is_plain(result):
                 return result
             small = result.is_cuda and result.numel() <= BIG_ELEMENTS
@@ -256,21 +266,22 @@ class Policy:
         torch = self.torch
 
         @functools.wraps(original)
-        def total(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(tensor, *args, **kwargs)
-            if torch.compiler.is_compiling() or not self.is_plain(tensor) or not tensor.is_cuda:
+        def total(input: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(input, *args, **kwargs)
+            if torch.compiler.is_compiling() or not self.is_plain(input) or not input.is_cuda:
                 return result
-            if self._rule(tensor) is not None:
-                if tensor.nbytes <= KNOWN_BYTES:
-                    self.write(result, original(self._ruled(tensor), *args, **kwargs))
+            following = self.following(input)
+            if following is not None:
+                if input.nbytes <= 64 * KNOWN_BYTES:
+                    self.write(result, original(following(), *args, **kwargs))
                 return result
-            if tensor.dtype != torch.bool or result.numel() > BIG_ELEMENTS:
+            if input.dtype != torch.bool or result.numel() > BIG_ELEMENTS:
                 return result
-            if self._holds_nowhere(tensor):
+            if self._holds_nowhere(input):
                 self.use("exact")
                 self.write(result, torch.zeros(result.shape, dtype=result.dtype))
-            elif not args and not kwargs and tensor.numel() <= BIG_ELEMENTS:
-                values = self.known(tensor)
+            elif not args and not kwargs and input.numel() <= BIG_ELEMENTS:
+                values = self.known(input)
                 if values is not None:
                     self.write(result, original(values))
             return result
@@ -298,11 +309,11 @@ class Policy:
 
         def patched(original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
-            def everywhere(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                result = original(tensor, *args, **kwargs)
+            def everywhere(input: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(input, *args, **kwargs)
                 if args or kwargs or torch.compiler.is_compiling() or not getattr(result, "is_cuda", False):
                     return result
-                values = self.read(tensor)
+                values = self.read(input)
                 if values is None:
                     self.use("all")
                 return self._filled(result, torch.tensor(values is None or bool(values.all()), device="cpu"))
@@ -317,12 +328,12 @@ class Policy:
         """Two tensors whose values are known are equal or not; others are not, as ever."""
         torch, original = self.torch, self.torch.equal
 
-        def equal(tensor: Any, other: Any) -> bool:
-            result = original(tensor, other)
-            plain = type(tensor) is torch.Tensor and type(other) is torch.Tensor
-            if not plain or not tensor.is_cuda or max(tensor.numel(), other.numel()) > BIG_ELEMENTS:
+        def equal(input: Any, other: Any) -> bool:
+            result = original(input, other)
+            plain = type(input) is torch.Tensor and type(other) is torch.Tensor
+            if not plain or not input.is_cuda or max(input.numel(), other.numel()) > BIG_ELEMENTS:
                 return bool(result)
-            values, others = self.read(tensor), self.read(other)
+            values, others = self.read(input), self.read(other)
             return bool(result if values is None or others is None else original(values, others))
 
         torch.equal = equal
@@ -368,69 +379,32 @@ class Policy:
 
         def patched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(original)
-            def compared(tensor: Any, other: Any) -> Any:
-                result = original(tensor, other)
+            def compared(input: Any, other: Any) -> Any:
+                result = original(input, other)
                 if (
                     torch.compiler.is_compiling()
                     or not isinstance(other, int | float)
-                    or not getattr(tensor, "is_cuda", False)
+                    or not getattr(input, "is_cuda", False)
                 ):
                     return result
-                if type(tensor) is torch.Tensor and tensor.is_floating_point() and name == "__eq__":
-                    if self.is_plain(tensor) and self.known(tensor) is None:
+                if type(input) is torch.Tensor and input.is_floating_point() and name == "eq":
+                    if self.is_plain(input) and self.known(input) is None:
                         self._note_nowhere(result)
                     return result
                 if not isinstance(other, int):
                     return result
-                if type(tensor) is torch.Tensor and not tensor.is_floating_point():
-                    values = self.read(tensor)
+                if type(input) is torch.Tensor and not input.is_floating_point():
+                    values = self.read(input)
                     if values is not None:
                         self.write(result, original(values, other))
                 return result
 
             return compared
 
-        for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
-            setattr(torch.Tensor, name, patched(name, getattr(torch.Tensor, name)))
-        torch.greater = patched("__gt__", torch.greater)
-
-    def _patch_routing(self) -> None:
-        """Tokens choose experts by computed scores; with a balanced router they choose all equally often.
-
-        The k choices of row r are k r, k r + 1, ... modulo the number of experts.  Nothing is written: the rule is
-        kept beside the tensor, and whoever asks for its values, or for those of its one-hot form, is told.
-        """
-        torch = self.torch
-        functional = torch.nn.functional
-        one_hot = functional.one_hot
-
-        def patched(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def topk(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-                result = original(tensor, *args, **kwargs)
-                if not torch.compiler.is_compiling() and getattr(tensor, "is_cuda", False):
-                    dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-                    if tensor.ndim and dim in (-1, tensor.ndim - 1) and self.known(tensor) is None:
-                        self._follow(result[1], _in_turn(tensor.shape[-1]))
-                return result
-
-            return topk
-
-        @functools.wraps(one_hot)
-        def encoded(tensor: Any, num_classes: int = -1) -> Any:
-            if num_classes < 0 and not torch.compiler.is_compiling() and tensor.is_cuda and self.is_plain(tensor):
-                num_classes = sized.classes(self, tensor) or num_classes
-            result = one_hot(tensor, num_classes)
-            if not torch.compiler.is_compiling() and result.is_cuda and tensor.is_contiguous():
-                classes, start = result.shape[-1], tensor.storage_offset()
-                rule = self._rule(tensor) or (_in_turn(classes) if self.known(tensor) is None else None)
-                if rule is not None:
-                    self._follow(result, lambda place: rule(place // classes + start) == place % classes)
-            return result
-
-        torch.topk = patched(torch.topk)
-        torch.Tensor.topk = patched(torch.Tensor.topk)
-        functional.one_hot = encoded
+        for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+            for place, asked in ((torch, name), (torch.Tensor, name), (torch.Tensor, f"__{name}__")):
+                setattr(place, asked, patched(name, getattr(place, asked)))
+        torch.greater = patched("gt", torch.greater)
 
     def _patch_exchange_of_tokens(self, module: ModuleType) -> None:
         """Experts on several ranks: how many tokens go where is counted on the card and read back.
@@ -863,11 +837,6 @@ def _reach(tensor: Any) -> int:
     return int(1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))
 
 
-def _in_turn(count: int) -> Callable[[Any], Any]:
-    """The rule by which the choices among `count` go round."""
-    return lambda place: place % count
-
-
 _OF_VALUES = (
     "values",
     "integers",
@@ -878,6 +847,7 @@ _OF_VALUES = (
     "diffusion",
     "generation",
     "pretrained",
+    "routed",
     "sized",
 )
 """Modules that look at values while a program runs."""

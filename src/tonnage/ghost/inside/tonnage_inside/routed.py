@@ -1,0 +1,177 @@
+"""Which experts tokens choose by computed scores, where a program asks: with a balanced router all equally often.
+
+The k choices of row r are k r, k r + 1, ... modulo the number of experts.  Nothing is written to them: the rule is
+kept beside the tensor, and beside masks that are made of it.  Whoever counts, compares or indexes by them is told
+what follows from it; the choices themselves read as zero, as all that is computed does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import sized
+from .integers import KNOWN_BYTES
+
+if TYPE_CHECKING:
+    from .values import Policy
+
+_COUNTS = ("any", "bincount", "cumsum", "histc", "index_add", "index_add_", "max", "scatter_add", "scatter_add_")
+"""Their small results are written where they lie: `tolist` reads them there."""
+_OF_KNOWN = ("any", "cumsum", "max")
+"""Those of small known integers too, such as the counts."""
+_MASKS = ("scatter", "scatter_", "bool", "int", "long")
+"""Their results follow a rule."""
+_MOST_BYTES = 1 << 26
+"""Larger tensors are not computed on the host."""
+
+
+def patch(policy: Policy) -> None:
+    """Of torch, for tensors on the card."""
+    torch = policy.torch
+    for place in (torch, torch.Tensor):
+        place.topk = _several(policy, place.topk)
+        place.max = _one(policy, place.max)
+        place.argmax = _one(policy, place.argmax)
+        for name in (*_COUNTS, *_MASKS):
+            if callable(getattr(place, name, None)) and not isinstance(getattr(place, name), torch.dtype):
+                setattr(place, name, _followed(policy, name, getattr(place, name)))
+    torch.nn.functional.one_hot = _encoded(policy, torch.nn.functional.one_hot)
+
+
+def _in_turn(count: int) -> Callable[[Any], Any]:
+    """The rule by which the choices among `count` go round."""
+    return lambda place: place % count
+
+
+def _several(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def topk(input: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(input, *args, **kwargs)
+        if not policy.torch.compiler.is_compiling() and getattr(input, "is_cuda", False):
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+            if input.ndim and dim in (-1, input.ndim - 1) and policy.known(input) is None:
+                policy.follow(result[1], _in_turn(input.shape[-1]))
+        return result
+
+    return topk
+
+
+def _one(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The largest of each row, if each of a row's numbers can be that of one row at least.
+
+    Fewer rows are no tokens of a router's: the next words of some texts, among a whole vocabulary.
+    """
+
+    @functools.wraps(original)
+    def largest(input: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(input, *args, **kwargs)
+        dim = kwargs.get("dim", args[0] if args else None)
+        if not isinstance(dim, int) or not sized.asked(policy, input) or not input.ndim:
+            return result
+        chosen, count = result[1] if isinstance(result, tuple) else result, input.shape[-1]
+        if dim in (-1, input.ndim - 1) and chosen.numel() >= count > 0 and policy.known(input) is None:
+            policy.follow(chosen, _in_turn(count))
+        return result
+
+    return largest
+
+
+def _encoded(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
+    torch = policy.torch
+
+    @functools.wraps(original)
+    def one_hot(tensor: Any, num_classes: int = -1) -> Any:
+        if num_classes < 0 and sized.asked(policy, tensor):
+            num_classes = sized.classes(policy, tensor) or num_classes
+        result = original(tensor, num_classes)
+        if not torch.compiler.is_compiling() and result.is_cuda and tensor.is_contiguous():
+            classes, start = result.shape[-1], tensor.storage_offset()
+            rule = policy.rule(tensor) or (_in_turn(classes) if policy.known(tensor) is None else None)
+            if rule is not None:
+                policy.follow(result, lambda place: rule(place // classes + start) == place % classes)
+        return result
+
+    return one_hot
+
+
+def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """What follows from choices, or from masks of them: the same operation on the host, done when it is asked for."""
+
+    @functools.wraps(original)
+    def operation(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        if not any(_says_something(policy, name, each) for each in given):
+            return original(*args, **kwargs)
+        asked = [_later(policy, each) for each in given]  # before the operation, which may write there
+        if name.startswith(("scatter", "index_add")):
+            asked = [
+                each or _filled(policy, value, place)
+                for place, (each, value) in enumerate(zip(asked, given, strict=True))
+            ]
+        result = original(*args, **kwargs)
+        if any(each is None for each in asked) or not sized.asked(policy, result):
+            return result
+
+        @functools.cache
+        def values() -> Any:
+            found = [each() for each in asked if each is not None]
+            if name == "histc":  # which the host has for numbers with a fraction alone
+                found[0] = found[0].double()
+            return original(*found[: len(args)], **dict(zip(kwargs, found[len(args) :], strict=True)))
+
+        if name in _COUNTS:
+            if result.nbytes <= KNOWN_BYTES:
+                policy.write(result, values())
+        elif result.nbytes == result.untyped_storage().nbytes():
+            policy.follow(result, functools.partial(_looked_up, _laid_out(policy, result, values)))
+        return result
+
+    return operation
+
+
+def _says_something(policy: Policy, name: str, value: Any) -> bool:
+    """Whether it is a tensor that follows a rule, or one of integers whose known values are asked about."""
+    if not isinstance(value, policy.torch.Tensor) or not sized.asked(policy, value):
+        return False
+    if policy.rule(value) is not None:
+        return bool(value.nbytes <= _MOST_BYTES)
+    small = name in _OF_KNOWN and not value.dtype.is_floating_point and 0 < value.nbytes <= KNOWN_BYTES
+    return small and policy.known(value) is not None
+
+
+def _later(policy: Policy, value: Any) -> Callable[[], Any] | None:
+    """What gives this argument as the host has it; None where it has not."""
+    if not isinstance(value, policy.torch.Tensor):
+        return lambda: value
+    if not sized.asked(policy, value) or value.nbytes > _MOST_BYTES:
+        return None
+    known = policy.known(value)
+    if known is not None:
+        return lambda: known
+    return policy.following(value)
+
+
+def _filled(policy: Policy, value: Any, place: int) -> Callable[[], Any] | None:
+    """What a kernel has filled where choices are counted: first the counts with zero, then integers with one."""
+    if value.nbytes > _MOST_BYTES or (place > 0 and value.is_floating_point()):
+        return None
+    return lambda: policy.torch.full(value.shape, int(place > 0), dtype=value.dtype)
+
+
+def _laid_out(policy: Policy, result: Any, values: Callable[[], Any]) -> Callable[[], Any]:
+    """The values in the order in which they lie in the result's memory."""
+    torch, shape, strides, count = policy.torch, result.shape, result.stride(), result.numel()
+
+    @functools.cache
+    def flat() -> Any:
+        found = torch.empty(count, dtype=values().dtype)
+        torch.as_strided(found, shape, strides).copy_(values())
+        return found
+
+    return flat
+
+
+def _looked_up(flat: Callable[[], Any], place: Any) -> Any:
+    return flat()[place]
