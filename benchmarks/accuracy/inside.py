@@ -75,7 +75,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 def _measure(request: dict[str, Any]) -> dict[str, Any]:
     """What the script says of itself on a fresh card."""
     ghost = card.take(request["settings"], rank=request["rank"], world_size=request["ranks"])
-    values.Policy(torch, ghost).install()
+    values.install(values.Policy(torch, ghost))
     shortcuts.install()
     script = importlib.import_module(f"benchmarks.accuracy.scripts.{request['script']}")
     answer = script.measure(**request["arguments"])

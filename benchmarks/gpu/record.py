@@ -104,7 +104,7 @@ def _take_the_usual_paths() -> None:
     sys.path.append(str(Path(ghost.__file__).parent / "inside"))
     from tonnage_inside import native, values
 
-    values.Policy(torch, native.load()).install()
+    values.install(values.Policy(torch, native.load()))
 
 
 def _forked_children_work() -> bool:

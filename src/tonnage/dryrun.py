@@ -44,7 +44,7 @@ _OF_VALUES: Final = ("RuntimeError", "IndexError", "ValueError", "AssertionError
 """Errors that a number can lead to which was not computed."""
 
 _SIZED: Final = "unique of computed values"
-"""How an assumption begins about the size of a result (`ASSUMED` of `tonnage_inside.values`)."""
+"""How an assumption begins about the size of a result (`ASSUMED` of `tonnage_inside.values.policy`)."""
 
 _SECOND: Final = (
     "These figures are of a second run, in which what is computed from small values that are known is computed on "

@@ -22,7 +22,7 @@ def main() -> None:
 
     ghost = native.load()
     assert ghost is not None
-    values.Policy(torch, ghost).install()
+    values.install(values.Policy(torch, ghost))
     ranks.prepare(torch, ghost)
     groups = itertools.groupby(sys.argv[1:], "--".__eq__)
     alone(torch, *one_of([list(words) for separator, words in groups if not separator]))

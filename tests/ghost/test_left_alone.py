@@ -23,7 +23,7 @@ def test_functions_methods_and_what_they_define_are_left_alone(frames: str) -> N
     program = (
         "import json, types\n"
         "from types import SimpleNamespace\n"
-        "from tonnage_inside import compiled\n"
+        "from tonnage_inside.values import compiled\n"
         f"marked = []\n{frames}"
         "torch = SimpleNamespace(_C=SimpleNamespace(_dynamo=SimpleNamespace(eval_frame=frames)))\n"
         "module = types.ModuleType('some')\n"

@@ -178,7 +178,7 @@ def _do(request: dict[str, Any], built: list[object]) -> dict[str, Any]:
     ghost = card.take(request["settings"], rank=request["rank"], world_size=request["world_size"])
     job, plan = _job(request["job"]), Plan(**request["plan"])
     policy = values.Policy(torch, ghost)
-    policy.install()
+    values.install(policy)
     shortcuts.install()
     decided.install()
     every_event = request.get("every_event", not _on_one_stream(plan, request["world_size"]))

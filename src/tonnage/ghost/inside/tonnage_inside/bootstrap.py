@@ -41,10 +41,10 @@ def _torch_is_here(torch: ModuleType, script: Script, told: dict[str, str]) -> N
     watch = Watch(torch, ghost, stop_after_steps=int(told.get("TONNAGE_STEPS", "3")))
     policy = values.Policy(torch, ghost)
     if ghost is not None:
-        policy.install()
+        values.install(policy)
         kernels.keep_apart(told)
         if told.get("TONNAGE_FOLLOW"):
-            torch.cuda._lazy_call(lambda: policy.follow_integers(numbers=True))
+            torch.cuda._lazy_call(lambda: values.integers.follow(policy, numbers=True))
         saves.Saves(torch, Path(told["TONNAGE_OUT"]) / "saved", policy.use).install()
         ghost.log(True)
     ranks.prepare(torch, ghost)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .pretrained import small_checkpoint
 
 if TYPE_CHECKING:
-    from .values import Policy
+    from .policy import Policy
 
 _LOCATING_OPTIONS = (
     *("cache_dir", "force_download", "proxies", "local_files_only", "token", "revision", "subfolder"),

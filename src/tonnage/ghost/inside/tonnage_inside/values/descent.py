@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .values import Policy
+    from .policy import Policy
 
 _NEVER = -1.0
 """Neither a size nor a change is less than this."""

@@ -9,10 +9,10 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .host import ZEROS
+from ..host import ZEROS
 
 if TYPE_CHECKING:
-    from .values import Policy
+    from .policy import Policy
 
 SMALL_WEIGHTS_BYTES = 1 << 30
 """A local checkpoint up to this size is really read."""

@@ -15,7 +15,7 @@ from . import sized
 from .integers import KNOWN_BYTES
 
 if TYPE_CHECKING:
-    from .values import Policy
+    from .policy import Policy
 
 _COUNTS = ("any", "bincount", "cumsum", "histc", "index_add", "index_add_", "max", "scatter_add", "scatter_add_")
 """Their small results are written where they lie: `tolist` reads them there."""

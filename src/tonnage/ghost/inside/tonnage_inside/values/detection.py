@@ -6,6 +6,7 @@ masks would be those of all proposals, where a sampler takes at most 512 of an i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 from .integers import known_integers
 
 if TYPE_CHECKING:
-    from .values import Policy
+    from .policy import Policy
+
+DENOISING = ("d_fine", "deimv2", "pp_doclayout_v2", "pp_doclayout_v3", "rt_detr", "rt_detr_v2")
+"""Types of transformers whose queries are noised boxes."""
 
 
 def patch_sampler(policy: Policy, module: ModuleType) -> None:
@@ -74,6 +78,26 @@ def patch_heads(policy: Policy, module: ModuleType) -> None:
     kind.select_training_samples = select_training_samples
     kind.postprocess_detections = postprocess_detections
     kind.forward = _following(policy, kind.forward)
+
+
+def patch_denoising(policy: Policy, module: ModuleType) -> None:
+    """RT-DETR's family looks up which noised queries are made of real boxes: that follows from their numbers."""
+    torch = policy.torch
+    original = module.get_contrastive_denoising_training_group  # type: ignore[attr-defined]
+
+    @functools.wraps(original)
+    def group(targets: Any, *args: Any, **kwargs: Any) -> Any:
+        counts = torch.tensor([len(target["class_labels"]) for target in targets]).unsqueeze(1)
+        most = int(counts.max())
+
+        def positive(shape: Any) -> Any:
+            places = torch.arange(shape[-1]).expand(shape) % (2 * most)
+            return places < counts
+
+        with policy.telling(positive) if targets[0]["class_labels"].is_cuda else contextlib.nullcontext():
+            return original(targets, *args, **kwargs)
+
+    module.get_contrastive_denoising_training_group = group  # type: ignore[attr-defined]
 
 
 def _objects(sampler: Any) -> int:

@@ -7,10 +7,11 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from . import integers
 from .integers import KNOWN_BYTES
 
 if TYPE_CHECKING:
-    from .values import Policy
+    from .policy import Policy
 
 
 def patch(policy: Policy, module: ModuleType) -> None:
@@ -45,7 +46,7 @@ def patch(policy: Policy, module: ModuleType) -> None:
             policy.use("generation")
             prompt = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs"))
             policy.write(tokens, _continued(policy, _ends(mixin, kwargs), prompt, tokens))
-            policy.follow_integers()
+            integers.follow(policy)
         return answer
 
     limit.__call__ = counted

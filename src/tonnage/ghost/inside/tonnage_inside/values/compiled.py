@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .imports import after_import
+from ..imports import after_import
 from .integers import KNOWN_BYTES, is_small, without_values
 
 if TYPE_CHECKING:
-    from .values import Policy
+    from .policy import Policy
 
 
 def follow(policy: Policy) -> None:

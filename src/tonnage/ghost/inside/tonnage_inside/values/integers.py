@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .values import Policy
+    from .policy import Policy
 
 KNOWN_BYTES = 1 << 20
 """Values of tensors up to this size are remembered, as the ghost remembers copies."""
@@ -147,3 +147,29 @@ def known_integers(policy: Policy, *, numbers: bool = False) -> Any:
             return result
 
     return KnownIntegers
+
+
+def follow(policy: Policy, *, numbers: bool = False) -> None:
+    """From here on, in this thread, what is computed from known integers is known; or of all small `numbers`."""
+    torch = policy.torch
+    if torch._C._len_torch_function_stack() == 0:
+        mode = known_integers(policy, numbers=numbers)()
+        _take_over_in_backward(torch, mode)
+        mode.__enter__()
+
+
+def _take_over_in_backward(torch: Any, mode: Any) -> None:
+    """Layers that were checkpointed run again in the engine's threads, which take over the caller's modes.
+
+    A mode is put aside while it is asked, as it is about `backward`: the engine is then called without it.
+    """
+    autograd = torch.autograd
+    original = autograd._engine_run_backward
+
+    @functools.wraps(original)
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        aside = torch._C._len_torch_function_stack() == 0
+        with mode if aside else contextlib.nullcontext():
+            return original(*args, **kwargs)
+
+    autograd._engine_run_backward = run_backward

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .values import Policy
+    from .policy import Policy
 
 
 def patch(policy: Policy) -> None:

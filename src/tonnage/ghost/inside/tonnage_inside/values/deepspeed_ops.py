@@ -1,14 +1,35 @@
-"""DeepSpeed's tensors in files (ZeRO-Infinity): its asynchronous reads and writes without a file.
+"""Operations that DeepSpeed compiles at first use: Adam's kernels, for minutes, and files (ZeRO-Infinity).
 
-DeepSpeed compiles the operation at first use, for which it needs libaio and a compiler; its Python code makes buffers
-and lists of what is where, and that is run.  A file keeps no values here, as the card keeps none.
+The latter need libaio and a compiler.  DeepSpeed's Python code makes states, buffers and lists of what is where, and
+that is run; the kernels do nothing, and a file keeps no values here, as the card keeps none.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .policy import Policy
 
 
-def operation(torch: Any, used: Callable[[], None]) -> type:
+def patch(policy: Policy, module: ModuleType) -> None:
+    """Of `deepspeed.ops.op_builder.builder`."""
+
+    def nothing(*_args: Any, **_kwargs: Any) -> None:
+        policy.use("compiled_adam")
+
+    on_card = SimpleNamespace(multi_tensor_adam=nothing)
+    on_host = SimpleNamespace(create_adam=nothing, adam_update=nothing, destroy_adam=nothing)
+    files = SimpleNamespace(aio_handle=_files(policy.torch, lambda: policy.use("swapped")))
+    module.OpBuilder._loaded_ops |= {
+        **{"fused_adam": on_card, "cpu_adam": on_host},
+        **{"async_io": files, "pin_memory": SimpleNamespace(pin_handle=files.aio_handle)},
+    }
+
+
+def _files(torch: Any, used: Callable[[], None]) -> type:
     """What DeepSpeed calls `aio_handle`; `used` hears of each one that is made."""
 
     class Handle:

@@ -3,15 +3,20 @@
 The first that compiles is the one that it would take; the others, of which there may be a hundred, are left out.
 """
 
+from __future__ import annotations
+
 import functools
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .policy import Policy
 
 _SLOW = [float("inf")] * 3
 """What the autotuner writes down of a form that cannot run: the median and two quantiles of its seconds."""
 
 
-def patch(module: ModuleType) -> None:
+def patch(_policy: Policy, module: ModuleType) -> None:
     """Of `triton.runtime.autotuner`."""
     kind = module.Autotuner
     measure, prune = kind._bench, kind.prune_configs

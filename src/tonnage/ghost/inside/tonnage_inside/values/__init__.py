@@ -1,0 +1,79 @@
+"""The values policy: what a program reads back from a GPU that computes nothing.
+
+Really there: whatever was copied to the card from the host (up to 1 MiB a copy), set by memset, or copied on
+from there; libghost.so tracks which bytes these are.  Everything else was to be computed by a kernel and reads as
+zero: a loss prints 0.0, `isnan(x).any()` is False, GradScaler finds no infinity, a generation never meets its end
+token.  Where zero would send a program down a path that real data does not take, a small named patch of the modules
+here takes the usual one instead; each says so, once used, in the report's `assumed` (`policy`).
+"""
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+from ..imports import after_import
+from . import (
+    chosen,
+    compiled,
+    conditions,
+    constants,
+    deepspeed_ops,
+    descent,
+    detection,
+    diffusion,
+    experts,
+    generation,
+    integers,
+    lengths,
+    masks,
+    multimodal,
+    pretrained,
+    routed,
+    sized,
+    spared,
+    tuning,
+)
+from .policy import Policy
+
+__all__ = ["Policy", "install", "integers"]
+
+TRACKERS = ("wandb", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "neptune_scale", "trackio")
+"""Packages that the dry-run's environment told to work offline (tonnage.trackers)."""
+
+_OF_TORCH = (conditions, constants, spared, sized, routed, chosen)
+
+_OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
+    *((f"torch.optim.{name}", spared.patch_optimizer) for name in spared.OPTIMIZERS),
+    ("torch.optim.lbfgs", descent.patch),
+    ("torch.distributed.distributed_c10d", lengths.patch_object_exchange),
+    ("triton.runtime.autotuner", tuning.patch),
+    ("deepspeed.ops.op_builder.builder", deepspeed_ops.patch),
+    ("transformers.masking_utils", masks.patch),
+    ("transformers.generation.utils", generation.patch),
+    ("transformers.modeling_utils", pretrained.patch),
+    ("transformers.modeling_utils", multimodal.patch),
+    ("transformers.distributed.expert_parallel", experts.patch_exchange),
+    ("transformers.models.jetmoe.modeling_jetmoe", experts.patch_jetmoe),
+    ("transformers.models.switch_transformers.modeling_switch_transformers", experts.patch_switch),
+    ("transformers.models.gemma4.modeling_gemma4", multimodal.patch_pooling),
+    *((f"transformers.models.{name}.modeling_{name}", detection.patch_denoising) for name in detection.DENOISING),
+    ("trl.trainer.sft_trainer", lengths.patch_chunks),
+    ("torchvision.models.detection._utils", detection.patch_sampler),
+    ("torchvision.models.detection.rpn", detection.patch_proposals),
+    ("torchvision.models.detection.roi_heads", detection.patch_heads),
+    ("diffusers.models.modeling_utils", diffusion.patch),
+)
+"""What is done when a module is imported."""
+
+
+def install(policy: Policy) -> None:
+    """Patch torch now, and other libraries when they are imported."""
+    looking = [module for name, module in sys.modules.items() if name.startswith(f"{__name__}.")]
+    compiled.leave_alone(policy.torch, [*looking, sys.modules[f"{__package__.rpartition('.')[0]}.native"]])
+    for part in _OF_TORCH:
+        part.patch(policy)
+    for name, patch in _OF_LIBRARIES:
+        after_import(name, functools.partial(patch, policy))
+    for name in TRACKERS:
+        after_import(name, lambda module: policy.use("trackers"))

@@ -1,0 +1,47 @@
+"""Elements that a mask chooses: all of a computed one."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .policy import Policy
+
+
+def patch(policy: Policy) -> None:
+    """Of torch, once a card is used."""
+    policy.torch.cuda._lazy_call(functools.partial(_patch, policy))
+
+
+def _patch(policy: Policy) -> None:
+    """At the dispatcher, because boolean indexing calls it from C++."""
+    torch = policy.torch
+
+    def nonzero(mask: Any) -> Any:
+        values = policy.read(mask)
+        if values is None and policy.told is not None:
+            values = policy.told(mask.shape)
+        if values is None:
+            policy.use("nonzero")
+            values = torch.ones(mask.shape, dtype=torch.bool)
+        return torch.nonzero(values).to(mask.device)
+
+    def masked_select(tensor: Any, mask: Any) -> Any:
+        """As torch's own kernel: by an index that is made of the mask."""
+        tensor, mask = torch.broadcast_tensors(tensor, mask)
+        return torch.ops.aten.index.Tensor(tensor, [mask])
+
+    def masked_scatter_backward(gradient: Any, mask: Any, sizes: Any) -> Any:
+        """As torch's own.  What was scattered says how many the mask chooses, also where that is computed."""
+        count = math.prod(sizes)
+        with policy.telling(lambda shape: (torch.arange(math.prod(shape)) < count).view(shape)):
+            chosen = torch.ops.aten.masked_select(gradient, mask)
+        if chosen.numel() < count:
+            chosen = torch.cat([chosen, chosen.new_zeros(count - chosen.numel())])
+        return chosen.view(sizes)
+
+    policy.implement("masked_scatter_backward", masked_scatter_backward, "CUDA")
+    policy.implement("nonzero", nonzero, "CUDA")
+    policy.implement("masked_select", masked_select, "CUDA")

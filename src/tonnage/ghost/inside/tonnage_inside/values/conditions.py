@@ -1,0 +1,198 @@
+"""What conditions on computed tensors come to: finite, equal, true everywhere, true somewhere, and how often."""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from .integers import KNOWN_BYTES, of_compiler
+from .policy import BIG_ELEMENTS, Policy
+
+
+class _Nowhere:
+    """Masks that are false everywhere; nothing is written, but who counts them is told."""
+
+    def __init__(self) -> None:
+        self._live: dict[int, Any] = {}
+
+    def note(self, mask: Any) -> None:
+        """The mask is fresh."""
+        storage = mask.untyped_storage()
+        reductions = importlib.import_module("torch.multiprocessing.reductions")
+        self._live = {place: found for place, found in self._live.items() if not found.expired()}
+        self._live[storage.data_ptr()] = reductions.StorageWeakRef(storage)
+
+    def holds(self, mask: Any) -> bool:
+        """Whether it is such a mask."""
+        found = self._live.get(mask.untyped_storage().data_ptr()) if self._live else None
+        return found is not None and not found.expired()
+
+
+def patch(policy: Policy) -> None:
+    """Of torch, for tensors on the card."""
+    nowhere = _Nowhere()
+    _patch_finite(policy)
+    _patch_sums(policy, nowhere)
+    _patch_all(policy)
+    _patch_equal(policy)
+    _patch_comparisons(policy, nowhere)
+    _patch_checks(policy)
+
+
+def _patch_finite(policy: Policy) -> None:
+    torch, original = policy.torch, policy.torch.isfinite
+
+    @functools.wraps(original)
+    def isfinite(input: Any) -> Any:
+        result = original(input)
+        if torch.compiler.is_compiling() or not result.is_cuda:
+            return result
+        policy.use("finite")
+        return policy.filled(result, torch.ones(result.shape, dtype=torch.bool, device="cpu"))
+
+    torch.isfinite = isfinite
+    torch.Tensor.isfinite = isfinite
+    for name in ("isnan", "isinf"):
+        for place in (torch, torch.Tensor):
+            setattr(place, name, _never(policy, getattr(place, name)))
+
+
+def _never(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A question whose answer is no for every element; a program that counts the answers is told so."""
+    torch = policy.torch
+
+    @functools.wraps(original)
+    def asked(input: Any) -> Any:
+        result = original(input)
+        if torch.compiler.is_compiling() or not policy.is_plain(result):
+            return result
+        small = result.is_cuda and result.numel() <= BIG_ELEMENTS
+        if small and not torch.cuda.is_current_stream_capturing():
+            policy.write(result, torch.zeros(result.shape, dtype=torch.bool))
+        return result
+
+    return asked
+
+
+def _patch_sums(policy: Policy, nowhere: _Nowhere) -> None:
+    for place in (policy.torch, policy.torch.Tensor):
+        place.sum = _counted(policy, nowhere, place.sum)
+
+
+def _counted(policy: Policy, nowhere: _Nowhere, original: Callable[..., Any]) -> Callable[..., Any]:
+    """How many elements of a mask are true, where it is known, follows a rule or holds nowhere."""
+    torch = policy.torch
+
+    @functools.wraps(original)
+    def total(input: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(input, *args, **kwargs)
+        if torch.compiler.is_compiling() or not policy.is_plain(input) or not input.is_cuda:
+            return result
+        following = policy.following(input)
+        if following is not None:
+            if input.nbytes <= 64 * KNOWN_BYTES:
+                policy.write(result, original(following(), *args, **kwargs))
+            return result
+        if input.dtype != torch.bool or result.numel() > BIG_ELEMENTS:
+            return result
+        if nowhere.holds(input):
+            policy.use("exact")
+            policy.write(result, torch.zeros(result.shape, dtype=result.dtype))
+        elif not args and not kwargs and input.numel() <= BIG_ELEMENTS:
+            values = policy.known(input)
+            if values is not None:
+                policy.write(result, original(values))
+        return result
+
+    return total
+
+
+def _patch_all(policy: Policy) -> None:
+    torch = policy.torch
+
+    def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def everywhere(input: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(input, *args, **kwargs)
+            if args or kwargs or torch.compiler.is_compiling() or not getattr(result, "is_cuda", False):
+                return result
+            values = policy.read(input)
+            if values is None:
+                policy.use("all")
+            return policy.filled(result, torch.tensor(values is None or bool(values.all()), device="cpu"))
+
+        return everywhere
+
+    torch.all = patched(torch.all)
+    torch.Tensor.all = patched(torch.Tensor.all)
+    torch._is_all_true = patched(torch._is_all_true)  # whose name torch.distributions checks parameters by
+
+
+def _patch_equal(policy: Policy) -> None:
+    """Two tensors whose values are known are equal or not; others are not, as ever."""
+    torch, original = policy.torch, policy.torch.equal
+
+    def equal(input: Any, other: Any) -> bool:
+        result = original(input, other)
+        plain = type(input) is torch.Tensor and type(other) is torch.Tensor
+        if not plain or not input.is_cuda or max(input.numel(), other.numel()) > BIG_ELEMENTS:
+            return bool(result)
+        values, others = policy.read(input), policy.read(other)
+        return bool(result if values is None or others is None else original(values, others))
+
+    torch.equal = equal
+
+
+def _patch_comparisons(policy: Policy, nowhere: _Nowhere) -> None:
+    """Where token ids from the host are compared with a number, the mask is known: image places, padding."""
+    torch = policy.torch
+
+    def patched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def compared(input: Any, other: Any) -> Any:
+            result = original(input, other)
+            if (
+                torch.compiler.is_compiling()
+                or not isinstance(other, int | float)
+                or not getattr(input, "is_cuda", False)
+            ):
+                return result
+            if type(input) is torch.Tensor and input.is_floating_point() and name == "eq":
+                if policy.is_plain(input) and policy.known(input) is None:
+                    nowhere.note(result)
+                return result
+            if not isinstance(other, int):
+                return result
+            if type(input) is torch.Tensor and not input.is_floating_point():
+                values = policy.read(input)
+                if values is not None:
+                    policy.write(result, original(values, other))
+            return result
+
+        return compared
+
+    for name in ("eq", "ne", "lt", "le", "gt", "ge"):
+        for place, asked in ((torch, name), (torch.Tensor, name), (torch.Tensor, f"__{name}__")):
+            setattr(place, asked, patched(name, getattr(place, asked)))
+    torch.greater = patched("gt", torch.greater)
+
+
+def _patch_checks(policy: Policy) -> None:
+    """`torch._check_tensor_all`: a condition that was computed holds, as it does for data that is right."""
+    torch = policy.torch
+    original = getattr(torch, "_check_tensor_all_with", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def check(error: Any, condition: Any, message: Any = None) -> None:
+        if isinstance(condition, torch.Tensor) and condition.is_cuda:
+            # In a graph torch's own would ask for the value when that is run.
+            values = None if of_compiler(condition) else policy.read(condition)
+            if values is None:
+                policy.use("checks")
+                return
+            condition = values
+        original(error, condition, message)
+
+    torch._check_tensor_all_with = check

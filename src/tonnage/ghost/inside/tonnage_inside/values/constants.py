@@ -1,0 +1,49 @@
+"""Numbers that kernels write and that are the same in every run: a loss's own gradient, a GradScaler's scale."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .policy import Policy
+
+
+def patch(policy: Policy) -> None:
+    """Of torch, for tensors on the card."""
+    _patch_first_gradients(policy)
+    _patch_scale(policy)
+
+
+def _patch_first_gradients(policy: Policy) -> None:
+    """The gradient of a loss by itself is one; kernels that scale gradients look whether it is (Liger's do)."""
+    torch, autograd = policy.torch, policy.torch.autograd
+    original = autograd._make_grads
+
+    @functools.wraps(original)
+    def make_grads(outputs: Any, grads: Any, **options: Any) -> Any:
+        made = original(outputs, grads, **options)
+        first = (found for given, found in zip(grads, made, strict=False) if given is None)
+        for found in first:
+            scalar = (
+                not torch.compiler.is_compiling() and policy.is_plain(found) and found.is_cuda and found.numel() == 1
+            )
+            if scalar:
+                policy.write(found, torch.ones(found.shape, dtype=found.dtype))
+        return made
+
+    autograd._make_grads = make_grads
+
+
+def _patch_scale(policy: Policy) -> None:
+    """A GradScaler's scale is what it began with: it grows after thousands of steps, and nothing overflows."""
+    torch, kind = policy.torch, policy.torch.amp.GradScaler
+    original = kind._lazy_init_scale_growth_tracker
+
+    @functools.wraps(original)
+    def begin(scaler: Any, device: Any) -> None:
+        original(scaler, device)
+        if policy.is_plain(scaler._scale) and scaler._scale.is_cuda:
+            policy.write(scaler._scale, torch.full((), scaler._init_scale, device="cpu"))
+
+    kind._lazy_init_scale_growth_tracker = begin

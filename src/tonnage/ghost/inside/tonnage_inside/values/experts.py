@@ -1,0 +1,88 @@
+"""transformers' own ways of counting which tokens go to which expert: equally many to each."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .integers import known_integers
+
+if TYPE_CHECKING:
+    from .policy import Policy
+
+
+def patch_exchange(policy: Policy, module: ModuleType) -> None:
+    """Experts on several ranks: how many tokens go where is counted on the card and read back.
+
+    With a balanced router every rank sends equally many tokens to each expert, and gets as many from each rank.
+    """
+    torch = policy.torch
+    kind = module.AllToAllEP  # type: ignore[attr-defined]
+    dispatch, exchange = kind._dispatch_tokens, module.all_to_all_single  # type: ignore[attr-defined]
+    integers = known_integers(policy)
+    choices = 0
+
+    @functools.wraps(dispatch)
+    def dispatch_tokens(experts: Any, hidden: Any, chosen: Any, weights: Any) -> Any:
+        nonlocal choices
+        if not hidden.is_cuda:
+            return dispatch(experts, hidden, chosen, weights)
+        policy.use("routing")
+        choices = chosen.numel() // experts.tp_mesh.size()
+        with integers():
+            return dispatch(experts, hidden, chosen, weights)
+
+    @functools.wraps(exchange)
+    def all_to_all_single(received: Any, sent: Any, *args: Any, **kwargs: Any) -> Any:
+        work = exchange(received, sent, *args, **kwargs)
+        if sent.is_cuda:
+            count = sent.numel()
+            balanced = torch.tensor([choices // count + (place < choices % count) for place in range(count)])
+            balanced = balanced.view(sent.shape)
+            policy.write(sent, balanced)
+            mine = torch.distributed.get_rank(kwargs.get("group"))
+            policy.write(received, balanced[mine].expand(received.shape))
+        return work
+
+    kind._dispatch_tokens = dispatch_tokens
+    module.all_to_all_single = all_to_all_single  # type: ignore[attr-defined]
+
+
+def patch_jetmoe(policy: Policy, module: ModuleType) -> None:
+    """JetMoE splits its tokens by counts of the router's choices; with a balanced router they differ by one."""
+    kind = module.JetMoeTopKGating  # type: ignore[attr-defined]
+    original = kind.forward
+
+    @functools.wraps(original)
+    def forward(gating: Any, hidden_states: Any) -> Any:
+        order, places, gates, counts, logits = original(gating, hidden_states)
+        if hidden_states.is_cuda:
+            policy.use("routing")
+            choices, experts = order.numel(), len(counts)
+            counts = [choices // experts + (place < choices % experts) for place in range(experts)]
+        return order, places, gates, counts, logits
+
+    kind.forward = forward
+
+
+def patch_switch(policy: Policy, module: ModuleType) -> None:
+    """Switch Transformers ask expert by expert which tokens are theirs: in turn, as of topk's choices."""
+    torch, kind = policy.torch, module.SwitchTransformersExperts  # type: ignore[attr-defined]
+    original = kind.forward
+
+    @functools.wraps(original)
+    def forward(experts: Any, hidden: Any, *args: Any) -> Any:
+        asked = iter(range(experts.num_experts))
+
+        def tokens(shape: Any) -> Any:
+            policy.use("routing")
+            if len(shape) == 1:  # which experts are chosen at all
+                return torch.ones(shape, dtype=torch.bool)
+            return (torch.arange(shape[-1]) % experts.num_experts == next(asked)).expand(shape)
+
+        with policy.telling(tokens) if hidden.is_cuda else contextlib.nullcontext():
+            return original(experts, hidden, *args)
+
+    kind.forward = forward

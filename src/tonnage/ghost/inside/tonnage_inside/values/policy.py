@@ -1,0 +1,178 @@
+"""Which values are known, how others are told, and what was assumed."""
+
+import contextlib
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..native import Native
+from .integers import is_sparse, unseen
+
+BIG_ELEMENTS = 1 << 16
+"""Tensors from this size on are not filled on the host, nor masks of that size written."""
+
+ASSUMED = {
+    "finite": "torch.isfinite of a computed tensor is True",
+    "all": "tensor.all() of a computed mask is True",
+    "checks": "conditions that were computed and checked hold",
+    "exact": "a computed number is nowhere exactly the constant that it is compared with",
+    "nonzero": "nonzero() (also boolean indexing, where(mask)) of a computed mask selects every element",
+    "descending": "L-BFGS does not converge: each step makes all its iterations, and each of them is remembered",
+    "sized": "unique of computed values finds one (of rows all), bincount and one_hot of computed classes one",
+    "routing": "topk of computed scores picks in turn: each expert gets its balanced share of the tokens",
+    "detected": "a detector's samplers find as many objects as they take, and each box that it finds has one class",
+    "padding": "attention masks computed on the GPU hold no padding",
+    "packing": "position_ids computed on the GPU are one unpacked sequence",
+    "generation": "generate() meets no end token: it goes on to its length limit",
+    "weights": "pretrained weights were not read: shapes and dtypes come from the configuration",
+    "files": "what was saved went into a folder that was deleted, without values; nothing was sent to the Hub",
+    "trackers": "experiment trackers worked offline, in a folder that was deleted where they can be told one",
+    "initialisation": "host tensors were not filled with random numbers",
+    "host_optimizer": "optimizers did no arithmetic on host tensors (offloaded parameters)",
+    "compiled_adam": "DeepSpeed's FusedAdam and CPUAdam were not compiled: their kernels do nothing, the rest is run",
+    "swapped": "DeepSpeed's files of tensors were not written: reads and writes of them are counted alone",
+}
+
+DECIDING = frozenset({"all", "checks", "exact", "nonzero", "sized", "routing"})
+"""Those with which a patch tells the program what else it would have copied from the card."""
+
+
+class Policy:
+    """What is known and what was assumed in one process."""
+
+    def __init__(self, torch: Any, native: Native | None) -> None:
+        self.torch = torch
+        self.native = native
+        self._used: dict[str, None] = {}
+        self._library = torch.library.Library("aten", "IMPL")
+        self._turns: dict[int, tuple[Any, Callable[[Any], Any]]] = {}
+        self.told: Callable[[Any], Any] | None = None
+        """The rule of `telling`."""
+        self._quiet = False
+
+    def assumed(self) -> list[str]:
+        """One sentence for each patch that was needed."""
+        return [ASSUMED[name] for name in self._used]
+
+    def use(self, name: str) -> None:
+        """Note that the assumption `name` was made, unless a more telling one covers it."""
+        if name in DECIDING and self.native is not None:
+            self.native.note_computed_read()
+        if not self._quiet:
+            self._used[name] = None
+
+    @contextlib.contextmanager
+    def covered(self) -> Iterator[None]:
+        """What is assumed inside is told by its caller."""
+        self._quiet, before = True, self._quiet
+        try:
+            yield
+        finally:
+            self._quiet = before
+
+    @contextlib.contextmanager
+    def telling(self, rule: Callable[[Any], Any]) -> Iterator[None]:
+        """Of a mask that is not known, `rule(shape)` says the values, or None."""
+        self.told, before = rule, self.told
+        try:
+            yield
+        finally:
+            self.told = before
+
+    def read(self, tensor: Any) -> Any:
+        """The tensor's values on the host if they are known or follow a rule (see `follow`), else None."""
+        if self.torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # of vmap: it stands for many
+            return None
+        values = self.known(tensor)
+        following = self.following(tensor) if values is None else None
+        return values if following is None else following()
+
+    def known(self, tensor: Any) -> Any:
+        """The tensor's values on the host if they are known, else None."""
+        if not tensor.is_cuda:
+            return tensor
+        if is_sparse(self.torch, tensor):
+            return None
+        if self.native is None or tensor.numel() == 0:
+            return tensor.cpu()
+        reach = _reach(tensor)
+        if not self.native.known(tensor.data_ptr(), reach * tensor.element_size()):
+            return None
+        with unseen(self.torch):
+            flat = self.torch.empty(reach, dtype=tensor.dtype, device="cpu")
+            self.native.copy_values(flat.data_ptr(), tensor.data_ptr(), flat.nbytes)
+            return self.torch.as_strided(flat, tensor.shape, tensor.stride())
+
+    def write(self, tensor: Any, values: Any) -> None:
+        """Make `values` known at `tensor`, by one copy to the card that needs no memory there.
+
+        A tensor with gaps whose surroundings are not known stays as it is: a copy could not leave them out.
+        """
+        torch, reach = self.torch, _reach(tensor)
+        if tensor.numel() == 0 or 0 in tensor.stride():
+            return
+        with unseen(torch):
+            place = torch.as_strided(tensor, (reach,), (1,), tensor.storage_offset())
+            whole = reach == tensor.numel()
+            flat = torch.empty(reach, dtype=tensor.dtype, device="cpu") if whole else self.known(place)
+            if flat is not None:
+                torch.as_strided(flat, tensor.shape, tensor.stride()).copy_(values)
+                if self.native is None:
+                    place.copy_(flat)
+                else:
+                    self.native.copy_values(place.data_ptr(), flat.data_ptr(), flat.nbytes)
+
+    def follow(self, tensor: Any, rule: Callable[[Any], Any]) -> None:
+        """The fresh tensor's values are `rule(offsets of its elements)`, for it and for all views of it."""
+        storage = tensor.untyped_storage()
+        reductions = importlib.import_module("torch.multiprocessing.reductions")
+        self._turns = {place: found for place, found in self._turns.items() if not found[0].expired()}
+        self._turns[storage.data_ptr()] = (reductions.StorageWeakRef(storage), rule)
+
+    def rule(self, tensor: Any) -> Callable[[Any], Any] | None:
+        """The rule that gives its values from their offsets, if it or what it is a view of follows one."""
+        if is_sparse(self.torch, tensor):
+            return None
+        found = self._turns.get(tensor.untyped_storage().data_ptr()) if self._turns else None
+        return None if found is None or found[0].expired() else found[1]
+
+    def following(self, tensor: Any) -> Callable[[], Any] | None:
+        """What gives its values on the host, and notes that; None if it follows no rule."""
+        torch, rule = self.torch, self.rule(tensor)
+        if rule is None:
+            return None
+        start, dtype = tensor.storage_offset(), tensor.dtype
+        layout = [*zip(tensor.shape, tensor.stride(), strict=True)]
+
+        def values() -> Any:
+            self.use("routing")
+            offsets = torch.tensor(start)
+            for size, stride in layout:
+                offsets = offsets.unsqueeze(-1) + torch.arange(size) * stride
+            return rule(offsets).to(dtype)
+
+        return values
+
+    def filled(self, result: Any, values: Any) -> Any:
+        """A result with other values: of a wrapped one by a copy of the program's own kind."""
+        if not self.is_plain(result):
+            return result.copy_(values)
+        self.write(result, values)
+        return result
+
+    def is_plain(self, tensor: Any) -> bool:
+        """Whether it is a tensor with memory of its own: not sparse, and not one of vmap, which stands for many."""
+        wrapped = self.torch._C._functorch.is_functorch_wrapped_tensor
+        return type(tensor) is self.torch.Tensor and not wrapped(tensor) and not is_sparse(self.torch, tensor)
+
+    def implement(self, operation: str, kernel: Callable[..., Any], device: str) -> None:
+        """In place of torch's own kernel."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._library.impl(operation, kernel, device)
+
+
+def _reach(tensor: Any) -> int:
+    """Elements from the first of a tensor to its last, gaps included."""
+    return int(1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)))
