@@ -29,6 +29,7 @@ from torch import nn
 
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 from tonnage.step import heads, remarks, training
+from tonnage.step.unsaid import unsaid
 
 if TYPE_CHECKING:
     from tonnage.job import Job, ModelRef
@@ -201,6 +202,7 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
         said = _said(error, fields, _configuration)
         raise UnreadableModel(f"The configuration of {ref.name} is not valid: {said}") from error
     try:
+        left_out = tuple(unsaid(config, fields))
         completed = _completed(config, head, fields)
         made = partial(_made, head, config, dtype)
         network = made(attention)
@@ -213,7 +215,7 @@ def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn
     network.tie_weights()
     _without_values(network)
     training.prepare(network, head.task)
-    for note in (told, head.note, *completed, *_reference_code(network)):
+    for note in (told, head.note, *left_out, *completed, *_reference_code(network)):
         if note is not None:
             remarks.remark(network, note)
     return network.train()
