@@ -307,6 +307,11 @@ def test_a_script_that_clears_its_environment(dry_run: Any) -> None:
     completed(dry_run("unusual.py", "clears-its-environment"))
 
 
+def test_a_script_that_has_torchscript_compile_what_was_replaced(dry_run: Any) -> None:
+    estimate = completed(dry_run("unusual.py", "scripts"))
+    assert estimate.model["parameters"] == 64 * 65
+
+
 def test_a_script_that_dies(dry_run: Any) -> None:
     assert "SIGABRT" in failed(dry_run("unusual.py", "dies"))
 

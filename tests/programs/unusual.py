@@ -5,6 +5,7 @@ python unusual.py crashes|hangs|no-gpu|never-steps|spawns|workers|exits|exits-ha
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -212,6 +213,24 @@ def trains_on_the_host() -> None:
         optimizer.step()
 
 
+def scripts() -> None:
+    """Torch's functions by what they are: in TorchScript, and in a pickle."""
+    import torch
+    from torch import nn
+
+    @torch.jit.script
+    def largest(rows: torch.Tensor) -> torch.Tensor:
+        found = torch.sum(torch.topk(torch.max(rows, dim=-1)[0], 2)[1])
+        return found if bool(torch.any(torch.isnan(rows))) else torch.cumsum(torch.unique(rows), 0)
+
+    largest(torch.randn(4, 4).cuda())
+    for function in (torch.max, torch.sum, torch.unique):
+        assert pickle.loads(pickle.dumps(function)) is function
+    model = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.ReLU())).cuda()
+    model(torch.randn(8, 64).cuda()).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
 def main() -> None:
     what = sys.argv[1]
     if what == "crashes":
@@ -317,6 +336,8 @@ def main() -> None:
     elif what == "clears-its-environment":
         os.environ.clear()
         train()
+    elif what == "scripts":
+        scripts()
     elif what == "multiplies":
         multiplies()
     elif what == "dies":

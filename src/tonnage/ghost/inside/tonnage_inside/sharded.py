@@ -34,8 +34,9 @@ def elsewhere(root: Any) -> tuple[int, int]:
 
 
 def _packed_away(module: Any) -> int:
-    packed, weight = vars(module).get("quant_state"), module._parameters.get("weight")
-    if packed is None or weight is None or getattr(weight, "quant_state", None) is not None:
+    packed = vars(module).get("quant_state")
+    weight = None if packed is None else module._parameters.get("weight")
+    if weight is None or getattr(weight, "quant_state", None) is not None:
         return 0
     return int(math.prod(packed.shape)) - int(weight.numel())
 

@@ -30,6 +30,7 @@ from . import (
     multimodal,
     pretrained,
     routed,
+    scripted,
     sized,
     spared,
     tuning,
@@ -73,6 +74,7 @@ def install(policy: Policy) -> None:
     compiled.leave_alone(policy.torch, [*looking, sys.modules[f"{__package__.rpartition('.')[0]}.native"]])
     for part in _OF_TORCH:
         part.patch(policy)
+    scripted.keep(policy.torch)
     for name, patch in _OF_LIBRARIES:
         after_import(name, functools.partial(patch, policy))
     for name in TRACKERS:

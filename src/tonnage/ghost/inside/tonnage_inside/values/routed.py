@@ -49,7 +49,7 @@ def _several(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(original)
     def topk(input: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(input, *args, **kwargs)
-        if not policy.torch.compiler.is_compiling() and getattr(input, "is_cuda", False):
+        if sized.asked(policy, input):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             if input.ndim and dim in (-1, input.ndim - 1) and policy.known(input) is None:
                 policy.follow(result[1], _in_turn(input.shape[-1]))
@@ -79,14 +79,12 @@ def _one(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _encoded(policy: Policy, original: Callable[..., Any]) -> Callable[..., Any]:
-    torch = policy.torch
-
     @functools.wraps(original)
     def one_hot(tensor: Any, num_classes: int = -1) -> Any:
         if num_classes < 0 and sized.asked(policy, tensor):
             num_classes = sized.classes(policy, tensor) or num_classes
         result = original(tensor, num_classes)
-        if not torch.compiler.is_compiling() and result.is_cuda and tensor.is_contiguous():
+        if sized.asked(policy, result) and tensor.is_contiguous():
             classes, start = result.shape[-1], tensor.storage_offset()
             rule = policy.rule(tensor) or (_in_turn(classes) if policy.known(tensor) is None else None)
             if rule is not None:
