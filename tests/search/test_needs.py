@@ -37,6 +37,21 @@ def test_who_needs_no_less():
     assert not needs_no_less(other, one)
 
 
+def test_of_offloaded_activations_no_way_of_checkpointing_needs_least():
+    """A layer that runs again has all that it keeps on the card at once; one whose results wait on the host never."""
+    on_card = named(lattice(), shard="ddp", checkpointing="full", optimizer_in_backward=False)
+    on_host = {
+        way: replace(on_card, plan=replace(on_card.plan, checkpointing=way, activation_offload="cpu"))
+        for way in ("none", "selective", "full")
+    }
+    assert not any(
+        needs_no_less(one, other) for one in on_host.values() for other in on_host.values() if one is not other
+    )
+    assert needs_no_less(on_card, on_host["full"])
+    plain = replace(on_card, plan=replace(on_card.plan, checkpointing="none"))
+    assert needs_no_less(plain, on_host["full"])  # no less than with all layers checkpointed on the card
+
+
 def test_what_one_look_leaves_open():
     ddp, zero1, zero2, zero3 = (
         named(lattice(), shard=shard, checkpointing="full", optimizer_in_backward=False)

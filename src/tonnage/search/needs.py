@@ -19,6 +19,8 @@ def needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
 
     Of so many times more sequences, each cut into so many parts, a rank has as many tokens; its weights are divided
     by as many, and the others' keys and values come besides. Only tables of positions are shorter, by less than that.
+    Of activations that wait on the host no way of checkpointing is known to need least on the card: a layer that runs
+    again has all that it keeps there at once, one that does not never has.
     """
     job, other, parts = candidate.job, failed.job, (candidate.plan.cp, failed.plan.cp)
     if job.method != other.method or job.micro_batch * parts[1] < other.micro_batch * parts[0] or parts[0] < parts[1]:
@@ -31,6 +33,8 @@ def needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
             return False
     if "hsdp" in (candidate.plan.shard, failed.plan.shard) and candidate.plan.shard != failed.plan.shard:
         return False  # it divides among fewer ranks than zero2 does
+    if candidate.plan.activation_offload != "none" and candidate.plan.checkpointing != failed.plan.checkpointing:
+        return False
     same = {name: getattr(failed.plan, name) for name in (*ORDER, "cp")}
     return replace(candidate.plan, **same) == failed.plan
 
