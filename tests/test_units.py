@@ -24,6 +24,13 @@ def test_a_count_is_whole() -> None:
         parse_count("1.0001k")
 
 
+def test_large_counts_are_exact_or_refused():
+    assert parse_count("9007199254740993") == 2**53 + 1
+    for digits in (400, 5000):  # more than a float holds, and more than Python reads
+        with pytest.raises(UsageError, match="whole number such as"):
+            parse_count("9" * digits)
+
+
 def test_one_and_many():
     assert [counted(value, "step") for value in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
     assert [counted(value, "micro-batch") for value in (1, 2)] == ["1 micro-batch", "2 micro-batches"]

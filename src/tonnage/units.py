@@ -1,6 +1,7 @@
 """The only place that knows that 1 GiB is 2**30 bytes, and how quantities are read and written."""
 
 import re
+from fractions import Fraction
 from typing import Final
 
 from tonnage.errors import UsageError
@@ -14,7 +15,7 @@ _BYTES = {
     **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
 }
 _COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
-_NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+_NUMBER = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
@@ -33,8 +34,8 @@ def _parse(text: str, multiples: dict[str, int], expected: str, whole: bool = Tr
     if match is None or match[2].lower() not in multiples:
         raise UsageError(f"{text!r} is not {expected}.")
     multiple = multiples[match[2].lower()]
-    value = float(match[1]) * multiple
-    if value < 1 or (value != int(value) and (whole or multiple == 1)):
+    value = Fraction(match[1]) * multiple
+    if value < 1 or (value.denominator > 1 and (whole or multiple == 1)):
         raise UsageError(f"{text!r} is not {expected} above zero.")
     return int(value)
 
