@@ -92,6 +92,12 @@ def test_what_cannot_be_asked(wrong):
     [
         ({"without": ("shard=zero9",)}, r"Unknown shard 'zero9' in --without; possible: none, ddp"),
         ({"only": ("shard",), "without": ("shard",)}, "shard is both in --only and in --without"),
+        ({"only": ("param-offload",), "without": ("param_offload",)}, "param-offload is both in --only"),
+        ({"without": ("tp=abc",)}, "Unknown tp 'abc' in --without; possible: whole numbers of at least 1"),
+        ({"without": ("micro-batch=0",)}, "Unknown micro-batch '0' in --without; possible: whole numbers of at"),
+        ({"without": ("tp=",)}, "Unknown tp '' in --without; possible: whole numbers"),
+        ({"without": ("accum_sync=maybe",)}, "Unknown accum-sync 'maybe' in --without; possible: true, false"),
+        ({"only": ("shard=zero3",)}, "Unknown technique 'shard=zero3'; .* A value is said by its own option"),
     ],
 )
 def test_constraints_that_constrain_nothing_are_refused(asked, said):
@@ -101,6 +107,39 @@ def test_constraints_that_constrain_nothing_are_refused(asked, said):
 
 def test_numbers_may_be_left_out():
     assert not question(without=("tp=2",)).may_be("tp", 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "value"),
+    [
+        ("optimizer_offload=cpu", "optimizer_offload", "cpu"),
+        ('shard = "zero2"', "shard", "zero2"),
+        ("micro_batch = 4", "micro_batch", 4),
+        ("accum_sync = true", "accum_sync", True),
+        ("optimizer-in-backward=True", "optimizer_in_backward", True),
+        ("tp=08", "tp", 8),
+        ("checkpointing=budget", "checkpointing", "budget"),
+    ],
+)
+def test_constraints_may_be_spelled_as_in_plan_files(said, name, value):
+    asked = question(without=(said,))
+    assert not asked.may_be(name, value)
+    assert asked == question(without=asked.without)
+    assert not question(without=(name,)).is_open(name)
+    assert question(only=(name,)).only == (name.replace("_", "-"),)
+
+
+@pytest.mark.parametrize("constraint", [{"without": ("micro-batch",)}, {"only": ("shard",)}])
+def test_a_micro_batch_that_is_not_to_be_chosen_is_as_it_was_said(constraint):
+    found = candidates(question(gpu="8xa100-80gb", micro_batch=2, grad_accum=4, **constraint))
+    assert {one.job.micro_batch for one in found} == {2}
+    both = candidates(question(gpu="8xa100-80gb", micro_batch=2, grad_accum=4, only=("shard", "micro_batch")))
+    assert {one.job.micro_batch for one in both} == {1, 2, 4, 8}
+
+
+def test_a_global_batch_of_any_size_is_divided_at_once():
+    asked = question(gpu="a100-80gb", global_batch_tokens=4096 * 10**15)
+    assert {one.job.micro_batch for one in candidates(asked)} == {1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 40, 50, 64}
 
 
 def test_stages_take_turns_only_where_they_divide_the_layers():

@@ -7,8 +7,9 @@ training is made only where the user allows it (`CHANGES`); everything else is o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tonnage.axes import SHARDING, axes, divisors
@@ -20,6 +21,7 @@ from tonnage.layers.few import layers_of
 from tonnage.options import listed, options, spelled, words
 from tonnage.plans import Plan
 from tonnage.solution import Candidate
+from tonnage.units import parse_count
 
 FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused", "loss": "chunked"}
 """Chosen where nothing stands against it: less memory, the same result, hardly any time.
@@ -51,6 +53,9 @@ CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
 
 FAMILIES: Final = (*FREE, *ORDER, *AXES, "pp_schedule", "precision", "micro_batch")
 """Options that `only` and `without` may name."""
+
+_OPTIONS: Final = {spelled(item.name): option for kind in (Job, Plan) for item, option in options(kind)}
+"""What is known of every option, by its name on the command line."""
 
 MOST_SEQUENCES: Final = 64
 """Of a micro-batch: beyond, no operation gets faster."""
@@ -91,11 +96,11 @@ class Question:
     """Part of the card that stays free."""
 
     def __post_init__(self) -> None:
-        for name in (*self.only, *(word.partition("=")[0] for word in self.without)):
-            if name.replace("-", "_") not in FAMILIES:
-                possible = ", ".join(spelled(family) for family in FAMILIES)
-                raise UsageError(f"Unknown technique {name!r}; possible: {possible}.")
-        self._check_values()
+        object.__setattr__(self, "only", tuple(map(_technique, self.only)))
+        object.__setattr__(self, "without", tuple(map(_left_out, self.without)))
+        both = sorted(set(self.only) & set(self.without))
+        if both:
+            raise UsageError(f"{both[0]} is both in --only and in --without; leave it out of one.")
         for name in self.allow:
             if name not in CHANGES:
                 raise UsageError(f"Nothing about {name!r} changes the mathematics; possible: {', '.join(CHANGES)}.")
@@ -105,18 +110,6 @@ class Question:
         axes(self.plan, self.cluster.gpus, self.cluster.gpus_per_node)  # what the user said can be divided so
         if not 0 <= self.headroom < 1:
             raise UsageError(f"headroom is {self.headroom:.0%} of the card; it must be from 0 to below 100 %.")
-
-    def _check_values(self) -> None:
-        """That `without` names values that there are, and nothing that `only` wants."""
-        possible = {item.name: option.possible for kind in (Job, Plan) for item, option in options(kind)}
-        both = sorted(set(self.only) & set(self.without))
-        if both:
-            raise UsageError(f"{both[0]} is both in --only and in --without; leave it out of one.")
-        for name, equals, value in (word.partition("=") for word in self.without):
-            values = possible[name.replace("-", "_")]
-            kinds = {known.partition("=")[0] for known in values}  # `budget` stands for all of `budget=SIZE`
-            if equals and values and value not in kinds and not listed(value, values):
-                raise UsageError(f"Unknown {name} {value!r} in --without; possible: {', '.join(values)}.")
 
     @property
     def budget_bytes(self) -> int:
@@ -135,19 +128,58 @@ class Question:
         return one.on_ranks(1).grad_accum
 
     def said(self, name: str) -> bool:
-        """Whether the user gave this option a value of Plan other than its default."""
-        default = next(item.default for item in fields(Plan) if item.name == name)
-        return bool(getattr(self.plan, name) != default)
+        """Whether the user gave an option of Plan a value other than its default."""
+        return hasattr(Plan, name) and bool(getattr(self.plan, name) != getattr(Plan, name))
 
     def is_open(self, name: str) -> bool:
         """Whether an option may be chosen."""
-        words = {word.replace("-", "_") for word in self.only}
-        left_out = {word.replace("-", "_") for word in self.without}
-        return not self.said(name) and (not words or name in words) and name not in left_out
+        word = spelled(name)
+        return not self.said(name) and (not self.only or word in self.only) and word not in self.without
 
     def may_be(self, name: str, value: Any) -> bool:
         """Whether `without` lets an option have a value."""
-        return f"{spelled(name)}={value}" not in self.without
+        return _with_value(name, value) not in self.without
+
+
+def _technique(name: str) -> str:
+    """A technique as the command line spells it, also from how plan.toml does.  Raises UsageError."""
+    found = spelled(name.strip())
+    if found.replace("-", "_") not in FAMILIES:
+        possible = ", ".join(spelled(family) for family in FAMILIES)
+        hint = " A value is said by its own option, or left out by --without." if "=" in name else ""
+        raise UsageError(f"Unknown technique {name!r}; possible: {possible}.{hint}")
+    return found
+
+
+def _left_out(text: str) -> str:
+    """A technique, or technique=value, in the spelling in which they are compared.  Raises UsageError."""
+    name, equals, value = text.partition("=")
+    word = _technique(name)
+    return _with_value(word, _value(word, value.strip().strip("\"'"))) if equals else word
+
+
+def _with_value(name: str, value: Any) -> str:
+    """One value of a technique as `without` names it."""
+    return f"{spelled(name)}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def _value(word: str, text: str) -> str | int | bool:
+    """What a text says of a technique's values.  Raises UsageError, with what is possible, where it has no such."""
+    option = _OPTIONS[word]
+    if option.kind == "number":
+        with suppress(UsageError):
+            return parse_count(text)
+        possible: tuple[str, ...] = (f"whole numbers of at least {option.least}",)
+    elif option.kind == "switch":
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        possible = ("true", "false")
+    else:
+        possible = option.possible
+        kinds = {known.partition("=")[0] for known in possible}  # `budget` stands for all of `budget=SIZE`
+        if text in kinds or listed(text, possible):
+            return text
+    raise UsageError(f"Unknown {word} {text!r} in --without; possible: {', '.join(possible)}.")
 
 
 def candidates(question: Question, *, offload: bool = False) -> Iterator[Candidate]:
@@ -301,11 +333,18 @@ def _batches(question: Question, sequences: int, ranks: int) -> Iterator[tuple[i
     if sequences % ranks:
         return
     each = sequences // ranks
-    for micro_batch in divisors(each):
-        wanted = question.only_micro_batch
-        possible = micro_batch <= MOST_SEQUENCES if wanted is None else micro_batch == wanted
-        if possible and question.may_be("micro_batch", micro_batch):
+    for micro_batch in _micro_batches(question, each):
+        if each % micro_batch == 0 and question.may_be("micro_batch", micro_batch):
             yield micro_batch, each // micro_batch
+
+
+def _micro_batches(question: Question, most: int) -> Sequence[int]:
+    """Sizes that a micro-batch may have: the one that is wanted, or said where it is not to be chosen."""
+    if question.only_micro_batch is not None:
+        return (question.only_micro_batch,)
+    if not question.is_open("micro_batch"):
+        return (question.job.micro_batch,)
+    return range(1, min(most, MOST_SEQUENCES) + 1)
 
 
 def default_precision(cluster: Cluster) -> str:
