@@ -94,7 +94,7 @@ def plan(
     kinds; that nothing fits is an answer (`Solution.status`).
     """
     from tonnage.job import check_adapters
-    from tonnage.search.backwards import card_asked
+    from tonnage.search.backwards import card_asked, cluster_asked
     from tonnage.search.space import Question, methods_named
 
     methods = methods_named(options.get("method", ""))
@@ -103,10 +103,11 @@ def plan(
     job, said = request(model, offline=offline, **options)
     if not methods:
         check_adapters(options, job.method)
+    cards = _cluster(card_asked(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
     question = Question(
         job=job,
         plan=said,
-        cluster=_cluster(card_asked(find, gpu) if gpu is None else gpu, gpus, gpu_memory),
+        cluster=cluster_asked(find, cards, said),
         methods=methods,
         only=only,
         without=without,

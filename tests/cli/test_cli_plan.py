@@ -5,10 +5,14 @@ from typing import Any
 import pytest
 from lines import is_one_line
 
+import estimates
 import tonnage as package
-from tonnage.search import solve
+from tonnage import planfile
+from tonnage.job import Job, ModelRef
+from tonnage.plans import Plan
+from tonnage.search import backwards, solve
 from tonnage.search.space import Question
-from tonnage.solution import Solution
+from tonnage.solution import Candidate, Choice, Solution
 
 
 @pytest.fixture
@@ -22,6 +26,25 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
 
     monkeypatch.setattr(solve, "solve", unsupported)
     return noted
+
+
+def test_a_plan_is_kept_with_the_cards_that_were_found(tonnage, monkeypatch, tmp_path):
+    candidate = Candidate(job=Job(model=ModelRef(name="gpt2", kind="config")), plan=Plan(tp=2))
+    found = Choice(name="best", candidate=candidate, estimate=estimates.fitting())
+    begun: list[Question] = []
+
+    def four(find: str, question: Question, **others: Any) -> Solution:
+        begun.append(question)
+        cards = {"gpu": "4xt4", "gpu_memory_bytes": None}
+        return Solution(status="found", question=cards, plans=(found,))
+
+    monkeypatch.setattr(backwards, "backwards", four)
+    path = tmp_path / "plan.toml"
+    said = ("plan", "gpt2", "--gpu", "t4", "--offline", "--find", "min-gpus", "--tp", "2", "--save", str(path))
+    assert tonnage(*said, "--json").code == 0
+    assert planfile.read(path).gpu == "4xt4"
+    package.plan("gpt2", gpu="t4", offline=True, find="min-gpus", tp=2)
+    assert [str(one.cluster) for one in begun] == ["2xt4", "2xt4"]
 
 
 @pytest.mark.parametrize(

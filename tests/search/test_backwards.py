@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from solutions import Formula, question
-from tonnage.device import device_names
+from tonnage.device import device_names, parse_cluster
 from tonnage.errors import UsageError
+from tonnage.plans import Plan
 from tonnage.search import backwards as module
 from tonnage.search.backwards import _last, backwards
 from tonnage.search.solve import search
@@ -90,6 +91,30 @@ def test_the_fewest_gpus_and_the_smallest():
     assert fewest.question["found"].startswith("4 GPUs") or fewest.question["found"].startswith("2 GPUs")
     smallest = backwards("min-gpu", question(gpu="h100-80gb", model="smollm2-135m"), top=1)
     assert smallest.status == "found"
+
+
+@pytest.mark.parametrize(
+    ("degrees", "first"),
+    [
+        ({}, "h100-80gb"),
+        ({"tp": 2}, "2xh100-80gb"),
+        ({"tp": 2, "pp": 3}, "6xh100-80gb"),
+        ({"tp": 4, "cp": 3}, "3x4xh100-80gb"),
+        ({"ep": 8}, "8xh100-80gb"),
+        ({"tp": 8, "pp": 4}, "4x8xh100-80gb"),
+    ],
+)
+def test_the_fewest_gpus_are_those_that_the_given_degrees_divide(degrees, first):
+    given = parse_cluster("h100-80gb")
+    assert str(module.cluster_asked("min-gpus", given, Plan(**degrees))) == first
+    assert module.cluster_asked("max-seq-len", given, Plan(**degrees)) is given
+
+
+def test_the_fewest_gpus_for_given_degrees_say_the_cards():
+    asked = question(gpu="3xh100-80gb", model="smollm2-135m", tp=3, seq_len=3072)
+    fewest = backwards("min-gpus", asked, top=1)
+    assert (fewest.status, fewest.question["found"]) == ("found", "3 GPUs (3xh100-80gb)")
+    assert (fewest.question["gpu"], fewest.question["gpu_memory_bytes"]) == ("3xh100-80gb", None)
 
 
 def test_who_asks_for_a_card_need_not_give_one():

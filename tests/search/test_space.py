@@ -52,6 +52,9 @@ def test_what_is_said_of_the_layout_says_how_many_ranks_have_copies():
     assert shards(gpu="2xh100-80gb", tp=2) == {"none"}
     assert shards(gpu="8xh100-80gb", tp=2, without=("pp", "cp")) == {"ddp", "zero1", "zero2", "zero3"}
     assert "zero3" not in shards(gpu="8xh100-80gb", pp=2, grad_accum=2)
+    assert shards(model="mixtral-8x7b", gpu="8xh100-80gb", ep=8) > {"zero2", "zero3"}
+    with pytest.raises(UsageError, match="ep 8 must divide the 1 ranks"):
+        question(model="mixtral-8x7b", gpu="8xh100-80gb", ep=8, shard="ddp")
 
 
 def test_the_host_is_asked_for_only_where_it_is_wanted():

@@ -91,7 +91,7 @@ def plan(
     from tonnage.cli.progress import progress
     from tonnage.files import check_writable
     from tonnage.job import check_adapters
-    from tonnage.search.backwards import card_asked
+    from tonnage.search.backwards import card_asked, cluster_asked
     from tonnage.search.space import Question, methods_named
 
     for path in (save, html):
@@ -132,6 +132,7 @@ def plan(
     job, given = request(model, offline=offline, **options)
     if not methods:
         check_adapters(said, job.method)
+    cluster = cluster_asked(find, cluster, given)
     question = Question(
         job=job,
         plan=given,
@@ -169,8 +170,8 @@ def plan(
     if save is not None and solution.plans:
         from tonnage.files import write_text
 
-        name, memory_bytes = cluster.said
-        write_text(save, planfile.text(solution.plans[0], gpu=name, gpu_memory_bytes=memory_bytes, model=model))
+        cards = {name: solution.question[name] for name in ("gpu", "gpu_memory_bytes")}  # those that were found
+        write_text(save, planfile.text(solution.plans[0], **cards, model=model))
     return {"found": 0, "unknown": 3}.get(solution.status, 1)
 
 

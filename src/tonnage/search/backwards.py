@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import lcm
 from typing import Final
 
-from tonnage.device import Cluster, device_names, find_device
+from tonnage.axes import divisors
+from tonnage.device import GPUS_PER_NODE, Cluster, device_names, find_device
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates import Estimate
+from tonnage.plans import Plan
 from tonnage.search.best import fits
 from tonnage.search.depth import Need
 from tonnage.search.memory import Failure, Ghosts
@@ -25,10 +28,12 @@ STEP_TOKENS: Final = 1024
 LONGEST: Final = 2**20
 MOST_GPUS: Final = 1024
 
+_MIN_GPUS: Final = "min-gpus"
+
 _MIN_GPU: Final = "min-gpu"
 """What asks for a card, of which none need be given."""
 
-FINDS: Final = ("max-seq-len", "max-micro-batch", "min-gpus", _MIN_GPU)
+FINDS: Final = ("max-seq-len", "max-micro-batch", _MIN_GPUS, _MIN_GPU)
 
 Variant = tuple[str, Question]
 """What was changed, in words, and the question then."""
@@ -37,6 +42,11 @@ Variant = tuple[str, Question]
 def card_asked(find: str | None, gpu: str | None) -> str | None:
     """The card that a question begins with: the one that was given, or any where it is a card that is asked for."""
     return device_names()[0] if gpu is None and find == _MIN_GPU else gpu
+
+
+def cluster_asked(find: str | None, cluster: Cluster, plan: Plan) -> Cluster:
+    """The GPUs that a question begins with: those that were given, or where their number is asked for the fewest."""
+    return next(_clusters(cluster, plan), cluster) if find == _MIN_GPUS else cluster
 
 
 def backwards(
@@ -71,7 +81,7 @@ def backwards(
                         return True
             return False
 
-        edge = {"max-seq-len": _longest, "max-micro-batch": _largest, "min-gpus": _fewest, _MIN_GPU: _smallest}[find]
+        edge = {"max-seq-len": _longest, "max-micro-batch": _largest, _MIN_GPUS: _fewest, _MIN_GPU: _smallest}[find]
         found = edge(question, possible, progress)
         if found is None:
             return search(question, ghosts, top=top, progress=progress)
@@ -124,7 +134,7 @@ def _largest(question: Question, possible: Callable[[Question], bool], progress:
 
 
 def _fewest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
-    for cluster in _clusters(question.cluster):
+    for cluster in _clusters(question.cluster, question.plan):
         progress(f"trying {cluster}")
         asked = replace(question, cluster=cluster)
         if possible(asked):
@@ -132,11 +142,13 @@ def _fewest(question: Question, possible: Callable[[Question], bool], progress: 
     return None
 
 
-def _clusters(cluster: Cluster) -> Iterator[Cluster]:
-    gpus = 1
+def _clusters(cluster: Cluster, plan: Plan) -> Iterator[Cluster]:
+    """From the fewest GPUs that the plan's degrees divide, twice as many each time, in machines that tp divides."""
+    gpus = plan.pp * lcm(plan.tp * plan.cp, plan.ep)
     while gpus <= MOST_GPUS:
-        per_node = min(gpus, 8)
-        yield Cluster(device=cluster.device, gpus_per_node=per_node, nodes=gpus // per_node)
+        whole = [size for size in divisors(gpus) if size <= GPUS_PER_NODE and size % plan.tp == 0]
+        if whole:
+            yield replace(cluster, gpus_per_node=whole[-1], nodes=gpus // whole[-1])
         gpus *= 2
 
 

@@ -110,11 +110,14 @@ def _asked(question: Question) -> dict[str, Any]:
     job = asdict(question.job)
     model = job.pop("model")
     cluster = question.cluster
+    gpu, gpu_memory_bytes = cluster.said
     return {
         "model": model["name"],
         "job": job,
         "plan": asdict(question.plan),
         "cluster": str(cluster),
+        "gpu": gpu,
+        "gpu_memory_bytes": gpu_memory_bytes,
         "gpus": cluster.gpus,
         "capacity_bytes": cluster.device.capacity_bytes,
         "budget_bytes": question.budget_bytes,

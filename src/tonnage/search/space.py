@@ -107,7 +107,8 @@ class Question:
         for name in self.methods:
             if name not in METHODS:
                 raise UsageError(f"Unknown method {name!r}; possible: any, {', '.join(METHODS)}.")
-        axes(self.plan, self.cluster.gpus, self.cluster.gpus_per_node)  # what the user said can be divided so
+        divided = replace(self.plan, shard="zero3") if self.is_open("shard") else self.plan  # which ep needs
+        axes(divided, self.cluster.gpus, self.cluster.gpus_per_node)  # what the user said can be divided so
         if not 0 <= self.headroom < 1:
             raise UsageError(f"headroom is {self.headroom:.0%} of the card; it must be from 0 to below 100 %.")
 
