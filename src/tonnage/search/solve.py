@@ -93,7 +93,7 @@ def _search(
     points: tuple[Point, ...] = ()
     if pareto:
         progress("running the frontier of memory and speed")
-        points = frontier(fastest_first(candidates(question), question.cluster), question, ghosts)
+        points = frontier(fastest_first(candidates(question), question.cluster), choices, question, ghosts)
     return Solution(
         status="found",
         question=asked,

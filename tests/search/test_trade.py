@@ -1,0 +1,36 @@
+"""The frontier of memory and speed, by a formula."""
+
+import pytest
+
+from solutions import Formula, possible, question
+from tonnage.search.pricing import fastest_first
+from tonnage.search.solve import search
+from tonnage.search.space import candidates
+from tonnage.search.trade import MOST_POINTS
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "gpt2", "gpu": "t4", "seq_len": 1024, "micro_batch": 7},  # whose scaled loss refuses some
+        {"model": "llama-3.2-1b", "gpu": "8xl4", "micro_batch": 4},
+    ],
+)
+def test_nothing_is_both_faster_and_smaller_than_a_point_of_the_frontier(asked):
+    asked = question(**asked)
+    found = search(asked, Formula(), top=3, pareto=True)
+    points = [(point.step_seconds, point.process_bytes) for point in found.frontier]
+    assert points == sorted(points)
+    assert [need for _, need in points] == sorted((need for _, need in points), reverse=True)
+    shown = [(one.estimate.time["step_seconds"], one.estimate.peak.process_bytes) for one in found.plans]
+    assert all(any(step <= seconds and need <= size for step, need in points) for seconds, size in shown)
+    assert len(points) <= MOST_POINTS + len(shown)
+
+
+def test_the_frontier_ends_with_the_smallest_of_those_that_can_be_run():
+    asked = question(model="gpt2", gpu="t4", seq_len=1024, micro_batch=7)
+    ghosts = Formula()
+    order = fastest_first(candidates(asked), asked.cluster)
+    able = [one.candidate for one in order if possible(asked, one.candidate)]
+    least = min(need.process_bytes for need in ghosts.need(able, asked.cluster))
+    assert search(asked, ghosts, pareto=True).frontier[-1].process_bytes == least
