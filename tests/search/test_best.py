@@ -247,6 +247,26 @@ def test_all_logits_at_once_where_there_is_room_and_it_is_faster(asked, loss):
         assert whole.seconds_per_token < slices.seconds_per_token
 
 
+class Logits(Formula):
+    """Three times what is usual is needed, but of logits only what there is of them."""
+
+    def _answer(self, candidate, cluster):
+        sliced = replace(candidate, plan=replace(candidate.plan, loss="chunked"))
+        one, slices = priced(candidate, cluster), priced(sliced, cluster)
+        made = super()._answer(candidate, cluster)
+        need = int(slices.least_bytes + 3 * slices.beyond_bytes + one.beyond_bytes - slices.beyond_bytes)
+        held = dict.fromkeys(made.peak.by_category, 0) | {"activation": need}
+        peak = replace(made.peak, process_bytes=need, by_category=held)
+        return replace(made, fits=need <= cluster.device.capacity_bytes, peak=peak)
+
+
+def test_all_logits_that_fit_are_not_refused_by_what_is_usual():
+    asked = question("gpt2", "t4", seq_len=1024, micro_batch=7, only=("loss", "optimizer", "allocator"))
+    best = search(asked, Logits(), top=1).plans[0]
+    assert best.candidate.plan.loss == "plain"
+    assert best.estimate.peak.process_bytes <= asked.budget_bytes
+
+
 def test_a_method_that_always_fails_in_the_same_words_is_given_up():
     ghosts = Broken()
     asked = question("llama-3.2-1b", "8xa100-80gb", method="lora", without=("tp", "pp", "cp"))

@@ -219,9 +219,14 @@ class Search:
 
     def with_all_logits(self) -> None:
         """Give plans that were found all logits at once where there is room, and that makes them the fastest."""
-        wholes = self._wholes()
-        asked = [one.candidate for one in wholes.values()]
-        answers = dict(zip(wholes, self.ghosts.fit(asked, self.question.cluster, self._capacity), strict=True))
+        wholes, cluster = self._wholes(), self.question.cluster
+        needs = self.ghosts.need([one.candidate for one in wholes.values()], cluster)
+        asked = {
+            sliced: one.candidate
+            for (sliced, one), need in zip(wholes.items(), needs, strict=True)
+            if isinstance(need, Need) and need.least_bytes <= self._capacity
+        }
+        answers = dict(zip(asked, self.ghosts.fit(list(asked.values()), cluster, self._capacity), strict=True))
         for place, (sliced, _) in enumerate(self.found):
             answer = answers.get(id(sliced))
             if isinstance(answer, Estimate) and fits(answer, self.question):
@@ -229,20 +234,28 @@ class Search:
         self.found.sort(key=lambda pair: pair[0].seconds_per_token)
 
     def _wholes(self) -> dict[int, Priced]:
-        """Of plans that were found, by their identities, with all logits: those that would lead and may fit."""
-        needs = [(one, estimate.peak.process_bytes) for one, estimate in self.found]
-        return {id(one): whole for one, need in needs if (whole := self._leading_whole(one, need))}
+        """Of plans that were found, by their identities, with all logits: those that would lead."""
+        return {id(one): whole for one, _ in self.found if (whole := self._leading_whole(one))}
 
-    def _leading_whole(self, sliced: Priced, process_bytes: float) -> Priced | None:
-        """A plan that needs so many bytes, with all logits at once; None if that is not the fastest or too large."""
+    def _leading_whole(self, sliced: Priced) -> Priced | None:
+        """A plan with all logits at once; None if that is not the fastest."""
         plan = sliced.candidate.plan
         if not self._may_be_whole or plan.loss != FREE["loss"] or plan.checkpointing.startswith("budget"):
             return None  # a budget has filled the card
         whole = priced(_with_all_logits(sliced.candidate), self.question.cluster)
         if whole.timing is None or whole.seconds_per_token > _WORTH_LOGITS * self.found[0][0].seconds_per_token:
             return None
-        of_usual = (process_bytes - sliced.least_bytes) / max(sliced.beyond_bytes, 1.0)
-        return whole if whole.least_bytes + of_usual * whole.beyond_bytes <= self._capacity else None
+        return whole
+
+    def _roomy_wholes(self) -> dict[int, Priced]:
+        """Those of them that are likely to fit, if they need of what is usual as much as in slices."""
+        wholes, found = self._wholes(), {}
+        for sliced, estimate in self.found:
+            whole = wholes.get(id(sliced))
+            of_usual = (estimate.peak.process_bytes - sliced.least_bytes) / max(sliced.beyond_bytes, 1.0)
+            if whole and whole.least_bytes + of_usual * whole.beyond_bytes <= self._capacity:
+                found[id(sliced)] = whole
+        return found
 
     @property
     def _may_be_whole(self) -> bool:
@@ -320,8 +333,8 @@ class Search:
         certain = [one for one in (*batch, *following) if self._is_certain(one)]
         asks = [(one.candidate, False) for one in batch if one not in certain]
         asks += [(one.candidate, True) for one in (*self.seem, *certain)]  # the longest runs
-        wholes = self._wholes()
-        asks += [(one.candidate, True) for one in wholes.values()]
+        wholes = self._roomy_wholes()
+        asks += [(one.candidate, is_run) for one in wholes.values() for is_run in (False, True)]
         if best is not None:
             asks += [(one, False) for one in self.afterwards(wholes.get(id(best), best).candidate)]
         asks += [(one.candidate, False) for one in after if not self._is_certain(one)]
