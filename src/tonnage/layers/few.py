@@ -169,19 +169,26 @@ def roomy(cluster: Cluster) -> Cluster:
 def is_repetitive(job: Job, plan: Plan) -> bool:
     """Whether all steps ask for the same.
 
-    Not where DDP makes its buckets anew in the second step, the first one compiles kernels, a loop holds what the
-    step before returned, a budget is kept by what was seen before, lengths are drawn, something happens once besides
-    the steps, or a trainer of others makes them.
+    Not where DDP makes its buckets anew in the second step, the first one compiles kernels, a budget is kept by what
+    was seen before, or a step does not leave what it found.
     """
-    once = job.eval_batch, job.generate, job.resume != "none", job.save_checkpoint != "none", job.lengths
     changes = (
         plan.shard in ("ddp", "zero1")
         or plan.optimizer in COMPILED
         or plan.attention == "flex"
-        or plan.outputs == "loop"
         or plan.checkpointing.startswith("budget")
     )
-    return plan.engine == "tonnage" and not changes and not any(once)
+    return leaves_what_it_found(job, plan) and not changes
+
+
+def leaves_what_it_found(job: Job, plan: Plan) -> bool:
+    """Whether a step, after the first, leaves the blocks behind that it found, in their places.
+
+    Not where a loop holds what the step before returned, lengths are drawn, something happens once besides the steps,
+    or a trainer of others makes them, which keeps some of what it made and lets go of what it kept before.
+    """
+    once = job.eval_batch, job.generate, job.resume != "none", job.save_checkpoint != "none", job.lengths
+    return plan.engine == "tonnage" and plan.outputs != "loop" and not any(once)
 
 
 def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from tonnage.errors import CannotEstimate, TonnageError, UsageError
 from tonnage.estimates import Estimate
 from tonnage.ghost.process import any_libraries
 from tonnage.job import Job
-from tonnage.layers.few import depths, is_repetitive, layers_of, roomy, with_layers
+from tonnage.layers.few import depths, is_repetitive, layers_of, leaves_what_it_found, roomy, with_layers
 from tonnage.search import waiting
 from tonnage.search.bounds import under_way
 from tonnage.search.depth import Look, Need, extrapolated, of_run, seen
@@ -36,7 +36,7 @@ The others do what the first did, so that they are its requests once more (`tonn
 step follows from those before it."""
 
 STEPS_EXPANDABLE: Final = 2
-"""The same where segments expand: what the second leaves behind is what it found, so the third is like it."""
+"""The same where segments expand and the second step leaves behind what it found, so that the third is like it."""
 
 LOOKS: Final = 1
 """Steps of a run that only compares: `depth.seen` tells what the later ones need."""
@@ -290,8 +290,9 @@ def micro_batches_run(candidate: Candidate) -> int:
 
 def steps_run(candidate: Candidate) -> tuple[int, int]:
     """Of a plan that is shown, how many steps are made, and how many more are the first one's requests again."""
-    steps = STEPS_EXPANDABLE if candidate.plan.allocator == "expandable" else STEPS
-    return (1, steps - 1) if is_repetitive(candidate.job, candidate.plan) else (steps, 0)
+    job, plan = candidate.job, candidate.plan
+    steps = STEPS_EXPANDABLE if plan.allocator == "expandable" and leaves_what_it_found(job, plan) else STEPS
+    return (1, steps - 1) if is_repetitive(job, plan) else (steps, 0)
 
 
 def _look_steps(candidate: Candidate) -> int:
