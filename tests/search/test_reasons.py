@@ -49,3 +49,23 @@ def test_each_stage_of_the_path_says_what_is_added():
     changes = [stage.change for stage in path(replace(best, candidate=candidate), asked, Formula())]
     assert "accum-sync" in changes
     assert "as planned" not in changes
+
+
+def test_reasons_name_what_changes_the_mathematics():
+    asked = question("llama-3.2-1b", "l4", micro_batch=2, allow=("optimizer", "precision"))
+    best = search(asked, Formula(), top=1).plans[0]
+    plan = replace(best.candidate.plan, optimizer="adamw-8bit", precision="bf16-true")
+    choice = replace(best, candidate=replace(best.candidate, plan=plan))
+    found = {one.technique: one.why for one in reasons(choice, asked, Formula())}
+    assert found["optimizer=adamw-8bit"].startswith("optimizer states are kept in 8 bits; with optimizer adamw ")
+    assert "in 16 bits, which rounds otherwise; with precision bf16-mixed " in found["precision=bf16-true"]
+    fused = replace(choice, candidate=replace(best.candidate, plan=replace(plan, optimizer="adamw-fused")))
+    found = {one.technique: one.why for one in reasons(fused, asked, Formula())}
+    assert found["optimizer=adamw-fused"].startswith("one kernel updates all weights in place")
+
+
+def test_a_precision_that_the_card_decides_has_no_reason():
+    asked = question("gpt2", "t4", seq_len=1024)
+    best = search(asked, Formula(), top=1).plans[0]
+    assert best.candidate.plan.precision == "fp16-mixed"
+    assert not any(one.technique.startswith("precision") for one in best.reasons)

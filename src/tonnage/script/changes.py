@@ -14,7 +14,7 @@ from tonnage.script.command import can_say, flag
 from tonnage.script.facts import Facts, Understood, checkpointing_word
 from tonnage.search.depth import Need
 from tonnage.search.pricing import priced
-from tonnage.search.reasons import DOES
+from tonnage.search.reasons import DOES, OF_VALUES
 from tonnage.solution import Candidate
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def changes(
                 Change(
                     technique=name,
                     settings=settings,
-                    why=WHY[name],
+                    why=OF_VALUES.get(str(getattr(best.plan, name, None)), WHY[name]),
                     saves_bytes=saved(need, needs[0]),
                     costs_seconds=difference(best, candidate, question),
                 )

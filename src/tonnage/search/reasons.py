@@ -44,6 +44,14 @@ DOES: Final[Mapping[str, str]] = {
     "param_offload": "weights and optimizer states rest on the host",
 }
 
+OF_VALUES: Final[Mapping[str, str]] = {
+    "adamw-8bit": "optimizer states are kept in 8 bits",
+    "adamw-4bit": "optimizer states are kept in 4 bits",
+    "adafactor": "of a matrix's squared gradients the means of rows and columns alone are kept",
+    "bf16-true": "weights, gradients and optimizer states are in 16 bits, which rounds otherwise",
+}
+"""The same of values that do something else than the usual one of their option."""
+
 PATH: Final = (
     tuple(FREE),
     ("precision",),
@@ -107,9 +115,15 @@ def _taken_back(chosen: Candidate, question: Question) -> list[_Without]:
     return [one for name in _techniques(chosen.plan, question) if (one := _without(name, chosen, question))]
 
 
+def does(name: str, plan: Plan) -> str:
+    """What the value that a plan has of an option does, in words."""
+    return OF_VALUES.get(str(getattr(plan, name)), DOES[name])
+
+
 def _techniques(plan: Plan, question: Question) -> list[str]:
     names = (*FREE, "shard", *AXES, "pp_schedule", "accum_sync", "optimizer_in_backward", "checkpointing", *OFFLOADS)
-    return [name for name in names if getattr(plan, name) != getattr(question.plan, name)]
+    given = replace(question.plan, precision=free_wins(question).precision)  # which the card decides
+    return [name for name in ("precision", *names) if getattr(plan, name) != getattr(given, name)]
 
 
 def _without(name: str, chosen: Candidate, question: Question) -> _Without | None:
@@ -130,7 +144,7 @@ def _cheaper(name: str, value: Any, question: Question) -> list[Any]:
         return list(reversed(values[: values.index(value)])) if value in values else []
     if name in AXES:
         return [size for size in (value // 2, 1) if size >= 1 and size != value]
-    return [getattr(question.plan, name)]
+    return [getattr(free_wins(question) if name == "precision" else question.plan, name)]
 
 
 def _of_same_batch(chosen: Candidate, plan: Plan, question: Question) -> Candidate | None:
@@ -159,7 +173,7 @@ def _reason(
     """`run`: without the technique, if it was run whole; it may have run out of memory where looks said less."""
     costs = _seconds_more(choice, one.candidate, question)
     instead = "without it" if isinstance(one.value, bool) else f"with {spelled(one.name)} {one.cheaper}"
-    why = DOES[one.name]
+    why = does(one.name, choice.candidate.plan)
     if not isinstance(answer, Need):
         why += f"; {instead} it cannot be run ({str(answer).partition('. ')[0].rstrip('.')})"
     else:
