@@ -282,6 +282,20 @@ def test_several_machines_are_started_one_by_one() -> None:
     assert file(made, "job.json")["replicas"] == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "shard", "instead"),
+    [
+        ("deepspeed", "hsdp", "zero3"),  # zero2 would keep whole weights
+        ("megatron-bridge", "zero3", "zero1"),  # ddp would keep whole states
+        ("megatron-bridge", "zero2", "zero1"),
+        ("hf-trainer", "zero1", "zero2"),
+    ],
+)
+def test_what_is_divided_instead_keeps_the_least_memory_that_can_be_said(name: str, shard: str, instead: str) -> None:
+    made = exported(name, Plan(shard=shard), gpus="2x8xh100-80gb")
+    assert [left.instead for left in made.unexpressed if left.option == "shard"] == [instead]
+
+
 def test_checkpointing_is_called_what_the_installed_transformers_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonnage.exports.installed.fields", lambda *source: frozenset())
     made = exported("hf-trainer", Plan(checkpointing="every-2"))

@@ -49,7 +49,6 @@ QUANTIZED: Final = ("quant", "unquantized_dtype")
 
 INSTEAD: Final[dict[str, tuple[str, ...]]] = {
     "checkpointing": ("full",),
-    "shard": ("zero2", "zero3", "ddp", "zero1"),
     "optimizer": ("adamw", "adamw-fused"),
     "precision": ("bf16-mixed", "bf16-true", "megatron-bf16", "fp32"),
     "loss": ("plain", "chunked"),
@@ -59,8 +58,11 @@ INSTEAD: Final[dict[str, tuple[str, ...]]] = {
 }
 """What is said in place of a value that a target has no words for: the first that it has, else the default.
 
-Of checkpointing and sharding that is something which keeps no more memory than any other choice.
+Of checkpointing that is something which keeps no more memory than any other choice.
 """
+
+SHARDS: Final = ("ddp", "zero1", "zero2", "hsdp", "zero3")
+"""Ways to divide, from the most memory to the least: in place of one the next that needs less, else the nearest."""
 
 
 def target(name: str) -> Target:
@@ -124,7 +126,7 @@ def _unexpressed(job: Job, plan: Plan, to: Target, besides: Any) -> Any:
                     f"{to.name} has no words for {spelled(item.name)} {found}{_because(to, item.name, found)}; "
                     f"plan without it: tonnage plan MODEL {_without(to, item)}."
                 )
-            yield item, _in_its_place(to, item)
+            yield item, _in_its_place(to, item, found)
     both = (*options(type(job)), *options(type(plan)))
     for option, (_, new) in besides.items():
         yield next(item for item, _ in both if item.name == option), new
@@ -148,12 +150,21 @@ def _settled(missing: Any, job: Job, plan: Plan, to: Target) -> Any:
     return tuple((item, again[item.name][1] if item.name in again else new) for item, new in missing)
 
 
-def _in_its_place(to: Target, item: Any) -> Any:
+def _in_its_place(to: Target, item: Any, value: Any) -> Any:
     known = to.expresses.get(item.name)
     if known is None:
         return item.default
-    wanted = (*INSTEAD.get(item.name, ()), item.default)
+    instead = _other_shards(value) if item.name == "shard" else INSTEAD.get(item.name, ())
+    wanted = (*instead, item.default)
     return next((value for value in wanted if to.has_words(item.name, value, item.default)), known[0])
+
+
+def _other_shards(value: str) -> tuple[str, ...]:
+    """The other ways to divide, the most like one first."""
+    if value not in SHARDS:
+        return ()
+    place = SHARDS.index(value)
+    return (*SHARDS[place + 1 :], *reversed(SHARDS[:place]))
 
 
 def _because(to: Target, option: str, value: Any) -> str:
@@ -169,7 +180,7 @@ def _said(to: Target, option: str, value: Any, new: Any, besides: Any) -> Unexpr
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(value)
+        return ",".join(value) or "none"
     if isinstance(value, bool):
         return "on" if value else "off"
     return "none" if value is None else str(value)
