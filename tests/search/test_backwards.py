@@ -85,6 +85,25 @@ def test_the_largest_micro_batch():
     assert solution.plans[0].candidate.job.micro_batch == number
 
 
+@pytest.mark.parametrize(("said", "micro_batches"), [({}, 1), ({"grad_accum": 4}, 4), ({"pp": 2}, 2)])
+def test_the_largest_micro_batch_is_that_of_as_many_as_were_said(said, micro_batches):
+    offloads = ("activation-offload", "optimizer-offload", "param-offload")
+    asked = question(gpu="2xa100-80gb", model="llama-3.2-1b", without=("tp", "cp", *offloads), **said)
+    solution = backwards("max-micro-batch", asked, top=1)
+    best = solution.plans[0].candidate
+    assert solution.question["found"] == f"micro-batch {best.job.micro_batch}"
+    assert best.job.grad_accum >= micro_batches
+    assert solution.question["job"]["grad_accum"] == micro_batches
+
+
+def test_the_longest_sequence_is_one_that_the_given_degrees_divide():
+    asked = question(gpu="3xl4", model="smollm2-135m", tp=3)
+    solution = backwards("max-seq-len", asked, top=1)
+    tokens = solution.question["job"]["seq_len"]
+    assert (solution.status, tokens % 3) == ("found", 0)
+    assert tokens >= 3072
+
+
 def test_the_fewest_gpus_and_the_smallest():
     asked = question(gpu="h100-80gb", model="llama-3.1-8b", without=("activation-offload", "optimizer-offload"))
     fewest = backwards("min-gpus", asked, top=1)

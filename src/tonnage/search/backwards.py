@@ -23,7 +23,7 @@ from tonnage.solution import Solution
 from tonnage.units import counted
 
 STEP_TOKENS: Final = 1024
-"""Sequences are found to a multiple of it."""
+"""Sequences are found to a multiple of it, and of what the given degrees divide."""
 
 LONGEST: Final = 2**20
 MOST_GPUS: Final = 1024
@@ -99,16 +99,17 @@ def _fits(runs: list[Estimate | Failure], question: Question) -> bool:
 
 def _longest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
     positions = _positions(question)
+    step = lcm(STEP_TOKENS, question.plan.tp, 2 * question.plan.cp)  # ranks that share a sequence have equal parts
 
     def tokens_of(units: int) -> int:
-        return min(units * STEP_TOKENS, positions)
+        return min(units * step, positions)
 
     def asked(units: int) -> Question:
         tokens = tokens_of(units)
         batch = None if question.job.global_batch_tokens is None else question.sequences * tokens
         return replace(question, job=replace(question.job, seq_len=tokens, global_batch_tokens=batch))
 
-    most = -(-positions // STEP_TOKENS)  # the last step may be a part of one
+    most = -(-positions // step)  # the last step may be a part of one
     units = _last(
         most, lambda number: possible(asked(number)), progress, lambda number: f"{tokens_of(number):,} tokens"
     )
@@ -122,11 +123,12 @@ def _positions(question: Question) -> int:
 
 
 def _largest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
-    """The largest micro-batch of which every data-parallel rank has one a step."""
+    """The largest micro-batch if each data-parallel rank has as many as were said, or as stages."""
+    micro_batches = max(question.job.grad_accum, question.plan.pp)
 
     def asked(number: int) -> Question:
         left_out = tuple(word for word in question.without if not word.startswith("micro-batch"))
-        job = replace(question.job, micro_batch=number, grad_accum=1, global_batch_tokens=None)
+        job = replace(question.job, micro_batch=number, grad_accum=micro_batches, global_batch_tokens=None)
         return replace(question, job=job, without=left_out, only_micro_batch=number)
 
     number = _last(4096, lambda size: possible(asked(size)), progress, lambda size: f"micro-batch {size}")

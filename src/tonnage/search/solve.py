@@ -71,6 +71,7 @@ def _search(
     refused = tuple(found.refused.values())
     if not found.counts["priced"] and not found.counts["below_bound"]:
         why = "the constraints leave no combination that divides the global batch, the heads and the layers"
+        why += f", with {question.plan.pp} micro-batches for as many stages" if question.plan.pp > 1 else ""
         return Solution(status="unsupported", question=asked, refused=(Refused(what="all", why=why),))
     if not found.found:
         if not found.too_large and not found.counts["below_bound"]:
