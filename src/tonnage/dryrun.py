@@ -15,7 +15,7 @@ from typing import Any, Final
 from tonnage import launchers, trackers
 from tonnage import trace as traces
 from tonnage.catalog import ghost_settings
-from tonnage.device import Cluster
+from tonnage.device import CPU, Cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.ghost import cards, running
 from tonnage.ghost.process import NO_CACHING, any_libraries, environment, interpreter, programs
@@ -133,6 +133,8 @@ def run(
             f"Python started with {flag} ignores the environment or the site by which the ghost is reached; "
             f"leave {flag} out."
         )
+    if cluster.device.id == CPU:
+        raise UsageError("A dry-run is of a script that uses GPUs, and cpu is none; name a card with --gpu.")
     given = os.environ if variables is None else variables
     if NO_CACHING in given:
         raise UsageError(f"{NO_CACHING} is set. {_NOT_FOLLOWED}")
@@ -319,7 +321,12 @@ def _described(outcome: Mapping[str, Any]) -> str:
         return f"The command allocates by {other[1]}. {_NOT_FOLLOWED}"
     stack = outcome.get("stack")
     where = f" (at {_place(stack)})" if stack else ""
-    told = f"The command failed: {outcome.get('error')}: {message}{where}."
+    kind = outcome.get("error")
+    told = f"The command failed: {message if message == kind else f'{kind}: {message}'}{where}."
+    if "No CUDA GPUs are available" in message:
+        return (
+            f"{told} The machine has those of --gpu, from 0 on: does CUDA_VISIBLE_DEVICES in the script name others?"
+        )
     symbol, cuda = _UNDEFINED.search(message), outcome.get("cuda")
     if symbol is None:
         return told

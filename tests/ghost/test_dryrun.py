@@ -427,6 +427,22 @@ def test_a_rank_that_outlives_the_process_that_started_it(dry_run: Any, monkeypa
     assert [(trace.rank, trace.steps) for trace in answer.run.traces] == [(0, 1), (1, 3)]
 
 
+def test_an_error_without_a_message_is_named_once() -> None:
+    bare = {"error": "AssertionError", "message": "AssertionError", "stack": ["train.py:3 main"]}
+    assert dryrun._described(bare) == "The command failed: AssertionError (at train.py:3 main)."
+    assert ": ValueError: none (at" in dryrun._described({**bare, "error": "ValueError", "message": "none"})
+
+
+def test_gpus_that_a_script_chooses_beyond_those_that_there_are() -> None:
+    none = {"error": "RuntimeError", "message": "No CUDA GPUs are available", "stack": ["train.py:3 main"]}
+    assert "does CUDA_VISIBLE_DEVICES in the script name others?" in dryrun._described(none)
+
+
+def test_a_dry_run_on_a_cpu_is_refused() -> None:
+    with pytest.raises(UsageError, match="cpu is none; name a card with --gpu"):
+        dryrun.run(["python", "train.py"], parse_cluster("cpu"))
+
+
 def test_an_error_is_placed_in_the_program_and_where_it_came_up() -> None:
     own, library = "train.py:12 main", "/v/lib/python3.11/enum.py:784 __getattr__"
     assert dryrun._place([own, library]) == f"{own}, in {library}"
