@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import estimates
@@ -109,6 +109,8 @@ def timed() -> Estimate:
     return replace(
         estimates.full_card(),
         time={**seconds, "tokens_per_second_per_gpu": 8192.0, "mfu": 0.4, "bound_by": "compute"},
+        job={"command": ["python", "train.py"], "steps": 3},
+        cards=({"index": 0, "peak_bytes": 9, "processes": [{"process": 1, "rank": 0, "peak_bytes": 9}]},),
     )
 
 
@@ -117,6 +119,9 @@ PATHS = paths_of(json.loads(json.dumps(timed().to_json())))[1:]
 
 @settings(max_examples=300)
 @given(where=st.sampled_from(PATHS), value=JSON)
+@example(where=("job", "command", 0), value=None)
+@example(where=("cards", 0, "processes"), value=None)
+@example(where=("cards", 0, "processes", 0), value=[])
 def test_any_value_anywhere_is_refused_or_can_be_shown(where, value, tmp_path):
     document = json.loads(json.dumps(timed().to_json()))
     place = document

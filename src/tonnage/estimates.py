@@ -199,7 +199,7 @@ class Estimate:
                 "curve": tuple(Moment(**moment) for moment in values.get("curve", ())),
                 "steps": tuple(StepPeak(**step) for step in values.get("steps", ())),
                 "ranks": tuple(values.get("ranks", ())),
-                "cards": tuple(values.get("cards", ())),
+                "cards": tuple(_card(card) for card in values.get("cards", ())),
                 "notes": tuple(values.get("notes", ())),
             }
             return Estimate(**values)
@@ -220,6 +220,11 @@ class Estimate:
         from tonnage.report.html import fragment
 
         return fragment(self)
+
+
+def _card(values: dict[str, Any]) -> dict[str, Any]:
+    """One of a dry-run's cards from JSON.  Raises TypeError, ValueError or KeyError where it has no processes."""
+    return {**values, "processes": [dict(process) for process in values["processes"]]}
 
 
 def load(path: Path) -> Estimate:

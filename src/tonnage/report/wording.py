@@ -78,7 +78,7 @@ def subject(estimate: Estimate) -> str:
     """What was asked about: the model and its size, or the command of a dry-run."""
     command = estimate.job.get("command")
     if command:
-        return " ".join(command) if isinstance(command, list | tuple) else str(command)
+        return " ".join(map(str, command)) if isinstance(command, list | tuple) else str(command)
     name = str(estimate.model.get("name") or "model")
     return f"{name} ({', '.join(_parameters(estimate.model))})" if _parameters(estimate.model) else name
 
