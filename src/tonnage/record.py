@@ -502,7 +502,7 @@ def _zero(dtype: torch.dtype) -> bool | int | float | complex:
 def _plain(value: Any) -> Iterator[torch.Tensor]:
     """The tensors that hold the memory of a result: of a DTensor, its shard."""
     for tensor in tensors_in(value):
-        yield from inside("watch").plain_tensors(tensor)
+        yield from inside("tensors").plain_tensors(tensor)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from typing import Any
 
 from .imports import after_import
 from .overlay import Overlay
-from .watch import tensors_in
+from .tensors import tensors_in
 
 _TRAINERS = ("save_model", "save_state", "save_metrics", "_save_checkpoint", "create_model_card", "push_to_hub")
 """Methods of Hugging Face's Trainer that write below its `args.output_dir`."""

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from .imports import after_import
+from .tensors import elements
 
 _LOOPS = ("mixed_precision", "gradient_accumulation_steps")
 """What an Accelerator is given by a loop of somebody's own."""
@@ -181,7 +182,6 @@ def network(model: Any) -> dict[str, Any] | None:
     config: Any = getattr(base, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(base, "named_parameters"):
         return None
-    from .watch import elements  # which imports this module
 
     trainable: dict[str, int] = {}
     frozen: dict[str, int] = {}

@@ -10,7 +10,6 @@ which a module's call gives several blocks back at its end may differ, which the
 import contextlib
 import functools
 import gc
-import math
 import threading
 import time
 import weakref
@@ -21,9 +20,11 @@ from typing import Any
 from .graphed import MOST_WARM_UPS, Content, Graphs
 from .imports import after_import
 from .native import Native
+from .networks import counted, owners, together
 from .rounds import Rounds
 from .script import Script
-from .sharded import elsewhere, unreduced
+from .sharded import unreduced
+from .tensors import ORDINARY, cuda_address, elements, first_differentiable, plain_tensors, tensors_in
 
 MAX_EVENTS = 20_000_000
 
@@ -258,7 +259,7 @@ class Watch:
 
     def _is_known_there(self, parameter: Any) -> bool:
         """Whether an ordinary parameter is where it was claimed in this pass; most are, and asking this is quick."""
-        if type(parameter).__module__ not in _ORDINARY or self.torch._C._len_torch_function_stack():
+        if type(parameter).__module__ not in ORDINARY or self.torch._C._len_torch_function_stack():
             return False
         try:
             return bool(self._claimed.get(id(parameter)) == parameter.data_ptr())
@@ -634,52 +635,6 @@ def let_watchdog_pass(torch: Any) -> None:
         time.sleep(WATCHDOG_SECONDS)
 
 
-_ORDINARY = ("torch", "torch.nn.parameter")
-"""The modules of torch.Tensor and torch.nn.Parameter, which hold their memory themselves."""
-
-
-def plain_tensors(tensor: Any) -> Iterator[Any]:
-    """The tensors that really hold memory behind a tensor: a DTensor's shard, a subclass's inner parts.
-
-    A parameter that DeepSpeed divides holds this rank's part (`ds_tensor`) beside the whole while it is gathered.
-    """
-    if type(tensor).__module__ in _ORDINARY and not tensor.__dict__:  # most, and there are very many
-        yield tensor
-        return
-    part = getattr(tensor, "ds_tensor", None)
-    if part is not None:
-        yield from plain_tensors(part)
-    local = getattr(tensor, "_local_tensor", None)
-    if local is not None:
-        yield from plain_tensors(local)
-    elif hasattr(type(tensor), "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from plain_tensors(getattr(tensor, name))
-    else:
-        yield tensor
-        yield from _scales(tensor)
-
-
-def _scales(weight: Any) -> Iterator[Any]:
-    """What bitsandbytes keeps beside a quantized weight: scales of blocks or rows, tables, scales of scales."""
-    if getattr(weight, "SCB", None) is not None:
-        yield weight.SCB
-    state = getattr(weight, "quant_state", None)
-    while state is not None:
-        yield from (t for t in (state.absmax, state.code, getattr(state, "offset", None)) if t is not None)
-        state = getattr(state, "state2", None)
-
-
-def counted(root: Any, parameters: list[Any]) -> dict[str, Any]:
-    """A network's class, and how many numbers its parameters have now, of these how many to train."""
-    others, trainable_of_others = elsewhere(root)
-    return {
-        "class": type(root).__name__,
-        "parameters": sum(elements(parameter) for parameter in parameters) + others,
-        "trainable_parameters": sum(elements(p) for p in parameters if p.requires_grad) + trainable_of_others,
-    }
-
-
 def _also(original: Callable[..., None], hear: Callable[[Any], None]) -> Callable[..., None]:
     """A method of which somebody hears whom it was called on, when it has ended."""
 
@@ -689,67 +644,3 @@ def _also(original: Callable[..., None], hear: Callable[[Any], None]) -> Callabl
         hear(owner)
 
     return call
-
-
-def owners(torch: Any, parameters: list[Any]) -> list[Any]:
-    """The outermost modules there are that own some of these parameters."""
-    wanted = {id(parameter) for parameter in parameters}
-    kind = torch.nn.Module
-    modules = [each for each in gc.get_objects() if issubclass(type(each), kind)]
-    found = [each for each in modules if any(id(parameter) in wanted for parameter in each._parameters.values())]
-    while True:
-        inner = {id(each) for each in found}
-        outer = [each for each in modules if any(id(child) in inner for child in each._modules.values())]
-        if not outer:
-            return found
-        inside = {id(child) for each in outer for child in each._modules.values()}
-        found = [*(each for each in found if id(each) not in inside), *(m for m in outer if id(m) not in inner)]
-
-
-def together(networks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Networks that one optimizer trains (an actor and a critic) as one: `Actor + Critic`."""
-    sums = {name: sum(network[name] for network in networks) for name in ("parameters", "trainable_parameters")}
-    return {"class": " + ".join(dict.fromkeys(network["class"] for network in networks)), **sums}
-
-
-def elements(parameter: Any) -> int:
-    """How many numbers a parameter stands for: bitsandbytes packs two or more into one, DeepSpeed keeps a part."""
-    packed = getattr(parameter, "quant_state", None)
-    if packed is not None:
-        return math.prod(packed.shape)
-    return int(getattr(parameter, "ds_numel", 0) or parameter.numel())
-
-
-def cuda_address(torch: Any, tensor: Any) -> int:
-    """Where a plain tensor's memory begins on the GPU; 0 for memory elsewhere."""
-    with torch._C.DisableTorchFunction():  # modes that follow what a program does need not see this
-        try:
-            return int(tensor.untyped_storage().data_ptr()) if tensor.is_cuda else 0
-        except NotImplementedError:  # torch.func's grad and vmap have tensors that stand for others
-            return 0
-
-
-def tensors_in(value: Any, kind: type) -> Iterator[Any]:
-    """Every tensor in nested dictionaries, lists and tuples."""
-    if isinstance(value, kind):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item, kind)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item, kind)
-
-
-def first_differentiable(output: Any) -> Any:
-    """The first tensor of a module's output that has a gradient function; None if there is none."""
-    if getattr(output, "grad_fn", None) is not None:
-        return output
-    if isinstance(output, dict):
-        output = tuple(output.values())
-    if isinstance(output, list | tuple):
-        for item in output:
-            found = first_differentiable(item)
-            if found is not None:
-                return found
-    return None
