@@ -547,6 +547,7 @@ def test_generate_goes_on_to_its_length(dry_run: Any) -> None:
     estimate, trace = consistent(answer)
     said = answer.said[-1]
     assert said.pop("prompt") == [[3, 4, 5, 6], [7, 8, 9, 10]]
+    assert said.pop("loops") == [6, 6, 6], "of the program's own"
     assert said.pop("slopes") == [[2, 12, 512]] * 2, "eager and compiled, after what is known of generation"
     assert said == {"greedy": [2, 40], "sampled": [2, 40], "lengths": [8, 8]}
     assert any("length limit" in text for text in estimate.coverage.assumed)

@@ -34,6 +34,7 @@ from . import (
     sized,
     spared,
     tuning,
+    worded,
 )
 from .policy import Policy
 
@@ -42,7 +43,7 @@ __all__ = ["Policy", "install", "integers"]
 TRACKERS = ("wandb", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "neptune_scale", "trackio")
 """Packages that the dry-run's environment told to work offline (tonnage.trackers)."""
 
-_OF_TORCH = (conditions, constants, spared, sized, routed, chosen)
+_OF_TORCH = (conditions, constants, spared, sized, routed, worded, chosen)
 
 _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     *((f"torch.optim.{name}", spared.patch_optimizer) for name in spared.OPTIMIZERS),

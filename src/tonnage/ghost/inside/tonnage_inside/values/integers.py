@@ -17,6 +17,7 @@ _READ_OUT = ("tolist", "cpu", "numpy")
 _REPLACED = (
     *("sum", "all", "any", "max", "argmax", "cumsum", "isfinite", "isnan", "isinf", "bool", "int", "long"),
     *("scatter", "scatter_", "scatter_add", "scatter_add_", "index_add", "index_add_"),
+    *("__or__", "__ior__", "__and__", "__iand__", "logical_or", "logical_and"),
     *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "eq", "ne", "lt", "le", "gt", "ge"),
 )
 _NOT_COMPUTED = ("empty", "empty_like", "new_empty", "__get__", "normal")
