@@ -166,6 +166,49 @@ def test_an_sft_config_is_not_a_trainers(tmp_path: Path) -> None:
     assert "checkpointing" not in otherwise
 
 
+TRAINERS = {"per_device_train_batch_size": 1, "bf16": True}
+ACCELERATES = {"distributed_type": "FSDP", "mixed_precision": "bf16"}
+AXOLOTLS = {"base_model": "org/x", "bf16": True}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "options"),
+    [
+        ("a.yaml", ACCELERATES, {"shard": "zero3"}),
+        ("a.yaml", ACCELERATES | {"fsdp_config": {"fsdp_sharding_strategy": "NO_SHARD"}}, {"shard": "ddp"}),
+        ("a.yaml", ACCELERATES | {"fsdp_config": {"fsdp_sharding_strategy": 2}}, {"shard": "zero2"}),
+        ("a.yaml", ACCELERATES | {"fsdp_config": {"fsdp_reshard_after_forward": "HYBRID_SHARD"}}, {"shard": "hsdp"}),
+        (
+            "a.yaml",  # which the second version does not ask for
+            ACCELERATES | {"fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": "NO_SHARD"}},
+            {"shard": "zero3"},
+        ),
+        ("t.json", TRAINERS | {"fsdp": True, "fsdp_config": {"reshard_after_forward": False}}, {"shard": "zero2"}),
+        ("t.json", TRAINERS | {"fsdp": "shard_grad_op auto_wrap"}, {"shard": "zero2"}),
+        ("t.json", TRAINERS | {"fsdp": ["full_shard", "offload"]}, {"shard": "zero3", "param_offload": "cpu"}),
+        ("t.json", TRAINERS | {"fsdp": ""}, {}),
+        ("x.yaml", AXOLOTLS | {"fsdp": ["shard_grad_op", "auto_wrap"]}, {"shard": "zero2"}),
+        (
+            "x.yaml",
+            AXOLOTLS | {"fsdp_config": {"fsdp_offload_params": True, "fsdp_sharding_strategy": "FULL_SHARD"}},
+            {"shard": "zero3", "param_offload": "cpu"},
+        ),
+    ],
+)
+def test_what_fsdp_divides_is_read_in_the_words_of_both_versions(
+    tmp_path: Path, name: str, said: dict[str, Any], options: dict[str, str]
+) -> None:
+    found = reading.read(written(tmp_path, name, said))
+    assert {key: found.options[key] for key in ("shard", "param_offload") if key in found.options} == options
+    assert found.not_understood == ()
+
+
+def test_what_fsdp_has_no_words_for_here_is_listed(tmp_path: Path) -> None:
+    said = {"fsdp_version": 1, "fsdp_sharding_strategy": "HYBRID_SHARD_ZERO2"}
+    found = reading.read(written(tmp_path, "a.yaml", ACCELERATES | {"fsdp_config": said}))
+    assert len(found.not_understood) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "said", "silent"),
     [

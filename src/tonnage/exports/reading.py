@@ -327,17 +327,76 @@ def _checkpointed(flat: Mapping[str, Any]) -> Iterator[_Found]:
         yield _Found(option="checkpointing", value="full", key="fsdp_config.activation_checkpointing")
 
 
-def _fully_sharded(flat: Mapping[str, Any], prefix: str) -> Iterator[_Found]:
-    """FSDP's part of a file: whether layers are gathered again, replicas, offload."""
-    reshard = flat.get(f"fsdp_config.{prefix}reshard_after_forward", True)
-    replicas = next((flat[key] for key in _REPLICAS if isinstance(flat.get(key), int)), 1)
-    kept = reshard in (False, "false", "SHARD_GRAD_OP", "shard_grad_op")
-    shard = "hsdp" if replicas > 1 else "zero2" if kept else "zero3"
-    yield _Found(option="shard", value=shard, key=f"fsdp_config.{prefix}reshard_after_forward")
-    places = ("offload_params", "cpu_offload")
-    if any(flat.get(f"fsdp_config.{prefix}{place}") in (True, "true") for place in places):
-        yield _Found(option="param_offload", value="cpu", key=f"fsdp_config.{prefix}offload_params")
+_STRATEGIES: Final = {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2", "NO_SHARD": "ddp", "HYBRID_SHARD": "hsdp"}
+"""What FSDP's first version calls what is divided; accelerate also takes their numbers, from 1."""
 
+_BESIDES: Final = ("OFFLOAD", "AUTO_WRAP")
+"""What a Trainer's `fsdp` may hold in words beside a strategy."""
+
+
+def _strategy(value: Any) -> str | None:
+    """What is divided by an FSDP strategy, or by whether layers are gathered again; None where it is neither."""
+    word = str(value).upper()
+    numbered = dict(zip("1234", _STRATEGIES.values(), strict=True))
+    return {"TRUE": "zero3", "FALSE": "zero2", **numbered, **_STRATEGIES}.get(word)
+
+
+def _sharding(value: Any) -> Mapping[str, Any]:
+    """Read together with others."""
+    if value is not None and _strategy(value) is None:
+        raise _Unclear
+    return {}
+
+
+def _version(value: Any) -> Mapping[str, Any]:
+    """Of FSDP; what is run is the second."""
+    if value not in (None, 2):
+        raise _Unclear
+    return {}
+
+
+def _fsdp_words(value: Any) -> tuple[str, ...]:
+    """The words of a Trainer's `fsdp`, which newer ones only switch on.  Raises _Unclear."""
+    if isinstance(value, bool) or value is None:
+        return ()
+    words = value.split() if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise _Unclear
+    return tuple(word.upper() for word in words)
+
+
+def _fsdp(value: Any) -> Mapping[str, Any]:
+    """Read together with others."""
+    if not {*_fsdp_words(value)} <= {*_STRATEGIES, *_BESIDES, "TRUE"}:
+        raise _Unclear
+    return {}
+
+
+def _fully_sharded(flat: Mapping[str, Any], prefix: str, version: int = 2) -> Iterator[_Found]:
+    """FSDP's part of a file: what is divided, replicas, offload; its keys may have fsdp_ in front everywhere.
+
+    The first version of FSDP is told a strategy, the second whether layers are gathered again; `version` is the
+    trainer's where the file does not say.
+    """
+    keys = {_FSDPS_KEY.sub("", key): key for key in flat if _FSDPS_KEY.match(key)}
+    said = {name: flat[key] for name, key in keys.items() if flat[key] is not None}
+    version = said.get("version", flat.get("fsdp_version", version))
+    try:
+        words = _fsdp_words(flat.get("fsdp"))
+    except _Unclear:
+        words = ()
+    strategy = next((word for word in words if word in _STRATEGIES), True)
+    name = "sharding_strategy" if version != 2 and "sharding_strategy" in said else "reshard_after_forward"
+    divided = _strategy(said.get(name, strategy)) or "zero3"
+    replicas = next((flat[key] for key in _REPLICAS if isinstance(flat.get(key), int)), 1)
+    key = keys.get(name, f"fsdp_config.{prefix}{name}")
+    yield _Found(option="shard", value="hsdp" if replicas > 1 else divided, key=key)
+    offloaded = [keys[place] for place in ("offload_params", "cpu_offload") if said.get(place) in (True, "true")]
+    if offloaded or "OFFLOAD" in words:
+        yield _Found(option="param_offload", value="cpu", key=next(iter(offloaded), "fsdp"))
+
+
+_FSDPS_KEY: Final = re.compile(r"fsdp_config\.(fsdp_)?")
 
 _REPLICAS: Final = (
     "parallelism_config.parallelism_config_dp_replicate_size",
@@ -399,7 +458,7 @@ def _of_axolotl(flat: Mapping[str, Any]) -> Iterator[_Found]:
     yield from _checkpointed(flat)
     if flat.get("liger_fused_linear_cross_entropy") is True:
         yield _Found(option="loss", value="liger", key="liger_fused_linear_cross_entropy")
-    if any(key.startswith("fsdp_config.") for key in flat):
+    if flat.get("fsdp") or any(key.startswith("fsdp_config.") for key in flat):
         yield from _fully_sharded(flat, "")
 
 
@@ -440,7 +499,7 @@ def _of_accelerate(flat: Mapping[str, Any]) -> Iterator[_Found]:
     yield _Found(option="engine", value="accelerate", key="accelerate")
     kind = flat.get("distributed_type")
     if kind == "FSDP":
-        yield from _fully_sharded(flat, "fsdp_")
+        yield from _fully_sharded(flat, "fsdp_", version=1)
     elif kind == "MULTI_GPU":
         yield _Found(option="shard", value="ddp", key="distributed_type")
     if flat.get("mixed_precision") == "no":
@@ -467,10 +526,14 @@ _FSDP: Final[Mapping[str, Reader]] = {
     f"fsdp_config.{prefix}{name}": _understood
     for prefix in ("", "fsdp_")
     for name in (
-        *("version", "reshard_after_forward", "activation_checkpointing", "offload_params", "cpu_offload"),
+        *("activation_checkpointing", "offload_params", "cpu_offload"),
         *("auto_wrap_policy", "transformer_layer_cls_to_wrap", "state_dict_type", "final_state_dict_type"),
         *("cpu_ram_efficient_loading", "sync_module_states", "use_orig_params"),
     )
+} | {
+    f"fsdp_config.{prefix}{name}": _version if name == "version" else _sharding
+    for prefix in ("", "fsdp_")
+    for name in ("version", "reshard_after_forward", "sharding_strategy")
 }
 
 _TRAINER: Final[Mapping[str, Reader]] = {
@@ -478,7 +541,7 @@ _TRAINER: Final[Mapping[str, Reader]] = {
     **_FSDP,
     "optim": _word("optimizer", _OPTIM),
     "optim_args": _word("optimizer", {"momentum=0.9": None}),
-    "fsdp": _understood,
+    "fsdp": _fsdp,
     "parallelism_config.dp_replicate_size": _understood,
     "parallelism_config.dp_shard_size": _understood,
     "max_length": _number("seq_len"),
@@ -497,7 +560,8 @@ _AXOLOTL: Final[Mapping[str, Reader]] = {
     "lora_target_linear": _word("lora_targets", {True: ("all-linear",), False: None}),
     "lora_target_modules": _targets,
     "attn_implementation": _word("attention", {its: name for name, its in AXOLOTLS_ATTENTION.items()}),
-    "fsdp_version": _understood,
+    "fsdp": _fsdp,
+    "fsdp_version": _version,
     "dp_shard_size": _understood,
     "dp_replicate_size": _understood,
     **dict.fromkeys(("load_in_4bit", "load_in_8bit", "liger_fused_linear_cross_entropy"), _understood),
