@@ -52,6 +52,7 @@ def test_the_file_is_run_and_what_to_change_is_said(tonnage: Any, calls: Any, as
     assert changes["zero_optimization.offload_param.device"] == ("cpu", None)
     assert changes["job.checkpointing"] == (None, "full")
     assert "job.seq_len" not in changes
+    assert "zero_optimization.offload_param.pin_memory" not in changes  # of which the file says nothing
 
 
 def test_a_file_that_is_none_is_one_line(tonnage: Any, asked: Any) -> None:

@@ -70,9 +70,9 @@ class Beside:
     def _lines(self) -> Iterator[str]:
         yield ""
         if self.estimate is not None:
-            fits = "fits" if self.estimate.fits else "does not fit"
+            fits = "fits," if self.estimate.fits else "does not fit, more than"  # it asked for more than it got
             peak, capacity = self.estimate.peak.process_bytes, self.estimate.cluster["capacity_bytes"]
-            yield f"As the file of {self.given.target} is: {fits}, {gib(peak)} of {gib(capacity)} a GPU."
+            yield f"As the file of {self.given.target} is: {fits} {gib(peak)} of {gib(capacity)} a GPU."
         else:
             yield f"As the file of {self.given.target} is, it cannot be run here: {self.refusal}"
         yield from (f"  {option}: {line}" for option, line in self.silent.items())
@@ -132,6 +132,8 @@ def _changes(
         return
     for key in dict.fromkeys([*wanted, *found]):
         before, after = given.document.get(key, found.get(key)), wanted.get(key)
+        if after is None and key not in given.document and not key.startswith("job."):
+            continue  # nothing of the file's that could be left out
         if found.get(key) != after and before != after:  # a default of ours may be said already
             yield Change(key=key, before=before, after=after)
     for option, key in given.keys.items():  # another name for what the target calls otherwise where it is written
