@@ -117,7 +117,7 @@ def plan(
     if find is not None:
         from tonnage.search.backwards import backwards
 
-        return backwards(find, question, top=top, torch_version=torch_version, progress=progress)
+        return backwards(find, question, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
     from tonnage.search.solve import solve
 
     return solve(question, top=top, pareto=pareto, torch_version=torch_version, progress=progress)

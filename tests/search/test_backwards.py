@@ -158,6 +158,13 @@ def test_cards_that_are_too_small_by_any_count_are_not_run(monkeypatch):
     assert "t4" not in asked
 
 
+def test_the_frontier_is_that_of_what_was_found():
+    asked = question(gpu="a100-80gb", model="smollm2-135m")
+    solution = backwards("min-gpus", asked, top=1, pareto=True)
+    assert solution.frontier
+    assert not backwards("min-gpus", asked, top=1).frontier
+
+
 def test_an_unknown_word():
     with pytest.raises(UsageError, match="max-seq-len"):
         backwards("max-fun", question())

@@ -144,7 +144,7 @@ def plan(
         if find is not None:
             from tonnage.search.backwards import backwards
 
-            solution = backwards(find, question, top=top, torch_version=torch, progress=say)
+            solution = backwards(find, question, top=top, pareto=pareto, torch_version=torch, progress=say)
         else:
             from tonnage.search.solve import solve
 

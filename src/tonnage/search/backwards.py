@@ -54,11 +54,13 @@ def backwards(
     question: Question,
     *,
     top: int = 4,
+    pareto: bool = False,
     torch_version: str | None = None,
     progress: Progress = lambda text: None,
 ) -> Solution:
     """The plans at the edge of what fits; `question` of the Solution says what was found.
 
+    `top` and `pareto` are those of `solve`.
     Raises UsageError for an unknown word, and where the answer has no bound.
     """
     if find not in FINDS:
@@ -84,9 +86,9 @@ def backwards(
         edge = {"max-seq-len": _longest, "max-micro-batch": _largest, _MIN_GPUS: _fewest, _MIN_GPU: _smallest}[find]
         found = edge(question, possible, progress)
         if found is None:
-            return search(question, ghosts, top=top, progress=progress)
+            return search(question, ghosts, top=top, pareto=pareto, progress=progress)
         words, asked = found
-        solution = search(asked, ghosts, top=top, progress=progress)
+        solution = search(asked, ghosts, top=top, pareto=pareto, progress=progress)
     said = {"find": find, "found": words}
     if find == "max-seq-len" and asked.job.seq_len == _positions(asked) < LONGEST:
         said["limit"] = "no longer one was tried: the network's positions end there"
