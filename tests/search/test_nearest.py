@@ -6,7 +6,8 @@ from solutions import Formula, question
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.search import nearest
-from tonnage.search.depth import Need
+from tonnage.search.depth import Need, of_run
+from tonnage.search.pricing import priced
 from tonnage.search.solve import search
 from tonnage.solution import Remedy
 
@@ -94,3 +95,40 @@ def test_what_fails_wherever_it_is_run_is_not_called_too_large():
     found = search(question("llama-3.1-70b", "8xa100-40gb"), Failing(), top=1)
     assert found.status == "unsupported"
     assert found.refused[0].why == "The step failed."
+
+
+class Small(Formula):
+    """Hardly anything is needed beyond the least, and looks show half of it."""
+
+    def _answer(self, candidate, cluster):
+        return self._of(candidate, cluster, 0.01)
+
+    def need(self, candidates, cluster):
+        self.looked += candidates
+        return [of_run(self._of(one, cluster, 0.005)) for one in candidates]
+
+    def _of(self, candidate, cluster, part):
+        one = priced(candidate, cluster)
+        need = int(one.least_bytes + part * one.beyond_bytes)
+        made = super()._answer(candidate, cluster)
+        held = dict.fromkeys(made.peak.by_category, 0) | {"activation": need}
+        peak = replace(made.peak, process_bytes=need, by_category=held)
+        return replace(made, fits=need <= cluster.device.capacity_bytes, peak=peak)
+
+
+def with_memory(needed_bytes):
+    """A job whose smallest plan needs so many times the part of the card that may be used."""
+    asked = question("llama-3.2-1b", "l4", micro_batch=8, seq_len=8192, without=("micro-batch",))
+    least = min(of_run(Small()._answer(one, asked.cluster)).process_bytes for one in nearest.smallest(asked))
+    device = asked.cluster.device.with_capacity(int(least / needed_bytes / (1 - asked.headroom)))
+    return replace(asked, cluster=replace(asked.cluster, device=device))
+
+
+def test_what_was_expected_not_to_fit_is_looked_at_before_nothing_fits():
+    assert search(with_memory(0.99), Small(), top=1, explain=False).status == "found"
+
+
+def test_what_is_missing_is_what_a_whole_run_says():
+    found = search(with_memory(1.002), Small(), top=1, explain=False)
+    assert found.status == "too_large"
+    assert found.nearest.missing_bytes > 0

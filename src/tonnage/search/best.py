@@ -152,6 +152,16 @@ class Search:
                     self._verify(order, top)
                 return
 
+    def try_smallest(self, small: Sequence[Candidate]) -> None:
+        """Look at those that need least, whatever was expected of them, before it is said that nothing fits."""
+        tried = [other.candidate for other in self.too_large]
+        new = [bounded(one, self.question.cluster) for one in small if one not in tried]
+        for one in in_order(new, self.question.cluster):
+            self._look([one])
+            self._run()
+            if self.found:
+                return
+
     def _priced(self, every: list[Candidate]) -> list[Priced]:
         """Those that may fit by what they cannot do without, fastest first."""
         known = (bounded(one, self.question.cluster) for one in every)

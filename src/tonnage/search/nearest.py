@@ -10,6 +10,7 @@ from typing import Final
 
 from tonnage.device import Cluster, find_device
 from tonnage.errors import CannotEstimate, UsageError
+from tonnage.estimates import Estimate
 from tonnage.predict import check
 from tonnage.search import space
 from tonnage.search.best import Search
@@ -41,16 +42,27 @@ def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nea
     """The plan whose peak is lowest, run where everything fits, and what would help; None if no plan can be run."""
     small = smallest(question)
     answers = ghosts.need(small, question.cluster)
-    run = [(answer, one) for one, answer in zip(small, answers, strict=True) if isinstance(answer, Need)]
-    if not run:
+    needs = [
+        (_needed_bytes(answer, ghosts.made(one, question.cluster), question.cluster), one)
+        for one, answer in zip(small, answers, strict=True)
+        if isinstance(answer, Need)
+    ]
+    if not needs:
         return None
-    answer, one = min(run, key=lambda pair: pair[0].process_bytes)
+    needed_bytes, one = min(needs, key=lambda pair: pair[0])
     return Nearest(
         candidate=one,
-        needed_bytes=answer.process_bytes,
-        missing_bytes=answer.process_bytes - question.budget_bytes,
+        needed_bytes=needed_bytes,
+        missing_bytes=needed_bytes - question.budget_bytes,
         remedies=tuple(_remedies(question, ghosts)) if remedies else (),
     )
+
+
+def _needed_bytes(look: Need, run: Estimate | None, cluster: Cluster) -> int:
+    """Bytes of a process, at least, by a whole run too if there was one, of which a look shows less."""
+    if run is None:
+        return look.process_bytes
+    return max(look.process_bytes, run.peak.process_bytes if run.fits else cluster.device.capacity_bytes)
 
 
 def smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:

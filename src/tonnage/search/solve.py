@@ -12,7 +12,7 @@ from tonnage.garbage import uncollected
 from tonnage.search.best import Search
 from tonnage.search.filling import fill
 from tonnage.search.memory import Ghosts
-from tonnage.search.nearest import nearest, refusal
+from tonnage.search.nearest import nearest, refusal, smallest
 from tonnage.search.pricing import fastest_first
 from tonnage.search.reasons import looks, path, reasons
 from tonnage.search.space import Question, candidates
@@ -63,6 +63,8 @@ def _search(
     found = Search(question, ghosts, progress, partial(looks, question=question) if explain else lambda best: ())
     try:
         found.run(top)
+        if not found.found:
+            found.try_smallest(smallest(question))
         fill(found, top)
         found.with_all_logits()
     except CannotEstimate as error:
@@ -77,13 +79,13 @@ def _search(
         if not found.too_large and not found.counts["below_bound"]:
             return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
         progress("nothing fits; looking for what would")
-        smallest = nearest(question, ghosts, remedies=explain)
+        near = nearest(question, ghosts, remedies=explain)
         counts["run"] = ghosts.runs
-        if smallest is None and not found.too_large:  # nothing was run, so nothing is known to be too large
+        if near is None and not found.too_large:  # nothing was run, so nothing is known to be too large
             if (against := refusal(question)) is not None:
                 refused = (Refused(what="all", why=against), *refused)
             return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
-        return Solution(status="too_large", question=asked, refused=refused, nearest=smallest, looked_at=counts)
+        return Solution(status="too_large", question=asked, refused=refused, nearest=near, looked_at=counts)
     choices = list(found.choices())
     stages: tuple[Stage, ...] = ()
     if explain:
