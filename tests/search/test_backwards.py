@@ -11,6 +11,7 @@ from tonnage.plans import Plan
 from tonnage.search import backwards as module
 from tonnage.search.backwards import _last, backwards
 from tonnage.search.solve import search
+from tonnage.search.space import candidates
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +95,18 @@ def test_the_largest_micro_batch_is_that_of_as_many_as_were_said(said, micro_bat
     assert solution.question["found"] == f"micro-batch {best.job.micro_batch}"
     assert best.job.grad_accum >= micro_batches
     assert solution.question["job"]["grad_accum"] == micro_batches
+
+
+def test_where_no_micro_batch_fits_no_other_division_is_shown():
+    """All sequences at once would need less than one after the other: no gradients wait for the next."""
+    offloads = ("activation-offload", "optimizer-offload", "param-offload")
+    asked = question(gpu="l4", model="llama-3.2-1b", seq_len=512, grad_accum=4, without=offloads)
+    ones = [one for one in candidates(asked) if one.job.micro_batch == 1]
+    least = min(need.process_bytes for need in Formula().need(ones, asked.cluster))
+    device = asked.cluster.device.with_capacity(int(0.98 * least / (1 - asked.headroom)))
+    asked = replace(asked, cluster=replace(asked.cluster, device=device))
+    assert search(asked, Formula(), top=1, explain=False).status == "found"
+    assert backwards("max-micro-batch", asked, top=1).status == "too_large"
 
 
 def test_the_longest_sequence_is_one_that_the_given_degrees_divide():

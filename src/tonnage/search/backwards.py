@@ -28,12 +28,14 @@ STEP_TOKENS: Final = 1024
 LONGEST: Final = 2**20
 MOST_GPUS: Final = 1024
 
+_MAX_MICRO_BATCH: Final = "max-micro-batch"
+
 _MIN_GPUS: Final = "min-gpus"
 
 _MIN_GPU: Final = "min-gpu"
 """What asks for a card, of which none need be given."""
 
-FINDS: Final = ("max-seq-len", "max-micro-batch", _MIN_GPUS, _MIN_GPU)
+FINDS: Final = ("max-seq-len", _MAX_MICRO_BATCH, _MIN_GPUS, _MIN_GPU)
 
 Variant = tuple[str, Question]
 """What was changed, in words, and the question then."""
@@ -83,10 +85,11 @@ def backwards(
                         return True
             return False
 
-        edge = {"max-seq-len": _longest, "max-micro-batch": _largest, _MIN_GPUS: _fewest, _MIN_GPU: _smallest}[find]
+        edge = {"max-seq-len": _longest, _MAX_MICRO_BATCH: _largest, _MIN_GPUS: _fewest, _MIN_GPU: _smallest}[find]
         found = edge(question, possible, progress)
         if found is None:
-            return search(question, ghosts, top=top, pareto=pareto, progress=progress)
+            least = _of_micro_batch(question, 1) if find == _MAX_MICRO_BATCH else question
+            return search(least, ghosts, top=top, pareto=pareto, progress=progress)
         words, asked = found
         solution = search(asked, ghosts, top=top, pareto=pareto, progress=progress)
     said = {"find": find, "found": words}
@@ -126,15 +129,19 @@ def _positions(question: Question) -> int:
 
 def _largest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
     """The largest micro-batch if each data-parallel rank has as many as were said, or as stages."""
+
+    def is_possible(size: int) -> bool:
+        return possible(_of_micro_batch(question, size))
+
+    number = _last(4096, is_possible, progress, lambda size: f"micro-batch {size}")
+    return None if number is None else (f"micro-batch {number}", _of_micro_batch(question, number))
+
+
+def _of_micro_batch(question: Question, size: int) -> Question:
+    left_out = tuple(word for word in question.without if not word.startswith("micro-batch"))
     micro_batches = max(question.job.grad_accum, question.plan.pp)
-
-    def asked(number: int) -> Question:
-        left_out = tuple(word for word in question.without if not word.startswith("micro-batch"))
-        job = replace(question.job, micro_batch=number, grad_accum=micro_batches, global_batch_tokens=None)
-        return replace(question, job=job, without=left_out, only_micro_batch=number)
-
-    number = _last(4096, lambda size: possible(asked(size)), progress, lambda size: f"micro-batch {size}")
-    return None if number is None else (f"micro-batch {number}", asked(number))
+    job = replace(question.job, micro_batch=size, grad_accum=micro_batches, global_batch_tokens=None)
+    return replace(question, job=job, without=left_out, only_micro_batch=size)
 
 
 def _fewest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
