@@ -214,7 +214,7 @@ def trains_on_the_host() -> None:
 
 
 def scripts() -> None:
-    """Torch's functions by what they are: in TorchScript, and in a pickle."""
+    """Torch's functions by what they are: in TorchScript, in a pickle, and of what torch.fx has for a tensor."""
     import torch
     from torch import nn
 
@@ -226,6 +226,12 @@ def scripts() -> None:
     largest(torch.randn(4, 4).cuda())
     for function in (torch.max, torch.sum, torch.unique):
         assert pickle.loads(pickle.dumps(function)) is function
+
+    class Choosing(nn.Module):
+        def forward(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return torch.topk(scores, 2)[1], torch.allclose(scores, torch.argmax(scores, -1))
+
+    assert len(torch.fx.symbolic_trace(Choosing()).graph.nodes) == 6
     model = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.ReLU())).cuda()
     model(torch.randn(8, 64).cuda()).sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
