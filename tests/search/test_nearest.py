@@ -18,6 +18,11 @@ def test_what_no_combination_can_do_is_said():
     assert nearest.refusal(question("llama-3.1-8b", "a100-80gb", attention="flash")) is None
 
 
+def test_what_is_said_is_not_what_offload_alone_cannot_do():
+    said = nearest.refusal(question("llama-3.1-8b", "8xt4", seq_len=1024, tp=8))
+    assert said == "tp=8: precision fp16-mixed is not built for it; choose precision bf16-mixed."
+
+
 def test_two_changes_are_tried_where_none_helps_alone(monkeypatch):
     asked = []
 

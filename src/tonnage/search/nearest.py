@@ -91,10 +91,16 @@ def _expected(candidate: Candidate, cluster: Cluster) -> float:
 
 
 def refusal(question: Question) -> str | None:
-    """What stands against most combinations, if none of them can be run; else None."""
-    every = (one for offload in (True, False) for one in space.candidates(question, offload=offload))
-    said = Counter(_refused(one, question) for one in every)
-    return None if None in said or not said else said.most_common(1)[0][0]
+    """What stands against most combinations, if none of them can be run; else None.
+
+    Of those that use the host's memory only where there are no others: it is not what others lack.
+    """
+    plain, offloaded = (
+        Counter(_refused(one, question) for one in space.candidates(question, offload=offload))
+        for offload in (False, True)
+    )
+    said = plain or offloaded
+    return None if None in {*plain, *offloaded} or not said else said.most_common(1)[0][0]
 
 
 def _refused(candidate: Candidate, question: Question) -> str | None:
