@@ -291,9 +291,18 @@ def _judged(command: list[str], left: Left, ended: int | None, steps: int, timeo
     if not any(trace.peaks.get("allocated_bytes", 0) for trace in (*left.traces, *left.beside)):
         raise TrialFailed(_on_the_host(command, "asked PyTorch for no memory of a GPU"))
     notes += lost
+    if 0 < done < min(steps, ENOUGH_STEPS):
+        notes.append(_note_early(done))
     if ended < 0:
         notes.append(f"The process was ended by signal {-ended} on its way out, after everything had been recorded.")
     return notes
+
+
+def _note_early(done: int) -> str:
+    return (
+        f"The command ended by itself after {counted(done, 'optimizer step')}, perhaps since losses read as zero: "
+        "what a later step needs, with the optimizer's states beside its activations, is not in these numbers."
+    )
 
 
 def _why_failed(trace: Trace) -> str:

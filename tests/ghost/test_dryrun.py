@@ -295,6 +295,11 @@ def test_a_script_that_needs_a_computed_value(dry_run: Any) -> None:
     assert "only a real GPU computes" in message
 
 
+def test_a_script_that_ends_when_its_loss_is_small(dry_run: Any) -> None:
+    (note,) = completed(dry_run("unusual.py", "converges")).notes
+    assert note.startswith("The command ended by itself after 1 optimizer step, perhaps since losses read as zero")
+
+
 def test_a_size_that_was_computed_from_known_numbers_is_found_in_a_second_run(dry_run: Any) -> None:
     answer = dry_run("unusual.py", "counts")
     (note,) = [note for note in completed(answer).notes if "second run" in note]

@@ -213,6 +213,20 @@ def trains_on_the_host() -> None:
         optimizer.step()
 
 
+def converges() -> None:
+    """Until the loss is small."""
+    import torch
+
+    layer = torch.nn.Linear(32, 32).cuda()
+    optimizer = torch.optim.AdamW(layer.parameters())
+    for _ in range(100):
+        loss = layer(torch.randn(4, 32, device="cuda")).square().mean()
+        loss.backward()
+        optimizer.step()
+        if loss.item() < 1e-3:
+            break
+
+
 def scripts() -> None:
     """Torch's functions by what they are: in TorchScript, in a pickle, and of what torch.fx has for a tensor."""
     import torch
@@ -229,9 +243,11 @@ def scripts() -> None:
 
     class Choosing(nn.Module):
         def forward(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return torch.topk(scores, 2)[1], torch.allclose(scores, torch.argmax(scores, -1))
+            one, none = torch.eq(scores, 1), torch.isnan(scores)
+            several = torch.all(one), torch.isfinite(scores), torch.equal(one, none), torch.greater(scores, 0)
+            return (torch.topk(scores, 2)[1], torch.allclose(scores, torch.argmax(scores, -1)), *several)
 
-    assert len(torch.fx.symbolic_trace(Choosing()).graph.nodes) == 6
+    assert len(torch.fx.symbolic_trace(Choosing()).graph.nodes) == 12
     model = torch.jit.script(nn.Sequential(nn.Linear(64, 64), nn.ReLU())).cuda()
     model(torch.randn(8, 64).cuda()).sum().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
@@ -298,6 +314,8 @@ def main() -> None:
         beside_a_server()
     elif what == "serves":
         serves()
+    elif what == "converges":
+        converges()
     elif what == "counts":
         counts_its_boxes()
     elif what == "two-cards":

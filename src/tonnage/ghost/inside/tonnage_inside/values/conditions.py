@@ -45,7 +45,7 @@ def _patch_finite(policy: Policy) -> None:
     @functools.wraps(original)
     def isfinite(input: Any) -> Any:
         result = original(input)
-        if torch.compiler.is_compiling() or not result.is_cuda:
+        if torch.compiler.is_compiling() or not isinstance(result, torch.Tensor) or not result.is_cuda:
             return result
         policy.use("finite")
         return policy.filled(result, torch.ones(result.shape, dtype=torch.bool, device="cpu"))
@@ -114,7 +114,9 @@ def _patch_all(policy: Policy) -> None:
         @functools.wraps(original)
         def everywhere(input: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(input, *args, **kwargs)
-            if args or kwargs or torch.compiler.is_compiling() or not getattr(result, "is_cuda", False):
+            if args or kwargs or torch.compiler.is_compiling():
+                return result
+            if not isinstance(result, torch.Tensor) or not result.is_cuda:
                 return result
             values = policy.read(input)
             if values is None:
@@ -132,11 +134,11 @@ def _patch_equal(policy: Policy) -> None:
     """Two tensors whose values are known are equal or not; others are not, as ever."""
     torch, original = policy.torch, policy.torch.equal
 
-    def equal(input: Any, other: Any) -> bool:
+    def equal(input: Any, other: Any) -> Any:
         result = original(input, other)
         plain = type(input) is torch.Tensor and type(other) is torch.Tensor
         if not plain or not input.is_cuda or max(input.numel(), other.numel()) > BIG_ELEMENTS:
-            return bool(result)
+            return result  # a sign for one, where torch.fx traces
         values, others = policy.read(input), policy.read(other)
         return bool(result if values is None or others is None else original(values, others))
 
@@ -154,7 +156,8 @@ def _patch_comparisons(policy: Policy, nowhere: _Nowhere) -> None:
             if (
                 torch.compiler.is_compiling()
                 or not isinstance(other, int | float)
-                or not getattr(input, "is_cuda", False)
+                or not isinstance(input, torch.Tensor)
+                or not input.is_cuda
             ):
                 return result
             if type(input) is torch.Tensor and input.is_floating_point() and name == "eq":
