@@ -112,12 +112,14 @@ def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callab
         if any(each is None for each in asked) or not sized.asked(policy, result):
             return result
 
+        positional, named = len(args), tuple(kwargs)  # tensors that `values` knew would live as long as its rule
+
         @functools.cache
         def values() -> Any:
             found = [each() for each in asked if each is not None]
             if name == "histc":  # which the host has for numbers with a fraction alone
                 found[0] = found[0].double()
-            return original(*found[: len(args)], **dict(zip(kwargs, found[len(args) :], strict=True)))
+            return original(*found[:positional], **dict(zip(named, found[positional:], strict=True)))
 
         if name in _COUNTS:
             if result.nbytes <= KNOWN_BYTES:
@@ -155,7 +157,7 @@ def _filled(policy: Policy, value: Any, place: int) -> Callable[[], Any] | None:
     """What a kernel has filled where choices are counted: first the counts with zero, then integers with one."""
     if value.nbytes > _MOST_BYTES or (place > 0 and value.is_floating_point()):
         return None
-    return lambda: policy.torch.full(value.shape, int(place > 0), dtype=value.dtype)
+    return functools.partial(policy.torch.full, value.shape, int(place > 0), dtype=value.dtype)
 
 
 def _laid_out(policy: Policy, result: Any, values: Callable[[], Any]) -> Callable[[], Any]:
