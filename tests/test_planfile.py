@@ -72,6 +72,8 @@ HEAD = 'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n'
     [
         ("", UnreadableFile, "schema_version"),
         ("schema_version = 2", UnreadableFile, "reads 1"),
+        ("schema_version = true", UnreadableFile, "reads 1"),
+        ("schema_version = 1.0", UnreadableFile, "reads 1"),
         ("{", UnreadableFile, "cannot|can be read"),
         ('schema_version = 1\ngpu = "t4"', UsageError, "model must be"),
         (HEAD + "cake = 1", UsageError, "unknown key 'cake'"),

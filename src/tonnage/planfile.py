@@ -74,7 +74,7 @@ def read(path: Path) -> PlanFile:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UnreadableFile(f"{path} is not a plan that can be read ({' '.join(str(error).split())}).") from error
     version = document.pop("schema_version", None)
-    if version != SCHEMA_VERSION:
+    if type(version) is not int or version != SCHEMA_VERSION:  # True and 1.0 are equal to 1
         raise UnreadableFile(f"{path} has schema_version {version!r}; this tonnage reads {SCHEMA_VERSION}.")
     known = ("model", "gpu", "gpu_memory_bytes", *_TABLES)
     _only(document, known, f"{path}")

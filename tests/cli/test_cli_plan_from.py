@@ -1,6 +1,7 @@
 """`tonnage plan --from FILE`: what the file says reaches the search and the estimate, and what to change is said."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from lines import is_one_line
 import estimates
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.search import solve
+from tonnage.search import backwards, solve
 from tonnage.solution import Candidate, Choice, Solution
 
 CONFIG = {
@@ -53,6 +54,18 @@ def test_the_file_is_run_and_what_to_change_is_said(tonnage: Any, calls: Any, as
     assert changes["job.checkpointing"] == (None, "full")
     assert "job.seq_len" not in changes
     assert "zero_optimization.offload_param.pin_memory" not in changes  # of which the file says nothing
+
+
+def test_where_cards_are_asked_for_the_file_is_run_on_those_that_were_found(
+    tonnage: Any, calls: Any, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def four(find: str, question: Any, **others: Any) -> Solution:
+        return replace(solve.solve(question), question={"gpu": "4xa100-80gb", "gpu_memory_bytes": None})
+
+    monkeypatch.setattr(backwards, "backwards", four)
+    said = ("plan", "gpt2", "--gpu", "a100-80gb", "--find", "min-gpus", "--seq-len", "512")
+    assert tonnage(*said, "--from", "ds_config.json", "--json").code == 0
+    assert str(calls.cluster) == "4xa100-80gb"
 
 
 def test_a_file_that_is_none_is_one_line(tonnage: Any, asked: Any) -> None:

@@ -134,6 +134,7 @@ def test_the_fewest_gpus_and_the_smallest():
         ({"tp": 4, "cp": 3}, "3x4xh100-80gb"),
         ({"ep": 8}, "8xh100-80gb"),
         ({"tp": 8, "pp": 4}, "4x8xh100-80gb"),
+        ({"tp": 16}, "16x8xh100-80gb"),  # across machines, which a Question refuses
     ],
 )
 def test_the_fewest_gpus_are_those_that_the_given_degrees_divide(degrees, first):

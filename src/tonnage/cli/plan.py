@@ -142,9 +142,12 @@ def plan(
     )
     with progress() as say:
         if find is not None:
+            from tonnage.device import parse_cluster
             from tonnage.search.backwards import backwards
 
             solution = backwards(find, question, top=top, pareto=pareto, torch_version=torch, progress=say)
+            name, memory_bytes = (solution.question[key] for key in ("gpu", "gpu_memory_bytes"))
+            cluster = parse_cluster(name, gpu_memory_bytes=memory_bytes)  # of the cards that were found
         else:
             from tonnage.search.solve import solve
 

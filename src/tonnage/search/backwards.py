@@ -48,7 +48,10 @@ def card_asked(find: str | None, gpu: str | None) -> str | None:
 
 def cluster_asked(find: str | None, cluster: Cluster, plan: Plan) -> Cluster:
     """The GPUs that a question begins with: those that were given, or where their number is asked for the fewest."""
-    return next(_clusters(cluster, plan), cluster) if find == _MIN_GPUS else cluster
+    if find != _MIN_GPUS:
+        return cluster
+    whole = replace(cluster, gpus_per_node=GPUS_PER_NODE, nodes=plan.pp * lcm(plan.tp * plan.cp, plan.ep))
+    return next(_clusters(cluster, plan), whole)  # machines of which the Question says what does not divide them
 
 
 def backwards(
