@@ -31,7 +31,7 @@ def test_the_first_form_that_compiles_is_taken() -> None:
     module.Autotuner = Autotuner  # type: ignore[attr-defined]
     alone = Autotuner(-1, 2, 3, 4)
     assert (alone.run(), alone.compiled) == (2, [-1, 2, 3, 4])
-    inside("tuning").patch(module)
+    inside("values.tuning").patch(None, module)
     tuner = Autotuner(-1, 2, 3, 4)
     assert (tuner.run(), tuner.compiled) == (2, [-1, 2])
     assert (tuner.run(), tuner.compiled) == (2, [-1, 2, -1, 2]), "another shape of its arguments"

@@ -58,10 +58,10 @@ def test_reasons_name_what_changes_the_mathematics():
     choice = replace(best, candidate=replace(best.candidate, plan=plan))
     found = {one.technique: one.why for one in reasons(choice, asked, Formula())}
     assert found["optimizer=adamw-8bit"].startswith("optimizer states are kept in 8 bits; with optimizer adamw ")
-    assert "in 16 bits, which rounds otherwise; with precision bf16-mixed " in found["precision=bf16-true"]
     fused = replace(choice, candidate=replace(best.candidate, plan=replace(plan, optimizer="adamw-fused")))
     found = {one.technique: one.why for one in reasons(fused, asked, Formula())}
     assert found["optimizer=adamw-fused"].startswith("one kernel updates all weights in place")
+    assert "in 16 bits, which rounds otherwise; with precision bf16-mixed " in found["precision=bf16-true"]
 
 
 def test_a_precision_that_the_card_decides_has_no_reason():
