@@ -99,49 +99,39 @@ class Stalls:
     """Chances that the exchanges of a run stall, from runs of other networks."""
 
     per_machine: float = 0.0
-    """Of a pipeline over machines, for each of them."""
-    crowded: float = 1.0
-    """Of a pipeline where the code stalls as a rule: of so many ranks, or so wide tensor parallelism."""
-    averaging: float = 1.0
-    """Of averaging gradients without a pipeline on so many ranks."""
+    """Of a pipeline over machines, for each of them; where the code stalls as a rule it is certain."""
 
     def of(self, row: Row, software: Software) -> float:
         """The chance of one layout."""
-        kind = _kind(row, software)
-        if kind == "per_machine":
-            return 1 - (1 - self.per_machine) ** row.cluster.nodes
-        return {"crowded": self.crowded, "averaging": self.averaging}.get(kind, 0.0)
+        if _stalls_as_a_rule(row, software):
+            return 1.0
+        return 1 - (1 - self.per_machine) ** row.cluster.nodes if _may_stall(row) else 0.0
 
     @staticmethod
     def seen(rows: Iterable[Row], software: Software) -> Stalls:
         """Of runs of which it can be told, because a stall takes half of the calm seconds at least: a run stalled if
-        it is nearer to the seconds with stalls than to those without.  What stalls as a rule keeps one chance more
-        on either side than was seen (Laplace's rule), and is certain where no run tells."""
-        told: dict[str, list[bool]] = defaultdict(list)
-        machines = 0
+        it is nearer to the seconds with stalls than to those without."""
+        stalled = machines = 0
         for row in rows:
-            kind = _kind(row, software)
-            if not (kind and row.ran):
+            if not row.ran or _stalls_as_a_rule(row, software) or not _may_stall(row):
                 continue
             quiet, slow = predicted(row, calm(software)), predicted(row, stalling(software))
             if slow > 1.5 * quiet:
-                told[kind].append(row.seconds > sqrt(quiet * slow))
-                machines += row.cluster.nodes if kind == "per_machine" else 0
-        rules = {
-            kind: (sum(told[kind]) + 1) / (len(told[kind]) + 2) for kind in ("crowded", "averaging") if told[kind]
-        }
-        return Stalls(per_machine=sum(told["per_machine"]) / max(machines, 1), **rules)
+                stalled += row.seconds > sqrt(quiet * slow)
+                machines += row.cluster.nodes
+        return Stalls(per_machine=stalled / max(machines, 1))
 
 
-def _kind(row: Row, software: Software) -> str:
-    """Which chance of Stalls is a layout's; empty: it never stalls."""
+def _stalls_as_a_rule(row: Row, software: Software) -> bool:
+    """On so many ranks, and pipelines with so wide tensor parallelism."""
     axes = row.work.axes
     many = 0 < software.crowded_ranks <= axes.ranks
-    if axes.pp == 1:
-        return "averaging" if many else ""
-    if many or 0 < software.crowded_tensor_ranks <= axes.tp:
-        return "crowded"
-    return "per_machine" if row.cluster.nodes > 1 else ""
+    return many or (axes.pp > 1 and 0 < software.crowded_tensor_ranks <= axes.tp)
+
+
+def _may_stall(row: Row) -> bool:
+    """Pipelines over machines."""
+    return row.work.axes.pp > 1 and row.cluster.nodes > 1
 
 
 PIPELINE_PART, PRODUCTS_PART = 0.1, 0.4
