@@ -89,6 +89,7 @@ def _cluster(row: Row) -> str:
 
 def _report(rows: Sequence[Row], kept: bool) -> list[coverage.Judged]:
     judged: list[coverage.Judged] = []
+    elsewhere: list[tuple[Row, float]] = []
     title = "the catalog's constants" if kept else "network left out"
     print(f"| source | rows | median % ({title}) | p90 % | bias % | cluster left out: median % | p90 % | published |")
     print("|---|---:|---:|---:|---:|---:|---:|---|")
@@ -103,16 +104,21 @@ def _report(rows: Sequence[Row], kept: bool) -> list[coverage.Judged]:
             by_cluster = leaving_out(name, rows, _cluster) if several else []
         _lines(by_model, by_cluster)
         judged += [(row, error, known(name)) for row, error in by_model]
+        elsewhere += by_cluster
+    _line("all", [error for _, error, _ in judged], [error for _, error in elsewhere])
     return judged
 
 
 def _lines(by_model: Sequence[tuple[Row, float]], by_cluster: Sequence[tuple[Row, float]]) -> None:
     for group, pairs in _groups(by_model).items():
-        first = summary([error for _, error in pairs])
-        second = summary([error for row, error in by_cluster if _group(row) == group])
-        cells = [f"{100 * first[name]:.1f}" for name in ("median", "p90")] + [f"{100 * first['bias']:+.1f}"]
-        cells += [f"{100 * second[name]:.1f}" if second["rows"] else "-" for name in ("median", "p90")]
-        print(f"| {group} | {first['rows']} | {' | '.join(cells)} | {PUBLISHED_ERRORS.get(group, '')} |", flush=True)
+        _line(group, [error for _, error in pairs], [error for row, error in by_cluster if _group(row) == group])
+
+
+def _line(group: str, by_model: Sequence[float], by_cluster: Sequence[float]) -> None:
+    first, second = summary(by_model), summary(by_cluster)
+    cells = [f"{100 * first[name]:.1f}" for name in ("median", "p90")] + [f"{100 * first['bias']:+.1f}"]
+    cells += [f"{100 * second[name]:.1f}" if second["rows"] else "-" for name in ("median", "p90")]
+    print(f"| {group} | {first['rows']} | {' | '.join(cells)} | {PUBLISHED_ERRORS.get(group, '')} |", flush=True)
 
 
 def _group(row: Row) -> str:

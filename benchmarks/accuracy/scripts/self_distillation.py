@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from benchmarks.accuracy.scripts import older_softmax
+from benchmarks.accuracy.scripts import older_softmax, pace
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -136,6 +136,7 @@ def measure(micro_batch: int, first_epoch: bool) -> dict[str, int]:
         with torch.no_grad():
             for ours, theirs in zip(student.parameters(), teacher.parameters(), strict=True):
                 theirs.data.mul_(0.996).add_(0.004 * ours.detach().data)
+        pace.end_step()
     return {
         "allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.max_memory_reserved(),

@@ -10,7 +10,7 @@ import math
 
 import torch
 import torch.distributed as dist
-from benchmarks.accuracy.scripts import older_adam
+from benchmarks.accuracy.scripts import older_adam, pace
 from torch import Tensor, nn
 from torch.distributed import fsdp
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
@@ -71,4 +71,5 @@ def measure(strategy: str, offload: bool = False, second_temporary: bool = False
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        pace.end_step()
     return {"allocated_bytes": torch.cuda.max_memory_allocated()}
