@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from .integers import KNOWN_BYTES, of_compiler
+from .integers import MOST_BYTES, of_compiler
 from .policy import BIG_ELEMENTS, Policy
 
 
@@ -90,7 +90,7 @@ def _counted(policy: Policy, nowhere: _Nowhere, original: Callable[..., Any]) ->
             return result
         following = policy.following(input)
         if following is not None:
-            if input.nbytes <= 64 * KNOWN_BYTES:
+            if input.nbytes <= MOST_BYTES:
                 policy.write(result, original(following(), *args, **kwargs))
             return result
         if input.dtype != torch.bool or result.numel() > BIG_ELEMENTS:

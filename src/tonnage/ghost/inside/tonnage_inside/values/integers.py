@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 KNOWN_BYTES = 1 << 20
 """Values of tensors up to this size are remembered, as the ghost remembers copies."""
 
+MOST_BYTES = 64 * KNOWN_BYTES
+"""Larger tensors that follow a rule are not computed on the host."""
+
 _SIZED_BY_VALUES = ("repeat_interleave", "unique", "unique_consecutive", "bincount", "masked_select", "argwhere")
 _READ_OUT = ("tolist", "cpu", "numpy")
 _REPLACED = (

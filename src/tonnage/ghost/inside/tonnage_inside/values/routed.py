@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import sized
-from .integers import KNOWN_BYTES
+from .integers import KNOWN_BYTES, MOST_BYTES
 
 if TYPE_CHECKING:
     from .policy import Policy
@@ -23,8 +23,6 @@ _OF_KNOWN = ("any", "cumsum", "max")
 """Those of small known integers too, such as the counts."""
 _MASKS = ("scatter", "scatter_", "bool", "int", "long")
 """Their results follow a rule."""
-_MOST_BYTES = 1 << 26
-"""Larger tensors are not computed on the host."""
 
 
 def patch(policy: Policy) -> None:
@@ -136,7 +134,7 @@ def _says_something(policy: Policy, name: str, value: Any) -> bool:
     if not isinstance(value, policy.torch.Tensor) or not sized.asked(policy, value):
         return False
     if policy.rule(value) is not None:
-        return bool(value.nbytes <= _MOST_BYTES)
+        return bool(value.nbytes <= MOST_BYTES)
     small = name in _OF_KNOWN and not value.dtype.is_floating_point and 0 < value.nbytes <= KNOWN_BYTES
     return small and policy.known(value) is not None
 
@@ -145,7 +143,7 @@ def _later(policy: Policy, value: Any) -> Callable[[], Any] | None:
     """What gives this argument as the host has it; None where it has not."""
     if not isinstance(value, policy.torch.Tensor):
         return lambda: value
-    if not sized.asked(policy, value) or value.nbytes > _MOST_BYTES:
+    if not sized.asked(policy, value) or value.nbytes > MOST_BYTES:
         return None
     known = policy.known(value)
     if known is not None:
@@ -155,7 +153,7 @@ def _later(policy: Policy, value: Any) -> Callable[[], Any] | None:
 
 def _filled(policy: Policy, value: Any, place: int) -> Callable[[], Any] | None:
     """What a kernel has filled where choices are counted: first the counts with zero, then integers with one."""
-    if value.nbytes > _MOST_BYTES or (place > 0 and value.is_floating_point()):
+    if value.nbytes > MOST_BYTES or (place > 0 and value.is_floating_point()):
         return None
     return functools.partial(policy.torch.full, value.shape, int(place > 0), dtype=value.dtype)
 
