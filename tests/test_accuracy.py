@@ -100,6 +100,7 @@ def test_rows_whose_source_says_all_of_the_run_stand_apart() -> None:
     assert "| all of the run is stated | process | 1 | 6.000 | 3 | 6.000 |  | 1 |" in text
     assert "| something was assumed | allocated | 3 | 1.000 | 1 | 1.000 | 3 | 0 |" in text
     assert "| something was assumed | process | 3 | 6.000 |  | 6.000 |  | 3 |" in text
+    assert "| all | allocated | 4 | 1.000 | 0.1 | 1.000 | 0.5 | 0 |" in text
     assert {row.complete for row in load()} == {True, False}
 
 
