@@ -38,6 +38,8 @@ class Row:
     """Processes of the job, one a card."""
     rank: int = 0
     """The one that was measured."""
+    software: tuple[str, ...] = ()
+    """What its process is given in place of what is installed, by names of software.toml."""
     measured: dict[str, float]
     """GiB by metric, one of METRICS."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -55,7 +57,8 @@ class Row:
     @property
     def job(self) -> str:
         """Equal for rows that one run answers."""
-        return json.dumps([self.gpu, self.script, self.arguments, self.ranks, self.rank], sort_keys=True)
+        run = [self.gpu, self.script, self.software, self.arguments, self.ranks, self.rank]
+        return json.dumps(run, sort_keys=True)
 
 
 def load(folder: Path = PUBLISHED) -> list[Row]:
@@ -72,7 +75,7 @@ def _rows(path: Path) -> Iterator[Row]:
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
             values = json.loads(line)
-            row = Row(**{**values, "assumed": tuple(values.get("assumed", ()))})
+            row = Row(**values | {name: tuple(values.get(name, ())) for name in ("software", "assumed")})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path.name}:{number}: {error}") from error
         if not row.measured or set(row.measured) - set(METRICS):

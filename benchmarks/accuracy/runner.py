@@ -7,16 +7,18 @@ import os
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy import software
 from benchmarks.accuracy.rows import METRICS, ROOT, Row
+from benchmarks.accuracy.software import Given
 
 from tonnage.device import Device, parse_cluster
+from tonnage.errors import TonnageError
 from tonnage.ghost.process import environment
-from tonnage.ghost.wheel import find, unpacked
 from tonnage.units import GIB
 
 FEW = 40
@@ -35,20 +37,24 @@ def predict(
 ) -> list[tuple[Row, Predicted]]:
     """Each row with what the ghost says of it; `at_once` jobs at a time (default: one a core).
 
-    `torch` is a version, or a folder that holds one; by default it is the installed one.
+    `torch` is a version, or a folder that holds one, in place of the installed one and of those that rows name.
     """
     jobs = {row.job: row for row in rows}
-    scripts = {
-        name: [row for row in jobs.values() if row.script == name]
-        for name in dict.fromkeys(row.script for row in rows)
-    }
-    few = [chosen for chosen in scripts.values() if len(chosen) < FEW]
-    many = [chosen for chosen in scripts.values() if len(chosen) >= FEW]
+    alike: dict[tuple[str, tuple[str, ...]], list[Row]] = defaultdict(list)
+    for row in jobs.values():
+        alike[row.script, row.software].append(row)
+    few = [chosen for chosen in alike.values() if len(chosen) < FEW]
+    many = [chosen for chosen in alike.values() if len(chosen) >= FEW]
     most = at_once or len(os.sched_getaffinity(0))
     answers: dict[str, Predicted] = {}
 
     def take(chosen: Sequence[Row], jobs_at_once: int) -> None:
-        answers.update((row.job, answer) for row, answer in _of_script(chosen, progress, jobs_at_once, torch))
+        try:
+            given = software.given(chosen[0].software, torch)
+        except TonnageError as error:
+            answers.update((row.job, {"error": str(error)}) for row in chosen)
+        else:
+            answers.update((row.job, answer) for row, answer in _of_process(chosen, progress, jobs_at_once, given))
 
     with ThreadPoolExecutor(most) as side_by_side:
         list(side_by_side.map(lambda chosen: take(chosen, 1), few))
@@ -58,11 +64,11 @@ def predict(
     return [(row, answers.get(row.job, ended)) for row in rows]
 
 
-def _of_script(
-    chosen: Sequence[Row], progress: Progress, at_once: int, torch: str | None
+def _of_process(
+    chosen: Sequence[Row], progress: Progress, at_once: int, given: Given
 ) -> Iterator[tuple[Row, Predicted]]:
-    """Rows with their predictions, as they come, of one process: scripts import the same libraries differently."""
-    process = _start(at_once, torch)
+    """Rows of one script and software with their predictions, as they come: scripts import libraries differently."""
+    process = _start(at_once, given)
     assert process.stdin is not None
     assert process.stdout is not None
     sender = threading.Thread(target=_send, args=(process.stdin, chosen), daemon=True)
@@ -75,12 +81,12 @@ def _of_script(
     process.wait()
 
 
-def _start(at_once: int, torch: str | None) -> subprocess.Popen[str]:
-    folder = Path(torch) if torch and os.sep in torch else None
-    variables = environment(torch=unpacked(folder, sys.executable) if folder else find(sys.executable, torch))
+def _start(at_once: int, given: Given) -> subprocess.Popen[str]:
+    variables = environment(torch=given.torch) | dict(given.variables)
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         variables.pop(name, None)
-    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(ROOT / "src"), str(ROOT)])
+    paths = [*given.paths, variables["PYTHONPATH"], str(ROOT / "src"), str(ROOT)]
+    variables["PYTHONPATH"] = os.pathsep.join(paths)
     variables["TORCHINDUCTOR_COMPILE_THREADS"] = (
         "1"  # each job would start a pool of compilers for a handful of kernels
     )

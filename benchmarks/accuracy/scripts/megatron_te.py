@@ -19,7 +19,6 @@ def measure(
     program: str,
     options: dict[str, Any],
     environment: dict[str, str],
-    unchecked: dict[str, Any] | None = None,
     resumed: bool = False,
     collected_early: bool = False,
     older_compiler: bool = False,
@@ -27,23 +26,22 @@ def measure(
 ) -> dict[str, int]:
     """Bytes as `megatron_lm.measure`.
 
-    `environment` has the variables that were set beside a launcher's, `unchecked` arguments that the checkout no
-    longer lets through and still has the code for; `resumed` and `collected_early` are those of `resuming`;
+    `environment` has the variables that were set beside a launcher's; `resumed` and `collected_early` are those of
+    `resuming`;
     `older_compiler`: fused functions are compiled as `older_inductor` says;
     `timed` is that of `megatron_lm.run`.
     """
     if find_spec("transformer_engine") is None:
         raise RuntimeError("transformer_engine is not installed")
-    folder = megatron_lm.checkout()
+    megatron_lm.checkout()
     flash_attention.install()
-    _set_after_checks(unchecked or {})
     _trust_other_ranks()
     if older_compiler:
         older_inductor.install()
     if resumed:
         resuming.install(collected_early)
         options = {**options, "load": resuming.FOLDER}
-    return megatron_lm.run(folder / program, options, environment, timed)
+    return megatron_lm.run(program, options, environment, timed)
 
 
 def prepare() -> None:
@@ -52,21 +50,10 @@ def prepare() -> None:
         megatron_lm.make_importable()
 
 
-def _set_after_checks(values: dict[str, Any]) -> None:
-    from megatron.training import arguments
-
-    check = arguments.validate_args
-
-    def validate_args(args: Any, *defaults: Any) -> Any:
-        checked = check(args, *defaults)
-        vars(args).update(values)
-        return checked
-
-    arguments.validate_args = validate_args
-
-
 def _trust_other_ranks() -> None:
     """Megatron's FSDP asks all ranks whether their shards cover a tensor; here all others say what this one says."""
-    from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer
-
+    try:
+        from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer
+    except ImportError:  # before September 2025
+        return
     param_and_grad_buffer.validate_uneven_dtensor = lambda tensor: None
