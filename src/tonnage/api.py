@@ -79,6 +79,7 @@ def plan(
     without: "tuple[str, ...]" = (),
     allow: "tuple[str, ...]" = (),
     headroom: float = 0.04,
+    host_memory: str | int | None = None,
     find: str | None = None,
     top: int = 4,
     pareto: bool = False,
@@ -89,7 +90,8 @@ def plan(
 ) -> "Solution":
     """The fastest plan that fits, as `tonnage plan` says it: `tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB")`.
 
-    `options` are the fields of Job and Plan; those that are not their defaults are not chosen.  The method may be
+    `options` are the fields of Job and Plan; those that are not their defaults are not chosen.  `host_memory` is what
+    a machine has beside its GPUs, if that is to be a limit.  The method may be
     `any`, or several with commas between them, which are compared.  Raises UsageError, CannotEstimate and their
     kinds; that nothing fits is an answer (`Solution.status`).
     """
@@ -113,6 +115,7 @@ def plan(
         without=without,
         allow=allow,
         headroom=headroom,
+        host_memory_bytes=_bytes(host_memory),
     )
     if find is not None:
         from tonnage.search.backwards import backwards
@@ -125,10 +128,14 @@ def plan(
 
 def _cluster(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | int | None) -> "Cluster":
     from tonnage.device import Cluster, parse_cluster
+
+    return gpu if isinstance(gpu, Cluster) else parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=_bytes(gpu_memory))
+
+
+def _bytes(said: str | int | None) -> int | None:
     from tonnage.units import parse_bytes
 
-    memory = parse_bytes(gpu_memory) if isinstance(gpu_memory, str) else gpu_memory
-    return gpu if isinstance(gpu, Cluster) else parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=memory)
+    return parse_bytes(said) if isinstance(said, str) else said
 
 
 def request(

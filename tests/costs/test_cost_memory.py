@@ -60,6 +60,19 @@ def test_what_waits_on_the_host_is_all_that_a_layer_saves():
     assert offloaded_bytes(SMALL, copied) == SAVED_AGAIN * kept_bytes(SMALL, WORK) + weights
     assert offloaded_bytes(SMALL, replace(copied, copies_beside=True)) == kept_bytes(SMALL, WORK)
     assert offloaded_bytes(SMALL, replace(copied, quantized=True)) == SAVED_AGAIN * kept_bytes(SMALL, WORK)
+    cast = replace(copied, copies_beside=True, autocast=True)
+    assert offloaded_bytes(SMALL, cast) == kept_bytes(SMALL, replace(WORK, autocast=True)) + weights
+    adapted = replace(cast, lora_rank=8)
+    assert offloaded_bytes(SMALL, adapted) == kept_bytes(SMALL, replace(WORK, autocast=True))
+
+
+def test_eager_attention_keeps_its_scores():
+    """For each head and pair of tokens 4 bytes of softmax and 2 of probabilities, and 2 where scores are capped."""
+    streamed = replace(WORK, activation_offload=True, copies_beside=True)
+    plain = offloaded_bytes(SMALL, streamed)
+    pairs = streamed.tokens * streamed.seq_len * SMALL.heads
+    assert offloaded_bytes(SMALL, replace(streamed, attention="eager")) == plain + 6 * pairs
+    assert offloaded_bytes(replace(SMALL, keeps_scores=True), streamed) == plain + 8 * pairs
 
 
 WIDE = {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64, "max_position_embeddings": 512}
@@ -79,6 +92,22 @@ def test_operations_save_about_so_often_what_is_kept(name, sizes):
         saved.append(saved_bytes(steps.build(job, plan, device="cpu")))
     used = used_bytes(Shape.of(config), Work.of(job, plan, parse_cluster("a100-80gb")))
     assert saved[1] - saved[0] == pytest.approx(SAVED_AGAIN * used, rel=0.25)
+
+
+def test_scores_are_saved_as_counted():
+    """As above, what a layer more saves with eager attention beyond what it saves with a kernel that keeps none."""
+    saved = {}
+    for attention in ("eager", "auto"):
+        for layers in (1, 2):
+            job = tiny_job("llama", seq_len=512, micro_batch=1)
+            config = {**job.model.config, **WIDE, **HEADS, "num_hidden_layers": layers}
+            job = replace(job, model=replace(job.model, config=config))
+            plan = Plan(precision="bf16-true", attention=attention)
+            saved[attention, layers] = saved_bytes(steps.build(job, plan, device="cpu"))
+    more = saved["eager", 2] - saved["eager", 1] - (saved["auto", 2] - saved["auto", 1])
+    streamed = replace(WORK, seq_len=512, activation_offload=True, copies_beside=True, attention="eager")
+    scores = offloaded_bytes(Shape.of(config), streamed) - used_bytes(Shape.of(config), streamed)
+    assert more == pytest.approx(scores, rel=0.1)
 
 
 def saved_bytes(ready):

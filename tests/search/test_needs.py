@@ -48,6 +48,13 @@ def test_of_offloaded_activations_no_way_of_checkpointing_needs_least():
         needs_no_less(one, other) for one in on_host.values() for other in on_host.values() if one is not other
     )
     assert needs_no_less(on_card, on_host["full"])
+    streamed = replace(on_card, plan=replace(on_card.plan, activation_offload="cpu-streamed"))
+    assert needs_no_less(on_card, streamed)
+    assert not needs_no_less(streamed, on_host["full"])
+    assert not needs_no_less(on_host["full"], streamed)
+    in_files = replace(on_card, plan=replace(on_card.plan, activation_offload="nvme"))
+    assert not needs_no_less(in_files, streamed)
+    assert not needs_no_less(streamed, in_files)
     plain = replace(on_card, plan=replace(on_card.plan, checkpointing="none"))
     assert needs_no_less(plain, on_host["full"])  # no less than with all layers checkpointed on the card
 

@@ -8,6 +8,7 @@ from solutions import question
 from tonnage.axes import axes
 from tonnage.errors import UsageError
 from tonnage.search.space import OFFLOADS, candidates, free_wins
+from tonnage.units import GIB
 
 
 @settings(max_examples=25)
@@ -62,7 +63,14 @@ def test_the_host_is_asked_for_only_where_it_is_wanted():
     assert all(getattr(one.plan, name) == "none" for one in candidates(asked) for name in OFFLOADS)
     with_host = list(candidates(asked, offload=True))
     assert with_host
-    assert all(any(getattr(one.plan, name) == "cpu" for name in OFFLOADS) for one in with_host)
+    assert all(any(getattr(one.plan, name) != "none" for name in OFFLOADS) for one in with_host)
+    assert {one.plan.activation_offload for one in with_host} == {"none", "cpu-streamed", "cpu"}
+    assert all(getattr(one.plan, name) != "nvme" for one in with_host for name in OFFLOADS)
+    in_files = list(candidates(asked, offload=True, files=True))
+    assert all(any(getattr(one.plan, name) == "nvme" for name in OFFLOADS) for one in in_files)
+    assert not {str(one.plan) for one in with_host} & {str(one.plan) for one in in_files}
+    assert [*asked.places] == [{"offload": False}, {"offload": True}]
+    assert question(gpu="a100-80gb", host_memory_bytes=GIB).places[2] == {"offload": True, "files": True}
 
 
 def test_constraints():
@@ -76,7 +84,8 @@ def test_constraints():
     assert values("tp", only=("shard", "checkpointing")) == {1}
     assert values("checkpointing", only=("shard", "checkpointing")) == {"none", "selective", "full"}
     assert values("optimizer") == {"adamw-fused"}
-    assert values("optimizer", allow=("optimizer",)) == {"adamw-fused", "adamw-8bit", "adamw-4bit", "adafactor"}
+    others = {"adamw-8bit", "adamw-4bit", "adafactor", "muon"}
+    assert values("optimizer", allow=("optimizer",)) == {"adamw-fused", *others}
     assert values("ep") == {1}
     assert values("ep", model="mixtral-8x7b", gpu="8xh100-80gb") > {1, 2}
 

@@ -103,6 +103,16 @@ GpuMemory = Annotated[
         rich_help_panel=CARD,
     ),
 ]
+HostMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--host-memory",
+        help="What a machine has beside its GPUs, to be kept to: 256GiB. With --here: what this one has.",
+        metavar="SIZE",
+        parser=_bytes,
+        rich_help_panel=CARD,
+    ),
+]
 Steps = Annotated[int, count("--steps", "Optimizer steps to run.", CARD)]
 TorchVersion = Annotated[
     str | None,

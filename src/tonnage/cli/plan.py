@@ -15,6 +15,7 @@ from tonnage.cli.options import (
     GpuMemory,
     Gpus,
     Here,
+    HostMemory,
     Html,
     Json,
     ModelOrCommand,
@@ -46,6 +47,7 @@ def plan(
     here: Here = False,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
+    host_memory: HostMemory = None,
     only: Annotated[str | None, _option("only", "Choose among these alone: shard,checkpointing.", "NAMES")] = None,
     without: Annotated[
         str | None, _option("without", "Leave these as they are: tp,param-offload, or shard=zero2.", "NAMES")
@@ -105,7 +107,9 @@ def plan(
         "headroom": headroom / 100,
     }
     if _is_command(model_or_command):
-        _refuse({"find": find, "from": source, "save": save, "html": html, "pareto": pareto})
+        _refuse(
+            {"find": find, "from": source, "save": save, "html": html, "pareto": pareto, "host-memory": host_memory}
+        )
         from tonnage.script.advice import Asked
 
         asked = Asked(
@@ -139,6 +143,7 @@ def plan(
         cluster=cluster,
         methods=methods,
         **limits,
+        host_memory_bytes=_of_this_machine() if here and host_memory is None else host_memory,
     )
     with progress() as say:
         if find is not None:
@@ -176,6 +181,13 @@ def plan(
         cards = {name: solution.question[name] for name in ("gpu", "gpu_memory_bytes")}  # those that were found
         write_text(save, planfile.text(solution.plans[0], **cards, model=model))
     return {"found": 0, "unknown": 3}.get(solution.status, 1)
+
+
+def _of_this_machine() -> int:
+    """Bytes of its memory."""
+    import psutil
+
+    return int(psutil.virtual_memory().total)
 
 
 def _is_command(given: list[str]) -> bool:

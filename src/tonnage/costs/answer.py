@@ -62,7 +62,7 @@ def price(job: Job, plan: Plan, cluster: Cluster, work: Work | None = None) -> T
     """
     if job.model.kind != "config":
         raise CannotEstimate("The time of a network that a factory builds is not known; its memory is.")
-    if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0]):
+    if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0], plan.param_offload):
         raise CannotEstimate("How fast this machine's files are is not known, so neither is the step's time.")
     work, code = work or Work.of(job, plan, cluster), software_of(plan.engine)
     found = stacks(job)

@@ -62,7 +62,7 @@ def _headline(solution: Solution) -> Table:
         rows.add_row(Text("FITS", style=GOOD), text(describe(best.candidate, whole=True), "bold"))
         rows.add_row("", text(f"{asked}; {batch}"))
         rows.add_row("", text(_speed(best) if solution.unpriced is None else order(solution)))
-        if (held := on_host(best)) is not None:
+        if (held := on_host(best, question["host_memory_bytes"])) is not None:
             rows.add_row("", text(held))
     elif solution.nearest is not None:
         missing = gib(solution.nearest.missing_bytes)
@@ -88,14 +88,15 @@ def order(solution: Solution) -> str:
     return f"ranked without seconds: {RANKED}. {solution.unpriced}"
 
 
-def on_host(choice: Choice) -> str | None:
-    """What a plan that uses the host's memory holds there; None for others."""
+def on_host(choice: Choice, memory_bytes: int | None) -> str | None:
+    """What a plan that uses the host's memory holds there, of what a machine is said to have; None for others."""
     plan, estimate = choice.candidate.plan, choice.estimate
     each, ranks = estimate.host.peak_bytes, estimate.cluster["gpus_per_node"]
     if each is None or all(getattr(plan, name) == "none" for name in OFFLOADS):
         return None
     of_ranks = f" ({ranks} x {gib(each)})" if ranks > 1 else ""
-    return f"{gib(each * ranks)} of host memory on each machine{of_ranks}, which the search does not limit"
+    limit = "which --host-memory would limit" if memory_bytes is None else f"of {gib(memory_bytes)}"
+    return f"{gib(each * ranks)} of host memory on each machine{of_ranks}, {limit}"
 
 
 def _speed(choice: Choice) -> str:

@@ -74,7 +74,7 @@ def _answer(solution: Solution) -> Iterator[str]:
         speed = f"{step} a step, {tokens} tokens/s a GPU, MFU {mfu}, bound by {bound}"
         yield f"<p>{text(order(solution) if solution.unpriced else speed)}</p>"
         yield f"<p>{gib(best.estimate.peak.process_bytes)} at the peak</p>"
-        if (held := on_host(best)) is not None:
+        if (held := on_host(best, question["host_memory_bytes"])) is not None:
             yield f"<p>{text(held)}</p>"
     elif solution.nearest is not None:
         yield f'<p class="answer full">does not fit: {gib(solution.nearest.missing_bytes)} missing, at least</p>'

@@ -130,12 +130,13 @@ class Search:
 
         `doubtful`: also look at faster ones that are not likely to fit, but may.
         """
-        for offload in (False, True):
-            every = list(space.candidates(self.question, offload=offload))
+        for place in self.question.places:
+            every = list(space.candidates(self.question, **place))
             if every:
                 self.ghosts.start()
             order = self._priced(every)
-            priced = f"{counted(len(order), 'combination')}{' with offload' if offload else ''} priced"
+            where = " with files" if place.get("files") else " with offload" if place["offload"] else ""
+            priced = f"{counted(len(order), 'combination')}{where} priced"
             self.say(f"{priced}; running the fastest")
             first = max(top - 1, 1) if top >= WITH_ROOM else top
             self.order, self.first, self.top = order, first, top
@@ -164,8 +165,12 @@ class Search:
 
     def _priced(self, every: list[Candidate]) -> list[Priced]:
         """Those that may fit by what they cannot do without, fastest first."""
-        known = (bounded(one, self.question.cluster) for one in every)
-        possible = [one for one in known if one.least_bytes <= self._capacity]
+        known = [bounded(one, self.question.cluster) for one in every]
+        fitting = [one for one in known if one.least_bytes <= self._capacity]
+        possible = [one for one in fitting if within_host(one.host_bytes, self.question)]
+        if len(possible) < len(fitting):
+            least = min(one.host_bytes for one in fitting if not within_host(one.host_bytes, self.question))
+            self._refuse("offload to the host", f"{host_lacks(least, self.question)}, at least")
         self.counts["below_bound"] += len(every) - len(possible)
         self.counts["priced"] += len(possible)
         return in_order(possible, self.question.cluster)
@@ -401,6 +406,8 @@ class Search:
             if fits(answer, self.question):
                 found.append((one, answer))
                 self.say(f"fits: {describe(one.candidate)}")
+            elif fits_card(answer, self.question):
+                self._refuse(describe(one.candidate), host_lacks(host_bytes(answer), self.question))
             else:
                 self._does_not_fit(one, gib(peak) if answer.fits else f"more than {gib(self._capacity)}")
         return found
@@ -487,8 +494,30 @@ def _with_all_logits(candidate: Candidate) -> Candidate:
 
 
 def fits(estimate: Estimate, question: Question) -> bool:
+    """Within the card and its headroom, and within the host's memory as far as that is known."""
+    return fits_card(estimate, question) and within_host(host_bytes(estimate), question)
+
+
+def fits_card(estimate: Estimate, question: Question) -> bool:
     """Within the card and its headroom."""
     return estimate.fits and estimate.peak.process_bytes <= question.budget_bytes
+
+
+def host_bytes(estimate: Estimate) -> int:
+    """Of the host's memory, what the processes of a machine have at their peak; 0 where it is not known."""
+    return (estimate.host.peak_bytes or 0) * int(estimate.cluster["gpus_per_node"])
+
+
+def within_host(needed_bytes: int, question: Question) -> bool:
+    """Whether a machine's host has so much, as far as is known."""
+    return question.host_memory_bytes is None or needed_bytes <= question.host_memory_bytes
+
+
+def host_lacks(needed_bytes: int, question: Question) -> str:
+    """Why a machine does not do, where its host has less."""
+    return (
+        f"needs {gib(needed_bytes)} of host memory on each machine, which has {gib(question.host_memory_bytes or 0)}"
+    )
 
 
 def difference(one: Priced, other: Priced) -> float:

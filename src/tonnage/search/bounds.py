@@ -5,11 +5,13 @@ alive together, without temporaries, workspaces, casts, fragmentation, or anythi
 usual only says in what order to run.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from tonnage.costs.memory import STATE_BYTES, kept_bytes, logit_bytes, used_bytes
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
+from tonnage.plans import Plan
 from tonnage.techniques.chunked_loss import CHUNK_TOKENS
 
 
@@ -131,6 +133,23 @@ def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
     if work.optimizer_offload or work.param_offload:
         gradients = states = 0.0
     return weights, gradients, states
+
+
+def least_host_bytes(shape: Shape, work: Work, plan: Plan) -> int:
+    """Bytes that one rank must have in the host's memory at once: states, weights and activations that wait there.
+
+    Of part of the states (`cpu=0.5`) nothing is counted.
+    """
+    kept = replace(work, param_offload=False, optimizer_offload=False, activation_offload=False)
+    weights, _, states = _held(shape, kept)
+    waiting = 0.0
+    if plan.param_offload == "cpu":
+        waiting += weights + states
+    elif plan.optimizer_offload == "cpu":
+        waiting += states
+    if plan.activation_offload in ("cpu", "cpu-streamed"):
+        waiting += _activations(shape, kept)
+    return int(waiting)
 
 
 def under_way(shape: Shape, work: Work) -> float:

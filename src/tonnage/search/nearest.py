@@ -13,12 +13,13 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates import Estimate
 from tonnage.predict import check
 from tonnage.search import space
-from tonnage.search.best import Search
+from tonnage.search.best import Search, host_bytes, within_host
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
-from tonnage.search.pricing import beyond_bytes, bounded
+from tonnage.search.pricing import Bounded, beyond_bytes, bounded
 from tonnage.search.space import Question
 from tonnage.solution import Candidate, Nearest, Remedy
+from tonnage.units import GIB
 
 CARDS: Final = ("l4", "a100-40gb", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
 """Larger cards that are offered, smallest first."""
@@ -42,10 +43,11 @@ def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nea
     """The plan whose peak is lowest, run where everything fits, and what would help; None if no plan can be run."""
     small = smallest(question)
     answers = ghosts.need(small, question.cluster)
+    runs = [ghosts.made(one, question.cluster) for one in small]
     needs = [
-        (_needed_bytes(answer, ghosts.made(one, question.cluster), question.cluster), one)
-        for one, answer in zip(small, answers, strict=True)
-        if isinstance(answer, Need)
+        (_needed_bytes(answer, run, question.cluster), one)
+        for one, run, answer in zip(small, runs, answers, strict=True)
+        if isinstance(answer, Need) and (run is None or within_host(host_bytes(run), question))
     ]
     if not needs:
         return None
@@ -71,11 +73,16 @@ def smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
     Each keeps activations in another way: a layer that runs again has all it keeps on the card at once, one whose
     results wait on the host never has, and which of the two is more is not known.
     """
-    every = (one for offload in (True, False) for one in space.candidates(question, offload=offload))
-    order = [(_expected(one, question.cluster), one.job.micro_batch, -_saving(one), one) for one in every]
-    found: dict[tuple[str, str], Candidate] = {}
+    every = (one for place in reversed(question.places) for one in space.candidates(question, **place))
+    known = (bounded(one, question.cluster) for one in every)
+    order = [
+        (_expected(one, question.cluster), one.candidate.job.micro_batch, -_saving(one.candidate), one.candidate)
+        for one in known
+        if within_host(one.host_bytes, question)
+    ]
+    found: dict[tuple[str, bool], Candidate] = {}
     for *_, one in sorted(order, key=lambda expected: expected[:3]):
-        way = one.plan.checkpointing, one.plan.activation_offload
+        way = one.plan.checkpointing, one.plan.activation_offload == "none"
         if way in found or _refused(one, question) is not None:
             continue
         found[way] = one
@@ -84,9 +91,8 @@ def smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
     return list(found.values())
 
 
-def _expected(candidate: Candidate, cluster: Cluster) -> float:
+def _expected(known: Bounded, cluster: Cluster) -> float:
     """Bytes that a run is likely to need."""
-    known = bounded(candidate, cluster)
     return known.least_bytes + beyond_bytes(known, cluster)
 
 
@@ -121,7 +127,13 @@ def _saving(candidate: Candidate) -> int:
 
 def _remedies(question: Question, ghosts: Ghosts) -> Iterator[Remedy]:
     """Each change that makes the job fit, the smallest of its kind; where none does, two together."""
-    single = (_shorter(question), _methods(question), _enough(question, ghosts), _larger(question))
+    single = (
+        _shorter(question),
+        _methods(question),
+        _enough(question, ghosts),
+        _larger(question),
+        _larger_host(question),
+    )
     found = [remedy for variants in single if (remedy := _first(variants, ghosts)) is not None]
     if not found:
         pairs = (
@@ -211,6 +223,16 @@ def _enough(question: Question, ghosts: Ghosts) -> Iterator[Variant]:
     every = list(_more(question))
     first = bisect_left(every, True, key=lambda variant: _may_fit(variant[1], ghosts))
     yield from every[first:]
+
+
+def _larger_host(question: Question) -> Iterator[Variant]:
+    """More memory beside the same cards, where it is known how much there is."""
+    if question.host_memory_bytes is None:
+        return
+    count = -(-question.host_memory_bytes // GIB)
+    for doubled in range(1, DOUBLINGS + 1):
+        more = count << doubled
+        yield f"--host-memory {more}GiB", replace(question, host_memory_bytes=more * GIB)
 
 
 def _larger(question: Question) -> Iterator[Variant]:

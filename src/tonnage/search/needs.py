@@ -35,6 +35,9 @@ def needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
         return False  # it divides among fewer ranks than zero2 does
     if candidate.plan.activation_offload != "none" and candidate.plan.checkpointing != failed.plan.checkpointing:
         return False
+    ways = {candidate.plan.activation_offload, failed.plan.activation_offload}
+    if len(ways) > 1 and "none" not in ways:
+        return False  # what torch's copies wait for and what streamed ones have under way are not comparable
     same = {name: getattr(failed.plan, name) for name in (*ORDER, "cp")}
     return replace(candidate.plan, **same) == failed.plan
 

@@ -18,7 +18,7 @@ from tonnage.costs.work import Work
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
-from tonnage.search.bounds import least_bytes, under_way, usually_beyond
+from tonnage.search.bounds import least_bytes, least_host_bytes, under_way, usually_beyond
 from tonnage.search.unpriced import ranked
 from tonnage.search.waiting import waiting_bytes
 from tonnage.solution import Candidate
@@ -73,6 +73,8 @@ class Bounded:
     """No run of it can do with less inside torch's allocator; 0 where the shape is not known."""
     rough: bool
     """Whether the shape is that of a part of the network, or not known."""
+    host_bytes: int = 0
+    """No machine can do with less of its host's memory."""
 
 
 def bounded(candidate: Candidate, cluster: Cluster) -> Bounded:
@@ -89,7 +91,14 @@ def bounded(candidate: Candidate, cluster: Cluster) -> Bounded:
         _, second, *_ = layout.different
         more = max(more, int(steps * waiting_bytes(candidate, cluster, second) - under_way(shape, work)))
     least = more + least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
-    return Bounded(candidate=candidate, work=work, shape=shape, least_bytes=least, rough=rough)
+    return Bounded(
+        candidate=candidate,
+        work=work,
+        shape=shape,
+        least_bytes=least,
+        rough=rough,
+        host_bytes=least_host_bytes(shape, work, candidate.plan) * cluster.gpus_per_node,
+    )
 
 
 def priced(candidate: Candidate, cluster: Cluster) -> Priced:

@@ -21,7 +21,7 @@ from tonnage.predict import check
 from tonnage.search.depth import Need, of_run
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.pricing import priced
-from tonnage.search.space import AXES, FREE, OFFLOADS, ORDER, Question, free_wins
+from tonnage.search.space import AXES, FILES, FREE, OFFLOADS, ORDER, Question, free_wins
 from tonnage.solution import Candidate, Choice, Reason, Stage
 from tonnage.units import gib
 
@@ -47,7 +47,10 @@ DOES: Final[Mapping[str, str]] = {
 OF_VALUES: Final[Mapping[str, str]] = {
     "adamw-8bit": "optimizer states are kept in 8 bits",
     "adamw-4bit": "optimizer states are kept in 4 bits",
+    "muon": "matrices have one moment, and their updates are orthogonalized",
     "adafactor": "of a matrix's squared gradients the means of rows and columns alone are kept",
+    "cpu-streamed": "activations wait on the host, copied beside the computation",
+    "nvme": "what the card need not have waits in files",
     "bf16-true": "weights, gradients and optimizer states are in 16 bits, which rounds otherwise",
 }
 """The same of values that do something else than the usual one of their option."""
@@ -139,7 +142,7 @@ def _without(name: str, chosen: Candidate, question: Question) -> _Without | Non
 def _cheaper(name: str, value: Any, question: Question) -> list[Any]:
     if name in ORDER:
         values = ORDER[name]
-        if str(value).startswith("budget"):
+        if str(value).startswith("budget") or value == FILES:
             return ["none"]
         return list(reversed(values[: values.index(value)])) if value in values else []
     if name in AXES:

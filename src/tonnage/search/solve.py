@@ -125,6 +125,7 @@ def _asked(question: Question) -> dict[str, Any]:
         "capacity_bytes": cluster.device.capacity_bytes,
         "budget_bytes": question.budget_bytes,
         "headroom": question.headroom,
+        "host_memory_bytes": question.host_memory_bytes,
         "sequences": question.sequences,
         "words": model["config"].get("vocab_size") is not None or "text_config" in model["config"],
         "methods": list(question.methods or (question.job.method,)),

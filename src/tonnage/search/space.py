@@ -21,7 +21,7 @@ from tonnage.layers.few import layers_of
 from tonnage.options import listed, options, spelled, words
 from tonnage.plans import Plan
 from tonnage.solution import Candidate
-from tonnage.units import parse_count
+from tonnage.units import MIB, parse_count
 
 FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused", "loss": "chunked"}
 """Chosen where nothing stands against it: less memory, the same result, hardly any time.
@@ -34,7 +34,7 @@ ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
     "checkpointing": ("none", "selective", "full"),
     "accum_sync": (False, True),
     "optimizer_in_backward": (False, True),
-    "activation_offload": ("none", "cpu"),
+    "activation_offload": ("none", "cpu-streamed", "cpu"),
     "optimizer_offload": ("none", "cpu"),
     "param_offload": ("none", "cpu"),
 }
@@ -43,11 +43,14 @@ ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
 OFFLOADS: Final = ("activation_offload", "optimizer_offload", "param_offload")
 """Tried only where nothing fits without: the link to the host is slower than anything else."""
 
+FILES: Final = "nvme"
+"""Their value for files on a disk, tried only where the host's memory is known and not enough."""
+
 AXES: Final = ("tp", "pp", "cp", "ep")
 
 CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
     "precision": ("bf16-true", "fp8"),
-    "optimizer": ("adamw-8bit", "adamw-4bit", "adafactor"),
+    "optimizer": ("adamw-8bit", "adamw-4bit", "adafactor", "muon"),
 }
 """Values that change the mathematics of training; `allow` names the option."""
 
@@ -94,6 +97,8 @@ class Question:
     """The only micro-batch that is looked at; None: all."""
     headroom: float = 0.04
     """Part of the card that stays free."""
+    host_memory_bytes: int | None = None
+    """What a machine's host has for the processes of its GPUs; None: not known, and nothing is refused for it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "only", tuple(map(_technique, self.only)))
@@ -111,11 +116,21 @@ class Question:
         axes(divided, self.cluster.gpus, self.cluster.gpus_per_node)  # what the user said can be divided so
         if not 0 <= self.headroom < 1:
             raise UsageError(f"headroom is {self.headroom:.0%} of the card; it must be from 0 to below 100 %.")
+        if self.host_memory_bytes is not None and self.host_memory_bytes < MIB:
+            said = f"The host's memory is {self.host_memory_bytes} bytes, less than 1 MiB"
+            raise UsageError(f"{said}; give its unit too, such as 256GiB.")
 
     @property
     def budget_bytes(self) -> int:
         """What a process may use of the card."""
         return int(self.cluster.device.capacity_bytes * (1 - self.headroom))
+
+    @property
+    def places(self) -> tuple[dict[str, bool], ...]:
+        """Where plans may put what they need not have on the card, the fastest place first: arguments of
+        `candidates`."""
+        places = {"offload": False}, {"offload": True}, {"offload": True, "files": True}
+        return places if self.host_memory_bytes is not None else places[:2]
 
     @property
     def sequences(self) -> int:
@@ -183,8 +198,9 @@ def _value(word: str, text: str) -> str | int | bool:
     raise UsageError(f"Unknown {word} {text!r} in --without; possible: {', '.join(possible)}.")
 
 
-def candidates(question: Question, *, offload: bool = False) -> Iterator[Candidate]:
-    """Every combination that the question leaves open, those that use the host's memory or those that do not.
+def candidates(question: Question, *, offload: bool = False, files: bool = False) -> Iterator[Candidate]:
+    """Every combination that the question leaves open: those that use the host's memory alone or those that do not;
+    with `files` those that use files.
 
     Combinations that cannot be (heads that do not divide, a global batch that does not) are left out; whether the
     techniques themselves take the job is asked later, of those that are worth it.
@@ -193,7 +209,7 @@ def candidates(question: Question, *, offload: bool = False) -> Iterator[Candida
     for method in question.methods or (question.job.method,):
         base = replace(question.job, method=method, global_batch_tokens=None)
         jobs: dict[tuple[int, int], Job] = {}  # few differ, and each is checked when it is made
-        for plan in _plans(question, base, offload):
+        for plan in _plans(question, base, offload, files):
             try:
                 layout = axes(plan, question.cluster.gpus, question.cluster.gpus_per_node)
             except UsageError:
@@ -258,13 +274,14 @@ def _one(question: Question, plan: Plan) -> tuple[Job, Plan, Cluster]:
     return replace(question.job, global_batch_tokens=None), plan, question.cluster
 
 
-def _plans(question: Question, job: Job, offload: bool) -> Iterator[Plan]:
+def _plans(question: Question, job: Job, offload: bool, files: bool) -> Iterator[Plan]:
     plain = free_wins(question)
-    values = {**_of_layout(question, job), **_of_order(question, offload), **_of_changes(question)}
+    values = {**_of_layout(question, job), **_of_order(question, offload, files), **_of_changes(question)}
     said = {name: getattr(plain, name) for name in AXES}
     for chosen in itertools.product(*values.values()):
         changes = dict(zip(values, chosen, strict=True))
-        if offload and all(changes.get(name, "none") == "none" for name in OFFLOADS):
+        used = {changes.get(name, "none") for name in OFFLOADS}
+        if (offload and used == {"none"}) or (files and FILES not in used):
             continue
         if _is_sensible(question.cluster, {**said, **changes}):
             yield replace(plain, **changes)
@@ -310,12 +327,13 @@ def _of_layout(question: Question, job: Job) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _of_order(question: Question, offload: bool) -> dict[str, tuple[Any, ...]]:
+def _of_order(question: Question, offload: bool, files: bool) -> dict[str, tuple[Any, ...]]:
     found = {}
     for name, values in ORDER.items():
         if not question.is_open(name) or (name in OFFLOADS and not offload):
             continue
-        found[name] = tuple(value for value in values if question.may_be(name, value))
+        more = (FILES,) if files and name in OFFLOADS else ()
+        found[name] = tuple(value for value in (*values, *more) if question.may_be(name, value))
     return found
 
 

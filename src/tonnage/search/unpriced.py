@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.costs.answer import price
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate
-from tonnage.search.space import OFFLOADS, ORDER
+from tonnage.search.space import FILES, OFFLOADS, ORDER
 from tonnage.solution import Candidate
 
 if TYPE_CHECKING:
@@ -29,11 +29,14 @@ def ranked(unpriced: Iterable[Priced]) -> list[Priced]:
 
 
 def burden(candidate: Candidate) -> tuple[Any, ...]:
-    """What a candidate costs, the dearest first: the link to the host, exchanges that every layer waits for, layers
-    that run again, exchanges that may run beside; then many small micro-batches, and what is not the default."""
+    """What a candidate costs, the dearest first: files, the link to the host (copies that are waited for before those
+    that run beside), exchanges that every layer waits for, layers that run again, exchanges that may run beside; then
+    many small micro-batches, and what is not the default."""
     job, plan = candidate.job, candidate.plan
     return (
+        sum(getattr(plan, name) == FILES for name in OFFLOADS),
         sum(getattr(plan, name) != "none" for name in OFFLOADS),
+        plan.activation_offload == "cpu",
         log2(plan.tp * plan.cp * plan.ep) + log2(plan.pp),
         _place("checkpointing", plan.checkpointing),
         plan.accum_sync,

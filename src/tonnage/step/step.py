@@ -334,9 +334,8 @@ class ReadyStep:
         return torch.autocast(self.step.world.device.type, dtype, enabled=dtype is not None)
 
     def _backward(self, loss: torch.Tensor) -> None:
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        loss.backward()
+        scaled = loss if self.scaler is None else self.scaler.scale(loss)  # a loop still has the loss, to print it
+        scaled.backward()
 
 
 def build(

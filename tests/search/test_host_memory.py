@@ -1,0 +1,119 @@
+"""The memory beside the cards: a limit where it is known, below every run's need; files where it is not enough."""
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from commands import TONNAGE
+from networks import tiny_job
+from solutions import Formula, question
+from tonnage.device import Cluster, parse_cluster
+from tonnage.errors import UsageError
+from tonnage.estimates import Estimate, Host
+from tonnage.plans import Plan
+from tonnage.predict import estimate
+from tonnage.report.plans import on_host
+from tonnage.search.best import host_bytes
+from tonnage.search.pricing import bounded
+from tonnage.search.solve import search
+from tonnage.solution import Candidate
+from tonnage.units import GIB
+
+ON_HOST = {
+    "states": ("a100-40gb", Plan(optimizer_offload="cpu")),
+    "streamed activations": ("a100-40gb", Plan(activation_offload="cpu-streamed", precision="bf16-true")),
+    "torch's activations": ("a100-40gb", Plan(activation_offload="cpu", precision="bf16-true")),
+    "weights": ("4xa100-40gb", Plan(shard="zero3", param_offload="cpu")),
+}
+
+
+class WithHost(Formula):
+    """Whose runs need half as much again of the host as nobody can avoid, and a process's own."""
+
+    def _answer(self, candidate: Candidate, cluster: Cluster) -> Estimate:  # type: ignore[override]
+        each = bounded(candidate, cluster).host_bytes // cluster.gpus_per_node
+        made = super()._answer(candidate, cluster)
+        made = replace(made, host=Host(peak_bytes=GIB // 4 + each * 3 // 2, pinned_bytes=0, managed_bytes=0))
+        return replace(made, cluster={**made.cluster, "gpus_per_node": cluster.gpus_per_node})
+
+
+def planned(memory_bytes: int | None, **asked):
+    return search(question("llama-3.2-1b", host_memory_bytes=memory_bytes, **asked), WithHost(), explain=False)
+
+
+CARD = {"gpu": "t4", "seq_len": 2048, "without": ("checkpointing", "optimizer-in-backward")}
+"""Too small for 1.2 B fp32 weights, gradients and Adam's 9.9 GB, large enough without the latter."""
+
+
+def test_by_hand():
+    """Llama-3.2-1B: AdamW's two numbers of fp32 for each of 1,235,814,400 weights, and the weights too."""
+    asked = question("llama-3.2-1b", gpu="2xa100-80gb")
+
+    def host(**options):
+        one = Candidate(job=asked.job, plan=replace(asked.plan, **options))
+        return bounded(one, asked.cluster).host_bytes
+
+    assert host(shard="ddp") == 0
+    assert host(shard="ddp", optimizer_offload="cpu") == 2 * 8 * 1_235_814_400
+    assert host(shard="zero3", param_offload="cpu") == 12 * 1_235_814_400
+    assert host(shard="ddp", optimizer_offload="nvme") == host(shard="ddp", activation_offload="nvme") == 0
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize("name", ON_HOST)
+def test_below_every_run(worker, name):
+    gpu, plan = ON_HOST[name]
+    job, cluster = tiny_job("llama", seq_len=512, micro_batch=2), parse_cluster(gpu)
+    run = estimate(job, plan, cluster, worker=worker, rank=0).estimate
+    least = bounded(Candidate(job=job, plan=plan), cluster).host_bytes
+    assert 0 < least <= host_bytes(run)
+
+
+def test_without_a_limit_nothing_is_refused_and_no_file_is_used():
+    best = planned(None, **CARD).plans[0].candidate.plan
+    assert best.optimizer_offload == "cpu"
+    assert "--host-memory would limit" in on_host(planned(None, **CARD).plans[0], None)
+
+
+def test_files_where_the_host_is_too_small():
+    small = planned(4 * GIB, **CARD)
+    best = small.plans[0].candidate.plan
+    assert best.optimizer_offload == "nvme"
+    assert small.unpriced == "How fast this machine's files are is not known, so neither is the step's time."
+    assert small.question["host_memory_bytes"] == 4 * GIB
+    why = {refused.what: refused.why for refused in small.refused}["offload to the host"]
+    assert why == "needs 9.21 GiB of host memory on each machine, which has 4.00 GiB, at least"
+    large = planned(64 * GIB, **CARD).plans[0]
+    assert large.candidate.plan.optimizer_offload == "cpu"
+    assert "of 64.00 GiB" in on_host(large, 64 * GIB)
+
+
+def test_what_a_run_needs_decides():
+    """Between the least (9.21 GiB) and what a run needs (half as much again) a plan is run, and refused."""
+    middle = planned(10 * GIB, **CARD)
+    assert middle.plans[0].candidate.plan.optimizer_offload == "nvme"
+    assert any("needs 14.06 GiB of host memory on each machine" in refused.why for refused in middle.refused)
+
+
+def test_a_larger_host_is_a_remedy():
+    """Weights on the host have no place in files, by torch's FSDP."""
+    asked = {"gpu": "2xt4", "model": "llama-3.1-8b", "without": ("tp", "pp", "cp"), "micro_batch": 1, "seq_len": 512}
+    tight = search(question(host_memory_bytes=32 * GIB, **asked), WithHost())
+    assert tight.status == "too_large"
+    assert tight.nearest is not None
+    assert tight.nearest.missing_bytes > 0
+    assert "--host-memory 256GiB" in [remedy.what for remedy in tight.nearest.remedies]
+    assert search(question(host_memory_bytes=256 * GIB, **asked), WithHost(), explain=False).status == "found"
+
+
+def test_what_cannot_be_meant():
+    with pytest.raises(UsageError, match="less than 1 MiB; give its unit too, such as 256GiB"):
+        question(host_memory_bytes=256)
+
+
+def test_of_a_script_nothing_is_limited():
+    command = [*TONNAGE, "plan", "--gpu", "t4", "--host-memory", "8GiB", "--", "python", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--host-memory is for a MODEL" in done.stderr
