@@ -53,6 +53,7 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("torchrun", "a100-80gb", {}, {"optimizer": "adamw-fused", "loss": "chunked"}),
     ("torchrun", "8xa100-80gb", {}, {**ZERO3, "clip_grad_norm": 1}),
     ("torchrun", "8xa100-80gb", {}, {"shard": "zero1"}),
+    ("torchrun", "t4", {"method": "lora"}, {"precision": "fp16-mixed", "loss": "chunked"}),
     ("torchtitan", "a100-80gb", {}, {"attention": "flash", "checkpointing": "full"}),
     (
         "torchtitan",
