@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from commands import TONNAGE
-from networks import tiny_job
 from solutions import Formula, question
 from tonnage.device import Cluster, parse_cluster
 from tonnage.errors import UsageError
@@ -63,11 +62,21 @@ def test_by_hand():
 @pytest.mark.ghost
 @pytest.mark.parametrize("name", ON_HOST)
 def test_below_every_run(worker, name):
+    """Beside what the same processes hold of the host without offload."""
     gpu, plan = ON_HOST[name]
-    job, cluster = tiny_job("llama", seq_len=512, micro_batch=2), parse_cluster(gpu)
-    run = estimate(job, plan, cluster, worker=worker, rank=0).estimate
+    job, cluster = question("smollm2-135m").job, parse_cluster(gpu)
+    on_card = replace(plan, activation_offload="none", optimizer_offload="none", param_offload="none")
+    held, without = (
+        host_bytes(estimate(job, one, cluster, worker=worker, rank=0).estimate) for one in (plan, on_card)
+    )
     least = bounded(Candidate(job=job, plan=plan), cluster).host_bytes
-    assert 0 < least <= host_bytes(run)
+    assert 0 < least <= held - without
+
+
+def test_small_activations_stay_on_the_card():
+    """Of 512 tokens keys and values have 192 KiB, which is not worth a copy."""
+    asked = question("smollm2-135m", gpu="a100-80gb", seq_len=512, activation_offload="cpu-streamed")
+    assert bounded(Candidate(job=asked.job, plan=asked.plan), asked.cluster).host_bytes == 0
 
 
 def test_without_a_limit_nothing_is_refused_and_no_file_is_used():

@@ -12,6 +12,7 @@ from tonnage.costs.memory import STATE_BYTES, kept_bytes, logit_bytes, used_byte
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 from tonnage.plans import Plan
+from tonnage.techniques.activation_offload import SMALL_BYTES
 from tonnage.techniques.chunked_loss import CHUNK_TOKENS
 
 
@@ -138,8 +139,10 @@ def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
 def least_host_bytes(shape: Shape, work: Work, plan: Plan) -> int:
     """Bytes that one rank must have in the host's memory at once: states, weights and activations that wait there.
 
-    Of part of the states (`cpu=0.5`) nothing is counted.
+    Of part of the states (`cpu=0.5`) nothing is counted, nor of streamed activations where some are too small to go.
     """
+    if all(place == "none" for place in (plan.activation_offload, plan.optimizer_offload, plan.param_offload)):
+        return 0
     kept = replace(work, param_offload=False, optimizer_offload=False, activation_offload=False)
     weights, _, states = _held(shape, kept)
     waiting = 0.0
@@ -147,7 +150,8 @@ def least_host_bytes(shape: Shape, work: Work, plan: Plan) -> int:
         waiting += weights + states
     elif plan.optimizer_offload == "cpu":
         waiting += states
-    if plan.activation_offload in ("cpu", "cpu-streamed"):
+    smallest = 2 * work.tokens * min(shape.hidden, shape.key_width) / work.axes.tp
+    if plan.activation_offload == "cpu" or (plan.activation_offload == "cpu-streamed" and smallest >= SMALL_BYTES):
         waiting += _activations(shape, kept)
     return int(waiting)
 
