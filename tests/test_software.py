@@ -91,5 +91,8 @@ def test_what_cannot_be_got_leaves_nothing_and_says_why(
     assert software.main(["project 1"]) == 1
     assert "error: project 1: git -C" in capsys.readouterr().err
     assert list(kept.iterdir()) == []
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert software.main(["project 1"]) == 1
+    assert "error: project 1: git does not run: No such file" in capsys.readouterr().err
     assert software.main(["project 2"]) == 2
     assert "has no 'project 2'" in capsys.readouterr().err

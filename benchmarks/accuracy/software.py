@@ -114,7 +114,10 @@ def _new(folder: Path) -> Iterator[Path]:
 
 
 def _run(*command: str, **options: Any) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    except OSError as error:
+        raise MissingSoftware(f"{command[0]} does not run: {error.strerror}") from error
     if done.returncode:
         said = done.stdout.strip().splitlines() or [f"exit code {done.returncode}"]
         raise MissingSoftware(f"{' '.join(command[:4])} ...: {said[-1]}")

@@ -41,9 +41,9 @@ TESTS = {
 
 def measure(program: str, options: dict[str, Any]) -> dict[str, int]:
     """Bytes as `training_log` writes them to TensorBoard: the most so far, and what is left after a step."""
-    checkout()
+    folder = checkout()
     _stand_in_for_routers_product()
-    return run(program, options, TESTS)
+    return run(folder / program, options, TESTS)
 
 
 def checkout() -> Path:
@@ -53,24 +53,21 @@ def checkout() -> Path:
     return Path(os.environ[FOLDER])
 
 
-def run(program: str, options: dict[str, Any], environment: dict[str, str], timed: bool = False) -> dict[str, int]:
+def run(program: Path, options: dict[str, Any], environment: dict[str, str], timed: bool = False) -> dict[str, int]:
     """As `measure`, with what is installed and the variables of `environment`.
 
-    `program` lies in the checkout, before June 2026 at its top.
     `timed`: Inductor times the forms of each kernel in the first step, as it does with nothing on its shelf.
     """
     os.environ.update(LAUNCHER | environment)
-    path = checkout() / program
-    path = path if path.exists() else checkout() / path.name
-    _give_samples(path, options)
+    _give_samples(program, options)
     equal_shares.install()
     if timed:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     else:
         _choose_without_timing()
     logged = _listen()
-    sys.argv = [str(path), *_words(options)]
-    runpy.run_path(str(path), run_name="__main__")
+    sys.argv = [str(program), *_words(options)]
+    runpy.run_path(str(program), run_name="__main__")
     return logged
 
 

@@ -33,7 +33,7 @@ def measure(
     """
     if find_spec("transformer_engine") is None:
         raise RuntimeError("transformer_engine is not installed")
-    megatron_lm.checkout()
+    folder = megatron_lm.checkout()
     flash_attention.install()
     _trust_other_ranks()
     if older_compiler:
@@ -41,7 +41,7 @@ def measure(
     if resumed:
         resuming.install(collected_early)
         options = {**options, "load": resuming.FOLDER}
-    return megatron_lm.run(program, options, environment, timed)
+    return megatron_lm.run(folder / program, options, environment, timed)
 
 
 def prepare() -> None:
@@ -52,8 +52,6 @@ def prepare() -> None:
 
 def _trust_other_ranks() -> None:
     """Megatron's FSDP asks all ranks whether their shards cover a tensor; here all others say what this one says."""
-    try:
-        from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer
-    except ImportError:  # before September 2025
-        return
+    from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer
+
     param_and_grad_buffer.validate_uneven_dtensor = lambda tensor: None
