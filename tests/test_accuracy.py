@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import weakref
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -141,12 +142,12 @@ def test_another_rank_is_another_job() -> None:
 
 
 def test_a_checkout_that_is_not_there_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchmarks.accuracy.scripts import megatron_lm, older_megatron
+    from benchmarks.accuracy.scripts import megatron_2021, megatron_lm
 
     monkeypatch.delenv(megatron_lm.FOLDER, raising=False)
-    for script in (megatron_lm, older_megatron):
+    for measure in (partial(megatron_lm.measure, "pretrain_gpt.py"), megatron_2021.measure):
         with pytest.raises(RuntimeError, match="MEGATRON_LM names no checkout"):
-            script.measure("pretrain_gpt.py", {})
+            measure({})
 
 
 def test_networks_and_libraries_of_then_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def run(program: Path, options: dict[str, Any], environment: dict[str, str], tim
     else:
         _choose_without_timing()
     logged = _listen()
-    sys.argv = [str(program), *_words(options)]
+    sys.argv = [str(program), *words(options)]
     runpy.run_path(str(program), run_name="__main__")
     return logged
 
@@ -96,7 +96,8 @@ def _read_compilers() -> None:
         triton_key()
 
 
-def _words(options: dict[str, Any]) -> list[str]:
+def words(options: dict[str, Any]) -> list[str]:
+    """A program's arguments."""
     words: list[str] = []
     for name, value in options.items():
         words += [f"--{name}"] if value is True else [f"--{name}", *str(value).split()]
