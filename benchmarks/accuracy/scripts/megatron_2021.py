@@ -1,10 +1,10 @@
 """Megatron-LM's training program as of May 2021, unchanged, for one rank of a job.
 
-The folder that the variable MEGATRON_LM names is a checkout of NVIDIA/Megatron-LM of that time.  What it compiles with
-nvcc, Apex, and names that torch and numpy have dropped are stood in for, by functions that ask for the same memory: its
-fused softmax (a result of the size of the scores; its backward works in place), its layer norm (result, mean and
-reciprocal deviation), Apex's multi-tensor kernels (which write into what they are given) and its FusedAdam, which is
-torch's of the same kind.
+The folder that the variable MEGATRON_LM names is a checkout of NVIDIA/Megatron-LM of that time.  What it compiles
+with nvcc, Apex, and names that torch and numpy have dropped are stood in for, by functions that ask for the same
+memory: its fused softmax (a result of the size of the scores; its backward works in place), its layer norm (result,
+mean and reciprocal deviation), Apex's multi-tensor kernels (which write into what they are given) and its FusedAdam,
+which is torch's of the same kind.
 """
 
 from __future__ import annotations
