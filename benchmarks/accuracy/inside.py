@@ -5,6 +5,7 @@ its arguments and the card's settings; the answer, also a line, the number and w
 As many children run at a time as the first argument says.
 """
 
+import functools
 import importlib
 import json
 import os
@@ -37,17 +38,14 @@ def serve(most: int) -> None:
         _await_one(running, answers)
 
 
-_prepared: set[str] = set()
-"""Scripts whose `prepare` has been called."""
-
-
+@functools.cache
 def _import_libraries(name: str) -> None:
+    """What the jobs of a script share: its `prepare`, its IMPORTS, and its `rehearse`, if it has them."""
     script = importlib.import_module(f"benchmarks.accuracy.scripts.{name}")
-    if name not in _prepared:
-        _prepared.add(name)
-        getattr(script, "prepare", lambda: None)()
+    getattr(script, "prepare", lambda: None)()
     for library in getattr(script, "IMPORTS", ()):
         preload.imported(library)
+    getattr(script, "rehearse", lambda: None)()
 
 
 def _await_one(running: dict[int, int], answers: int) -> None:

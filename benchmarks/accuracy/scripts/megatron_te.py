@@ -46,8 +46,18 @@ def measure(
 
 def prepare() -> None:
     """Make checkout and libraries importable, once for all jobs."""
-    if megatron_lm.FOLDER in os.environ and find_spec("transformer_engine") is not None:
+    if _possible():
         megatron_lm.make_importable()
+
+
+def rehearse() -> None:
+    """As `megatron_lm.rehearse`."""
+    if _possible():
+        megatron_lm.rehearse()
+
+
+def _possible() -> bool:
+    return megatron_lm.FOLDER in os.environ and find_spec("transformer_engine") is not None
 
 
 def _trust_other_ranks() -> None:
