@@ -85,13 +85,13 @@ def make_importable() -> None:
     sys.path.insert(0, os.environ[FOLDER])
     _newer_typing()
     _stand_in_for_apex()
+    _read_compilers()
 
 
 def rehearse() -> None:
     """What each job would do for the first time otherwise, once for all of them: half of what a small one takes."""
     if FOLDER in os.environ:
         _read_help()
-        _read_compilers()
         _register_patterns()
 
 
@@ -108,7 +108,10 @@ def _read_help() -> None:
 
 
 def _read_compilers() -> None:
-    """Inductor names what it keeps by all of Triton's and torch's files."""
+    """Inductor names what it keeps by all of Triton's and torch's files, which each job would read for itself.
+
+    Before IMPORTS, while which a card is made up: with Inductor imported then, a job that times kernels peaks higher.
+    """
     from torch._inductor.codecache import torch_key
 
     torch_key()
