@@ -150,6 +150,22 @@ def test_a_checkout_that_is_not_there_is_asked_for(monkeypatch: pytest.MonkeyPat
             measure({})
 
 
+def test_kernels_of_2021_are_stood_in_for_by_tensors_of_their_sizes() -> None:
+    import torch
+    from benchmarks.accuracy.scripts import megatron_2021 as script
+
+    hidden = torch.zeros(6, 2, 8, dtype=torch.float16)
+    weight = torch.ones(8, dtype=torch.float16)
+    result, mean, deviation = script._normalised(hidden, weight.shape, weight, weight, 1e-5)
+    assert (result.shape, result.dtype) == (hidden.shape, torch.float16)
+    assert {(saved.shape, saved.dtype) for saved in (mean, deviation)} == {((12,), torch.float32)}
+    gradients = script._normalised_backward(hidden, mean, deviation, hidden, weight.shape, weight, weight, 1e-5)
+    assert [gradient.shape for gradient in gradients] == [hidden.shape, weight.shape, weight.shape]
+    overflow = torch.zeros(1, dtype=torch.int32)
+    norm, per_tensor = script._apply(script._norm, overflow, [[hidden, weight]], False)
+    assert (norm.shape, norm.dtype, per_tensor.numel()) == ((1,), torch.float32, 0)
+
+
 def test_networks_and_libraries_of_then_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.accuracy.scripts import attention_training, deepspeed_chat, kernels, lit_gpt_finetune
 
