@@ -11,20 +11,27 @@ from __future__ import annotations
 
 import math
 import os
-import runpy
 import sys
 from functools import partial
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.accuracy.scripts.megatron_lm import FOLDER, LAUNCHER, checkout, words
+from benchmarks.accuracy.scripts.megatron_lm import (
+    FOLDER,
+    LAUNCHER,
+    checkout,
+    figures,
+    stand_in,
+    stand_in_for_softmax,
+    start,
+)
 from torch import Tensor
 from torch.utils.data import Dataset
 
 WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}
-"""Up to torch 1.10 cuBLAS kept its own, outside of torch's allocator."""
+"""Up to torch 1.13 cuBLAS kept its own, outside of torch's allocator (pytorch/pytorch#95668)."""
 
 
 def measure(options: dict[str, Any]) -> dict[str, int]:
@@ -34,8 +41,7 @@ def measure(options: dict[str, Any]) -> dict[str, int]:
     _give_samples()
     _hear_first_tensor_rank()
     seen = _listen()
-    sys.argv = [str(program), *words(options)]
-    runpy.run_path(str(program), run_name="__main__")
+    start(program, options)
     return seen
 
 
@@ -45,24 +51,13 @@ def prepare() -> None:
         return
     sys.path.insert(0, os.environ[FOLDER])
     np.float = float  # type: ignore[attr-defined]
-    _module("torch._six", inf=float("inf"))
-    kernels: dict[str, Any] = {
-        "forward": lambda scores, *mask_and_scale: torch.empty_like(scores),
-        "backward": lambda gradients, probabilities, scale: gradients,
-    }
-    for name in ("scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda"):
-        _module(name, **kernels)
-    _module("fused_mix_prec_layer_norm_cuda", forward_affine=_normalised, backward_affine=_normalised_backward)
-    _module("amp_C", multi_tensor_l2norm=_norm, multi_tensor_scale=_scale)
-    _module("apex")
-    _module("apex.multi_tensor_apply", multi_tensor_applier=_apply)
-    _module("apex.optimizers", FusedAdam=partial(torch.optim.AdamW, fused=True), FusedSGD=torch.optim.SGD)
-
-
-def _module(name: str, **members: Any) -> None:
-    made = ModuleType(name)
-    vars(made).update(members)
-    sys.modules[name] = made
+    stand_in("torch._six", inf=float("inf"))
+    stand_in_for_softmax("scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda")
+    stand_in("fused_mix_prec_layer_norm_cuda", forward_affine=_normalised, backward_affine=_normalised_backward)
+    stand_in("amp_C", multi_tensor_l2norm=_norm, multi_tensor_scale=_scale)
+    stand_in("apex")
+    stand_in("apex.multi_tensor_apply", multi_tensor_applier=_apply)
+    stand_in("apex.optimizers", FusedAdam=partial(torch.optim.AdamW, fused=True), FusedSGD=torch.optim.SGD)
 
 
 def _normalised(values: Tensor, shape: Any, weight: Tensor, bias: Tensor, epsilon: float) -> tuple[Tensor, ...]:
@@ -129,13 +124,7 @@ def _listen() -> dict[str, int]:
 
     seen: dict[str, int] = {}
 
-    def report_memory(name: str) -> None:
-        statistics = torch.cuda.memory_stats()
-        seen["allocated_bytes"] = statistics["allocated_bytes.all.peak"]
-        seen["reserved_bytes"] = statistics["reserved_bytes.all.peak"]
-        seen["after_bytes"] = statistics["allocated_bytes.all.current"]
-
-    training.report_memory = report_memory
+    training.report_memory = lambda name: seen.update(figures())
     return seen
 
 

@@ -69,9 +69,14 @@ def run(program: Path, options: dict[str, Any], environment: dict[str, str], tim
     else:
         _choose_without_timing()
     logged = _listen()
-    sys.argv = [str(program), *words(options)]
-    runpy.run_path(str(program), run_name="__main__")
+    start(program, options)
     return logged
+
+
+def start(program: Path, options: dict[str, Any]) -> None:
+    """Run a program to its end, here, with options as on its command line."""
+    sys.argv = [str(program), *_words(options)]
+    runpy.run_path(str(program), run_name="__main__")
 
 
 def prepare() -> None:
@@ -89,7 +94,7 @@ def make_importable() -> None:
 
 
 def rehearse() -> None:
-    """What each job would do for the first time otherwise, once for all of them: half of what a small one takes."""
+    """What each job would do for the first time otherwise, once for all of them."""
     if FOLDER in os.environ:
         _read_help()
         _register_patterns()
@@ -110,7 +115,7 @@ def _read_help() -> None:
 def _read_compilers() -> None:
     """Inductor names what it keeps by all of Triton's and torch's files, which each job would read for itself.
 
-    Before IMPORTS, while which a card is made up: with Inductor imported then, a job that times kernels peaks higher.
+    Before IMPORTS, during which a card is made up: with Inductor imported then, one job with timed kernels is off.
     """
     from torch._inductor.codecache import torch_key
 
@@ -135,8 +140,7 @@ def _register_patterns() -> None:
         init_once_fakemode(register)()
 
 
-def words(options: dict[str, Any]) -> list[str]:
-    """A program's arguments."""
+def _words(options: dict[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in options.items():
         words += [f"--{name}"] if value is True else [f"--{name}", *str(value).split()]
@@ -170,14 +174,21 @@ def _listen() -> dict[str, int]:
     original = training.training_log
 
     def training_log(*args: Any, **kwargs: Any) -> Any:
-        statistics = torch.cuda.memory_stats()
-        seen["allocated_bytes"] = statistics["allocated_bytes.all.peak"]
-        seen["reserved_bytes"] = statistics["reserved_bytes.all.peak"]
-        seen["after_bytes"] = statistics["allocated_bytes.all.current"]
+        seen.update(figures())
         return original(*args, **kwargs)
 
     training.training_log = training_log
     return seen
+
+
+def figures() -> dict[str, int]:
+    """Bytes by torch's own counters: the most so far, and what is left now."""
+    statistics = torch.cuda.memory_stats()
+    return {
+        "allocated_bytes": statistics["allocated_bytes.all.peak"],
+        "reserved_bytes": statistics["reserved_bytes.all.peak"],
+        "after_bytes": statistics["allocated_bytes.all.current"],
+    }
 
 
 class _Samples(Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc, unused-ignore]
@@ -245,25 +256,34 @@ def _give_samples(program: Path, options: dict[str, Any]) -> None:
 
 
 def _stand_in_for_apex() -> None:
-    def module(name: str, **members: Any) -> None:
-        made = ModuleType(name)
-        made.__spec__ = ModuleSpec(name, None)
-        vars(made).update(members)
-        sys.modules[name] = made
-
-    kernels: dict[str, Any] = {
-        "forward": lambda scores, *mask_and_scale: torch.empty_like(scores),
-        "backward": lambda gradients, probabilities, scale: gradients,
-        "get_batch_per_block": lambda *sizes: 1,
-    }
-    for name in ("scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda", "scaled_softmax_cuda"):
-        module(name, **kernels)
+    stand_in_for_softmax(
+        "scaled_masked_softmax_cuda", "scaled_upper_triang_masked_softmax_cuda", "scaled_softmax_cuda"
+    )
     in_place = dict.fromkeys(("wgrad_gemm_accum_fp32", "wgrad_gemm_accum_fp16"), lambda *tensors: None)
-    module("fused_weight_gradient_mlp_cuda", **in_place)
+    stand_in("fused_weight_gradient_mlp_cuda", **in_place)
     for name in ("apex", "apex.contrib", "apex.contrib.layer_norm", "apex.normalization"):
-        module(name)
-    module("apex.contrib.layer_norm.layer_norm", FastLayerNormFN=_FastLayerNorm)
-    module("apex.normalization.fused_layer_norm", FusedLayerNormAffineFunction=_FusedLayerNorm)
+        stand_in(name)
+    stand_in("apex.contrib.layer_norm.layer_norm", FastLayerNormFN=_FastLayerNorm)
+    stand_in("apex.normalization.fused_layer_norm", FusedLayerNormAffineFunction=_FusedLayerNorm)
+
+
+def stand_in_for_softmax(*names: str) -> None:
+    """Modules with kernels of fused softmax: a result of the size of the scores, and a backward in place."""
+    for name in names:
+        stand_in(
+            name,
+            forward=lambda scores, *mask_and_scale: torch.empty_like(scores),
+            backward=lambda gradients, probabilities, scale: gradients,
+            get_batch_per_block=lambda *sizes: 1,
+        )
+
+
+def stand_in(name: str, **members: Any) -> None:
+    """A module of this name with these members, for whoever imports it."""
+    made = ModuleType(name)
+    made.__spec__ = ModuleSpec(name, None)
+    vars(made).update(members)
+    sys.modules[name] = made
 
 
 def _stand_in_for_routers_product() -> None:
