@@ -1,5 +1,6 @@
 """What the process that forks may import: nothing that touches the card."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from tonnage.ghost import preload
+from tonnage.ghost import preload, process
+from tonnage.ghost.wheel import Torch
+from tonnage.units import GIB
 
 ASKS = """
 import torch
 CAPABILITY = torch.cuda.get_device_capability()
+KEPT = torch.cuda.get_device_properties
 MAJOR = torch.cuda.get_device_properties(torch.cuda.current_device()).major
 """
 TOUCHES = """
@@ -34,12 +38,33 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_who_asks_for_the_card_is_told_of_an_ordinary_one() -> None:
-    before = torch.cuda.get_device_capability, torch.cuda._lazy_init
     assert preload.imported("preload_asks")
     assert sys.modules["preload_asks"].CAPABILITY == preload.CAPABILITY
     assert sys.modules["preload_asks"].MAJOR == preload.CAPABILITY[0]
-    assert (torch.cuda.get_device_capability, torch.cuda._lazy_init) == before
     assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize("name", ["preload_asks", "preload_breaks"])
+def test_what_keeps_a_function_that_was_told_asks_the_card_afterwards(name: str) -> None:
+    function = torch.cuda.get_device_properties
+    code = function.__code__, torch.cuda.current_device.__code__, torch.cuda._lazy_init.__code__
+    if preload.imported(name):
+        assert sys.modules[name].KEPT is function
+    assert (function.__code__, torch.cuda.current_device.__code__, torch.cuda._lazy_init.__code__) == code
+
+
+def test_torch_compile_learns_of_the_forks_own_card(torch_build: Torch) -> None:
+    """Its interface keeps torch.cuda's functions from the moment it is imported."""
+    print_card = (
+        "from tonnage.ghost import preload\n"
+        "assert preload.imported('torch._dynamo.device_interface')\n"
+        "from torch._dynamo.device_interface import get_interface_for_device\n"
+        "card = get_interface_for_device('cuda').get_device_properties(0)\n"
+        "print(card.multi_processor_count, card.total_memory)"
+    )
+    environment = process.environment(torch=torch_build, sms=132, total_bytes=80 * GIB)
+    answer = subprocess.run([sys.executable, "-c", print_card], env=environment, capture_output=True, text=True)
+    assert answer.stdout.split() == ["132", str(80 * GIB)], answer.stderr
 
 
 @pytest.mark.parametrize("name", ["preload_touches", "preload_breaks"])

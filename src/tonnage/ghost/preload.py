@@ -9,7 +9,7 @@ they ask later, in the fork, the fork's own card answers.  An import that wants 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
@@ -19,8 +19,12 @@ import torch
 CAPABILITY: Final = (8, 0)
 """What is said to whoever asks during an import: new enough for triton (7.0), none of the later cards' extras."""
 
+CARD: Final = SimpleNamespace(
+    name="", major=CAPABILITY[0], minor=CAPABILITY[1], gcnArchName="", multi_processor_count=1, total_memory=0
+)
 
-class _NeedsCard(BaseException):
+
+class NeedsCard(BaseException):
     """An import wants CUDA initialised.  Not an Exception, so that no library takes it for a missing feature."""
 
 
@@ -34,7 +38,7 @@ def imported(name: str) -> bool:
     try:
         with _card_is_told():
             importlib.import_module(name)
-    except (_NeedsCard, Exception):  # what is broken says so where it is used, in the fork
+    except (NeedsCard, Exception):  # what is broken says so where it is used, in the fork
         for added in set(sys.modules) - before:
             del sys.modules[added]
         return False
@@ -43,28 +47,44 @@ def imported(name: str) -> bool:
 
 @contextmanager
 def _card_is_told() -> Iterator[None]:
-    """Answer questions about the card without one; whatever would initialise CUDA raises _NeedsCard."""
-    major, minor = CAPABILITY
-    card = SimpleNamespace(name="", major=major, minor=minor, gcnArchName="", multi_processor_count=1, total_memory=0)
-    answers: dict[str, Any] = {
-        "get_device_capability": lambda device=None: CAPABILITY,
-        "get_device_properties": lambda device=None: card,
-        "current_device": lambda: 0,
+    """Answer questions about the card without one; whatever would initialise CUDA raises NeedsCard.
+
+    The functions are given other code and stay who they are: what is imported meanwhile may keep them (torch.compile
+    has a table of devices that does), and has the real ones afterwards.
+    """
+    answers: dict[str, Callable[..., Any]] = {
+        "get_device_properties": _properties,  # get_device_capability asks it
+        "current_device": _first,
         "_lazy_init": _refuse,
     }
-    kept = {name: getattr(torch.cuda, name) for name in answers}
-    for name, answer in answers.items():
-        setattr(torch.cuda, name, answer)
+    kept = {function: function.__code__ for function in (getattr(torch.cuda, name) for name in answers)}
+    for function, answer in zip(kept, answers.values(), strict=True):
+        function.__code__ = answer.__code__
     try:
         yield
     finally:
-        for name, original in kept.items():
-            setattr(torch.cuda, name, original)
+        for function, code in kept.items():
+            function.__code__ = code
         _forget_answers()
 
 
+# The code of these runs among torch.cuda's names, so that they import what they need.
+
+
+def _properties(device: Any = None) -> SimpleNamespace:
+    from tonnage.ghost.preload import CARD
+
+    return CARD
+
+
+def _first() -> int:
+    return 0
+
+
 def _refuse() -> None:
-    raise _NeedsCard
+    from tonnage.ghost.preload import NeedsCard
+
+    raise NeedsCard
 
 
 def _forget_answers() -> None:
