@@ -90,13 +90,13 @@ def make_importable() -> None:
     sys.path.insert(0, os.environ[FOLDER])
     _newer_typing()
     _stand_in_for_apex()
-    _read_compilers()
 
 
 def rehearse() -> None:
     """What each job would do for the first time otherwise, once for all of them."""
     if FOLDER in os.environ:
         _read_help()
+        _read_compilers()
         _register_patterns()
 
 
@@ -113,10 +113,7 @@ def _read_help() -> None:
 
 
 def _read_compilers() -> None:
-    """Inductor names what it keeps by all of Triton's and torch's files, which each job would read for itself.
-
-    Before IMPORTS, during which a card is made up: with Inductor imported then, one job with timed kernels is off.
-    """
+    """Inductor names what it keeps by all of Triton's and torch's files, which each job would read for itself."""
     from torch._inductor.codecache import torch_key
 
     torch_key()
