@@ -22,6 +22,7 @@ CAPABILITY: Final = (8, 0)
 CARD: Final = SimpleNamespace(
     name="", major=CAPABILITY[0], minor=CAPABILITY[1], gcnArchName="", multi_processor_count=1, total_memory=0
 )
+"""The rest of it: nothing that a library would choose a kernel for."""
 
 
 class NeedsCard(BaseException):
