@@ -6,6 +6,8 @@ import dataclasses
 import importlib
 import inspect
 import json
+import os
+import select
 import subprocess
 import sys
 import weakref
@@ -131,6 +133,60 @@ def test_peaks_that_were_predicted_unseen_are_met() -> None:
     for row, predicted in answers:
         for metric, gib in row.measured.items():
             assert predicted[metric] == pytest.approx(gib, rel=0.0015), row.name
+
+
+def test_slots_of_a_process_that_ends_early_serve_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.accuracy import runner
+    from benchmarks.accuracy.rows import load
+
+    of_one = [row for row in load() if row.script == "kernels"][:4]
+    of_other = [row for row in load() if row.script == "attention_training"][:3]
+    program = """if True:
+        import json, sys
+        for line in sys.stdin:
+            request = json.loads(line)
+            if request["script"] == "kernels" and request["number"] == 1:
+                break
+            print(json.dumps({"number": request["number"], "allocated_bytes": 1 << 30}), flush=True)
+    """
+
+    def start(given: object) -> subprocess.Popen[str]:
+        piped = subprocess.PIPE
+        return subprocess.Popen([sys.executable, "-c", program], stdin=piped, stdout=piped, text=True, bufsize=1)
+
+    monkeypatch.setattr(runner, "_start", start)
+    monkeypatch.setattr(runner.software, "given", lambda *names: None)
+    answers = [predicted for _, predicted in runner.predict([*of_one, *of_other], at_once=1)]
+    assert answers[0] == {"allocated": 1.0}
+    assert answers[1:4] == [{"error": "the ghost process ended early"}] * 3
+    assert answers[4:] == [{"allocated": 1.0}] * 3
+
+
+@pytest.mark.ghost
+def test_a_job_that_is_killed_is_answered_for_at_once() -> None:
+    """Before whoever asks says that there is nothing more, for which they wait until they have all answers."""
+    variables = process.forking()
+    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(ROOT / "src"), str(ROOT)])
+    program = """if True:
+        import os, sys, types
+        from benchmarks.accuracy import inside
+        script = types.ModuleType("killed")
+        script.measure = lambda: os.kill(os.getpid(), 9)
+        sys.modules["benchmarks.accuracy.scripts.killed"] = script
+        inside.serve()
+    """
+    request = {"number": 5, "script": "killed", "arguments": {}, "ranks": 1, "rank": 0}
+    settings = parse_cluster("t4").device.ghost_settings()
+    piped = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=variables, stdin=piped, stdout=piped, text=True
+    ) as asked:
+        assert asked.stdin is not None
+        assert asked.stdout is not None
+        asked.stdin.write(json.dumps(request | {"settings": settings}) + "\n")
+        asked.stdin.flush()
+        assert select.select([asked.stdout], [], [], 120)[0], "no answer"
+        assert json.loads(asked.stdout.readline()) == {"number": 5, "error": "the process died (status 9)"}
 
 
 def test_another_rank_is_another_job() -> None:

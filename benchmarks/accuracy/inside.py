@@ -2,40 +2,49 @@
 
 Started by `benchmarks.accuracy.runner` in a ghost's environment.  A request is a JSON line: its number, the script,
 its arguments and the card's settings; the answer, also a line, the number and what the script returned or its error.
-As many children run at a time as the first argument says.
+Whoever asks says with each request that one more child may run.
 """
 
 import functools
+import gc
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any
 
 import torch
-from tonnage_inside import shortcuts, values
+from tonnage_inside import native, shortcuts, values
 
 from tonnage.ghost import card, preload
 
 
-def serve(most: int) -> None:
+def serve() -> None:
     """Answer until standard input ends."""
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever libraries print must not mix with the answers
     running: dict[int, int] = {}
+    ghost = native.load()
+    if ghost is not None:
+        ghost.back_python()
+    signal.signal(signal.SIGCHLD, lambda *of_signal: _answer_for_dead(running, answers, os.WNOHANG))
     for line in sys.stdin:
         request = json.loads(line)
         _import_libraries(request["script"])
-        if len(running) >= most:
-            _await_one(running, answers)
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))  # until it is known whose end it is
         child = os.fork()
         if child == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))
             _say(answers, request["number"], _answer(request))
             os._exit(0)
         running[child] = request["number"]
-    while running:
-        _await_one(running, answers)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGCHLD,))
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _answer_for_dead(running, answers, 0)
 
 
 @functools.cache
@@ -46,14 +55,19 @@ def _import_libraries(name: str) -> None:
     for library in getattr(script, "IMPORTS", ()):
         preload.imported(library)
     getattr(script, "rehearse", lambda: None)()
+    gc.collect()
+    gc.freeze()  # what was imported stays; a child that looked through it for garbage would also copy its pages
 
 
-def _await_one(running: dict[int, int], answers: int) -> None:
-    """Until one child has ended; answers for it if it could not."""
-    child, status = os.wait()
-    number = running.pop(child)
-    if status:
-        _say(answers, number, {"error": f"the process died (status {status})"})
+def _answer_for_dead(running: dict[int, int], answers: int, how: int) -> None:
+    """Answers for children that ended and could not; `how` is that of waitpid."""
+    for child in list(running):
+        with suppress(ChildProcessError):  # it ended while this was being done, and was answered for
+            ended, status = os.waitpid(child, how)
+            if ended and status:
+                _say(answers, running[child], {"error": f"the process died (status {status})"})
+            if ended:
+                del running[child]
 
 
 def _say(answers: int, number: int, answer: dict[str, Any]) -> None:
@@ -82,4 +96,4 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve()

@@ -1,4 +1,4 @@
-"""Takes the steps of rows on ghost cards, each job once."""
+"""Takes the steps of rows on ghost cards, each job once, as many at a time as there are slots."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from benchmarks.accuracy import software
@@ -18,11 +19,8 @@ from benchmarks.accuracy.software import Given
 
 from tonnage.device import Device, parse_cluster
 from tonnage.errors import TonnageError
-from tonnage.ghost.process import environment
+from tonnage.ghost.process import forking
 from tonnage.units import GIB
-
-FEW = 40
-"""Jobs of a script for which its process takes about as long to begin as to answer: such run side by side."""
 
 Progress = Callable[[str], None]
 Predicted = dict[str, Any]
@@ -43,56 +41,92 @@ def predict(
     alike: dict[tuple[str, tuple[str, ...]], list[Row]] = defaultdict(list)
     for row in jobs.values():
         alike[row.script, row.software].append(row)
-    few = [chosen for chosen in alike.values() if len(chosen) < FEW]
-    many = [chosen for chosen in alike.values() if len(chosen) >= FEW]
     most = at_once or len(os.sched_getaffinity(0))
+    slots = threading.Semaphore(most)
     answers: dict[str, Predicted] = {}
 
-    def take(chosen: Sequence[Row], jobs_at_once: int) -> None:
+    def take(chosen: Sequence[Row]) -> None:
         try:
             given = software.given(chosen[0].software, torch)
         except TonnageError as error:
             answers.update((row.job, {"error": str(error)}) for row in chosen)
         else:
-            answers.update((row.job, answer) for row, answer in _of_process(chosen, progress, jobs_at_once, given))
+            answers.update((row.job, answer) for row, answer in _of_process(chosen, progress, slots, given))
 
-    with ThreadPoolExecutor(most) as side_by_side:
-        list(side_by_side.map(lambda chosen: take(chosen, 1), few))
-    for chosen in many:
-        take(chosen, most)
+    with ThreadPoolExecutor(most + 1) as side_by_side:  # one more, so that no slot is free while a process begins
+        list(side_by_side.map(take, sorted(alike.values(), key=len, reverse=True)))
     ended: Predicted = {"error": "the ghost process ended early"}
     return [(row, answers.get(row.job, ended)) for row in rows]
 
 
 def _of_process(
-    chosen: Sequence[Row], progress: Progress, at_once: int, given: Given
+    chosen: Sequence[Row], progress: Progress, slots: threading.Semaphore, given: Given
 ) -> Iterator[tuple[Row, Predicted]]:
     """Rows of one script and software with their predictions, as they come: scripts import libraries differently."""
-    process = _start(at_once, given)
+    lent = _Lent(slots)
+    lent.take(0)
+    process = _start(given)
     assert process.stdin is not None
     assert process.stdout is not None
-    sender = threading.Thread(target=_send, args=(process.stdin, chosen), daemon=True)
+    sender = threading.Thread(target=_send, args=(process.stdin, chosen, lent), daemon=True)
     sender.start()
     for done, line in enumerate(process.stdout, start=1):
         answer = json.loads(line)
-        row = chosen[answer.pop("number")]
+        number = answer.pop("number")
+        lent.give_back(number)
+        row = chosen[number]
         progress(f"{row.script} {done} of {len(chosen)}: {row.source}: {row.name}")
         yield row, _in_gib(answer, parse_cluster(row.gpu).device)
+    lent.end()
     process.wait()
 
 
-def _start(at_once: int, given: Given) -> subprocess.Popen[str]:
-    variables = environment(torch=given.torch) | dict(given.variables)
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        variables.pop(name, None)
+class _Lent:
+    """The slots that one process's requests hold: of all processes' as many are under way as there are slots."""
+
+    def __init__(self, slots: threading.Semaphore) -> None:
+        self._slots = slots
+        self._lock = threading.Lock()
+        self._held: set[int] = set()
+        self._ended = False
+        self.begun = threading.Event()
+        """Set by the first answer: until then a process imports, and one request is enough."""
+
+    def take(self, number: int) -> bool:
+        """Wait for a slot for this request; False if the process has ended meanwhile."""
+        self._slots.acquire()
+        with self._lock:
+            if not self._ended:
+                self._held.add(number)
+                return True
+        self._slots.release()
+        return False
+
+    def give_back(self, number: int) -> None:
+        self.begun.set()
+        with self._lock:
+            if number in self._held:
+                self._held.remove(number)
+                self._slots.release()
+
+    def end(self) -> None:
+        """The process is no more, with or without answers."""
+        with self._lock:
+            self._ended = True
+        for number in list(self._held):
+            self.give_back(number)
+        self.begun.set()
+
+
+def _start(given: Given) -> subprocess.Popen[str]:
+    variables = forking(given.torch) | dict(given.variables)
     paths = [*given.paths, variables["PYTHONPATH"], str(ROOT / "src"), str(ROOT)]
     variables["PYTHONPATH"] = os.pathsep.join(paths)
     variables["TORCHINDUCTOR_COMPILE_THREADS"] = (
         "1"  # each job would start a pool of compilers for a handful of kernels
     )
-    variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # else asking for CUDA during an import makes forks useless
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.accuracy.inside", str(at_once)],
+        [sys.executable, "-m", "benchmarks.accuracy.inside"],
         env=variables,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -101,10 +135,14 @@ def _start(at_once: int, given: Given) -> subprocess.Popen[str]:
     )
 
 
-def _send(pipe: Any, rows: Sequence[Row]) -> None:
-    """All requests, then the end; a thread of its own, because answers come meanwhile."""
-    with pipe:
+def _send(pipe: Any, rows: Sequence[Row], lent: _Lent) -> None:
+    """Each request when it has a slot, as the first has; a thread of its own, because answers come meanwhile."""
+    with suppress(BrokenPipeError), pipe:
         for number, row in enumerate(rows):
+            if number > 0:
+                lent.begun.wait()
+                if not lent.take(number):
+                    return
             request = {"number": number, "settings": parse_cluster(row.gpu).device.ghost_settings()}
             asked = {name: getattr(row, name) for name in ("script", "arguments", "ranks", "rank")}
             pipe.write(json.dumps(request | asked) + "\n")

@@ -24,7 +24,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from benchmarks.accuracy.scripts import equal_shares
+from benchmarks.accuracy.scripts import compilers, equal_shares
+from torch._functorch import config as functorch_config
 from torch.utils.data import Dataset
 
 IMPORTS = ("megatron.training", "megatron.core.tokenizers.text")
@@ -68,6 +69,7 @@ def run(program: Path, options: dict[str, Any], environment: dict[str, str], tim
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     else:
         _choose_without_timing()
+        functorch_config.force_non_lazy_backward_lowering = True  # else what is not run backward is not kept
     logged = _listen()
     start(program, options)
     return logged
@@ -96,7 +98,7 @@ def rehearse() -> None:
     """What each job would do for the first time otherwise, once for all of them."""
     if FOLDER in os.environ:
         _read_help()
-        _read_compilers()
+        compilers.read()
         _register_patterns()
 
 
@@ -110,17 +112,6 @@ def _read_help() -> None:
     of_class = functools.cache(functools.partial(group._get_field_docstrings, object.__new__(group)))
     group._get_field_docstrings = lambda self, config: of_class(config)
     arguments.add_megatron_arguments(argparse.ArgumentParser())
-
-
-def _read_compilers() -> None:
-    """Inductor names what it keeps by all of Triton's and torch's files, which each job would read for itself."""
-    from torch._inductor.codecache import torch_key
-
-    torch_key()
-    if find_spec("triton") is not None:
-        from triton.runtime.cache import triton_key
-
-        triton_key()
 
 
 def _register_patterns() -> None:

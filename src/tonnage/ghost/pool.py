@@ -17,7 +17,7 @@ from tonnage.catalog import ghost_settings
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, TonnageError, TrialFailed, UsageError
 from tonnage.garbage import uncollected
-from tonnage.ghost.process import NO_CACHING, any_libraries, environment
+from tonnage.ghost.process import any_libraries, forking
 from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Progress, find
 from tonnage.job import Job
@@ -28,8 +28,8 @@ from tonnage.trace import Trace
 _PROGRAM: Final = ("-P", "-m", "tonnage.ghost.worker")
 """What the ghost process runs; files of the folder it is started in stand in for no library."""
 
-_FEW_FAULTS: Final = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"
-"""The C library takes memory in huge pages: a fork would else spend a tenth of its time on thousands of faults."""
+_PACKAGE: Final = Path(__file__).parents[2]
+"""The folder that tonnage is imported from."""
 
 _BY_EXIT_CODE: Mapping[int, type[TonnageError]] = {2: UsageError, 3: CannotEstimate, 5: TrialFailed}
 
@@ -71,9 +71,11 @@ class Worker:
         self.trace_file = self._folder / "trace"
         """Where the Trace of the last job was written; the next one replaces it."""
         self._errors = (self._folder / "stderr").open("w+")
+        variables = forking(torch) | {"TMPDIR": str(self._folder)}
+        variables["PYTHONPATH"] = f"{variables['PYTHONPATH']}:{_PACKAGE}"
         self._process = subprocess.Popen(
             [sys.executable, *_PROGRAM],
-            env=self._environment(torch) | {"TMPDIR": str(self._folder)},
+            env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -85,20 +87,6 @@ class Worker:
         if wait:
             with self._abandoned_on_error():
                 self._wait_until_ready()
-
-    @staticmethod
-    def _environment(torch: Any) -> dict[str, str]:
-        variables = environment(torch=torch)
-        for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", NO_CACHING):
-            variables.pop(name, None)  # each job says which allocator it wants
-        package = str(Path(__file__).parents[2])
-        variables["PYTHONPATH"] = f"{variables['PYTHONPATH']}:{package}"
-        variables.pop("PYTHONOPTIMIZE", None)  # transformers cannot be imported without its docstrings
-        # Else torch.cuda.is_available(), which transformers 5.0 asks while it is imported, makes forks useless.
-        variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        variables["OMP_NUM_THREADS"] = "1"  # several would wait for one another, busily, to cast a few adapters
-        variables["GLIBC_TUNABLES"] = ":".join(filter(None, (_FEW_FAULTS, variables.get("GLIBC_TUNABLES"))))
-        return variables
 
     def run(
         self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3, repeated: int = 0

@@ -28,6 +28,9 @@ NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 _SEARCHED = ("CUDNN_HOME", "NVRTC_HOME", "CURAND_HOME")
 """Where Transformer Engine looks for libraries whose file names it has without their versions."""
 
+_FEW_FAULTS = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864"
+"""The C library takes memory in huge pages: a fork would else spend a tenth of its time on thousands of faults."""
+
 _BUILT = Path(__file__).parent / "lib"
 
 
@@ -90,6 +93,19 @@ def environment(
         variables["TONNAGE_OUT"] = str(watch_into)
         variables["TONNAGE_STEPS"] = str(steps)
         variables["TONNAGE_SOURCE"] = "ghost"
+    return variables
+
+
+def forking(torch: Torch | None = None) -> dict[str, str]:
+    """Variables for a child that imports libraries once and forks for each job.  Raises GhostUnavailable."""
+    variables = environment(torch=torch)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", NO_CACHING):
+        variables.pop(name, None)  # each job says which allocator it wants
+    variables.pop("PYTHONOPTIMIZE", None)  # transformers cannot be imported without its docstrings
+    # Else torch.cuda.is_available(), which transformers 5.0 asks while it is imported, makes forks useless.
+    variables["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    variables["OMP_NUM_THREADS"] = "1"  # several would wait for one another, busily, to cast a few adapters
+    variables["GLIBC_TUNABLES"] = ":".join(filter(None, (_FEW_FAULTS, variables.get("GLIBC_TUNABLES"))))
     return variables
 
 
