@@ -52,7 +52,7 @@ def _import_libraries(name: str) -> None:
     """What the jobs of a script share: its `prepare`, its IMPORTS, and its `rehearse`, if it has them."""
     script = importlib.import_module(f"benchmarks.accuracy.scripts.{name}")
     getattr(script, "prepare", lambda: None)()
-    for library in getattr(script, "IMPORTS", ()):
+    for library in ("torch._dynamo", *getattr(script, "IMPORTS", ())):  # which each optimizer asks for
         preload.imported(library)
     getattr(script, "rehearse", lambda: None)()
     gc.collect()

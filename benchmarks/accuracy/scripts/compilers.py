@@ -1,12 +1,25 @@
-"""What Inductor and Triton would read in each job, once for all of them."""
+"""What Inductor and Triton would read and import in each job, once for all of them."""
 
 from importlib.util import find_spec
+
+IMPORTS = (
+    "torch._dynamo.backends.inductor",
+    "torch._subclasses.schema_check_mode",
+    "torch.export._trace",
+    "torch.fx.experimental.validator",
+    "torch.profiler._cupti_monitor",
+    "triton.tools.tensor_descriptor",
+)
 
 
 def read() -> None:
     """They name what they keep by all files of their own and of torch's."""
+    from torch._dynamo.backends.registry import list_backends
     from torch._inductor.codecache import torch_key
+    from torch._inductor.codegen.common import init_backend_registration
 
+    list_backends()
+    init_backend_registration()
     torch_key()
     if find_spec("triton") is not None:
         from triton.runtime.cache import triton_key

@@ -21,7 +21,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.distributed.fsdp.wrap import _or_policy, lambda_auto_wrap_policy, transformer_auto_wrap_policy
 from torch.nn import functional
 
-IMPORTS = ("transformers.models.llama.modeling_llama", "peft", "bitsandbytes.nn")
+IMPORTS = ("transformers.models.llama.modeling_llama", "peft", "peft.tuners.lora.bnb", "bitsandbytes.nn")
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "up_proj", "down_proj", "gate_proj"]
 

@@ -23,6 +23,7 @@ IMPORTS = (
     "transformers.models.llama.modeling_llama",
     "liger_kernel.transformers",
     "triton.experimental.gluon.nvidia.hopper",
+    *compilers.IMPORTS,
 )
 CALLS: Final = 10
 Setting = dict[str, Any]

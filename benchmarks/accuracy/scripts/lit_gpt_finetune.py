@@ -14,17 +14,21 @@ from typing import Any
 
 import torch
 
+IMPORTS = ("lit_gpt", "lit_gpt.lora", "lit_gpt.utils", "litgpt", "litgpt.lora", "litgpt.utils")
 SHORT_TOKENS = 110  # the median of Alpaca
+
+
+def prepare() -> None:
+    """Make the networks importable, once for all jobs."""
+    sys.path[:0] = [os.environ[name] for name in ("LIT_GPT", "LITGPT") if name in os.environ]
 
 
 def measure(
     package: str, model: str, micro_batch: int, seq_len: int, lora: dict[str, Any] | None, accumulate: int
 ) -> dict[str, int]:
     """Bytes at the peak; `package` is lit_gpt or litgpt, `lora` what its configuration is told of adapters."""
-    folder = os.environ.get(package.upper())
-    if folder is None:
+    if package.upper() not in os.environ:
         raise RuntimeError(f"{package.upper()} does not name a folder with its networks")
-    sys.path.insert(0, folder)
     module = importlib.import_module(f"{package}.lora" if lora else package)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):

@@ -30,6 +30,8 @@ from benchmarks.accuracy.scripts.megatron_lm import (
 from torch import Tensor
 from torch.utils.data import Dataset
 
+IMPORTS = ("megatron.training", "megatron.model")
+
 WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":0:0"}
 """Up to torch 1.13 cuBLAS kept its own, outside of torch's allocator (pytorch/pytorch#95668)."""
 

@@ -28,7 +28,19 @@ from benchmarks.accuracy.scripts import compilers, equal_shares
 from torch._functorch import config as functorch_config
 from torch.utils.data import Dataset
 
-IMPORTS = ("megatron.training", "megatron.core.tokenizers.text")
+IMPORTS = (
+    "megatron.training",
+    "megatron.training.datasets.fim_dataset",
+    "megatron.training.datasets.sft_dataset",
+    "megatron.training.yaml_arguments",
+    "megatron.core.datasets.bert_dataset",
+    "megatron.core.datasets.t5_dataset",
+    "megatron.core.models.mimo",
+    "megatron.core.tokenizers.text",
+    "gpt_builders",
+    "model_provider",
+    *compilers.IMPORTS,
+)
 
 FOLDER = "MEGATRON_LM"
 """The variable that names the checkout."""
@@ -183,14 +195,14 @@ class _Samples(Dataset[dict[str, torch.Tensor]]):  # type: ignore[misc, unused-i
     """Made-up samples with the names, shapes and dtypes of Megatron-LM's data sets."""
 
     def __init__(self, program: Path, options: dict[str, Any]) -> None:
-        self.of = {"pretrain_t5": _of_t5, "pretrain_bert": _of_bert}.get(program.stem, _of_gpt)
-        self.options = options
+        of = {"pretrain_t5": _of_t5, "pretrain_bert": _of_bert}.get(program.stem, _of_gpt)
+        self.sample = of(options)
 
     def __len__(self) -> int:
         return 1 << 20
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return self.of(self.options)
+        return self.sample
 
 
 def _of_gpt(options: dict[str, Any]) -> dict[str, torch.Tensor]:

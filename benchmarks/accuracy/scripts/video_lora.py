@@ -13,7 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-IMPORTS = ("accelerate", "peft.tuners.lora", "transformers.models.t5.modeling_t5")
+IMPORTS = (
+    "accelerate",
+    "bitsandbytes",
+    "diffusers.models.autoencoders.autoencoder_kl_cogvideox",
+    "diffusers.models.transformers.cogvideox_transformer_3d",
+    "diffusers.schedulers.scheduling_dpm_cogvideox",
+    "diffusers.training_utils",
+    "peft.tuners.lora",
+    "transformers.models.t5.modeling_t5",
+)
 
 FRAMES, CHANNELS, ROWS, COLUMNS, WORDS = 13, 16, 60, 90, 226  # of the latents, and of the prompt
 HEAD = 64
