@@ -30,6 +30,7 @@ def serve() -> None:
     ghost = native.load()
     if ghost is not None:
         ghost.back_python()
+    values.leave_alone(torch)
     signal.signal(signal.SIGCHLD, lambda *of_signal: _answer_for_dead(running, answers, os.WNOHANG))
     for line in sys.stdin:
         request = json.loads(line)

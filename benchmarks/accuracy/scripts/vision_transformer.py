@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
-from benchmarks.accuracy.scripts import older_adam
+from benchmarks.accuracy.scripts import older_adam, pace
 from torch import Tensor, nn
 from torch.distributed import fsdp
 from torch.nn import functional
@@ -110,6 +110,8 @@ def measure(
             scaler.update()
             if accumulate > 1:
                 stepper.zero_grad()
+        if strategy is not None:
+            pace.end_step()
     network.eval()
     with torch.no_grad():
         for _ in range(2):

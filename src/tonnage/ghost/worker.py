@@ -58,6 +58,7 @@ def serve() -> None:
     ghost = native.load()
     if ghost is not None:
         ghost.back_python()
+    values.leave_alone(torch)
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         request = json.loads(line)

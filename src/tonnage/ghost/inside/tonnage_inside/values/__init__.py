@@ -11,6 +11,7 @@ import functools
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from ..imports import after_import
 from . import (
@@ -69,10 +70,17 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
 """What is done when a module is imported."""
 
 
+@functools.cache
+def leave_alone(torch: Any) -> None:
+    """Have Dynamo leave this package's code alone: once, and for all forks, since the marks are on the code."""
+    of_package = f"{__name__}."
+    looking = [module for name, module in sys.modules.items() if name.startswith(of_package)]
+    compiled.leave_alone(torch, [*looking, sys.modules[f"{__package__.rpartition('.')[0]}.native"]])
+
+
 def install(policy: Policy) -> None:
     """Patch torch now, and other libraries when they are imported."""
-    looking = [module for name, module in sys.modules.items() if name.startswith(f"{__name__}.")]
-    compiled.leave_alone(policy.torch, [*looking, sys.modules[f"{__package__.rpartition('.')[0]}.native"]])
+    leave_alone(policy.torch)
     for part in _OF_TORCH:
         part.patch(policy)
     scripted.keep(policy.torch)
