@@ -90,7 +90,7 @@ def plan(
 ) -> "Solution":
     """The fastest plan that fits, as `tonnage plan` says it: `tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB")`.
 
-    `options` are the fields of Job and Plan; those that are not their defaults are not chosen.  `host_memory` is what
+    `options` are the fields of Job and Plan; those that are named are kept, the others are chosen.  `host_memory` is what
     a machine has beside its GPUs, if that is to be a limit.  The method may be
     `any`, or several with commas between them, which are compared.  Raises UsageError, CannotEstimate and their
     kinds; that nothing fits is an answer (`Solution.status`).
@@ -110,6 +110,7 @@ def plan(
         job=job,
         plan=said,
         cluster=cluster_asked(find, cards, said),
+        stated=tuple(options),
         methods=methods,
         only=only,
         without=without,

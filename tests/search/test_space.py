@@ -7,7 +7,7 @@ from hypothesis import strategies as some
 from solutions import question
 from tonnage.axes import axes
 from tonnage.errors import UsageError
-from tonnage.search.space import OFFLOADS, candidates, free_wins
+from tonnage.search.space import OFFLOADS, candidates, check_precision, free_wins
 from tonnage.units import GIB
 
 
@@ -44,6 +44,24 @@ def test_what_costs_nothing_is_chosen():
     assert free_wins(question(without=("loss",))).loss == "plain"
     assert free_wins(question(optimizer="adamw-loop")).optimizer == "adamw-loop"
     assert free_wins(question(gpu="t4")).precision == "fp16-mixed"
+
+
+def test_what_is_named_is_kept_though_it_is_the_default():
+    named = question(gpu="8xh100-80gb", stated=("tp", "checkpointing", "loss", "optimizer"))
+    plans = [one.plan for one in candidates(named)]
+    assert {plan.tp for plan in plans} == {1} != {one.plan.tp for one in candidates(question(gpu="8xh100-80gb"))}
+    assert {plan.checkpointing for plan in plans} == {"none"}
+    assert {(plan.loss, plan.optimizer) for plan in plans} == {("plain", "adamw")}
+    assert not list(candidates(question(gpu="8xh100-80gb", stated=("shard", "tp", "pp", "cp"))))
+
+
+def test_bf16_of_a_card_that_has_none_is_refused_where_it_is_asked_for():
+    check_precision(question(gpu="t4"))
+    check_precision(question(gpu="t4", precision="fp16-mixed"))
+    check_precision(question(gpu="a100-40gb", precision="bf16-true"))
+    for asked in ({"precision": "bf16-true"}, {"stated": ("precision",)}):
+        with pytest.raises(UsageError, match=r"t4 does not compute in bf16.* 7\.5"):
+            check_precision(question(gpu="t4", **asked))
 
 
 def test_what_is_said_of_the_layout_says_how_many_ranks_have_copies():

@@ -141,6 +141,7 @@ def plan(
         job=job,
         plan=given,
         cluster=cluster,
+        stated=tuple(said),
         methods=methods,
         **limits,
         host_memory_bytes=_of_this_machine() if here and host_memory is None else host_memory,

@@ -18,7 +18,7 @@ from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.nearest import smallest
 from tonnage.search.pricing import bounded
 from tonnage.search.solve import Progress, search
-from tonnage.search.space import Question
+from tonnage.search.space import Question, check_precision
 from tonnage.solution import Solution
 from tonnage.units import counted
 
@@ -70,6 +70,8 @@ def backwards(
     """
     if find not in FINDS:
         raise UsageError(f"Unknown find {find!r}; possible: {', '.join(FINDS)}.")
+    if find != _MIN_GPU:
+        check_precision(question)
     with Ghosts(progress, torch=torch_version) as ghosts:
 
         def possible(asked: Question) -> bool:

@@ -15,7 +15,7 @@ from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import nearest, refusal, smallest
 from tonnage.search.pricing import fastest_first
 from tonnage.search.reasons import looks, path, reasons
-from tonnage.search.space import Question, candidates
+from tonnage.search.space import Question, candidates, check_precision
 from tonnage.search.trade import frontier
 from tonnage.search.unpriced import unknown_because
 from tonnage.solution import Point, Refused, Solution, Stage
@@ -38,6 +38,7 @@ def solve(
     of memory and speed.  Raises UsageError for a contradictory question, CannotEstimate where nothing can be run,
     GhostUnavailable.
     """
+    check_precision(question)
     with Ghosts(progress, torch=torch_version) as ghosts:
         return search(question, ghosts, top=top, pareto=pareto, explain=explain, progress=progress)
 

@@ -60,6 +60,9 @@ FAMILIES: Final = (*FREE, *ORDER, *AXES, "pp_schedule", "precision", "micro_batc
 _OPTIONS: Final = {spelled(item.name): option for kind in (Job, Plan) for item, option in options(kind)}
 """What is known of every option, by its name on the command line."""
 
+BF16_CAPABILITY: Final = (8, 0)
+"""From which compute capability on cards multiply in bf16 (Ampere)."""
+
 MOST_SEQUENCES: Final = 64
 """Of a micro-batch: beyond, no operation gets faster."""
 
@@ -82,9 +85,11 @@ class Question:
     job: Job
     """As the user gave it; micro-batch and accumulation say the global batch unless `global_batch_tokens` does."""
     plan: Plan
-    """What the user said; every option with its default value is open."""
+    """What the user said; every option with its default value is open, unless it is among `stated`."""
     cluster: Cluster
     """The GPUs."""
+    stated: tuple[str, ...] = ()
+    """Options of Plan that the user named, whatever their value: they are kept."""
     methods: tuple[str, ...] = ()
     """Methods to compare; empty: the job's."""
     only: tuple[str, ...] = ()
@@ -144,8 +149,8 @@ class Question:
         return one.on_ranks(1).grad_accum
 
     def said(self, name: str) -> bool:
-        """Whether the user gave an option of Plan a value other than its default."""
-        return hasattr(Plan, name) and bool(getattr(self.plan, name) != getattr(Plan, name))
+        """Whether the user named an option of Plan, or gave it a value other than its default."""
+        return hasattr(Plan, name) and bool(name in self.stated or getattr(self.plan, name) != getattr(Plan, name))
 
     def is_open(self, name: str) -> bool:
         """Whether an option may be chosen."""
@@ -278,6 +283,8 @@ def _plans(question: Question, job: Job, offload: bool, files: bool) -> Iterator
     plain = free_wins(question)
     values = {**_of_layout(question, job), **_of_order(question, offload, files), **_of_changes(question)}
     said = {name: getattr(plain, name) for name in AXES}
+    if question.said("shard") and plain.shard == "none":
+        said["shard"] = plain.shard  # copies that nothing keeps alike are no training of one network
     for chosen in itertools.product(*values.values()):
         changes = dict(zip(values, chosen, strict=True))
         used = {changes.get(name, "none") for name in OFFLOADS}
@@ -366,6 +373,17 @@ def _micro_batches(question: Question, most: int) -> Sequence[int]:
     return range(1, min(most, MOST_SEQUENCES) + 1)
 
 
+def check_precision(question: Question) -> None:
+    """Raise UsageError where the user wants bf16 of a card that does not compute in it: torch would, far slower."""
+    device = question.cluster.device
+    wants = question.said("precision") and question.plan.precision.startswith("bf16")
+    if wants and device.capability < BF16_CAPABILITY:
+        raise UsageError(
+            f"{device.id} does not compute in bf16: its compute capability is {device.capability[0]}."
+            f"{device.capability[1]}, and 8.0 is the first that does; choose --precision fp16-mixed, or leave it out."
+        )
+
+
 def default_precision(cluster: Cluster) -> str:
     """What the card computes in: bf16 from compute capability 8.0 on, before it fp16, with a scaled loss."""
-    return "bf16-mixed" if cluster.device.capability >= (8, 0) else "fp16-mixed"
+    return "bf16-mixed" if cluster.device.capability >= BF16_CAPABILITY else "fp16-mixed"
