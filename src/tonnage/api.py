@@ -90,10 +90,10 @@ def plan(
 ) -> "Solution":
     """The fastest plan that fits, as `tonnage plan` says it: `tonnage.plan("llama-3.1-8b", gpu="8xA100-80GB")`.
 
-    `options` are the fields of Job and Plan; those that are named are kept, the others are chosen.  `host_memory` is what
-    a machine has beside its GPUs, if that is to be a limit.  The method may be
-    `any`, or several with commas between them, which are compared.  Raises UsageError, CannotEstimate and their
-    kinds; that nothing fits is an answer (`Solution.status`).
+    `options` are the fields of Job and Plan; those that are named are kept, the others are chosen.  `host_memory` is
+    what a machine has beside its GPUs, if that is to be a limit.  The method may be `any`, or several with commas
+    between them, which are compared.  Raises UsageError, CannotEstimate and their kinds; that nothing fits is an
+    answer (`Solution.status`).
     """
     from tonnage.job import check_adapters
     from tonnage.search.backwards import card_asked, cluster_asked
