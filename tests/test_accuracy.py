@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from tonnage.device import parse_cluster
+from tonnage.errors import GhostUnavailable
 from tonnage.ghost import process, wheel
 
 ROOT = Path(__file__).parents[1]
@@ -160,6 +161,20 @@ def test_slots_of_a_process_that_ends_early_serve_others(monkeypatch: pytest.Mon
     assert answers[0] == {"allocated": 1.0}
     assert answers[1:4] == [{"error": "the ghost process ended early"}] * 3
     assert answers[4:] == [{"allocated": 1.0}] * 3
+
+
+def test_a_process_that_cannot_begin_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.accuracy import runner
+    from benchmarks.accuracy.rows import load
+
+    def start(given: object) -> subprocess.Popen[str]:
+        raise GhostUnavailable("no libraries")
+
+    monkeypatch.setattr(runner, "_start", start)
+    monkeypatch.setattr(runner.software, "given", lambda *names: None)
+    rows = [next(row for row in load() if row.script == script) for script in ("kernels", "attention_training")]
+    with pytest.raises(GhostUnavailable, match="no libraries"):
+        runner.predict(rows, at_once=1)
 
 
 @pytest.mark.ghost

@@ -65,20 +65,21 @@ def _of_process(
     """Rows of one script and software with their predictions, as they come: scripts import libraries differently."""
     lent = _Lent(slots)
     lent.take(0)
-    process = _start(given)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    sender = threading.Thread(target=_send, args=(process.stdin, chosen, lent), daemon=True)
-    sender.start()
-    for done, line in enumerate(process.stdout, start=1):
-        answer = json.loads(line)
-        number = answer.pop("number")
-        lent.give_back(number)
-        row = chosen[number]
-        progress(f"{row.script} {done} of {len(chosen)}: {row.source}: {row.name}")
-        yield row, _in_gib(answer, parse_cluster(row.gpu).device)
-    lent.end()
-    process.wait()
+    try:
+        process = _start(given)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        threading.Thread(target=_send, args=(process.stdin, chosen, lent), daemon=True).start()
+        for done, line in enumerate(process.stdout, start=1):
+            answer = json.loads(line)
+            number = answer.pop("number")
+            lent.give_back(number)
+            row = chosen[number]
+            progress(f"{row.script} {done} of {len(chosen)}: {row.source}: {row.name}")
+            yield row, _in_gib(answer, parse_cluster(row.gpu).device)
+        process.wait()
+    finally:  # also where it could not begin: others wait for its slots
+        lent.end()
 
 
 class _Lent:
@@ -110,7 +111,7 @@ class _Lent:
                 self._slots.release()
 
     def end(self) -> None:
-        """The process is no more, with or without answers."""
+        """Nothing more will be answered."""
         with self._lock:
             self._ended = True
         for number in list(self._held):

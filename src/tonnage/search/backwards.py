@@ -77,6 +77,7 @@ def backwards(
         def possible(asked: Question) -> bool:
             """Whether any plan fits: the smallest ones are asked, the fastest one is found at the end."""
             try:
+                check_precision(asked)
                 small = smallest(asked)
             except (UsageError, CannotEstimate):
                 return False
