@@ -428,6 +428,48 @@ def test_gathering_weights_hides_behind_computation_but_slows_it_down():
     assert few.communication_seconds + few.host_seconds > near.communication_seconds
 
 
+def test_whole_gradients_are_handed_over_once_a_step():
+    """Of eight small micro-batches, behind which nothing hides: 16 gathers and 1 or 8 sums of 16 GB."""
+
+    def exchanged(**changes):
+        work = replace(PLAIN, axes=Axes(dp_shard=8), shard="zero3", seq_len=64, grad_accum=8, **changes)
+        return timing(LLAMA, work, EIGHT, EAGER).communication_seconds
+
+    each, once = exchanged(averages_each=True), exchanged()
+    assert 0.66 < once / each < 0.76  # 17 of 24, less what the layers hide, more the ends of the network
+    assert exchanged(whole_gradient_bytes=4) > once
+    in_pipeline = replace(PLAIN, axes=Axes(dp_shard=8, pp=8), shard="zero2", seq_len=64, grad_accum=8)
+    again = replace(in_pipeline, grad_accum=80)
+    first, tenfold = (timing(LLAMA, work, MANY, EAGER).communication_seconds for work in (in_pipeline, again))
+    assert tenfold < 5 * first  # what stages send grows, what they gathered stays
+
+
+def test_zero_hands_gradients_over_after_each_micro_batch_and_weights_after_a_step():
+    work = Work.of(job(grad_accum=4), Plan(shard="zero2", engine="deepspeed"), EIGHT)
+    assert (work.sharded, work.averages_each, work.weight_bytes, work.main_weights) == (False, True, 2, True)
+    one, four = (timing(LLAMA, replace(work, grad_accum=n), EIGHT, EAGER) for n in (1, 4))
+    assert four.optimizer_seconds == one.optimizer_seconds
+    assert 1.2 < four.communication_seconds / one.communication_seconds < 4
+
+
+def test_weights_of_one_gpu_come_from_its_host():
+    """Twice and their gradients once a micro-batch; half of it, and what is longer than its computation, shows."""
+    plan = Plan(shard="zero3", param_offload="cpu", accum_sync=True)
+    rate = 0.85 * ONE.device.pcie_bytes_per_second
+
+    def copies(seq_len, **changes):
+        work = replace(Work.of(job(seq_len=seq_len), plan, ONE), **changes)
+        return timing(LLAMA, work, ONE, EAGER).copy_seconds
+
+    whole = 3 * 4 * LLAMA.parameters / rate
+    assert copies(16384) == pytest.approx(whole / 2)
+    assert whole / 2 < copies(8) < whole
+    assert copies(16384, grad_accum=4) == pytest.approx(4 * whole / 2)
+    assert copies(16384, grad_accum=4, averages_each=False) == pytest.approx((4 * 2 / 3 + 1 / 3) * whole / 2)
+    assert copies(16384, shard="zero2") == pytest.approx(2 / 3 * whole / 2)
+    assert timing(LLAMA, Work.of(job(seq_len=16384), plan, ONE), ONE, EAGER).communication_seconds == 0
+
+
 def test_experts_are_averaged_among_those_that_have_the_same():
     # of 64 ranks each 8th has the same experts: none shares a machine with another, so each has an adapter
     code = replace(software("megatron"), far_part=1.0, data_overlap=0.0, matmul_factor=1e-9, memory_factor=1e-9)

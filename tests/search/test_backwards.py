@@ -118,7 +118,9 @@ def test_the_longest_sequence_is_one_that_the_given_degrees_divide():
 
 
 def test_the_fewest_gpus_and_the_smallest():
-    asked = question(gpu="h100-80gb", model="llama-3.1-8b", without=("activation-offload", "optimizer-offload"))
+    asked = question(
+        gpu="h100-80gb", model="llama-3.1-8b", without=("activation-offload", "optimizer-offload", "param-offload")
+    )
     fewest = backwards("min-gpus", asked, top=1)
     assert fewest.question["found"].startswith("4 GPUs") or fewest.question["found"].startswith("2 GPUs")
     smallest = backwards("min-gpu", question(gpu="h100-80gb", model="smollm2-135m"), top=1)

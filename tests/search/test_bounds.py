@@ -1,11 +1,14 @@
 """What no run can do with less than: below what the ghost holds, and close enough to be of use."""
 
+from dataclasses import replace
+
 import pytest
 
 from networks import tiny_job
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 from tonnage.device import parse_cluster
+from tonnage.job import Job
 from tonnage.modelref import resolve
 from tonnage.plans import Plan
 from tonnage.predict import estimate
@@ -45,6 +48,56 @@ def test_below_every_run(worker, name):
         Shape.of(job.model.config), Work.of(job, plan, cluster), gradients_go=plan.optimizer_in_backward
     )
     assert 0 < least <= run.peak.allocated_bytes
+
+
+WHOLE = {
+    "FSDP2": ("4xa100-80gb", "smollm2-360m", Plan(shard="zero3")),
+    "accelerate": ("4xa100-80gb", "smollm2-360m", Plan(shard="zero3", engine="accelerate")),
+    "on the host": ("a100-80gb", "smollm2-360m", Plan(shard="zero3", param_offload="cpu")),
+    "accelerate on the host": (
+        *("a100-80gb", "smollm2-360m"),
+        Plan(shard="zero2", param_offload="cpu", engine="accelerate"),
+    ),
+    "ZeRO-1": ("4xa100-80gb", "llama-3.2-3b", Plan(shard="zero1", engine="deepspeed")),
+    "ZeRO-2": ("4xa100-80gb", "llama-3.2-3b", Plan(shard="zero2", engine="deepspeed")),
+    "ZeRO-3": ("4xa100-80gb", "llama-3.2-3b", Plan(shard="zero3", engine="deepspeed")),
+}
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize("name", WHOLE)
+def test_below_what_engines_hold_between_micro_batches(worker, name):
+    """Of networks whose weights are most of the memory, so that a byte a weight too many would show."""
+    gpu, model, plan = WHOLE[name]
+    pytest.importorskip(plan.engine if plan.engine != "tonnage" else "torch")
+    job = Job(model=resolve(model, offline=True), seq_len=64, grad_accum=2)
+    cluster = parse_cluster(gpu)
+    plan = replace(plan, checkpointing="full")
+    run = estimate(job, plan, cluster, worker=worker, rank=0).estimate
+    least = bounded(Candidate(job=job, plan=plan), cluster).least_bytes
+    assert 0.6 * run.peak.allocated_bytes < least <= run.peak.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("plan", "bytes_a_weight"),
+    [
+        (Plan(shard="zero3"), 4 / 4 + 8 / 4 + 4),
+        (Plan(shard="zero3", accum_sync=True), 4 / 4 + 4 / 4 + 8 / 4),
+        (Plan(shard="zero3", engine="accelerate"), 4 / 4 + 8 / 4 + 2),
+        (Plan(shard="zero3", param_offload="cpu"), 4),
+        (Plan(shard="zero3", param_offload="cpu", accum_sync=True), 0),
+        (Plan(shard="zero1", engine="deepspeed"), 2 + 2 + 12 / 4),
+        (Plan(shard="zero2", engine="deepspeed"), 2 + 2 / 4 + 12 / 4),
+        (Plan(shard="zero3", engine="deepspeed"), (2 + 2 + 12) / 4),
+        (Plan(precision="megatron-bf16", shard="ddp"), 2 + 4 + 12),
+    ],
+)
+def test_what_divides_a_network_decides_what_a_rank_has(plan, bytes_a_weight):
+    """Llama-3.1-8B on four cards, with micro-batches to be summed."""
+    shape = Shape.of(resolve("llama-3.1-8b", offline=True).config)
+    plan = replace(plan, checkpointing="full", activation_offload="cpu")
+    work = Work.of(replace(tiny_job("llama", seq_len=8), grad_accum=2), plan, parse_cluster("4xa100-80gb"))
+    assert least_bytes(shape, work) == pytest.approx(bytes_a_weight * 8_030_261_248, rel=1e-3, abs=1)
 
 
 def test_by_hand():

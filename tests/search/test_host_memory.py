@@ -41,7 +41,7 @@ def planned(memory_bytes: int | None, **asked):
     return search(question("llama-3.2-1b", host_memory_bytes=memory_bytes, **asked), WithHost(), explain=False)
 
 
-CARD = {"gpu": "t4", "seq_len": 2048, "without": ("checkpointing", "optimizer-in-backward")}
+CARD = {"gpu": "t4", "seq_len": 2048, "without": ("checkpointing", "optimizer-in-backward", "param-offload")}
 """Too small for 1.2 B fp32 weights, gradients and Adam's 9.9 GB, large enough without the latter."""
 
 

@@ -91,6 +91,32 @@ def test_the_host_is_asked_for_only_where_it_is_wanted():
     assert question(gpu="a100-80gb", host_memory_bytes=GIB).places[2] == {"offload": True, "files": True}
 
 
+def test_on_one_gpu_weights_go_to_the_host_and_states_do_by_deepspeed():
+    def ways(**asked):
+        found = candidates(question("llama-3.2-1b", "t4", grad_accum=2, **asked), offload=True)
+        return {(one.plan.shard, one.plan.optimizer_offload, one.plan.param_offload) for one in found}
+
+    states = {("none", "cpu", "none")}
+    weights = {("zero2", "none", "cpu"), ("zero3", "none", "cpu")}
+    assert ways(activation_offload="none", stated=("activation_offload",)) == states | weights
+    by_zero = {(stage, "cpu", "none") for stage in ("zero1", "zero2", "zero3")}
+    assert by_zero < ways(engine="deepspeed")
+    assert ways(shard="zero3") == {("zero3", *rest) for rest in (("none", "cpu"), ("cpu", "none"), ("none", "none"))}
+    assert not any(one.plan.shard != "none" for one in candidates(question("llama-3.2-1b", "t4")))
+
+
+def test_gradients_of_one_gpu_leave_after_each_micro_batch_where_weights_rest_on_the_host():
+    found = [one.plan for one in candidates(question("llama-3.2-1b", "t4", grad_accum=2), offload=True)]
+    assert {plan.param_offload for plan in found if plan.accum_sync} == {"cpu"}
+
+
+def test_what_is_said_of_sharding_is_taken_into_account_by_offload():
+    found = [one.plan for one in candidates(question("llama-3.2-1b", "4xt4", shard="zero3"), offload=True)]
+    assert {plan.shard for plan in found} == {"zero3"}
+    assert "cpu" in {plan.param_offload for plan in found}
+    assert all(one.plan.shard in ("zero2", "zero3") for one in candidates(question(gpu="t4", param_offload="cpu")))
+
+
 def test_constraints():
     def values(name, **constraints):
         return {getattr(one.plan, name) for one in candidates(question(**constraints))}

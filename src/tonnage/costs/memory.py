@@ -39,7 +39,7 @@ def state_bytes(shape: Shape, work: Work, layers: int, ends: int, *, main_weight
     layer = (1 - of_experts) * shape.dense_layer_parameters + of_experts * (plain + routed / work.axes.ep)
     weights = (layers * layer + ends * shape.embedding_parameters) / work.axes.tp
     if work.lora_rank:
-        return weights * (0.5 if work.quantized else work.weight_bytes) / _whole(work)
+        return weights * work.resting_bytes / _whole(work)
     state = 4.0 if main_weights else float(work.weight_bytes)
     optimizer = state * STATE_BYTES.get(work.optimizer, 0.0) + (4.0 if main_weights else 0.0)
     if work.optimizer_offload or work.param_offload:

@@ -45,6 +45,9 @@ _HOST_ADAM_BYTES_PER_SECOND: Final = 30e9
 _BESIDE: Final = 0.8
 """Of the copies of activations on a stream of their own, what can go on beside the computation: an assumption."""
 
+_WEIGHTS_BESIDE: Final = 0.5
+"""Of the copies of a layer's weights and gradients beside other layers' computation: an assumption."""
+
 _CHOOSING: Final = 0.8
 """What op-level checkpointing, which looks at each operation in Python, costs the host relative to launching it: an
 assumption, with no source."""
@@ -562,8 +565,12 @@ def _shard_group(work: Work, cluster: Cluster) -> Group:
 
 
 def _gathers(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software, each: _Pass) -> float:
-    """Seconds of gathering sharded weights and scattering their gradients that one micro-batch does not hide."""
-    if not work.sharded:
+    """Seconds of gathering sharded weights and scattering their gradients that an average micro-batch does not hide.
+
+    Ranks that keep whole gradients scatter those of a step's last micro-batch alone; torch's pipeline also keeps the
+    weights that it gathered for the first.
+    """
+    if not work.sharded or work.axes.shards == 1:
         return 0.0
     group = _shard_group(work, cluster)
     part = Slice(
@@ -577,9 +584,8 @@ def _gathers(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, softwar
     weights = operations.layer_weights(shape, part)
     gathered = ELEMENT_BYTES[kept_dtype(work.dtype)]
     ahead = [weights * gathered]
-    behind = [] if work.lora_rank else [weights * work.gradient_bytes]
-    if work.gathers_again or work.checkpointing != "none":
-        behind.append(weights * gathered)
+    again = [weights * gathered] if work.gathers_again else []
+    scattered = [] if work.lora_rank else [weights * work.reduced_bytes]
     working = each.seconds(software)
 
     def exposed(moved: list[float], hiding: float) -> float:
@@ -588,8 +594,14 @@ def _gathers(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, softwar
 
     layers = shape.layers / work.axes.pp
     ends = shape.embedding_parameters * (1 if shape.tied else 2) / work.axes.tp
-    first = fabric.gather(group, ends * gathered) + fabric.gather(group, ends * work.gradient_bytes) / 2
-    return layers * (exposed(ahead, working / 3) + exposed(behind, working * 2 / 3)) + first
+    gathering = layers * exposed(ahead, working / 3) + fabric.gather(group, ends * gathered)
+    scattering = layers * exposed(scattered + again, working * 2 / 3)
+    scattering += fabric.gather(group, ends * work.reduced_bytes) / 2
+    without = layers * exposed(again, working * 2 / 3)
+    once = 1 / work.grad_accum
+    gathers = once if work.axes.pp > 1 else 1.0
+    scatters = once if work.axes.pp > 1 or work.gradients_whole else 1.0
+    return gathers * gathering + scatters * scattering + (1 - scatters) * without
 
 
 def _averaging(
@@ -616,6 +628,9 @@ def _averaging(
         moving += software.crowded_seconds * (1 if work.shard == "zero1" else 2)
     if work.sharded:  # layer by layer, behind the layers before it
         lasting = max(moving - backward, 2 * fabric.slowing(group, averaged)) + moving / shape.layers
+    elif work.weights_stay:  # gradients go after each micro-batch, weights come after the update
+        going = moving / 2
+        return work.grad_accum * (going - software.data_overlap * min(going, backward)) + going
     else:
         lasting = moving - software.data_overlap * min(moving, backward)
     return lasting * (work.grad_accum if work.averages_each else 1)
@@ -634,12 +649,11 @@ def _alike(work: Work, ranks: int, cluster: Cluster) -> Group:
 
 def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, weights: float) -> float:
     """Seconds of the optimizer's step on the card; on the host it is a copy."""
-    trained = trained_weights(shape, work, weights)
-    if work.shard in ("zero1", "zero2", "zero3", "hsdp"):
-        trained /= work.axes.shards if work.sharded else work.axes.data_parallel
+    trained = trained_weights(shape, work, weights) / work.state_shards
     if work.optimizer_offload or work.param_offload:
         return trained * 28 / _HOST_ADAM_BYTES_PER_SECOND
-    scale = work.weight_bytes / 4 if work.weight_bytes < 4 and work.gradient_bytes < 4 else 1.0
+    pure = max(work.weight_bytes, work.gradient_bytes) < 4 and not work.main_weights  # then so are the states
+    scale = work.weight_bytes / 4 if pure else 1.0
     moved = trained * OPTIMIZER_BYTES.get(work.optimizer, 80) * scale
     clip = trained * 3 * work.gradient_bytes if work.clipped else 0.0
     passing = (moved + clip) / (rates.bandwidth(cluster.device) * reached.memory)
@@ -665,12 +679,14 @@ def _copies(shape: Shape, work: Work, cluster: Cluster, weights: float, micro_ba
         return 0.0
     rate = 0.85 * link
     total = 0.0
-    shards = work.axes.shards if work.sharded else 1
+    trained = trained_weights(shape, work, weights) * work.gradient_bytes / work.gradient_shards
     if work.optimizer_offload and not work.param_offload:
-        total += trained_weights(shape, work, weights) / shards * (work.gradient_bytes + work.weight_bytes) / rate
+        total += trained * (1 + work.weight_bytes / work.gradient_bytes) / rate
     if work.param_offload:
-        moved = weights / shards * work.weight_bytes * (2 + 1) / rate
-        total += work.grad_accum * schedule.exposed(moved, micro_batch, 0.5)
+        coming = weights * work.resting_bytes / work.axes.shards / rate * (2 if work.gathers_again else 1)
+        last = schedule.exposed(coming + trained / rate, micro_batch, _WEIGHTS_BESIDE)
+        others = schedule.exposed(coming, micro_batch, _WEIGHTS_BESIDE) if work.gradients_whole else last
+        total += last + (work.grad_accum - 1) * others
     if work.activation_offload:
         there_and_back = 2 * offloaded_bytes(shape, work) * shape.layers / work.axes.pp / rate
         shown = schedule.exposed(there_and_back, micro_batch, _BESIDE) if work.copies_beside else there_and_back

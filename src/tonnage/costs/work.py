@@ -46,6 +46,10 @@ class Work:
     """Of a stored weight."""
     gradient_bytes: int = 4
     """Of a gradient as it is kept and averaged."""
+    whole_gradient_bytes: int = 0
+    """Of one that is not divided yet, as FSDP2 sums and reduces it; 0: as it is kept."""
+    main_weights: bool = False
+    """Whether the optimizer has fp32 weights of its own beside stored ones of 16 bits."""
     autocast: bool = True
     """Whether weights are cast in each forward pass and the residual stream is fp32."""
     accumulated_bytes: int = 0
@@ -83,6 +87,8 @@ class Work:
     """Whether the norm of all gradients is taken before the step."""
     shard: str = "none"
     """`none`, `ddp`, `zero1`, `zero2`, `zero3` or `hsdp`."""
+    weights_stay: bool = False
+    """Whether `zero2` leaves weights whole (ZeRO's second stage), where FSDP2 gathers them for each micro-batch."""
     averages_each: bool = False
     """Whether gradients are averaged after each micro-batch."""
     optimizer_offload: bool = False
@@ -106,8 +112,35 @@ class Work:
 
     @property
     def sharded(self) -> bool:
-        """Whether weights are gathered before they are used."""
-        return self.shard in SHARDING and self.axes.shards > 1
+        """Whether weights are gathered before they are used, from other ranks or from the host."""
+        apart = self.axes.shards > 1 or self.param_offload
+        return self.shard in SHARDING and apart and not self.weights_stay
+
+    @property
+    def resting_bytes(self) -> float:
+        """Of a weight of the layers while it is not used: half a byte in 4 bits, without what scales it."""
+        return 0.5 if self.quantized else float(self.weight_bytes)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Of a gradient that is not divided yet."""
+        return self.whole_gradient_bytes or self.gradient_bytes
+
+    @property
+    def gradient_shards(self) -> int:
+        """Parts into which averaging divides gradients."""
+        return self.axes.shards if self.shard in SHARDING else 1
+
+    @property
+    def state_shards(self) -> int:
+        """Parts into which the optimizer's states are divided."""
+        return self.axes.data_parallel if self.shard == "zero1" else self.gradient_shards
+
+    @property
+    def gradients_whole(self) -> bool:
+        """Whether ranks that divide gradients keep whole ones from one micro-batch to the next."""
+        divides = self.shard in SHARDING and self.axes.pp == 1
+        return divides and self.grad_accum > 1 and not self.averages_each
 
     @property
     def gathers_again(self) -> bool:
@@ -136,6 +169,9 @@ class Work:
             weight_bytes = int(ELEMENT_BYTES[plan.base_dtype or compute])
         layout = axes(plan, cluster.gpus, cluster.gpus_per_node)
         mixed_by_fsdp = plan.shard in SHARDING  # its own mixed precision, in place of autocast
+        by_zero = plan.engine == "deepspeed"  # it stores weights and gradients as it computes with them
+        if by_zero and not frozen:
+            weight_bytes = int(ELEMENT_BYTES[compute])
         return Work(
             seq_len=job.seq_len,
             micro_batch=job.micro_batch,
@@ -148,7 +184,9 @@ class Work:
             dtype="fp8" if precision == "fp8" else compute,
             weight_bytes=weight_bytes,
             gradient_bytes=4 if precision == "megatron-bf16" else weight_bytes,
-            autocast=not true and precision != "megatron-bf16" and not mixed_by_fsdp,
+            whole_gradient_bytes=_whole_gradient_bytes(plan, weight_bytes),
+            main_weights=precision == "megatron-bf16" or (by_zero and weight_bytes < 4),
+            autocast=not true and precision != "megatron-bf16" and not mixed_by_fsdp and not by_zero,
             accumulated_bytes=(10 if precision == "megatron-bf16" else 3 * weight_bytes * (job.grad_accum > 1)),
             lora_rank=job.lora_rank if frozen else 0,
             quantized=job.method == "qlora",
@@ -160,7 +198,8 @@ class Work:
             optimizer=plan.optimizer,
             clipped=plan.clip_grad_norm is not None,
             shard=plan.shard,
-            averages_each=plan.accum_sync,
+            weights_stay=by_zero and plan.shard == "zero2",
+            averages_each=plan.accum_sync or (by_zero and plan.shard in SHARDING),
             optimizer_offload=plan.optimizer_offload != "none",
             param_offload=plan.param_offload != "none",
             activation_offload=plan.activation_offload != "none",
@@ -174,9 +213,12 @@ _BESIDE_LAYERS: Final[dict[str, Any]] = {
     "virtual_stages": 1,
     "stage_layers": (),
     "gradient_bytes": 0,
+    "whole_gradient_bytes": 0,
+    "main_weights": False,
     "optimizer": "adamw",
     "clipped": False,
     "shard": "none",
+    "weights_stay": False,
     "averages_each": False,
     "optimizer_offload": False,
     "param_offload": False,
@@ -194,6 +236,18 @@ def _of_layers(facts: tuple[Any, ...], pp: int, cp: int, tp: int, ep: int) -> Wo
     """Of 15,000 candidates a few thousand are made: a Work takes longer to be made than to be found."""
     known = dict(zip(_OF_LAYERS, facts, strict=True))
     return Work(**known, **_BESIDE_LAYERS, axes=Axes(pp=pp, cp=cp, tp=tp, ep=ep))
+
+
+def _whole_gradient_bytes(plan: Plan, weight_bytes: int) -> int:
+    """FSDP2 reduces a gradient in the dtype that its policy names, accelerate's in the one of computation."""
+    if plan.reduce_dtype:
+        return int(ELEMENT_BYTES[plan.reduce_dtype])
+    computed = int(ELEMENT_BYTES[plan.compute_dtype]) if plan.engine in _BY_ACCELERATE else weight_bytes
+    return min(weight_bytes, computed)
+
+
+_BY_ACCELERATE: Final = ("accelerate", "hf-trainer", "trl", "axolotl")
+"""Engines that divide a network by accelerate."""
 
 
 def _recomputed(plan: Plan) -> str:

@@ -32,9 +32,6 @@ def least_bytes(shape: Shape, work: Work, *, gradients_go: bool = False) -> int:
 _OF_LOGIT: Final = 12
 """Bytes for each logit of a slice of the loss: in 16 bits, in fp32, as softmax, and their gradient in 16 bits."""
 
-_QUANTIZED: Final = 0.5
-"""Bytes of a weight in 4 bits, without what scales it."""
-
 _REDUCED: Final = 8
 """Bytes for each weight of a layer whose gradient is on its way: to be reduced in fp32, for it and the one before."""
 
@@ -112,7 +109,7 @@ def _gathered(shape: Shape, work: Work) -> float:
 
 def _gathered_bytes(work: Work) -> float:
     """Of a weight that was divided, whole: as it is computed with, or in the 4 bits in which it rests."""
-    return _QUANTIZED if work.quantized else float(min(work.weight_bytes, 2))
+    return min(work.resting_bytes, 2.0)
 
 
 def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
@@ -120,20 +117,18 @@ def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
     layout = work.axes
     parts = layout.pp * layout.tp * (layout.ep if not work.sharded else 1)
     elements = shape.parameters / parts
-    weight_bytes = _QUANTIZED if work.quantized else float(work.weight_bytes)
-    shards = layout.shards if work.sharded else 1
-    weights = elements * weight_bytes / shards
-    if work.param_offload:
-        weights = 0.0
+    weights = 0.0 if work.param_offload else elements * work.resting_bytes / (layout.shards if work.sharded else 1)
     if work.lora_rank:
         return weights, 0.0, 0.0
-    whole = work.sharded and work.grad_accum > 1 and not work.averages_each and work.axes.pp == 1
-    gradients = elements * work.gradient_bytes / (1 if whole else shards)
-    spread = shards if work.shard != "zero1" else layout.dp_replicate
-    states = elements * STATE_BYTES.get(work.optimizer, 0.0) * work.weight_bytes / spread
+    if work.gradients_whole:
+        gradients = elements * float(work.reduced_bytes)
+    else:
+        gradients = elements * work.gradient_bytes / work.gradient_shards
+    state = 4.0 if work.main_weights else float(work.weight_bytes)
+    states = state * STATE_BYTES.get(work.optimizer, 0.0) + (4.0 if work.main_weights else 0.0)
     if work.optimizer_offload or work.param_offload:
-        gradients = states = 0.0
-    return weights, gradients, states
+        return weights, gradients if work.gradients_whole else 0.0, 0.0
+    return weights, gradients, elements * states / work.state_shards
 
 
 def least_host_bytes(shape: Shape, work: Work, plan: Plan) -> int:

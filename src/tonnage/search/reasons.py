@@ -55,6 +55,9 @@ OF_VALUES: Final[Mapping[str, str]] = {
 }
 """The same of values that do something else than the usual one of their option."""
 
+STATES: Final = ("optimizer_offload", "param_offload")
+"""Options that put weights and states on the host, of which a plan has one."""
+
 PATH: Final = (
     tuple(FREE),
     ("precision",),
@@ -63,7 +66,8 @@ PATH: Final = (
     ("accum_sync",),
     ("optimizer_in_backward",),
     ("checkpointing",),
-    OFFLOADS,
+    STATES,
+    ("activation_offload",),
 )
 """In what order techniques are added: what is free first, then what costs least."""
 
@@ -125,6 +129,8 @@ def does(name: str, plan: Plan) -> str:
 
 def _techniques(plan: Plan, question: Question) -> list[str]:
     names = (*FREE, "shard", *AXES, "pp_schedule", "accum_sync", "optimizer_in_backward", "checkpointing", *OFFLOADS)
+    if _is_alone(plan, question):
+        names = tuple(name for name in names if name != "shard")  # which is how what rests on the host gets there
     given = replace(question.plan, precision=free_wins(question).precision)  # which the card decides
     return [name for name in ("precision", *names) if getattr(plan, name) != getattr(given, name)]
 
@@ -134,6 +140,8 @@ def _without(name: str, chosen: Candidate, question: Question) -> _Without | Non
     value = getattr(chosen.plan, name)
     for cheaper in _cheaper(name, value, question):
         plan = replace(chosen.plan, **{name: cheaper})
+        if name in STATES and _is_alone(plan, question) and not question.said("shard"):
+            plan = replace(plan, shard="none")  # what it did was to move them
         if (candidate := _of_same_batch(chosen, plan, question)) is not None:
             return _Without(name=name, value=value, cheaper=cheaper, candidate=candidate)
     return None
@@ -236,7 +244,7 @@ def path(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Stage, ...
 def _stages(chosen: Candidate, question: Question) -> list[tuple[str, Candidate]]:
     """What is added, and the candidate with it, from the baseline to the chosen one."""
     plans: list[tuple[str, Plan]] = [("baseline", _baseline(chosen.plan, question))]
-    for names in PATH:
+    for names in _path_to(chosen.plan, question):
         changes = {name: getattr(chosen.plan, name) for name in names}
         following = replace(plans[-1][1], **changes)
         if following.shard == "none" and following != chosen.plan:
@@ -251,6 +259,20 @@ def _stages(chosen: Candidate, question: Question) -> list[tuple[str, Candidate]
         for change, plan in plans
         if (candidate := _of_same_batch(chosen, plan, question)) is not None
     ]
+
+
+def _path_to(plan: Plan, question: Question) -> tuple[tuple[str, ...], ...]:
+    """PATH; on a single rank, where sharding is how what rests on the host gets there, they come together."""
+    if not _is_alone(plan, question):
+        return PATH
+    return tuple(("shard", *names) if names == STATES else names for names in PATH if names != ("shard",))
+
+
+def _is_alone(plan: Plan, question: Question) -> bool:
+    """Whether each rank has weights, or parts of them, that no other has."""
+    cluster = question.cluster
+    laid = axes(plan, cluster.gpus, cluster.gpus_per_node)
+    return laid.shards * laid.dp_replicate == 1
 
 
 def _baseline(plan: Plan, question: Question) -> Plan:

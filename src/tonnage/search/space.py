@@ -225,7 +225,7 @@ def candidates(question: Question, *, offload: bool = False, files: bool = False
             for micro_batch, accumulation in _batches(question, batch, ranks):
                 if accumulation < plan.pp or (plan.optimizer_in_backward and accumulation > 1):
                     continue
-                if plan.accum_sync and (accumulation == 1 or ranks * plan.cp == 1):
+                if plan.accum_sync and (accumulation == 1 or (ranks * plan.cp == 1 and plan.param_offload == "none")):
                     continue
                 sizes = micro_batch, accumulation
                 job = jobs.get(sizes) or jobs.setdefault(
@@ -282,35 +282,46 @@ def _one(question: Question, plan: Plan) -> tuple[Job, Plan, Cluster]:
 def _plans(question: Question, job: Job, offload: bool, files: bool) -> Iterator[Plan]:
     plain = free_wins(question)
     values = {**_of_layout(question, job), **_of_order(question, offload, files), **_of_changes(question)}
-    said = {name: getattr(plain, name) for name in AXES}
-    if question.said("shard") and plain.shard == "none":
-        said["shard"] = plain.shard  # copies that nothing keeps alike are no training of one network
+    said = {name: getattr(plain, name) for name in (*AXES, *(name for name in _TOGETHER if question.said(name)))}
     for chosen in itertools.product(*values.values()):
         changes = dict(zip(values, chosen, strict=True))
         used = {changes.get(name, "none") for name in OFFLOADS}
         if (offload and used == {"none"}) or (files and FILES not in used):
             continue
-        if _is_sensible(question.cluster, {**said, **changes}):
+        if _is_sensible(question, {**said, **changes}):
             yield replace(plain, **changes)
 
 
-def _is_sensible(cluster: Cluster, chosen: Mapping[str, Any]) -> bool:
+_TOGETHER: Final = ("shard", "accum_sync", "optimizer_offload", "param_offload")
+"""Options of which it hangs on the others what they can be."""
+
+
+def _is_sensible(question: Question, chosen: Mapping[str, Any]) -> bool:
     """Whether the parts of a combination go together at all."""
+    cluster, shard, synced = question.cluster, chosen.get("shard"), chosen.get("accum_sync")
+    weights, states = (chosen.get(name, "none") != "none" for name in ("param_offload", "optimizer_offload"))
     data = cluster.gpus // (chosen["tp"] * chosen["pp"] * chosen["cp"])
-    shard = chosen.get("shard")
-    if data < 1:
+    if data < 1 or (shard == "hsdp" and cluster.nodes == 1):
         return False
-    if shard is not None and (shard == "none") != (data * chosen["cp"] == 1):
+    if shard is not None and not _divides(question, shard, data * chosen["cp"], weights, states):
         return False
-    if chosen.get("param_offload", "none") != "none" and (
-        shard not in SHARDING or chosen.get("optimizer_offload", "none") != "none"
-    ):
-        return False
-    if chosen.get("accum_sync") and shard not in SHARDING:
-        return False  # whole gradients are kept in any case
-    if chosen["pp"] > 1 and (shard in ("hsdp", "zero3") or chosen.get("accum_sync")):
-        return False  # torch's pipeline keeps layers whole, and gradients, until its last micro-batch
-    return not (shard == "hsdp" and cluster.nodes == 1)
+    if (weights or synced) and shard not in SHARDING:
+        return False  # else weights do not go, and whole gradients are kept in any case
+    if weights and states:
+        return False  # which go with the weights
+    # torch's pipeline keeps layers whole, and gradients, until its last micro-batch
+    return not (chosen["pp"] > 1 and (shard in ("hsdp", "zero3") or synced))
+
+
+def _divides(question: Question, shard: str, ranks: int, weights: bool, states: bool) -> bool:
+    """Whether a sharding has something to do on so many ranks that train one network, and leaves them one network.
+
+    On a single one it moves weights to the host, where they are to rest there; DeepSpeed's so moves states.
+    """
+    if shard == "none":
+        return ranks == 1
+    moves = weights or (states and question.plan.engine == "deepspeed" and shard != "ddp")
+    return ranks > 1 or moves or question.said("shard")
 
 
 def _of_layout(question: Question, job: Job) -> dict[str, tuple[int, ...]]:

@@ -28,9 +28,14 @@ def describe(candidate: Candidate, *, whole: bool = False, beside: Candidate | N
     words += [f"{name} {getattr(plan, name)}" for name in AXES if getattr(plan, name) > 1]
     words += ["interleaved"] if plan.pp > 1 and plan.pp_schedule == "interleaved" else []
     words += [f"checkpointing {plan.checkpointing}"] if plan.checkpointing != "none" else ["no checkpointing"]
-    words += ["gradients averaged each time"] if plan.accum_sync else []
+    words += [_each(plan)] if plan.accum_sync else []
     words += ["optimizer in backward"] if plan.optimizer_in_backward else []
     words += [f"{name.replace('_', ' ')} {getattr(plan, name)}" for name in OFFLOADS if getattr(plan, name) != "none"]
     words += [f"{plan.loss} loss"] if plan.loss != known.loss else []
     words += [f"{plan.allocator} segments"] if plan.allocator != known.allocator else []
     return f"{', '.join(words)}; micro-batch {job.micro_batch} x {job.grad_accum}"
+
+
+def _each(plan: Plan) -> str:
+    """What becomes of gradients after each micro-batch."""
+    return "gradients averaged each time" if plan.param_offload == "none" else "gradients to the host each time"
