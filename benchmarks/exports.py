@@ -38,6 +38,7 @@ TINY = {
 ROWS = 200
 JOB = {"seq_len": 512, "micro_batch": 2, "grad_accum": 2}
 TITANS = "llama-3.2-1b"
+ON_HOST = {"shard": "zero3", "param_offload": "cpu", "checkpointing": "full"}
 ZERO3 = {"shard": "zero3", "checkpointing": "full", "allocator": "expandable"}
 
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
@@ -53,6 +54,16 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("torchrun", "a100-80gb", {}, {"optimizer": "adamw-fused", "loss": "chunked"}),
     ("torchrun", "8xa100-80gb", {}, {**ZERO3, "clip_grad_norm": 1}),
     ("torchrun", "8xa100-80gb", {}, {"shard": "zero1"}),
+    ("torchrun", "a100-80gb", {}, ON_HOST),
+    ("torchrun", "t4", {}, {**ON_HOST, "precision": "fp16-mixed", "accum_sync": True}),
+    ("accelerate", "a100-80gb", {}, ON_HOST),
+    ("hf-trainer", "a100-80gb", {}, ON_HOST),
+    ("deepspeed", "a100-80gb", {}, ON_HOST),
+    ("deepspeed", "a100-80gb", {}, {"shard": "zero2", "optimizer_offload": "cpu", "checkpointing": "full"}),
+    ("trl", "a100-80gb", {}, {**ON_HOST, "loss": "chunked"}),
+    ("torchtitan", "a100-80gb", {}, {**ON_HOST, "attention": "flash"}),
+    ("axolotl", "a100-80gb", {}, {**ON_HOST, "precision": "bf16-true"}),
+    ("llama-factory", "a100-80gb", {}, ON_HOST),
     ("torchrun", "t4", {"method": "lora"}, {"precision": "fp16-mixed", "loss": "chunked"}),
     ("torchtitan", "a100-80gb", {}, {"attention": "flash", "checkpointing": "full"}),
     (

@@ -364,6 +364,13 @@ def test_finetuners_are_started_on_every_gpu(name: str, module: str) -> None:
     assert "torchrun" not in exported(name).command
 
 
+def test_fsdp_on_one_gpu_has_a_launcher_without_which_accelerate_leaves_it_out() -> None:
+    on_host = Plan(shard="zero3", param_offload="cpu", precision="bf16-true")
+    for name in ("torchrun", "accelerate", "hf-trainer", "trl", "axolotl", "llama-factory", "torchtitan"):
+        command = exported(name, on_host).command
+        assert "accelerate launch" in command or "torchrun --nproc-per-node 1" in command
+
+
 def test_megatrons_overrides_are_in_the_command() -> None:
     plan, job = Plan(tp=2, pp=2, shard="zero1", checkpointing="full"), dataclasses.replace(LLAMA, grad_accum=2)
     made = exported("megatron-bridge", plan, job, gpus="8xh100-80gb")

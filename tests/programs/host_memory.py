@@ -31,6 +31,10 @@ overflown = torch.zeros(1)
 torch._amp_foreach_non_finite_check_and_unscale_([gradient, moment], overflown, torch.tensor(0.5))
 shard = card.cpu().pin_memory()
 train_on_host(ELEMENTS // 4096)
+half = card.half().to(device="cpu", dtype=torch.float32).to(torch.bfloat16)
+filled = torch.full((ELEMENTS,), 0.0)
+large = torch.empty(1 << 42, dtype=torch.uint8)  # 4 TiB: more than any machine has
+large[-1] = 1
 norm = torch.nn.utils.get_total_norm([gradient, moment])
 grown = peak_bytes() - before
 
@@ -41,7 +45,13 @@ real_overflown, infinite = torch.zeros(1), torch.full((1 << 17,), float("inf"))
 scaled = torch.full((1 << 17,), 3.0)
 torch._amp_foreach_non_finite_check_and_unscale_([scaled, torch.zeros(1 << 17)], overflown, torch.tensor(0.5))
 torch._amp_foreach_non_finite_check_and_unscale_([scaled, infinite], real_overflown, torch.tensor(0.5))
+halved, threes = real.to(torch.bfloat16), torch.full((1 << 17,), 3)
+halved[:2] = torch.tensor([7.0, 8.0])
+threes[1:].copy_(halved[:1].expand((1 << 17) - 1))
+addresses = {torch.empty(1 << 42, dtype=torch.uint8).data_ptr() for _ in range(100)}  # each is given back
 said = {
+    "halved": [half.abs().max().item(), filled.max().item(), halved[:4].tolist(), threes[:2].tolist()],
+    "large": [int(large[-1]), int(large[0]), len(addresses) < 100],
     "overflown": [overflown.item(), real_overflown.item()],
     "unscaled": scaled.mean().item(),
     "grown_bytes": grown,

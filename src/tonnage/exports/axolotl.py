@@ -89,8 +89,8 @@ def write(wish: Wish) -> Written:
 
 
 def _command(wish: Wish) -> tuple[str, ...]:
-    """Its launcher for one process; for several what `axolotl train --launcher torchrun` would start."""
-    if wish.cluster.gpus == 1:
+    """Its launcher for a process that is alone; else, FSDP's on one GPU too, what `--launcher torchrun` would start."""
+    if wish.plan.shard == "none":
         return ("axolotl", "train", FILE, "--launcher", "python")
     return (*launching.torchrun(wish.cluster, "-m", alone=False), "axolotl.cli.train", FILE)
 

@@ -131,7 +131,9 @@ def _asked(request: dict[str, Any]) -> tuple[int, TextIO]:
 def _died(status: int) -> dict[str, Any]:
     """What is answered for a child that ended without a word."""
     reason = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {status >> 8}"
-    return {"error": f"The process that ran the step died ({reason}).", "exit_code": CannotEstimate.exit_code}
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    why = "; the system kills processes so when this machine's memory is used up" if killed else ""
+    return {"error": f"The process that ran the step died ({reason}{why}).", "exit_code": CannotEstimate.exit_code}
 
 
 def _import_libraries(request: dict[str, Any]) -> None:

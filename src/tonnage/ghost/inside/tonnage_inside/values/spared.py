@@ -24,7 +24,8 @@ def patch(policy: Policy) -> None:
 def _patch_host_memory(policy: Policy) -> None:
     """Offloaded states and shards hold nothing but what the card computed: zeros, which take no host memory.
 
-    Nor does arithmetic that leaves them zero: an accumulated, clipped or unscaled gradient.
+    Nor does arithmetic that leaves them zero: an accumulated, clipped or unscaled gradient; nor their copy in another
+    dtype.
     """
     torch, native = policy.torch, policy.native
     if native is None:
@@ -43,6 +44,20 @@ def _patch_host_memory(policy: Policy) -> None:
         native.zero_host(tensor.data_ptr(), tensor.nbytes)
         ZEROS.add(tensor)
         return tensor
+
+    def fill_(tensor: Any, value: Any) -> Any:
+        if value == 0 and big(tensor):
+            return zero_(tensor)
+        return aten.fill_.Tensor(tensor, torch.scalar_tensor(value, dtype=tensor.dtype))
+
+    copy, elsewhere = aten.copy_.default, torch._C.DispatchKeySet(torch._C.DispatchKey.HPU)  # torch's, of all devices
+
+    def copy_(tensor: Any, source: Any, non_blocking: bool = False) -> Any:
+        if not isinstance(source, torch.Tensor):  # what a number was made for
+            source = torch.scalar_tensor(source, dtype=tensor.dtype)
+        if source.numel() == tensor.numel() and big(tensor) and zero(source):
+            return zero_(tensor)
+        return copy.redispatch(elsewhere, tensor, source, non_blocking)
 
     def mul_(tensor: Any, other: Any) -> Any:
         return tensor if zero(tensor) else aten.mul.out(tensor, other, out=tensor)
@@ -75,7 +90,8 @@ def _patch_host_memory(policy: Policy) -> None:
         return pinned
 
     for operation, kernel in (
-        *(("zero_", zero_), ("mul_.Tensor", mul_), ("add_.Tensor", add_)),
+        *(("zero_", zero_), ("fill_.Scalar", fill_), ("copy_", copy_)),
+        *(("mul_.Tensor", mul_), ("add_.Tensor", add_)),
         *(("linalg_vector_norm", norm), ("_amp_foreach_non_finite_check_and_unscale_", unscale)),
     ):
         policy.implement(operation, kernel, "CPU")
