@@ -4,9 +4,9 @@
     python benchmarks/guide.py said | advice | batch
 
 `largest`: for each card and kind of training the largest of the networks below of which any plan fits, with one
-sequence a GPU; "with the host" is with its memory.  `said`: what the network of the saying needs at least.  `advice`:
-the usual five steps, one after the other, then what they leave out.  `batch`: the arithmetic of a global batch.  All
-bytes are the ghost's.
+sequence a GPU; "with the host" is with its memory, of which it says how much a machine's processes need.  `said`:
+what the network of the saying needs at least.  `advice`: the usual five steps, one after the other, then what they
+leave out.  `batch`: the arithmetic of a global batch.  All bytes are the ghost's.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tonnage.job import Job
 from tonnage.layers.few import roomy
 from tonnage.modelref import resolve
 from tonnage.plans import Plan
-from tonnage.search.best import fits
+from tonnage.search.best import fits, host_bytes
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import smallest
@@ -54,9 +54,11 @@ SAID = {
 }
 """Cards as people say; the one that was run, what is said of it, and a network of that size."""
 
+ON_HOST = "full, with the host"
+
 KINDS = {
     "full": ("full", Plan(), OFFLOADS),
-    "full, with the host": ("full", Plan(), ()),
+    ON_HOST: ("full", Plan(), ()),
     "full, pure bf16": ("full", Plan(precision="bf16-true"), OFFLOADS),
     "LoRA": ("lora", Plan(), OFFLOADS),
     "QLoRA": ("qlora", Plan(), OFFLOADS),
@@ -93,27 +95,30 @@ def whole(candidates: list[Candidate], cluster: Cluster, ghosts: Ghosts) -> list
     return [run.peak.process_bytes if isinstance(run, Estimate) else None for run in runs]
 
 
-def possible(asked: Question, ghosts: Ghosts) -> bool:
-    """Whether one of the plans that need least fits, run whole."""
+def possible(asked: Question, ghosts: Ghosts) -> Estimate | None:
+    """One of the plans that need least that fits, run whole; of several the one with the least of the host."""
     hopeful = [one for one, need in needs(asked, ghosts) if need.least_bytes <= asked.budget_bytes]
-    return any(isinstance(run, Estimate) and fits(run, asked) for run in ghosts.fit(hopeful, asked.cluster))
+    runs = [run for run in ghosts.fit(hopeful, asked.cluster) if isinstance(run, Estimate) and fits(run, asked)]
+    return min(runs, key=host_bytes, default=None)
 
 
 def largest(gpu: str, kind: str, seq_len: int, ghosts: Ghosts) -> str:
     """The largest network that fits, by halving, as what fits is smaller than what does not."""
     if not _has(gpu, kind):
         return "-"
-    low, high = -1, len(NETWORKS)
+    low, high, found = -1, len(NETWORKS), None
     while high - low > 1:
         middle = (low + high) // 2
-        if possible(question(NETWORKS[middle], gpu, kind, seq_len), ghosts):
-            low = middle
+        run = possible(question(NETWORKS[middle], gpu, kind, seq_len), ghosts)
+        if run:
+            low, found = middle, run
         else:
             high = middle
-    if low < 0:
+    if found is None:
         return "none"
+    beside = f"; host {host_bytes(found) / GIB:.0f} GiB" if kind == ON_HOST else ""
     known = find_model(NETWORKS[low])
-    return f"{NETWORKS[low]} ({count(known.parameters)})" if known else NETWORKS[low]
+    return f"{NETWORKS[low]} ({count(known.parameters)}{beside})" if known else NETWORKS[low]
 
 
 def _has(gpu: str, kind: str) -> bool:

@@ -89,7 +89,7 @@ def write(wish: Wish) -> Written:
 
 
 def _command(wish: Wish) -> tuple[str, ...]:
-    """Its launcher for a process that is alone; else, FSDP's on one GPU too, what `--launcher torchrun` would start."""
+    """Its launcher for a process that is alone; else, also of FSDP on one GPU, what `--launcher torchrun` starts."""
     if wish.plan.shard == "none":
         return ("axolotl", "train", FILE, "--launcher", "python")
     return (*launching.torchrun(wish.cluster, "-m", alone=False), "axolotl.cli.train", FILE)
