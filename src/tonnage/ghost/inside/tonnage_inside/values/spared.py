@@ -31,6 +31,9 @@ def _patch_host_memory(policy: Policy) -> None:
     if native is None:
         return
     aten, pin = torch.ops.aten, torch.Tensor.pin_memory
+    fill, copy = aten.fill_.Scalar, aten.copy_.default
+    # torch's own kernels: one for host and card, and one for all devices
+    on_card, anywhere = (torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)) for key in ("CUDA", "HPU"))
 
     def big(tensor: Any) -> bool:
         return bool(tensor.numel() >= BIG_ELEMENTS and tensor.device.type == "cpu" and tensor.is_contiguous())
@@ -46,18 +49,17 @@ def _patch_host_memory(policy: Policy) -> None:
         return tensor
 
     def fill_(tensor: Any, value: Any) -> Any:
-        if value == 0 and big(tensor):
+        unset = value != value and torch.are_deterministic_algorithms_enabled()  # torch's fill of empty memory
+        if (value == 0 or unset) and big(tensor):
             return zero_(tensor)
-        return aten.fill_.Tensor(tensor, torch.scalar_tensor(value, dtype=tensor.dtype))
-
-    copy, elsewhere = aten.copy_.default, torch._C.DispatchKeySet(torch._C.DispatchKey.HPU)  # torch's, of all devices
+        return fill.redispatch(on_card, tensor, value)
 
     def copy_(tensor: Any, source: Any, non_blocking: bool = False) -> Any:
         if not isinstance(source, torch.Tensor):  # what a number was made for
             source = torch.scalar_tensor(source, dtype=tensor.dtype)
         if source.numel() == tensor.numel() and big(tensor) and zero(source):
             return zero_(tensor)
-        return copy.redispatch(elsewhere, tensor, source, non_blocking)
+        return copy.redispatch(anywhere, tensor, source, non_blocking)
 
     def mul_(tensor: Any, other: Any) -> Any:
         return tensor if zero(tensor) else aten.mul.out(tensor, other, out=tensor)
