@@ -10,11 +10,11 @@ import estimates
 from solutions import Formula
 from tonnage.device import parse_cluster
 from tonnage.errors import TrialFailed
-from tonnage.plans import Plan
 from tonnage.report.script import render
 from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
 from tonnage.script.changes import expandable
+from tonnage.script.facts import understood
 from tonnage.units import GIB
 
 COMMAND = ["python", "train.py", "--per_device_train_batch_size", "4"]
@@ -67,7 +67,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         scripts = Scripts(first, *peaks)
         monkeypatch.setattr(advice, "_run", scripts)
         monkeypatch.setattr(advice, "Ghosts", Ghosts)
-        found = advise(Asked(command=command, cluster=parse_cluster(gpu), said=Plan(), **asked))
+        given = {"said": {}, **asked}
+        found = advise(Asked(command=command, cluster=parse_cluster(gpu), **given))
         return found, scripts
 
     return ran
@@ -92,6 +93,21 @@ def test_a_script_that_does_not_fit_gets_flags_and_is_run_again(run):
     without_words = {one.technique: one for one in found.unexpressed}
     assert "accum-sync" not in without_words
     assert without_words["loss=chunked"].costs_seconds is not None
+
+
+def test_what_is_named_is_kept_though_it_is_the_default(run):
+    _, scripts = run(facts(options=OPTIONS), 90 * GIB, 30 * GIB, said={"checkpointing": "none", "optimizer": "adamw"})
+    command, _ = scripts.asked[1]
+    assert "--optim" not in command
+    assert "--gradient_checkpointing" not in command
+
+
+def test_weights_on_the_host_are_not_for_a_script_without_a_launcher():
+    for command, possible in ((COMMAND, False), (["torchrun", "--nproc-per-node", "1", *COMMAND[1:]], True)):
+        asked = Asked(command=command, cluster=parse_cluster("a100-80gb"), said={})
+        known = facts(options=OPTIONS)
+        question = advice._question(asked, understood(known), known)
+        assert question.is_open("param_offload") == possible
 
 
 def test_settings_without_a_flag_are_put_where_the_arguments_are_made(run):
@@ -127,7 +143,7 @@ def test_a_script_that_fails_with_the_changes(run, monkeypatch):
 
     monkeypatch.setattr(advice, "_run", second)
     monkeypatch.setattr(advice, "Ghosts", Ghosts)
-    found = advise(Asked(command=COMMAND, cluster=parse_cluster("a100-80gb"), said=Plan()))
+    found = advise(Asked(command=COMMAND, cluster=parse_cluster("a100-80gb"), said={}))
     assert (found.status, found.failed[0].why) == ("too_large", "unrecognized arguments: --optim")
 
 

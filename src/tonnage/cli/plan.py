@@ -30,7 +30,6 @@ from tonnage.errors import UsageError
 from tonnage.options import spelled
 
 if TYPE_CHECKING:
-    from tonnage.plans import Plan
     from tonnage.script.advice import Asked
 
 SEARCH = "What may be chosen"
@@ -115,7 +114,7 @@ def plan(
         asked = Asked(
             command=model_or_command,
             cluster=cluster,
-            said=_plan_alone(options),
+            said=_of_plan_alone(options),
             **limits,
             timeout_seconds=float(timeout),
             torch_version=torch,
@@ -210,15 +209,16 @@ def _refuse(given: dict[str, Any]) -> None:
             raise UsageError(f"--{name} is for a MODEL; a script is run as it is. Leave it out.")
 
 
-def _plan_alone(said: dict[str, Any]) -> "Plan":
-    """The Plan that was said.  Raises UsageError for options of the job, which the script itself says."""
+def _of_plan_alone(said: dict[str, Any]) -> dict[str, Any]:
+    """What was said, of Plan.  Raises UsageError for what cannot be, and for what the script itself says."""
     from tonnage.plans import Plan
 
     of_plan = {item.name for item in fields(Plan)} - {"engine"}
     for name in said:
         if name not in of_plan:
             raise UsageError(f"--{spelled(name)} is what the script itself says; change it there.")
-    return Plan(**said)
+    Plan(**said)
+    return said
 
 
 def _of_script(asked: "Asked", *, json: bool) -> int:

@@ -66,8 +66,8 @@ class Asked:
     """As it would be typed."""
     cluster: Cluster
     """The GPUs."""
-    said: Plan
-    """Options that the user has said: they are kept."""
+    said: Mapping[str, Any]
+    """Options of Plan that the user has said: they are kept."""
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
@@ -245,20 +245,22 @@ def _planned(
 
 
 def _question(asked: Asked, now: Understood, facts: Facts) -> Question:
-    keep = now.openly(asked.said)
+    keep, launched = now.openly(asked.said), launchers.is_launched(asked.command)
     if now.plan.precision == "fp32" and "precision" in asked.without:
         keep = replace(keep, precision="fp32")
     if facts.is_launchers:
         keep = replace(keep, shard=now.plan.shard, param_offload=now.plan.param_offload)
     if facts.is_launchers and not facts.is_loop and now.plan.shard in SHARDED:  # it checkpoints as well
         keep = replace(keep, checkpointing=now.plan.checkpointing)
+    moving = () if launched or asked.cluster.gpus > 1 else ("param-offload",)  # sharding on one GPU wants a launcher
     divides = all(flag(name, facts.options) for name in BATCH)
     return Question(
         job=now.job,
         plan=keep,
         cluster=asked.cluster,
+        stated=tuple(asked.said),
         only=asked.only,
-        without=(*asked.without, *(LOOPS_NOT if facts.is_loop else ())),
+        without=(*asked.without, *(LOOPS_NOT if facts.is_loop else moving)),
         only_micro_batch=now.job.micro_batch if facts.is_loop and not divides else None,
         allow=asked.allow,
         headroom=asked.headroom,

@@ -7,7 +7,7 @@ were built (`tonnage_inside.script`).  Here that becomes a Job and a Plan, or on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tonnage.engines.hf_trainer import OPTIMIZERS
@@ -151,8 +151,11 @@ class Understood:
         batch = f"{job.micro_batch} x {job.seq_len:,} tokens, {job.grad_accum} accumulated"
         return f"{job.method}{adapters}, {batch}, {', '.join(parts)}"
 
-    def openly(self, said: Plan) -> Plan:
-        """What a plan must keep: what the user `said`, and whatever would train something else, or otherwise."""
+    def openly(self, said: Mapping[str, Any]) -> Plan:
+        """What a plan must keep: what the user `said`, and whatever would train something else, or otherwise.
+
+        Raises UsageError for a value that an option cannot have.
+        """
         now = self.plan
         kept = {
             name: getattr(now, name)
@@ -165,9 +168,7 @@ class Understood:
             kept["optimizer"] = now.optimizer
         if now.precision != "fp32":  # which autocast makes faster
             kept["precision"] = now.precision
-        plain = Plan()
-        own = {name: value for name, value in vars(said).items() if value != getattr(plain, name)}
-        return replace(plain, **{**kept, **own})
+        return Plan(**{**kept, **said})
 
 
 def seen(facts: Facts) -> str:
