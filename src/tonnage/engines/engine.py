@@ -95,7 +95,7 @@ class Engine:
         choices = [word for word in possible if known and word in known]
         way_out = f"choose {spelled(option)} {' or '.join(choices)}" if choices else f"leave {spelled(option)} out"
         return Refusal(
-            technique=f"{spelled(option)}={chosen}",
+            technique=f"{spelled(option)}={'on' if chosen is True else chosen}",
             reason=f"the engine {self.name} has no setting for it",
             instead=f"{way_out}, or engine tonnage",
         )
