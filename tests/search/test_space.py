@@ -117,6 +117,15 @@ def test_what_is_said_of_sharding_is_taken_into_account_by_offload():
     assert all(one.plan.shard in ("zero2", "zero3") for one in candidates(question(gpu="t4", param_offload="cpu")))
 
 
+def test_what_is_said_together_is_kept_together():
+    both = question("llama-3.2-1b", "4xt4", shard="zero3", optimizer_offload="cpu", param_offload="cpu")
+    assert {one.plan.optimizer_offload for one in candidates(both)} == {"cpu"}
+    piped = question("llama-3.2-1b", "4xt4", grad_accum=4, pp=2, shard="zero3", accum_sync=True)
+    assert {(one.plan.pp, one.plan.shard, one.plan.accum_sync) for one in candidates(piped)} == {(2, "zero3", True)}
+    only_pipe = candidates(question("llama-3.2-1b", "4xt4", grad_accum=4, pp=2))
+    assert {one.plan.shard for one in only_pipe} == {"none", "ddp", "zero1", "zero2"}
+
+
 def test_constraints():
     def values(name, **constraints):
         return {getattr(one.plan, name) for one in candidates(question(**constraints))}

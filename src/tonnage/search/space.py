@@ -288,7 +288,7 @@ def _plans(question: Question, job: Job, offload: bool, files: bool) -> Iterator
         used = {changes.get(name, "none") for name in OFFLOADS}
         if (offload and used == {"none"}) or (files and FILES not in used):
             continue
-        if _is_sensible(question, {**said, **changes}):
+        if _is_sensible(question, said, changes):
             yield replace(plain, **changes)
 
 
@@ -296,21 +296,26 @@ _TOGETHER: Final = ("shard", "accum_sync", "optimizer_offload", "param_offload")
 """Options of which it hangs on the others what they can be."""
 
 
-def _is_sensible(question: Question, chosen: Mapping[str, Any]) -> bool:
-    """Whether the parts of a combination go together at all."""
-    cluster, shard, synced = question.cluster, chosen.get("shard"), chosen.get("accum_sync")
+def _is_sensible(question: Question, said: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
+    """Whether what is chosen goes together, and with what was said; what was said is not judged."""
+    chosen, cluster = {**said, **changes}, question.cluster
+    shard, synced = chosen.get("shard"), chosen.get("accum_sync")
     weights, states = (chosen.get(name, "none") != "none" for name in ("param_offload", "optimizer_offload"))
     data = cluster.gpus // (chosen["tp"] * chosen["pp"] * chosen["cp"])
     if data < 1 or (shard == "hsdp" and cluster.nodes == 1):
         return False
     if shard is not None and not _divides(question, shard, data * chosen["cp"], weights, states):
         return False
-    if (weights or synced) and shard not in SHARDING:
-        return False  # else weights do not go, and whole gradients are kept in any case
-    if weights and states:
+    free = {name for name in _TOGETHER if name in changes}
+    if weights and shard not in SHARDING and free & {"shard", "param_offload"}:
+        return False
+    if synced and shard not in SHARDING and "accum_sync" in free:
+        return False  # whole gradients are kept in any case
+    if weights and states and free & {"param_offload", "optimizer_offload"}:
         return False  # which go with the weights
-    # torch's pipeline keeps layers whole, and gradients, until its last micro-batch
-    return not (chosen["pp"] > 1 and (shard in ("hsdp", "zero3") or synced))
+    if chosen["pp"] > 1:  # torch's pipeline keeps layers whole, and gradients, until its last micro-batch
+        return not ((shard in ("hsdp", "zero3") and "shard" in free) or (synced and "accum_sync" in free))
+    return True
 
 
 def _divides(question: Question, shard: str, ranks: int, weights: bool, states: bool) -> bool:
