@@ -45,6 +45,15 @@ def test_nothing_fits():
     assert "missing" in plans_html.page(solution)
 
 
+def test_what_stands_against_all_plans_is_named():
+    asked = question("llama-3.2-1b", gpu="t4", shard="ddp", param_offload="cpu")
+    solution = search(asked, Formula(), top=1)
+    assert solution.status == "unsupported"
+    said = "param-offload=cpu: it is a part of FSDP2, and shard is ddp"
+    assert said in " ".join(plans.render(solution).split())
+    assert said in plans_html.page(solution)
+
+
 def test_the_page_stands_alone_and_carries_its_data():
     solution = solved(gpu="8xa100-80gb")
     page = plans_html.page(solution)

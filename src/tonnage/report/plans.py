@@ -7,6 +7,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from tonnage.options import spelled
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
 from tonnage.report.wording import samples
@@ -46,6 +47,14 @@ def _parts(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     yield Padding(text(facts(solution), "dim"), (1, 0, 0, 0))
 
 
+def why_not(solution: Solution) -> str:
+    """What stands first against all plans, where none can be run."""
+    if not solution.refused:
+        return "no combination is left"
+    first = solution.refused[0]
+    return first.why if first.what == "all" else f"{spelled(first.what)}: {first.why}"
+
+
 def _headline(solution: Solution) -> Table:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
@@ -69,8 +78,8 @@ def _headline(solution: Solution) -> Table:
         rows.add_row(Text(_HEADLINES["too_large"], style=BAD), text(f"{missing} missing, at least", "bold"))
         rows.add_row("", text(f"{asked}; {batch}"))
     else:
-        why = solution.refused[0].why if solution.refused else "no combination is left"
-        rows.add_row(Text(_HEADLINES.get(solution.status, solution.status), style=BAD), text(why, "bold"))
+        why = text(why_not(solution), "bold")
+        rows.add_row(Text(_HEADLINES.get(solution.status, solution.status), style=BAD), why)
         rows.add_row("", text(f"{asked}; {batch}"))
     return rows
 

@@ -6,7 +6,7 @@ from typing import Final
 from tonnage.report import markup
 from tonnage.report.markup import key, table, text
 from tonnage.report.palette import LOOKS
-from tonnage.report.plans import cost, facts, on_host, order, rates, saving, seconds
+from tonnage.report.plans import cost, facts, on_host, order, rates, saving, seconds, why_not
 from tonnage.search.words import describe
 from tonnage.solution import Choice, Solution, Stage
 from tonnage.units import gib
@@ -80,7 +80,7 @@ def _answer(solution: Solution) -> Iterator[str]:
         yield f'<p class="answer full">does not fit: {gib(solution.nearest.missing_bytes)} missing, at least</p>'
         yield f"<p>least: {text(describe(solution.nearest.candidate))}</p>"
     else:
-        yield f'<p class="answer full">{text(solution.refused[0].why if solution.refused else solution.status)}</p>'
+        yield f'<p class="answer full">{text(why_not(solution))}</p>'
 
 
 def _plans(plans: tuple[Choice, ...]) -> str:
