@@ -52,11 +52,13 @@ API int posix_memalign(void **pointer, size_t alignment, size_t bytes)
             next = next_function("posix_memalign");
         return next ? next(pointer, alignment, bytes) : ENOMEM;
     }
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
-    if (memory == MAP_FAILED)
-        return ENOMEM;
     struct range *block = calloc(1, sizeof *block);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *memory = block ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0) : MAP_FAILED;
+    if (memory == MAP_FAILED) {
+        free(block);
+        return ENOMEM;
+    }
     block->start = (uint64_t)memory;
     block->bytes = bytes;
     pthread_mutex_lock(&lock);
