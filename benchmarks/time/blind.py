@@ -41,10 +41,10 @@ def answers(rows: list[Row]) -> Iterator[tuple[Row, float, float]]:
 
 
 def code_of(row: Row) -> Software:
-    """What ran it: the code of its name, or what torch.compile makes of that, of which no Plan knows: passes are
-    fused, and as long over their bytes as those of another fused code."""
+    """What ran it: the code of its name, or what torch.compile or Liger's kernels make of that, of which no Plan
+    knows: passes are fused, and as long over their bytes as those of another fused code."""
     found = software(row.software)
-    if not row.raw.get("compiled"):
+    if not (row.raw.get("compiled") or row.raw.get("liger")):
         return found
     return replace(found, fused=True, memory_factor=software("megatron-deepspeed").memory_factor)
 
@@ -229,14 +229,15 @@ def _squad(raw: Raw) -> Row:
 
 
 def _torchtune(raw: Raw) -> Row:
-    """bf16 throughout, full sequences of packed documents; most of it compiled."""
+    """bf16 throughout, full sequences of packed documents; most of it compiled.  What is offloaded goes on a
+    stream of its own, the default of `OffloadActivations` since torch 2.5."""
     adapters = raw["method"] != "full"
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"], axes=Axes(), dtype="bf16", weight_bytes=2,
         gradient_bytes=2, autocast=False, lora_rank=raw.get("rank", 0), quantized=raw["method"] == "qlora",
         checkpointing="full" if raw.get("checkpointed") else "none", loss=raw.get("loss", "plain"),
         optimizer=raw.get("optimizer", "adamw"), activation_offload=raw.get("offloaded", False),
-        packing=8,
+        copies_beside=True, packing=8,
     )  # fmt: skip
     return Row(
         source=f"torchtune, {'adapters' if adapters else 'full'}", software="eager", model=raw["model"],
@@ -246,12 +247,39 @@ def _torchtune(raw: Raw) -> Row:
     )  # fmt: skip
 
 
+# ---- long sequences under DeepSpeed
+
+
+def _ml_engineering(raw: Raw) -> Row:
+    """Llama 3.1 8B under DeepSpeed's ZeRO, one sequence a card, FlashAttention 3 or 4 in the place of cuDNN's.
+
+    TFLOP/s a GPU by its own count (benchmark.py): products with all weights but the embedding's, and the half of
+    attention that the causal mask leaves.
+    """
+    shape, seq_len, stage = _catalog("llama-3.1-8b"), raw["seq_len"], raw["stage"]
+    work = Work(
+        seq_len=seq_len, micro_batch=1, axes=Axes(dp_shard=raw["n_gpus"]), dtype="bf16", weight_bytes=2,
+        gradient_bytes=2, main_weights=True, autocast=False, checkpointing="full" if raw["checkpointed"] else "none",
+        attention="cudnn", loss="liger" if raw.get("liger") else "plain", optimizer="adamw-fused", clipped=True,
+        shard=f"zero{stage}", weights_stay=stage == 2, averages_each=True, optimizer_offload=float(raw["offload"]),
+    )  # fmt: skip
+    products = 6 * (shape.parameters - shape.vocab * shape.hidden) * seq_len
+    scores = 6 * seq_len**2 * shape.query_width * shape.layers
+    return Row(
+        source="ml-engineering, " + ("Adam on the host" if raw["offload"] else "ZeRO-2"), software="eager",
+        model="llama-3.1-8b", cluster_name=raw["gpu"], shape=shape, work=work,
+        cluster=_cluster(find_device(raw["gpu"]), raw["n_gpus"]),
+        seconds=(products + scores) / raw["tflops"] / 1e12, raw=raw,
+    )  # fmt: skip
+
+
 ADAPTERS: dict[str, Callable[[Raw], Row]] = {
     "Modalities/modalities": _modalities,
     "bigscience-workshop/bigscience": _bigscience,
     **dict.fromkeys(("yanring/Megatron-MoE-ModelZoo", "InternLM/xtuner"), _qwen3),
     **dict.fromkeys(("lambdal/deeplearning-benchmark", "NVIDIA/DeepLearningExamples"), _squad),
     "pytorch/torchtune": _torchtune,
+    "stas00/ml-engineering": _ml_engineering,
 }
 
 

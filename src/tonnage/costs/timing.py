@@ -6,9 +6,9 @@ from functools import lru_cache
 from math import log2
 from typing import Final
 
+from tonnage.costs import host as on_host
 from tonnage.costs import operations, rates, schedule
 from tonnage.costs.collectives import Fabric, Group, far_bytes_per_second, has_links, near_bytes_per_second
-from tonnage.costs.memory import offloaded_bytes
 from tonnage.costs.operations import ELEMENT_BYTES, Passes, Slice, kept_dtype
 from tonnage.costs.rates import Card, Seconds
 from tonnage.costs.shape import Shape
@@ -38,15 +38,6 @@ LAUNCHES: Final = {"adamw-loop": 14, "muon": 60, "adafactor": 30}
 
 _LAUNCH_SECONDS: Final = 10e-6
 """Of the host for a kernel of an optimizer, which launches them in a loop without modules or autograd between."""
-
-_HOST_ADAM_BYTES_PER_SECOND: Final = 30e9
-"""What Adam on the host's processor moves: 28 bytes a weight; an assumption, within a factor of two on servers."""
-
-_BESIDE: Final = 0.8
-"""Of the copies of activations on a stream of their own, what can go on beside the computation: an assumption."""
-
-_WEIGHTS_BESIDE: Final = 0.5
-"""Of the copies of a layer's weights and gradients beside other layers' computation: an assumption."""
 
 _CHOOSING: Final = 0.8
 """What op-level checkpointing, which looks at each operation in Python, costs the host relative to launching it: an
@@ -144,8 +135,11 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
     stalls = _stalls(work, software)
     weights = _rank_weights(shape, work)
     averaging = _averaging(shape, work, cluster, fabric, software, weights, own.card.total * 2 / 3)
-    update = _update(shape, work, cluster, reached, software, weights)
-    copies = _copies(shape, work, cluster, weights, max(stages))
+    trained = trained_weights(shape, work, weights)
+    card_update = _update(shape, work, cluster, reached, trained / work.state_shards)
+    host_update = on_host.update_seconds(trained / work.state_shards, work, cluster)
+    update = card_update + host_update
+    copies = on_host.copy_seconds(shape, work, cluster, weights, trained, max(stages))
     step = busy + stalls + averaging + update + copies
     m = work.grad_accum
     exchanged = m * (own.exchange + per_micro_batch) + stalls + averaging
@@ -156,9 +150,9 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
     host = max(step - known, 0.0)
     bounds = {
         "compute": m * (own.card.total - own.card.memory + own.again.total - own.again.memory),
-        "memory": m * (own.card.memory + own.again.memory) + update,
+        "memory": m * (own.card.memory + own.again.memory) + card_update,
         "communication": exchanged + copies,
-        "host": host,
+        "host": host + host_update,
     }
     peak = rates.peak_flops(cluster.device, work.dtype)
     gpus = work.axes.ranks
@@ -644,14 +638,13 @@ def _alike(work: Work, ranks: int, cluster: Cluster) -> Group:
     return _group(max(ranks * layout.cp * layout.tp // inner, 1), inner, cluster)
 
 
-# ---- the optimizer and copies ----------------------------------------------------------------------------------
+# ---- the optimizer ---------------------------------------------------------------------------------------------
 
 
-def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, weights: float) -> float:
-    """Seconds of the optimizer's step on the card; on the host it is a copy."""
-    trained = trained_weights(shape, work, weights) / work.state_shards
-    if work.optimizer_offload or work.param_offload:
-        return trained * 28 / _HOST_ADAM_BYTES_PER_SECOND
+def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, trained: float) -> float:
+    """Seconds of the optimizer's step on the card, for so many weights of which a part may be the host's."""
+    if work.param_offload:
+        return 0.0
     pure = max(work.weight_bytes, work.gradient_bytes) < 4 and not work.main_weights  # then so are the states
     scale = work.weight_bytes / 4 if pure else 1.0
     moved = trained * OPTIMIZER_BYTES.get(work.optimizer, 80) * scale
@@ -661,7 +654,7 @@ def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, software:
         passing += _newton_schulz(shape, trained, cluster, reached)
     modules = 7 if shape.gated else 6
     launches = LAUNCHES.get(work.optimizer, 1) * shape.layers / work.axes.pp * (modules + shape.norms)
-    return max(passing, launches * _LAUNCH_SECONDS)
+    return (1 - work.optimizer_offload) * max(passing, launches * _LAUNCH_SECONDS)
 
 
 def _newton_schulz(shape: Shape, trained: float, cluster: Cluster, reached: Card) -> float:
@@ -669,29 +662,6 @@ def _newton_schulz(shape: Shape, trained: float, cluster: Cluster, reached: Card
     m, n = sorted((shape.hidden, shape.intermediate))
     each = 5 * (4 * m + 2 * m * m / n)
     return trained * each / (rates.peak_flops(cluster.device, "bf16") * reached.matmul)
-
-
-def _copies(shape: Shape, work: Work, cluster: Cluster, weights: float, micro_batch: float) -> float:
-    """Seconds of copies between card and host that a step does not hide."""
-    device = cluster.device
-    link = device.host_link_bytes_per_second or device.pcie_bytes_per_second
-    if not (work.optimizer_offload or work.param_offload or work.activation_offload) or link is None:
-        return 0.0
-    rate = 0.85 * link
-    total = 0.0
-    trained = trained_weights(shape, work, weights) * work.gradient_bytes / work.gradient_shards
-    if work.optimizer_offload and not work.param_offload:
-        total += trained * (1 + work.weight_bytes / work.gradient_bytes) / rate
-    if work.param_offload:
-        coming = weights * work.resting_bytes / work.axes.shards / rate * (2 if work.gathers_again else 1)
-        last = schedule.exposed(coming + trained / rate, micro_batch, _WEIGHTS_BESIDE)
-        others = schedule.exposed(coming, micro_batch, _WEIGHTS_BESIDE) if work.gradients_whole else last
-        total += last + (work.grad_accum - 1) * others
-    if work.activation_offload:
-        there_and_back = 2 * offloaded_bytes(shape, work) * shape.layers / work.axes.pp / rate
-        shown = schedule.exposed(there_and_back, micro_batch, _BESIDE) if work.copies_beside else there_and_back
-        total += work.grad_accum * shown
-    return total
 
 
 _ELSEWHERE: Final = ((0.87, 1.2), (0.87, 1.3), (0.87, 1.25))
@@ -734,5 +704,5 @@ def _interval(
         assumed.append("time: with layers of experts it was 3 to 16 % off on networks left out, sometimes 40 %")
     if work.optimizer_offload or work.param_offload:
         low, high = low**1.5, high**1.5
-        assumed.append("time: the host's processor is taken to move 30 GB/s in the optimizer's step")
+        assumed.append(on_host.assumption(cluster))
     return low, high, tuple(assumed)

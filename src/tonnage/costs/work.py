@@ -91,8 +91,8 @@ class Work:
     """Whether `zero2` leaves weights whole (ZeRO's second stage), where FSDP2 gathers them for each micro-batch."""
     averages_each: bool = False
     """Whether gradients are averaged after each micro-batch."""
-    optimizer_offload: bool = False
-    """Whether states rest on the host, where the optimizer runs."""
+    optimizer_offload: float = 0.0
+    """Part of the states that rests on the host, where the optimizer runs for them."""
     param_offload: bool = False
     """Whether sharded weights rest on the host."""
     activation_offload: bool = False
@@ -195,12 +195,12 @@ class Work:
             repeats_to_end=plan.checkpointing == "full-reentrant",
             attention=plan.attention,
             loss=plan.loss,
-            optimizer=plan.optimizer,
+            optimizer="adamw-fused" if by_zero and plan.optimizer == "adamw" else plan.optimizer,
             clipped=plan.clip_grad_norm is not None,
             shard=plan.shard,
             weights_stay=by_zero and plan.shard == "zero2",
             averages_each=plan.accum_sync or (by_zero and plan.shard in SHARDING),
-            optimizer_offload=plan.optimizer_offload != "none",
+            optimizer_offload=_part_on_host(plan),
             param_offload=plan.param_offload != "none",
             activation_offload=plan.activation_offload != "none",
             copies_beside=plan.activation_offload not in ("none", "cpu"),
@@ -220,7 +220,7 @@ _BESIDE_LAYERS: Final[dict[str, Any]] = {
     "shard": "none",
     "weights_stay": False,
     "averages_each": False,
-    "optimizer_offload": False,
+    "optimizer_offload": 0.0,
     "param_offload": False,
     "activation_offload": False,
     "copies_beside": False,
@@ -248,6 +248,12 @@ def _whole_gradient_bytes(plan: Plan, weight_bytes: int) -> int:
 
 _BY_ACCELERATE: Final = ("accelerate", "hf-trainer", "trl", "axolotl")
 """Engines that divide a network by accelerate."""
+
+
+def _part_on_host(plan: Plan) -> float:
+    """Of the optimizer's states: all of them unless the plan says a fraction."""
+    place, _, fraction = plan.optimizer_offload.partition("=")
+    return 0.0 if place == "none" else float(fraction or 1)
 
 
 def _recomputed(plan: Plan) -> str:

@@ -138,7 +138,7 @@ def least_host_bytes(shape: Shape, work: Work, plan: Plan) -> int:
     """
     if all(place == "none" for place in (plan.activation_offload, plan.optimizer_offload, plan.param_offload)):
         return 0
-    kept = replace(work, param_offload=False, optimizer_offload=False, activation_offload=False)
+    kept = replace(work, param_offload=False, optimizer_offload=0.0, activation_offload=False)
     weights, _, states = _held(shape, kept)
     waiting = 0.0
     if plan.param_offload == "cpu":
