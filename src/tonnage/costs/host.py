@@ -12,7 +12,7 @@ from tonnage.costs.work import Work
 from tonnage.device import Cluster, Device
 
 _SERVER_BYTES_PER_SECOND: Final = 105e9
-"""Of the memory of a server, in an optimizer of one pass with all the processors' threads, all ranks together.
+"""Of the memory of a server, in an optimizer of one pass, all ranks together.
 
 28 bytes a weight: 8 billion take 8 ranks 2.1 s (ml-engineering's Llama 3.1 8B on H200 and on B200, six lengths each);
 70 billion of 14 bytes take 8 less than 13.6 (torchtune's pull request 993)."""
@@ -82,8 +82,8 @@ def assumption(cluster: Cluster) -> str:
     """What is taken for granted of a host where an optimizer runs on it."""
     rate = _bytes_per_second(cluster.device) / 1e9
     return (
-        f"time: a machine's processors are taken to move {rate:.0f} GB/s in the optimizer's step, with all their "
-        "threads (torchrun leaves each of several ranks one: set OMP_NUM_THREADS)"
+        f"time: a machine's host is taken to move {rate:.0f} GB/s in the optimizer's step, all its ranks together; "
+        "published steps were up to nine times slower"
     )
 
 
