@@ -334,10 +334,12 @@ def test_a_first_block_larger_than_the_card_does_not_fit(worker):
 
 
 @pytest.mark.ghost
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_stage_of_few_layers_continued_is_the_whole_one(worker, rank):
-    plan = Plan(shard="zero2", pp=2, checkpointing="full", allocator="expandable")
-    job = with_layers(tiny_job("llama", seq_len=256, grad_accum=3), 72)
+@pytest.mark.parametrize(
+    ("rank", "shard", "schedule"), [(0, "zero2", "1f1b"), (2, "zero3", "1f1b"), (0, "zero2", "interleaved")]
+)
+def test_a_stage_of_few_layers_continued_is_the_whole_one(worker, rank, shard, schedule):
+    plan = Plan(shard=shard, pp=2, pp_schedule=schedule, checkpointing="full", allocator="expandable")
+    job = with_layers(tiny_job("llama", seq_len=256, grad_accum=4), 120)
     compare(worker, job, plan, parse_cluster("4xa100-40gb"), rank)
 
 

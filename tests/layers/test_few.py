@@ -20,7 +20,7 @@ def of_tiny(**changes):
 def test_depths_follow_the_pattern_of_layers():
     assert depths(of_tiny(), Plan()) == (2, 3)
     assert depths(of_tiny(), Plan(shard="zero3")) == (3, 4)
-    assert depths(of_tiny(), Plan(pp=4)) == (4, 8)
+    assert depths(of_tiny(), Plan(pp=4)) == (8, 12)  # two layers a stage, and three
     assert depths(of_tiny(layer_types=["full", "sliding", "sliding"] * 16), Plan()) == (3, 6)
     assert depths(of_tiny(layer_types=[f"kind {i}" for i in range(48)]), Plan()) is None
     assert depths(of_tiny(first_k_dense_replace=1), Plan()) == (3, 4)
@@ -200,7 +200,17 @@ def test_only_layers_that_take_long_are_continued():
     assert depths_to_continue(of_tiny(sliding_window_pattern=6), Plan(shard="zero3")) is None
     deep = of_tiny(num_hidden_layers=80)
     assert depths_to_continue(deep, Plan(shard="zero2", pp=2)) == (6, 8, 10)  # a layer of a stage beyond `depths`
+    assert depths_to_continue(deep, Plan(shard="zero2", pp=4)) == (8, 12, 16)
+    assert depths_to_continue(deep, Plan(shard="zero3", pp=4)) is None  # three layers a stage, which are no fewer
+    assert depths_to_continue(of_tiny(num_hidden_layers=96), Plan(shard="zero3", pp=4)) == (12, 16, 20)
+    interleaved = Plan(pp=2, pp_schedule="interleaved")
+    assert depths_to_continue(of_tiny(num_hidden_layers=96), interleaved) == (12, 16, 20)
     assert depths_to_continue(deep, Plan(shard="zero2", pp=8)) is None  # ten layers a stage
+
+
+def test_looks_at_a_pipeline_have_layers_between_the_first_and_the_last_of_a_stage():
+    assert depths(of_tiny(num_hidden_layers=80), Plan(shard="zero2", pp=4)) == (8, 12)
+    assert depths(of_tiny(num_hidden_layers=32), Plan(shard="zero2", pp=4)) == (4, 8)  # where there are enough
 
 
 def test_layers_for_images_would_be_run_three_times():

@@ -7,11 +7,14 @@ from dataclasses import replace
 import pytest
 
 from solutions import Formula, question
+from tonnage.api import request
+from tonnage.axes import axes
+from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable
-from tonnage.layers.few import COMPILED
+from tonnage.layers.few import COMPILED, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.search import memory
-from tonnage.search.depth import Look, Moment
+from tonnage.search.depth import Look, Moment, extrapolated
 from tonnage.search.memory import STEPS, STEPS_EXPANDABLE, steps_run
 from tonnage.search.solve import search
 from tonnage.solution import Candidate
@@ -157,3 +160,29 @@ def test_a_worker_that_cannot_start_is_told_by_the_first_run(monkeypatch):
         ghosts.start()
         (answer,) = ghosts.fit([Candidate(job=asked.job, plan=Plan())], asked.cluster)
     assert isinstance(answer, GhostUnavailable)
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(
+    ("options", "fullest"),
+    [
+        ({"pp": 4, "tp": 4, "cp": 2, "shard": "zero2", "checkpointing": "selective"}, 0),
+        ({"pp": 4, "tp": 4, "shard": "zero2", "checkpointing": "full"}, 0),  # the embedding outweighs what waits
+        ({"pp": 8, "tp": 4, "shard": "zero1", "checkpointing": "full"}, 8),  # 256 micro-batches wait there twice
+    ],
+)
+def test_the_rank_of_a_pipeline_that_is_asked_first_needs_most(options, fullest):
+    cluster = parse_cluster("8x8xh100-80gb")
+    asked = {"seq_len": 8192, "global_batch_tokens": 2**22, "loss": "chunked", "optimizer": "adamw-fused"}
+    job, plan = request("llama-3.1-70b", offline=True, **asked, **options)
+    one = Candidate(job=job.on_ranks(axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel), plan=plan)
+    ranks = memory._ranks(one, cluster)
+    assert memory._likely_fullest(one, cluster) == fullest
+    few = replace(one, job=with_layers(one.job, plan.pp))
+    grown = replace(one, job=with_layers(one.job, 2 * plan.pp))
+    with memory.Ghosts(lambda text: None, count=1) as ghosts:
+        needs = {}
+        for rank in ranks:
+            looks = [ghosts._run(memory._Run(each, roomy(cluster), 1, 0, rank, looks=True)) for each in (few, grown)]
+            needs[rank] = extrapolated(*looks, (plan.pp, 2 * plan.pp), 80).process_bytes
+    assert max(needs, key=needs.get) == fullest

@@ -30,7 +30,7 @@ _LEAST: Final = 2
 _LEAST_SHARDED: Final = 3
 """The same where weights are gathered: buffers for several layers are in use at once, whatever the depth."""
 
-_WORTH_OF_STAGES: Final = 3
+_WORTH_OF_STAGES: Final = 2
 """Three runs of a pipeline's stage have at most so much less than all its layers, or all are run: each run takes time
 of its own, for which a stage has few layers."""
 
@@ -86,6 +86,8 @@ def depths(job: Job, plan: Plan) -> tuple[int, int] | None:
     if found is None:
         return None
     small, period = found
+    if plan.pp > 1 and (small + 2 * period) * WORTH <= layers_of(job):
+        small += period  # a stage's first and last layer are not like those between
     return (small, small + period) if (small + period) * WORTH <= layers_of(job) else None
 
 
@@ -105,10 +107,16 @@ def depths_to_continue(job: Job, plan: Plan) -> tuple[int, int, int] | None:
     if plan.pp == 1 and small < 2 * period:  # the first and the last of each kind are not like those between
         small += period
     least = 3 * (small + period) + 2 * _beside_words(job)
-    if plan.pp > 1:  # a stage's first and last layer are not like those between
-        small = small + period
+    if plan.pp > 1:
+        small = max(small + period, _least_of_a_stage(plan) * period)
         least = _WORTH_OF_STAGES * 3 * (small + period)
     return (small, small + period, small + 2 * period) if least <= layers_of(job) else None
+
+
+def _least_of_a_stage(plan: Plan) -> int:
+    """A stage's first and last layer are not like those between; three are as more are where weights are gathered for
+    each pass, or a rank has several stages."""
+    return 3 if plan.shard in ("zero3", "hsdp") or plan.pp_schedule == "interleaved" else 2
 
 
 def layers_of(job: Job) -> int:

@@ -156,6 +156,18 @@ def under_way(shape: Shape, work: Work) -> float:
     return _activations(shape, work) / min(work.axes.pp, work.grad_accum)
 
 
+def usually_of_the_first(shape: Shape, work: Work) -> float:
+    """Bytes that a pipeline's first rank usually holds and its second does not.
+
+    One micro-batch more is under way there, and it has the embedding with its gradient and states.
+    """
+    elements = shape.embedding_parameters / work.axes.tp
+    held = sum(_held(shape, work)) / (shape.parameters / (work.axes.pp * work.axes.tp)) * elements
+    whole = (_gathered_bytes(work) + work.gradient_bytes + _REDUCED) * elements if work.sharded else 0.0
+    one = max(_likely_kept(shape, work) * shape.layers / work.axes.pp, under_way(shape, work))
+    return held + whole + (one if work.grad_accum >= work.axes.pp else 0.0)
+
+
 def _activations(shape: Shape, work: Work) -> float:
     """Kept for backward by the layers of one rank, in two bytes an element.
 

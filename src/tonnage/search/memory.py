@@ -20,7 +20,7 @@ from tonnage.ghost.process import any_libraries
 from tonnage.job import Job
 from tonnage.layers.few import depths, is_repetitive, layers_of, leaves_what_it_found, roomy, with_layers
 from tonnage.search import waiting
-from tonnage.search.bounds import under_way
+from tonnage.search.bounds import usually_of_the_first
 from tonnage.search.depth import Look, Need, extrapolated, of_run, seen
 from tonnage.search.pricing import shape_of
 from tonnage.search.turns import Turns
@@ -253,14 +253,15 @@ def _ranks(candidate: Candidate, cluster: Cluster) -> tuple[int, ...]:
 
 
 def _likely_fullest(candidate: Candidate, cluster: Cluster) -> int:
-    """Of a pipeline the first rank, which has most micro-batches under way, or the second, which gets more of all."""
+    """Of a pipeline the first rank, which has the embedding and most micro-batches under way, or the second, which
+    gets more of all of a step's."""
     first, *others = _ranks(candidate, cluster)
     shape = shape_of(candidate)
     if not others or shape is None:
         return first
     more = waiting.waiting_bytes(candidate, cluster, others[0]) - waiting.waiting_bytes(candidate, cluster, first)
     work = Work.of(candidate.job, candidate.plan, cluster)
-    return others[0] if candidate.job.grad_accum * more > under_way(shape, work) else first
+    return others[0] if candidate.job.grad_accum * more > usually_of_the_first(shape, work) else first
 
 
 def _is_within(answer: Answer, budget_bytes: int | None) -> bool:
