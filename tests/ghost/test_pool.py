@@ -155,7 +155,7 @@ def test_files_of_the_users_folder_stand_in_for_no_library_and_may_hold_the_mode
 
 
 def test_a_card_that_torch_has_no_kernels_for_is_told_as_that(worker: Worker) -> None:
-    with pytest.raises(CannotEstimate, match=r"has no kernels for this card, only for .*sm_\d+.*--torch"):
+    with pytest.raises(CannotEstimate, match=r"has no kernels for this card, only for .*sm_\d+.*--torch 2.10.0"):
         worker.run(TINY, Plan(precision="fp32"), parse_cluster("v100-16gb"))
 
 

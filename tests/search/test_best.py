@@ -176,6 +176,21 @@ def test_what_cannot_be_run_without_a_technique_is_said():
         assert reason.why.endswith("it cannot be run (The step failed: no such kernel).")
 
 
+def test_what_every_run_says_is_said_once():
+    class Kernelless(Formula):
+        def need(self, candidates, cluster):
+            return [CannotEstimate("torch has no kernels for this card.") for _ in candidates]
+
+        def fit(self, candidates, cluster, budget_bytes=None):
+            return self.need(candidates, cluster)
+
+    solution = search(question(gpu="8xa100-80gb"), Kernelless(), top=1)
+    assert solution.status == "unsupported"
+    said = [one for one in solution.refused if "no kernels" in one.why]
+    assert [one.what for one in said] == ["all"]
+    assert solution.refused[0] == said[0]
+
+
 def test_constraints_that_leave_nothing():
     solution = search(question(gpu="a100-80gb", without=("micro-batch=1",)), Formula(), top=1)
     assert solution.status == "unsupported"

@@ -237,6 +237,17 @@ def _job(document: dict[str, Any]) -> Job:
     return Job(model=ModelRef(**document["model"]), **plain)
 
 
+_LAST_FOR_VOLTA: Final = "2.10.0"
+"""The last torch whose plain wheel has kernels for capability 7.0: the next is made by CUDA 13, which has none."""
+
+
+def _torch_for_old_cards() -> str:
+    """What to type where a torch has no kernels for a card."""
+    if torch.cuda.get_device_capability() == (7, 0) and torch.version.cuda >= "13":
+        return f"the last that has is --torch {_LAST_FOR_VOLTA}."
+    return "try another --torch."
+
+
 def _one_line(error: BaseException) -> str:
     if isinstance(error, TonnageError):
         return str(error)
@@ -252,7 +263,9 @@ def _one_line(error: BaseException) -> str:
         return "Files may not be as large as one that is needed here (ulimit -f says how large)."
     if "CUDA error: invalid device function" in str(error):
         made_for = ", ".join(torch.cuda.get_arch_list())
-        return f"torch {torch.__version__} has no kernels for this card, only for {made_for}; try another --torch."
+        return (
+            f"torch {torch.__version__} has no kernels for this card, only for {made_for}; {_torch_for_old_cards()}"
+        )
     told = [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"]
     if error.__cause__ is not None and str(error.__cause__) not in str(error):  # a pipeline's says where, not what
         told.append(f"{type(error.__cause__).__name__}: {' '.join(str(error.__cause__).split())[:600]}")

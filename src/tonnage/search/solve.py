@@ -71,7 +71,7 @@ def _search(
     except CannotEstimate as error:
         return Solution(status="unknown", question=asked, refused=(Refused(what="time", why=str(error)),))
     counts = {**found.counts, "run": ghosts.runs}
-    refused = tuple(found.refused.values())
+    refused = _refused(found)
     if not found.counts["priced"] and not found.counts["below_bound"]:
         why = "the constraints leave no combination that divides the global batch, the heads and the layers"
         why += f", with {question.plan.pp} micro-batches for as many stages" if question.plan.pp > 1 else ""
@@ -108,6 +108,15 @@ def _search(
         frontier=points,
         looked_at={**counts, "run": ghosts.runs},
     )
+
+
+def _refused(found: Search) -> tuple[Refused, ...]:
+    """What was refused; where whatever was run failed in the same words, these are said once, of all."""
+    refused, words = tuple(found.refused.values()), {why for _, why in found.failures}
+    if found.found or found.too_large or len(words) != 1:
+        return refused
+    why = words.pop()
+    return (Refused(what="all", why=why), *(one for one in refused if one.why != why))
 
 
 def _asked(question: Question) -> dict[str, Any]:
