@@ -1,5 +1,6 @@
 """What the process that forks may import: nothing that touches the card."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,6 +73,21 @@ def test_an_import_that_goes_further_is_undone(name: str) -> None:
     assert not preload.imported(name)
     assert not any(name.startswith("preload_") for name in sys.modules)
     assert not torch.cuda.is_initialized()
+
+
+def test_what_is_broken_says_so_where_it_is_imported_again(torch_build: Torch, tmp_path: Path) -> None:
+    """Torch's symmetric memory registers operators, and cannot be imported twice."""
+    (tmp_path / "preload_lacks.py").write_text("import torch.distributed._symmetric_memory\nimport preload_missing")
+    again = (
+        "from tonnage.ghost import preload\n"
+        "assert not preload.imported('preload_lacks')\n"
+        "try: import preload_lacks\n"
+        "except Exception as error: print(type(error).__name__, error.name)"
+    )
+    environment = process.environment(torch=torch_build, sms=132, total_bytes=80 * GIB)
+    environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{tmp_path}"
+    answer = subprocess.run([sys.executable, "-c", again], env=environment, capture_output=True, text=True)
+    assert answer.stdout.split() == ["ModuleNotFoundError", "preload_missing"], answer.stderr
 
 
 def test_a_package_is_told_as_well_when_a_part_of_it_is_wanted(tmp_path: Path) -> None:

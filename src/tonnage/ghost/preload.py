@@ -30,7 +30,11 @@ class NeedsCard(BaseException):
 
 
 def imported(name: str) -> bool:
-    """Import a module if it is installed and can do without a card; else False, with nothing of it left behind."""
+    """Import a module if it is installed and can do without a card; else False, with nothing of it left behind.
+
+    But for torch's own modules: some of them register operators and cannot be imported twice, so that the fork would
+    hear of these and not of what is broken.
+    """
     if name in sys.modules:
         return True
     if importlib.util.find_spec(name.partition(".")[0]) is None:  # of a dotted name it would import the parents
@@ -41,7 +45,8 @@ def imported(name: str) -> bool:
             importlib.import_module(name)
     except (NeedsCard, Exception):  # what is broken says so where it is used, in the fork
         for added in set(sys.modules) - before:
-            del sys.modules[added]
+            if added.partition(".")[0] != "torch":
+                del sys.modules[added]
         return False
     return True
 

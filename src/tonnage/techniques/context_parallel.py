@@ -150,5 +150,8 @@ CONTEXT_PARALLEL: Final = Technique(
     values=("N",),
     accepts=accepts,
     apply=apply,
-    libraries=("torch.distributed.tensor.debug",),  # by torch, when the first sequence is shared
+    libraries=(
+        "torch.distributed.tensor.experimental",
+        "torch.distributed.tensor.debug",  # by torch, when the first sequence is shared
+    ),
 )

@@ -30,4 +30,4 @@ def _divided(parameters: list[nn.Parameter], new: NewOptimizer, world: World) ->
     return divided
 
 
-ZERO1: Final = Technique(option="shard", values=("zero1",), apply=apply)
+ZERO1: Final = Technique(option="shard", values=("zero1",), apply=apply, libraries=("torch.distributed.optim",))
