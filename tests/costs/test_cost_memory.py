@@ -47,6 +47,12 @@ def test_a_layer_keeps_29_values_of_its_width():
     assert kept_bytes(SMALL, WORK) == 4096 * 2048 * 2 * 29
 
 
+def test_a_layer_of_experts_keeps_each_tokens_copies():
+    eight = replace(SMALL, experts=64, experts_per_token=8, expert_intermediate=768)
+    # 4 x 8 x 768 inner values, and 8 copies of each token twice: as they go in and as they come out
+    assert kept_bytes(eight, WORK) == 4096 * 2 * (13 * 2048 + 4 * 8 * 768 + 2 * 8 * 2048)
+
+
 def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_stages():
     piped = replace(WORK, axes=Axes(pp=4), grad_accum=16)
     assert logit_bytes(SMALL, piped) == 4096 * 131072 * 10

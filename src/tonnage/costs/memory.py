@@ -70,7 +70,8 @@ def used_bytes(shape: Shape, work: Work) -> float:
 
     Inputs of the norms (r each), of the products (e each, gathered again in backward), queries, keys and values as
     projected, rotated (not the values) and laid out for the attention, and its result, and of the feed-forward
-    network both halves, the activated one and their product.
+    network both halves, the activated one and their product; of each of a token's experts also the token as it goes
+    in, and what comes out before it is weighed.
     """
     T, t, h = work.tokens, work.axes.tp, shape.hidden
     e, r, along = _elements(work)
@@ -79,7 +80,8 @@ def used_bytes(shape: Shape, work: Work) -> float:
     if shape.experts:
         inner = shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
     feed_forward = e * inner * (4 if shape.gated else 2) / t
-    return T * (shape.norms * h * r / along + 2 * e * h / along + attention + feed_forward)
+    routed = 2 * e * h * shape.experts_per_token * shape.expert_layers / shape.layers if shape.experts else 0.0
+    return T * (shape.norms * h * r / along + 2 * e * h / along + attention + feed_forward + routed)
 
 
 def offloaded_bytes(shape: Shape, work: Work) -> float:

@@ -73,7 +73,8 @@ def _likely_kept(shape: Shape, work: Work) -> float:
     if work.checkpointing != "selective":
         return kept_bytes(shape, work) + gathered
     products = shape.query_width + 2 * shape.key_width + (2 if shape.gated else 1) * _inner_width(shape)
-    return 2.0 * work.tokens * (products + 3 * shape.hidden) / t + gathered
+    routed = shape.hidden * (shape.experts_per_token if shape.experts else 0)  # what comes out of each expert
+    return 2.0 * work.tokens * ((products + 3 * shape.hidden) / t + routed) + gathered
 
 
 def _copies(shape: Shape, work: Work, in_flight: int) -> float:
