@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from tonnage.errors import UsageError
@@ -81,29 +82,32 @@ def axes(plan: Plan, ranks: int, gpus_per_node: int) -> Axes:
     Under `hsdp` as many ranks of a machine as are not taken by tensor and context parallelism divide parameters;
     under `zero2` and `zero3` all that see different batches do, and otherwise none.
     """
-    asked = plan.tp * plan.cp * plan.pp
+    return _axes(plan.shard, plan.pp, plan.cp, plan.tp, plan.ep, ranks, gpus_per_node)
+
+
+@lru_cache(maxsize=8192)  # a search asks for each layout many times
+def _axes(sharding: str, pp: int, cp: int, tp: int, ep: int, ranks: int, gpus_per_node: int) -> Axes:
+    asked = tp * cp * pp
     if ranks % asked:
-        raise UsageError(
-            f"tp {plan.tp} x cp {plan.cp} x pp {plan.pp} needs a multiple of {asked} GPUs, and there are {ranks}."
-        )
-    if gpus_per_node % plan.tp and ranks > 1:
+        raise UsageError(f"tp {tp} x cp {cp} x pp {pp} needs a multiple of {asked} GPUs, and there are {ranks}.")
+    if gpus_per_node % tp and ranks > 1:
         fitting = ", ".join(str(size) for size in divisors(gpus_per_node))
         raise UsageError(
-            f"tp {plan.tp} must divide the {gpus_per_node} GPUs of a machine, across which it is too slow; "
+            f"tp {tp} must divide the {gpus_per_node} GPUs of a machine, across which it is too slow; "
             f"possible: {fitting}."
         )
     data = ranks // asked
-    shard = data if plan.shard in SHARDING else 1
-    if plan.shard == "hsdp":
-        shard = min(data, max(1, gpus_per_node // (plan.tp * plan.cp)))
+    shard = data if sharding in SHARDING else 1
+    if sharding == "hsdp":
+        shard = min(data, max(1, gpus_per_node // (tp * cp)))
         while data % shard:
             shard -= 1
-    found = Axes(pp=plan.pp, dp_replicate=data // shard, dp_shard=shard, cp=plan.cp, tp=plan.tp, ep=plan.ep)
-    if plan.ep > 1 and (found.sharing_experts % plan.ep or plan.ep % plan.tp):
-        fitting = ", ".join(str(size) for size in divisors(found.sharing_experts) if size % plan.tp == 0)
+    found = Axes(pp=pp, dp_replicate=data // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep)
+    if ep > 1 and (found.sharing_experts % ep or ep % tp):
+        fitting = ", ".join(str(size) for size in divisors(found.sharing_experts) if size % tp == 0)
         raise UsageError(
-            f"ep {plan.ep} must divide the {found.sharing_experts} ranks that divide parameters, and be a multiple "
-            f"of tp {plan.tp}; possible: {fitting}."
+            f"ep {ep} must divide the {found.sharing_experts} ranks that divide parameters, and be a multiple "
+            f"of tp {tp}; possible: {fitting}."
         )
     return found
 

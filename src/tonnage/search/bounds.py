@@ -183,12 +183,14 @@ def _activations(shape: Shape, work: Work) -> float:
     hidden, query, key = shape.hidden, shape.query_width, shape.key_width
     if shape.latent_rank:
         query = key = 0  # compressed: what is kept is not bounded here
-    whole = {
-        "none": query + 2 * key + query + 2 * hidden + (3 if shape.gated else 2) * inner,
-        **dict.fromkeys(("attention", "attention-module"), 2 * hidden + (3 if shape.gated else 2) * inner),
-        "selective": query + 2 * key + hidden + inner,
-        "full": 0,
-    }[work.checkpointing]
+    beside = query + 2 * key
+    fed = 2 * hidden + (3 if shape.gated else 2) * inner
+    if work.checkpointing == "none":
+        whole = beside + query + fed
+    elif work.checkpointing == "selective":
+        whole = beside + hidden + inner
+    else:
+        whole = 0 if work.checkpointing == "full" else fed  # `attention`: all but what attention keeps
     divided = whole / work.axes.tp + hidden / (work.axes.tp if work.sequence_parallel else 1)
     return 2.0 * work.tokens * layers * divided
 
