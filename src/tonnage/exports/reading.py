@@ -380,7 +380,9 @@ def _fully_sharded(flat: Mapping[str, Any], prefix: str, version: int = 2) -> It
     """
     keys = {_FSDPS_KEY.sub("", key): key for key in flat if _FSDPS_KEY.match(key)}
     said = {name: flat[key] for name, key in keys.items() if flat[key] is not None}
-    version = said.get("version", flat.get("fsdp_version", version))
+    stated = said.get("version", flat.get("fsdp_version"))
+    silent = _FIRST_VERSION if stated is None and version == 1 else None
+    version = version if stated is None else stated
     try:
         words = _fsdp_words(flat.get("fsdp"))
     except _Unclear:
@@ -390,11 +392,17 @@ def _fully_sharded(flat: Mapping[str, Any], prefix: str, version: int = 2) -> It
     divided = _strategy(said.get(name, strategy)) or "zero3"
     replicas = next((flat[key] for key in _REPLICAS if isinstance(flat.get(key), int)), 1)
     key = keys.get(name, f"fsdp_config.{prefix}{name}")
-    yield _Found(option="shard", value="hsdp" if replicas > 1 else divided, key=key)
+    yield _Found(option="shard", value="hsdp" if replicas > 1 else divided, key=key, silent=silent)
     offloaded = [keys[place] for place in ("offload_params", "cpu_offload") if said.get(place) in (True, "true")]
     if offloaded or "OFFLOAD" in words:
         yield _Found(option="param_offload", value="cpu", key=next(iter(offloaded), "fsdp"))
 
+
+_FIRST_VERSION: Final = (
+    "fsdp_version is not set, and then it is FSDP's first version that runs; its second is what is estimated: "
+    "fsdp_version: 2"
+)
+"""Of accelerate, up to 1.15."""
 
 _FSDPS_KEY: Final = re.compile(r"fsdp_config\.(fsdp_)?")
 
