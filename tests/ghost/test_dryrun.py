@@ -464,6 +464,7 @@ def test_what_is_offloaded_takes_no_memory_of_the_host(dry_run: Any) -> None:
     assert said["grown_bytes"] < 64 << 20, "of 1.9 GiB of zeros"
     assert said["halved"] == [0.0, 0.0, [7.0, 8.0, 2.0, 3.0], [3, 7]]
     assert said["large"] == [1, 0, True]
+    assert said["by_hand"] == [7, 7]
     assert (said["norm"], said["cleared"]) == (0.0, 0.0)
     assert said["overflown"] == [0.0, 1.0]
     assert said["unscaled"] == 0.75

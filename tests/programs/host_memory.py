@@ -1,5 +1,6 @@
 """Offloads to the host by hand: what only ever held zeros, and what did not."""
 
+import ctypes
 import json
 import resource
 
@@ -17,6 +18,24 @@ def train_on_host(rows: int) -> None:
         weight = torch.nn.Parameter(torch.zeros(rows, 4096))
         weight.grad = torch.zeros_like(weight)
         made([weight]).step()
+
+
+def grown_by_hand() -> list[int]:
+    """The first byte of large memory that C asked for, after it grew and shrank, and of small memory."""
+    c = ctypes.CDLL(None)
+    c.realloc.restype, c.realloc.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_size_t)
+    c.free.argtypes = (ctypes.c_void_p,)
+    found = []
+    for size in (1 << 40, 1 << 10):
+        memory = ctypes.c_void_p()
+        assert c.posix_memalign(ctypes.byref(memory), 4096, ctypes.c_size_t(size)) == 0
+        ctypes.memset(memory.value, 7, 1)
+        for asked in (size << 1, size >> 1):
+            memory = ctypes.c_void_p(c.realloc(memory, asked))
+            ctypes.memset(memory.value + asked - 1, 1, 1)
+        found.append(ctypes.string_at(memory.value, 1)[0])
+        c.free(memory)
+    return found
 
 
 train_on_host(1)  # what it imports takes memory once
@@ -50,6 +69,7 @@ halved[:2] = torch.tensor([7.0, 8.0])
 threes[1:].copy_(halved[:1].expand((1 << 17) - 1))
 addresses = {torch.empty(1 << 42, dtype=torch.uint8).data_ptr() for _ in range(100)}  # each is given back
 said = {
+    "by_hand": grown_by_hand(),
     "halved": [half.abs().max().item(), filled.max().item(), halved[:4].tolist(), threes[:2].tolist()],
     "large": [int(large[-1]), int(large[0]), len(addresses) < 100],
     "overflown": [overflown.item(), real_overflown.item()],

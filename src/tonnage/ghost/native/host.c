@@ -83,3 +83,30 @@ API void free(void *pointer)
     if (next)
         next(pointer);
 }
+
+/* What is large stays so, also if little of it is left. */
+static void *moved(struct range *block, size_t bytes)
+{
+    void *memory = mremap((void *)block->start, block->bytes, bytes, MREMAP_MAYMOVE);
+    if (memory != MAP_FAILED) {
+        block->start = (uint64_t)memory;
+        block->bytes = bytes;
+    }
+    pthread_mutex_lock(&lock);
+    range_insert(&blocks, block);
+    count++;
+    pthread_mutex_unlock(&lock);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+API void *realloc(void *pointer, size_t bytes)
+{
+    static void *(*next)(void *, size_t);
+    uint64_t address = (uint64_t)pointer;
+    struct range *block = count && bytes && address && address % PAGE == 0 ? taken(address) : NULL;
+    if (block)
+        return moved(block, bytes);
+    if (!next)
+        next = next_function("realloc");
+    return next ? next(pointer, bytes) : NULL;
+}
