@@ -8,9 +8,11 @@ import pytest
 
 from tonnage import predict
 from tonnage.api import request
+from tonnage.catalog import find_model, model_names
 from tonnage.device import parse_cluster
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
+from tonnage.layers.few import roomy
 
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
 
@@ -98,6 +100,36 @@ def asked(name: str, options: dict[str, Any]) -> tuple[Job, Any]:
     if name in SMALL:
         config = {**SHAPE, "num_hidden_layers": 2, **SMALL[name]}
     return replace(job, model=replace(job.model, name=name, config=config)), plan
+
+
+CARDS = ("a100-80gb", "h100-80gb", "l4", "b200", "t4")
+
+
+def one_layer(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with one layer in each of its stacks, and with that much of what it lists by layer."""
+    layers = config.get("num_hidden_layers")
+    listed = {key: value[:1] for key, value in config.items() if isinstance(value, list) and len(value) == layers}
+    cut = {key: 1 for key, value in config.items() if key in (*DEPTHS, "depth") and value}
+    parts = {key: one_layer(value) for key, value in config.items() if isinstance(value, dict)}
+    return {**config, **listed, **cut, **parts}
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize("name", model_names())
+def test_each_model_of_the_catalog_is_within_two_percent(name: str, worker: Worker) -> None:
+    """One layer of each, as wide as it is, with a card and a precision in turn (all layers: benchmarks/meta.py)."""
+    turn = model_names().index(name)
+    gpu = CARDS[turn % len(CARDS)]
+    precision = "fp16-mixed" if gpu == "t4" else ("bf16-true", "bf16-mixed")[turn % 2]
+    known = find_model(name)
+    assert known is not None
+    seq_len = 1100 if "vision_config" in known.config() else 256  # an image is up to 1,000 tokens
+    job, plan = request(name, offline=True, seq_len=seq_len, precision=precision)
+    job = replace(job, model=replace(job.model, config=one_layer(job.model.config)))
+    cluster = roomy(parse_cluster(gpu))
+    real = predict.estimate(job, plan, cluster, steps=2, worker=worker).estimate
+    imitated = predict.estimate(job, plan, cluster, steps=2, source="meta").estimate
+    assert imitated.peak.allocated_bytes == pytest.approx(real.peak.allocated_bytes, rel=0.02)
 
 
 @pytest.mark.ghost
