@@ -30,6 +30,14 @@ static void *next_function(const char *name)
     return function;
 }
 
+static void note(struct range *block)
+{
+    pthread_mutex_lock(&lock);
+    range_insert(&blocks, block);
+    count++;
+    pthread_mutex_unlock(&lock);
+}
+
 static struct range *taken(uint64_t address)
 {
     pthread_mutex_lock(&lock);
@@ -61,10 +69,7 @@ API int posix_memalign(void **pointer, size_t alignment, size_t bytes)
     }
     block->start = (uint64_t)memory;
     block->bytes = bytes;
-    pthread_mutex_lock(&lock);
-    range_insert(&blocks, block);
-    count++;
-    pthread_mutex_unlock(&lock);
+    note(block);
     *pointer = memory;
     return 0;
 }
@@ -92,10 +97,7 @@ static void *moved(struct range *block, size_t bytes)
         block->start = (uint64_t)memory;
         block->bytes = bytes;
     }
-    pthread_mutex_lock(&lock);
-    range_insert(&blocks, block);
-    count++;
-    pthread_mutex_unlock(&lock);
+    note(block);
     return memory == MAP_FAILED ? NULL : memory;
 }
 
