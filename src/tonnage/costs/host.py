@@ -19,11 +19,11 @@ _SERVER_BYTES_PER_SECOND: Final = 105e9
 
 _DESKTOP_BYTES_PER_SECOND: Final = 35e9
 """The same of the machines that carry cards of workstations: 28 (Qwen3 4B beside an RTX PRO 6000, prime-rl's pull
-request 3210) to 41 (torchao's ViT of 1.1 billion beside a Ryzen 5600, its optim/README.md)."""
+request 3210) to 41 (torchao's ViT of 1.1 billion beside a Ryzen 5600, its README, less our link's copies)."""
 
 _LOOPED: Final = 4.6
-"""Passes over memory for one of an optimizer of one pass, where torch does the arithmetic step by step: 4 billion
-weights took 20.6 s so and 4.1 s in one pass (prime-rl's 3210); our own H200's record would have 4.2."""
+"""Passes over memory for one of an optimizer of one pass, where torch does the arithmetic step by step: between our
+own H200's record (4.2) and prime-rl's 3210 (20.6 s and 4.1 in one pass, which changed the gradients' way as well)."""
 
 _ONE_PASS_BYTES: Final = 28
 """For each fp32 weight: weight, gradient and two states are read, three of them written."""
@@ -32,8 +32,8 @@ _LINK: Final = 0.85
 """Of the link's bandwidth, what copies reach."""
 
 _ACTIVATIONS_BESIDE: Final = 0.8
-"""Of the copies of activations on a stream of their own, what goes on beside the computation: at least 77 to 93 %
-(torchtitan's pull request 3521: 5, 8 and 10 GB of Llama 8B on H100) and 99 % (torchtune's checkpoints, A100)."""
+"""Of the copies of activations on a stream of their own, what goes on beside the computation: 77 to 93 % by
+our link and step (torchtitan's pull request 3521: 5, 8 and 10 GB of Llama 8B on H100), 99 % (torchtune, A100)."""
 
 _WEIGHTS_BESIDE: Final = 0.5
 """Of the copies of a layer's weights and gradients beside other layers' computation: an assumption."""
