@@ -245,9 +245,9 @@ def generic_device(capacity_bytes: int) -> Device:
 def host_device(capacity_bytes: int | None = None) -> Device:
     """The processor and its memory (default: this machine's), on which estimates count live tensors exactly."""
     if capacity_bytes is None:
-        import psutil
+        from tonnage.machine import memory_bytes
 
-        capacity_bytes = int(psutil.virtual_memory().total)
+        capacity_bytes = memory_bytes()
     return Device(
         id=CPU,
         name="the host's processor",

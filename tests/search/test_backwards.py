@@ -6,6 +6,7 @@ import pytest
 
 from solutions import Formula, question
 from tonnage.device import device_names, parse_cluster
+from tonnage.engines import engine
 from tonnage.errors import UsageError
 from tonnage.plans import Plan
 from tonnage.search import backwards as module
@@ -184,3 +185,15 @@ def test_the_frontier_is_that_of_what_was_found():
 def test_an_unknown_word():
     with pytest.raises(UsageError, match="max-seq-len"):
         backwards("max-fun", question())
+
+
+@pytest.mark.parametrize("find", [None, *module.FINDS])
+def test_a_trainer_that_is_not_installed_is_said_before_anything_is_looked_at(find, monkeypatch):
+    """All combinations were priced first, by which each found the same."""
+    monkeypatch.setattr(engine, "installed", lambda package: None)
+    asked, formula = question(gpu="8xa100-80gb", model="llama-3.2-1b", engine="torchtitan"), Formula()
+    solution = backwards(find, asked) if find else search(asked, formula)
+    assert (solution.status, solution.looked_at) == ("unsupported", None)
+    assert [one.why for one in solution.refused] == [
+        "engine=torchtitan: the package torchtitan is not installed; pip install torchtitan."
+    ]

@@ -86,7 +86,7 @@ def plan(
 
     --method any (or full,lora) compares methods.
     """
-    from tonnage import planfile
+    from tonnage import machine, planfile
     from tonnage.api import request
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
@@ -143,7 +143,7 @@ def plan(
         stated=tuple(said),
         methods=methods,
         **limits,
-        host_memory_bytes=_of_this_machine() if here and host_memory is None else host_memory,
+        host_memory_bytes=machine.memory_bytes() if here and host_memory is None else host_memory,
     )
     with progress() as say:
         if find is not None:
@@ -181,13 +181,6 @@ def plan(
         cards = {name: solution.question[name] for name in ("gpu", "gpu_memory_bytes")}  # those that were found
         write_text(save, planfile.text(solution.plans[0], **cards, model=model))
     return {"found": 0, "unknown": 3}.get(solution.status, 1)
-
-
-def _of_this_machine() -> int:
-    """Bytes of its memory."""
-    import psutil
-
-    return int(psutil.virtual_memory().total)
 
 
 def _is_command(given: list[str]) -> bool:

@@ -47,20 +47,14 @@ class Engine:
 
     def refusals(self, job: Job, plan: Plan, cluster: Cluster) -> tuple[Refusal, ...]:
         """Why this engine cannot run the job as the plan says; empty if it can."""
-        answers = (*self._missing(), *self._without_card(cluster), *self._unexpressed(job, plan))
+        answers = (*self.missing(), *self._without_card(cluster), *self._unexpressed(job, plan))
         if answers:
             return answers
         answer = self.accepts(job, plan, cluster)
         return () if answer is None else (answer,)
 
-    def has_words(self, option: str, value: Any, default: Any) -> bool:
-        """Whether it can be told this value of an option."""
-        if self.expresses is None:
-            return True
-        known = self.expresses.get(option)
-        return bool(value == default) if known is None else known == ANY or listed(str(value), known)
-
-    def _missing(self) -> Iterator[Refusal]:
+    def missing(self) -> Iterator[Refusal]:
+        """What it needs and is not installed."""
         for package in self.packages:
             if installed(package) is None:
                 yield Refusal(
@@ -68,6 +62,13 @@ class Engine:
                     reason=f"the package {package} is not installed",
                     instead=f"pip install {package}",
                 )
+
+    def has_words(self, option: str, value: Any, default: Any) -> bool:
+        """Whether it can be told this value of an option."""
+        if self.expresses is None:
+            return True
+        known = self.expresses.get(option)
+        return bool(value == default) if known is None else known == ANY or listed(str(value), known)
 
     def _without_card(self, cluster: Cluster) -> Iterator[Refusal]:
         from tonnage.device import CPU

@@ -17,7 +17,7 @@ from tonnage.search.depth import Need
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.nearest import smallest
 from tonnage.search.pricing import bounded
-from tonnage.search.solve import Progress, search
+from tonnage.search.solve import Progress, search, without_engine
 from tonnage.search.space import Question, check_precision
 from tonnage.solution import Solution
 from tonnage.units import counted
@@ -72,6 +72,8 @@ def backwards(
         raise UsageError(f"Unknown find {find!r}; possible: {', '.join(FINDS)}.")
     if find != _MIN_GPU:
         check_precision(question)
+    if (without := without_engine(question)) is not None:
+        return without
     with Ghosts(progress, torch=torch_version) as ghosts:
 
         def possible(asked: Question) -> bool:

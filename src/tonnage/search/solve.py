@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate
 from tonnage.garbage import uncollected
 from tonnage.search.best import Search
@@ -61,6 +62,8 @@ def _search(
     question: Question, ghosts: Ghosts, *, top: int, pareto: bool, explain: bool, progress: Progress
 ) -> Solution:
     asked = _asked(question)
+    if (without := without_engine(question)) is not None:
+        return without
     found = Search(question, ghosts, progress, partial(looks, question=question) if explain else lambda best: ())
     try:
         found.run(top)
@@ -108,6 +111,14 @@ def _search(
         frontier=points,
         looked_at={**counts, "run": ghosts.runs},
     )
+
+
+def without_engine(question: Question) -> Solution | None:
+    """The answer where the trainer that was asked for is not installed; None where it is."""
+    lacking = next(engine_of(question.plan).missing(), None)
+    if lacking is None:
+        return None
+    return Solution(status="unsupported", question=_asked(question), refused=(Refused(what="all", why=f"{lacking}"),))
 
 
 def _refused(found: Search) -> tuple[Refused, ...]:
