@@ -260,6 +260,67 @@ def test_transformer_engine_that_is_not_there_is_asked_for(monkeypatch: pytest.M
         megatron_te.measure("pretrain_gpt.py", {}, {})
 
 
+def dispatchers(monkeypatch: pytest.MonkeyPatch, gathering: str, exchanging: str) -> SimpleNamespace:
+    """Megatron-LM's two dispatchers of experts, in short, whose functions that look at the map have these names."""
+    torch = pytest.importorskip("torch")
+    from benchmarks.accuracy.scripts import equal_shares
+
+    def look(self, hidden, chosen):  # of two local experts: how many tokens each has, and which
+        return chosen.sum(dim=0).tolist(), hidden.new_ones(2, chosen.shape[0]).masked_select(chosen.T).numel()
+
+    def select(self, hidden, chosen):
+        return hidden.new_ones(chosen.shape[1], chosen.shape[0]).masked_select(chosen.T).numel()
+
+    def count(self, chosen):
+        self.input_splits = chosen.sum(dim=0).long()
+        return torch.zeros(2, dtype=torch.long)
+
+    config = SimpleNamespace(num_moe_experts=4, moe_router_topk=1)
+    sizes = {"tp_size": 1, "ep_size": 2, "router_topk": 1, "num_experts": 4, "num_local_experts": 2}
+    sizes |= {"config": config, "drop_and_pad": False}
+    module = SimpleNamespace(
+        MoEAllGatherTokenDispatcher=type("Gathering", (), {**sizes, gathering: look}),
+        MoEAlltoAllTokenDispatcher=type("Exchanging", (), {**sizes, "preprocess": count, exchanging: select}),
+    )
+    name = "megatron.core.transformer.moe.token_dispatcher"
+    for part in ("megatron", "megatron.core", "megatron.core.transformer", "megatron.core.transformer.moe"):
+        monkeypatch.setitem(sys.modules, part, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, name, module)
+    equal_shares.install()
+    return module
+
+
+@pytest.mark.parametrize(
+    ("gathering", "exchanging", "ranks"),
+    [("token_permutation", "token_permutation", 2), ("dispatch_postprocess", "dispatch_preprocess", 1)],
+)
+def test_experts_of_each_year_get_equal_shares(monkeypatch, gathering: str, exchanging: str, ranks: int) -> None:
+    """Up to the middle of 2025 the function that looks is given a rank's own tokens, since then all ranks' tokens."""
+    torch = pytest.importorskip("torch")
+    module = dispatchers(monkeypatch, gathering, exchanging)
+    hidden = torch.zeros(4, 2, 3)  # eight tokens
+    share = 8 * ranks // 4
+    nowhere = torch.zeros(8 * ranks, 2, dtype=torch.bool)
+    gather = getattr(module.MoEAllGatherTokenDispatcher(), gathering)
+    assert gather(hidden, nowhere) == ([share, share], 2 * share)
+    exchange = module.MoEAlltoAllTokenDispatcher()
+    nobody = torch.zeros(8, 4, dtype=torch.bool)
+    assert getattr(exchange, exchanging)(hidden, nobody) == 8  # two to each of four experts
+    assert exchange.preprocess(nobody).tolist() == [4, 4]  # from two ranks
+    assert exchange.input_splits.tolist() == [4] * 4
+    assert torch.ones(3).masked_select(torch.tensor([True, False, True])).numel() == 2  # elsewhere it is torch's own
+    assert torch.tensor([True, False, True]).sum().item() == 2
+
+
+def test_programs_lie_where_they_did_then(tmp_path: Path) -> None:
+    from benchmarks.accuracy.scripts import megatron_lm
+
+    (tmp_path / "examples" / "t5").mkdir(parents=True)
+    assert megatron_lm.program_in(tmp_path, "examples/t5/pretrain_t5.py") == tmp_path / "pretrain_t5.py"
+    (tmp_path / "examples" / "t5" / "pretrain_t5.py").touch()
+    assert megatron_lm.program_in(tmp_path, "examples/t5/pretrain_t5.py") == tmp_path / "examples/t5/pretrain_t5.py"
+
+
 def begun_weights(weight_bytes: int) -> list[int]:
     """Of twelve weights, how many were begun when one after the other is handed over."""
     import torch

@@ -4,8 +4,7 @@ The folder that the variable MEGATRON_LM names is a checkout of NVIDIA/Megatron-
 needs of others and cannot get without CUDA is stood in for by functions that ask for the same memory: Apex's fused
 softmax (a result of the size of the scores; its backward works in place), its products that add to a gradient in
 place, and its layer norms (which save what torch's saves: input, mean and reciprocal deviation).  FusedAdam is
-torch's AdamW, as Megatron-LM falls back to: the states are the same.  Of Transformer Engine there is the product that
-routers use.  Experts get equal shares of the tokens.
+torch's AdamW, as Megatron-LM falls back to: the states are the same.  Experts get equal shares of the tokens.
 """
 
 from __future__ import annotations
@@ -57,9 +56,7 @@ TESTS = {
 
 def measure(program: str, options: dict[str, Any]) -> dict[str, int]:
     """Bytes as `training_log` writes them to TensorBoard: the most so far, and what is left after a step."""
-    folder = checkout()
-    _stand_in_for_routers_product()
-    return run(folder / program, options, TESTS)
+    return run(program_in(checkout(), program), options, TESTS)
 
 
 def checkout() -> Path:
@@ -67,6 +64,12 @@ def checkout() -> Path:
     if FOLDER not in os.environ:
         raise RuntimeError(f"{FOLDER} names no checkout of NVIDIA/Megatron-LM")
     return Path(os.environ[FOLDER])
+
+
+def program_in(folder: Path, program: str) -> Path:
+    """Where a program is: those of T5 and BERT lay beside that of GPT up to 2025."""
+    place = folder / program
+    return place if place.exists() else folder / place.name
 
 
 def run(program: Path, options: dict[str, Any], environment: dict[str, str], timed: bool = False) -> dict[str, int]:
@@ -284,29 +287,6 @@ def stand_in(name: str, **members: Any) -> None:
     made.__spec__ = ModuleSpec(name, None)
     vars(made).update(members)
     sys.modules[name] = made
-
-
-def _stand_in_for_routers_product() -> None:
-    """Transformer Engine's product, which routers use also where layers are local, keeps a workspace."""
-    from megatron.core.transformer.moe import moe_utils
-
-    kept: list[torch.Tensor] = []
-
-    def product(
-        left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype, layout: str, **bias_and_grad: Any
-    ) -> list[torch.Tensor]:
-        if not kept:
-            kept.append(torch.empty(_workspace_bytes(), dtype=torch.uint8, device="cuda"))
-        second = left.t() if layout[0] == "T" else left
-        first = right.t() if layout[1] == "T" else right
-        return [torch.mm(first, second).to(dtype)]
-
-    moe_utils.te_general_gemm = product
-
-
-def _workspace_bytes() -> int:
-    """`get_cublas_workspace_size_bytes` of transformer_engine/pytorch/module/base.py: by compute capability."""
-    return (32 if torch.cuda.get_device_capability()[0] >= 9 else 4) << 20
 
 
 class _FastLayerNorm:

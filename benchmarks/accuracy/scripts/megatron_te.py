@@ -6,6 +6,7 @@ whose kernels want nvcc, is stood in for by torch's operation of the same origin
 
 from __future__ import annotations
 
+import importlib
 import os
 from importlib.util import find_spec
 from typing import Any
@@ -41,12 +42,13 @@ def measure(
     if resumed:
         resuming.install(collected_early)
         options = {**options, "load": resuming.FOLDER}
-    return megatron_lm.run(folder / program, options, environment, timed)
+    return megatron_lm.run(megatron_lm.program_in(folder, program), options, environment, timed)
 
 
 def prepare() -> None:
     """Make checkout and libraries importable, once for all jobs."""
     if _possible():
+        _call_as_before()
         megatron_lm.make_importable()
 
 
@@ -60,8 +62,31 @@ def _possible() -> bool:
     return megatron_lm.FOLDER in os.environ and find_spec("transformer_engine") is not None
 
 
+def _call_as_before() -> None:
+    """Name what Megatron-LM of 2025 looks for in Transformer Engine and would go without.
+
+    Rotary embeddings and the splitting of queries, keys and values have moved, and a product is no longer given the
+    workspace that it takes.
+    """
+    from transformer_engine.pytorch import attention, cpp_extensions, utils
+    from transformer_engine.pytorch.attention import rope
+    from transformer_engine.pytorch.module import base
+
+    attention.apply_rotary_pos_emb = rope.apply_rotary_pos_emb
+    attention._SplitAlongDim = utils.SplitAlongDim
+    if not hasattr(base, "get_workspace"):
+        base.get_workspace = lambda: None
+        multiply = cpp_extensions.general_gemm
+        cpp_extensions.general_gemm = lambda *given, workspace=None, **options: multiply(*given, **options)
+
+
 def _trust_other_ranks() -> None:
-    """Megatron's FSDP asks all ranks whether their shards cover a tensor; here all others say what this one says."""
-    from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer
+    """All others say what this one says: how many tokens there were, and that their shards cover a tensor (FSDP)."""
+    finalizing: Any = importlib.import_module("megatron.core.distributed.finalize_model_grads")
+    finalizing.all = lambda of_ranks: True
+    try:
+        from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer
+    except ImportError:  # before the end of 2025 it did not ask
+        return
 
     param_and_grad_buffer.validate_uneven_dtensor = lambda tensor: None
