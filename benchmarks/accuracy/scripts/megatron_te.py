@@ -47,37 +47,19 @@ def measure(
 
 def prepare() -> None:
     """Make checkout and libraries importable, once for all jobs."""
-    if _possible():
-        _call_as_before()
+    if possible():
         megatron_lm.make_importable()
 
 
 def rehearse() -> None:
     """As `megatron_lm.rehearse`."""
-    if _possible():
+    if possible():
         megatron_lm.rehearse()
 
 
-def _possible() -> bool:
+def possible() -> bool:
+    """Whether checkout and library are there."""
     return megatron_lm.FOLDER in os.environ and find_spec("transformer_engine") is not None
-
-
-def _call_as_before() -> None:
-    """Name what Megatron-LM of 2025 looks for in Transformer Engine and would go without.
-
-    Rotary embeddings and the splitting of queries, keys and values have moved, and a product is no longer given the
-    workspace that it takes.
-    """
-    from transformer_engine.pytorch import attention, cpp_extensions, utils
-    from transformer_engine.pytorch.attention import rope
-    from transformer_engine.pytorch.module import base
-
-    attention.apply_rotary_pos_emb = rope.apply_rotary_pos_emb
-    attention._SplitAlongDim = utils.SplitAlongDim
-    if not hasattr(base, "get_workspace"):
-        base.get_workspace = lambda: None
-        multiply = cpp_extensions.general_gemm
-        cpp_extensions.general_gemm = lambda *given, workspace=None, **options: multiply(*given, **options)
 
 
 def _trust_other_ranks() -> None:
