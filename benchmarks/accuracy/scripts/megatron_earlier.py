@@ -21,7 +21,7 @@ def prepare() -> None:
 
 
 def _name_as_then() -> None:
-    """Rotary embeddings and the splitting of queries, keys and values have moved; products ask for their workspace."""
+    """Rotary embeddings and the splitting of queries, keys and values have moved; products take their workspace."""
     from transformer_engine.pytorch import attention, cpp_extensions, utils
     from transformer_engine.pytorch.attention import rope
     from transformer_engine.pytorch.module import base
