@@ -44,8 +44,10 @@ def test_the_first_version_has_a_tree_for_memory(tmp_path):
     assert limits(tmp_path, groups, said) == [2 * GIB]
 
 
-def test_without_groups_there_are_no_limits(tmp_path):
+@pytest.mark.parametrize("groups", ["", "\n", "0\n", "7:memory\n", "nothing that is known"])
+def test_without_groups_there_are_no_limits(tmp_path, groups: str):
     assert list(machine._limits(tmp_path)) == []
+    assert limits(tmp_path, groups, {}) == []
 
 
 def test_the_least_of_the_machine_and_its_limits_is_there(tmp_path, monkeypatch: pytest.MonkeyPatch):

@@ -26,7 +26,7 @@ def _limits(root: Path) -> Iterator[int]:
     with suppress(OSError):  # another system than Linux
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     for group in groups:
-        _, controllers, path = group.split(":", 2)
+        controllers, _, path = group.partition(":")[2].partition(":")
         if not controllers:
             tree, name = root / "sys/fs/cgroup", "memory.max"
         elif "memory" in controllers.split(","):

@@ -85,6 +85,20 @@ def test_without_a_limit_nothing_is_refused_and_no_file_is_used():
     assert "--host-memory would limit" in on_host(planned(None, **CARD).plans[0], None)
 
 
+def test_no_machine_is_taken_to_have_what_none_has():
+    """12 bytes for each of 405 billion weights are 4.4 TiB."""
+    asked = {"gpu": "8xh100-80gb", "model": "llama-3.1-405b", "seq_len": 512}
+    alone = search(question(**asked), WithHost(), explain=False)
+    assert alone.status == "too_large"
+    why = {refused.what: refused.why for refused in alone.refused}["offload to the host"]
+    assert why == (
+        "needs 4535.77 GiB of host memory on each machine, more than the largest have, 4096.00 GiB (--host-memory "
+        "says what yours has), at least"
+    )
+    said = search(question(host_memory_bytes=16 * 2**40, **asked), WithHost(), explain=False)
+    assert said.plans[0].candidate.plan.param_offload == "cpu"
+
+
 def test_files_where_the_host_is_too_small():
     small = planned(4 * GIB, **CARD)
     best = small.plans[0].candidate.plan

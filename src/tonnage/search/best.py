@@ -494,7 +494,7 @@ def _with_all_logits(candidate: Candidate) -> Candidate:
 
 
 def fits(estimate: Estimate, question: Question) -> bool:
-    """Within the card and its headroom, and within the host's memory as far as that is known."""
+    """Within the card and its headroom, and within the host's memory."""
     return fits_card(estimate, question) and within_host(host_bytes(estimate), question)
 
 
@@ -509,15 +509,16 @@ def host_bytes(estimate: Estimate) -> int:
 
 
 def within_host(needed_bytes: int, question: Question) -> bool:
-    """Whether a machine's host has so much, as far as is known."""
-    return question.host_memory_bytes is None or needed_bytes <= question.host_memory_bytes
+    """Whether a machine's host has so much, or may have."""
+    return needed_bytes <= question.host_limit_bytes
 
 
 def host_lacks(needed_bytes: int, question: Question) -> str:
     """Why a machine does not do, where its host has less."""
-    return (
-        f"needs {gib(needed_bytes)} of host memory on each machine, which has {gib(question.host_memory_bytes or 0)}"
-    )
+    has = gib(question.host_limit_bytes)
+    known = question.host_memory_bytes is not None
+    whose = f"which has {has}" if known else f"more than the largest have, {has} (--host-memory says what yours has)"
+    return f"needs {gib(needed_bytes)} of host memory on each machine, {whose}"
 
 
 def difference(one: Priced, other: Priced) -> float:

@@ -23,6 +23,10 @@ from tonnage.plans import Plan
 from tonnage.solution import Candidate
 from tonnage.units import MIB, parse_count
 
+MOST_HOST_BYTES: Final = 4 * 2**40
+"""No machine is taken to have more beside its GPUs where it is not said how much it has: a DGX B200 has 2 TB and can
+have 4 (its user guide)."""
+
 FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused", "loss": "chunked"}
 """Chosen where nothing stands against it: less memory, the same result, hardly any time.
 
@@ -103,7 +107,7 @@ class Question:
     headroom: float = 0.04
     """Part of the card that stays free."""
     host_memory_bytes: int | None = None
-    """What a machine's host has for the processes of its GPUs; None: not known, and nothing is refused for it."""
+    """What a machine's host has for the processes of its GPUs; None: not known, see `host_limit_bytes`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "only", tuple(map(_technique, self.only)))
@@ -129,6 +133,11 @@ class Question:
     def budget_bytes(self) -> int:
         """What a process may use of the card."""
         return int(self.cluster.device.capacity_bytes * (1 - self.headroom))
+
+    @property
+    def host_limit_bytes(self) -> int:
+        """More than this a machine's host is not to need."""
+        return MOST_HOST_BYTES if self.host_memory_bytes is None else self.host_memory_bytes
 
     @property
     def places(self) -> tuple[dict[str, bool], ...]:
