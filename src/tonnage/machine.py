@@ -24,7 +24,7 @@ def _limits(root: Path) -> Iterator[int]:
     """
     groups: list[str] = []
     with suppress(OSError):  # another system than Linux
-        groups = (root / "proc/self/cgroup").read_text().splitlines()
+        groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     for group in groups:
         controllers, _, path = group.partition(":")[2].partition(":")
         if not controllers:
@@ -36,4 +36,4 @@ def _limits(root: Path) -> Iterator[int]:
         own = PurePosixPath(path.lstrip("/"))
         for folder in (own, *own.parents):
             with suppress(OSError, ValueError):  # not there, or "max"
-                yield int((tree / folder / name).read_text())
+                yield int((tree / folder / name).read_text(encoding="utf-8"))
