@@ -58,21 +58,22 @@ def serve() -> None:
     ghost = native.load()
     if ghost is not None:
         ghost.back_python()
-    values.leave_alone(torch)
+    policy = values.Policy(torch, ghost)
+    values.patch_torch(policy)  # once for all forks, which begin with nothing used
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         request = json.loads(line)
-        if _answered(request, answers) == _EVERY_EVENT:
-            _answered(request | {"every_event": True}, answers)
+        if _answered(request, policy, answers) == _EVERY_EVENT:
+            _answered(request | {"every_event": True}, policy, answers)
 
 
 _EVERY_EVENT = "every event\n"
 """What a child says in place of an answer where the allocator's notes would not do."""
 
 
-def _answered(request: dict[str, Any], answers: TextIO) -> str:
+def _answered(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> str:
     """Have a child do the job and pass on what it says; that is returned, too."""
-    child, pipe = _asked(request)
+    child, pipe = _asked(request, policy)
     with pipe:
         _wait(pipe, request)
         reply = pipe.readline()
@@ -100,7 +101,7 @@ def _decisions(request: dict[str, Any]) -> str:
     return f"{request['trace']}.decided"
 
 
-def _asked(request: dict[str, Any]) -> tuple[int, TextIO]:
+def _asked(request: dict[str, Any], policy: values.Policy) -> tuple[int, TextIO]:
     """A forked child that does the job, and what it will say how it went into: one line, or none if it dies."""
     read_end, write_end = os.pipe()
     _import_libraries(request)
@@ -114,7 +115,7 @@ def _asked(request: dict[str, Any]) -> tuple[int, TextIO]:
             os._exit(1)
         built: list[object] = []  # lives until this process ends: to take it apart takes time
         try:
-            answer = json.dumps(_do(request, built)) + "\n"
+            answer = json.dumps(_do(request, policy, built)) + "\n"
         except pairs.Uncertain:
             answer = _EVERY_EVENT
         except BaseException as error:  # the child must answer whatever happens
@@ -174,14 +175,13 @@ def _kinds(config: Mapping[str, Any]) -> Iterator[str]:
             yield from _kinds(part)
 
 
-def _do(request: dict[str, Any], built: list[object]) -> dict[str, Any]:
+def _do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> dict[str, Any]:
     """Run the job's steps in this process and write the trace; `built` gets what the caller is to keep alive."""
     began = time.perf_counter()
     os.environ.update(request["environment"])
     ghost = card.take(request["settings"], rank=request["rank"], world_size=request["world_size"])
     job, plan = _job(request["job"]), Plan(**request["plan"])
-    policy = values.Policy(torch, ghost)
-    values.install(policy)
+    values.patch_libraries(policy)
     shortcuts.install()
     decided.install()
     every_event = request.get("every_event", not _on_one_stream(plan, request["world_size"]))

@@ -80,10 +80,20 @@ def leave_alone(torch: Any) -> None:
 
 def install(policy: Policy) -> None:
     """Patch torch now, and other libraries when they are imported."""
+    patch_torch(policy)
+    patch_libraries(policy)
+
+
+def patch_torch(policy: Policy) -> None:
+    """Patch torch now; who forks does so before."""
     leave_alone(policy.torch)
     for part in _OF_TORCH:
         part.patch(policy)
     scripted.keep(policy.torch)
+
+
+def patch_libraries(policy: Policy) -> None:
+    """Patch other libraries when they are imported, or now.  In each fork: an import that is undone comes again."""
     for name, patch in _OF_LIBRARIES:
         after_import(name, functools.partial(patch, policy))
     for name in TRACKERS:
