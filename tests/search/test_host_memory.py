@@ -97,6 +97,8 @@ def test_no_machine_is_taken_to_have_what_none_has():
     )
     said = search(question(host_memory_bytes=16 * 2**40, **asked), WithHost(), explain=False)
     assert said.plans[0].candidate.plan.param_offload == "cpu"
+    limits = [question("llama-3.2-1b", gpu=gpu).host_limit_bytes for gpu in ("t4", "2x8xt4", "72xgb200")]
+    assert limits == [4 * 2**40, 4 * 2**40, 36 * 2**40]
 
 
 def test_files_where_the_host_is_too_small():

@@ -107,8 +107,8 @@ HostMemory = Annotated[
     int | None,
     typer.Option(
         "--host-memory",
-        help="What a machine has beside its GPUs, to be kept to: 256GiB. Without: up to 4 TiB; with --here what this "
-        "one has.",
+        help="What a machine has beside its GPUs, to be kept to: 256GiB. Without: up to 4 TiB for eight GPUs; with "
+        "--here what this one has.",
         metavar="SIZE",
         parser=_bytes,
         rich_help_panel=CARD,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tonnage.axes import SHARDING, axes, divisors
 from tonnage.costs.shape import Shape
-from tonnage.device import Cluster
+from tonnage.device import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
 from tonnage.layers.few import layers_of
@@ -24,8 +24,8 @@ from tonnage.solution import Candidate
 from tonnage.units import MIB, parse_count
 
 MOST_HOST_BYTES: Final = 4 * 2**40
-"""No machine is taken to have more beside its GPUs where it is not said how much it has: a DGX B200 has 2 TB and can
-have 4 (its user guide)."""
+"""No machine of eight GPUs is taken to have more beside them where it is not said how much it has: a DGX B200 has 2
+TB and can have 4 (its user guide)."""
 
 FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused", "loss": "chunked"}
 """Chosen where nothing stands against it: less memory, the same result, hardly any time.
@@ -137,7 +137,9 @@ class Question:
     @property
     def host_limit_bytes(self) -> int:
         """More than this a machine's host is not to need."""
-        return MOST_HOST_BYTES if self.host_memory_bytes is None else self.host_memory_bytes
+        if self.host_memory_bytes is not None:
+            return self.host_memory_bytes
+        return MOST_HOST_BYTES * -(-self.cluster.gpus_per_node // GPUS_PER_NODE)
 
     @property
     def places(self) -> tuple[dict[str, bool], ...]:
