@@ -79,7 +79,7 @@ def test_small_activations_stay_on_the_card():
     assert bounded(Candidate(job=asked.job, plan=asked.plan), asked.cluster).host_bytes == 0
 
 
-def test_without_a_limit_nothing_is_refused_and_no_file_is_used():
+def test_where_nobody_says_what_the_host_has_no_file_is_used():
     best = planned(None, **CARD).plans[0].candidate.plan
     assert best.optimizer_offload == "cpu"
     assert "--host-memory would limit" in on_host(planned(None, **CARD).plans[0], None)
