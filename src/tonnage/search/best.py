@@ -170,7 +170,7 @@ class Search:
         possible = [one for one in fitting if within_host(one.host_bytes, self.question)]
         if len(possible) < len(fitting):
             least = min(one.host_bytes for one in fitting if not within_host(one.host_bytes, self.question))
-            self._refuse("offload to the host", f"{host_lacks(least, self.question)}, at least")
+            self._refuse("offload to the host", host_lacks(least, self.question, at_least=True))
         self.counts["below_bound"] += len(every) - len(possible)
         self.counts["priced"] += len(possible)
         return in_order(possible, self.question.cluster)
@@ -513,12 +513,13 @@ def within_host(needed_bytes: int, question: Question) -> bool:
     return needed_bytes <= question.host_limit_bytes
 
 
-def host_lacks(needed_bytes: int, question: Question) -> str:
-    """Why a machine does not do, where its host has less."""
+def host_lacks(needed_bytes: int, question: Question, *, at_least: bool = False) -> str:
+    """Why a machine does not do, where its host has less than it takes, or takes `at_least`."""
     has = gib(question.host_limit_bytes)
     known = question.host_memory_bytes is not None
     whose = f"which has {has}" if known else f"more than the largest have, {has} (--host-memory says what yours has)"
-    return f"needs {gib(needed_bytes)} of host memory on each machine, {whose}"
+    needed = f"at least {gib(needed_bytes)}" if at_least else gib(needed_bytes)
+    return f"needs {needed} of host memory on each machine, {whose}"
 
 
 def difference(one: Priced, other: Priced) -> float:
