@@ -66,3 +66,11 @@ class TrialFailed(TonnageError):
     """The script or step that was run failed for a reason other than memory."""
 
     exit_code = 5
+
+
+def of_kind(name: str, message: str) -> TonnageError:
+    """The error that another process told by the name of its class."""
+    kinds = [TonnageError]
+    for kind in kinds:  # which grows meanwhile
+        kinds += kind.__subclasses__()
+    return {kind.__name__: kind for kind in kinds}[name](message)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tonnage.device import parse_cluster
-from tonnage.errors import CannotEstimate
+from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
 from tonnage.ghost.pool import Worker
 from tonnage.ghost.wheel import Torch
 from tonnage.job import Job, ModelRef
@@ -155,8 +155,14 @@ def test_files_of_the_users_folder_stand_in_for_no_library_and_may_hold_the_mode
 
 
 def test_a_card_that_torch_has_no_kernels_for_is_told_as_that(worker: Worker) -> None:
-    with pytest.raises(CannotEstimate, match=r"has no kernels for this card, only for .*sm_\d+.*--torch 2.10.0"):
+    with pytest.raises(GhostUnavailable, match=r"has no kernels for this card, only for .*sm_\d+.*--torch 2.10.0"):
         worker.run(TINY, Plan(precision="fp32"), parse_cluster("v100-16gb"))
+
+
+def test_a_network_that_cannot_be_built_is_told_as_that(worker: Worker) -> None:
+    unknown = replace(TINY, model=replace(TINY.model, config={**TINY.model.config, "model_type": "no-such-type"}))
+    with pytest.raises(UnreadableModel, match="no trainable class for model_type 'no-such-type'"):
+        run(worker, unknown)
 
 
 def test_closing_twice_is_closing(torch_build: Torch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from solutions import Formula, question
 from tonnage.device import device_names, parse_cluster
 from tonnage.engines import engine
-from tonnage.errors import UsageError
+from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.plans import Plan
 from tonnage.search import backwards as module
 from tonnage.search.backwards import _last, backwards
@@ -173,6 +173,25 @@ def test_cards_that_are_too_small_by_any_count_are_not_run(monkeypatch):
     assert smallest.status == "found"
     assert asked
     assert "t4" not in asked
+
+
+def test_cards_without_kernels_are_passed_over_where_a_card_is_asked_for(monkeypatch):
+    answered = Formula.need
+
+    def need(self, candidates, cluster):
+        if cluster.device.id == first:
+            raise GhostUnavailable("torch has no kernels for this card.")
+        return answered(self, candidates, cluster)
+
+    asked = question(gpu="h100-80gb", model="smollm2-135m")
+    first = backwards("min-gpu", asked, top=1).question["found"]
+    monkeypatch.setattr(Formula, "need", need)
+    other = backwards("min-gpu", asked, top=1)
+    assert other.status == "found"
+    assert other.question["found"] != first
+    here = replace(asked, cluster=parse_cluster(first))
+    with pytest.raises(GhostUnavailable):
+        backwards("min-gpus", here, top=1)
 
 
 def test_the_frontier_is_that_of_what_was_found():

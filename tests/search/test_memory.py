@@ -10,7 +10,7 @@ from solutions import Formula, question
 from tonnage.api import request
 from tonnage.axes import axes
 from tonnage.device import parse_cluster
-from tonnage.errors import CannotEstimate, GhostUnavailable
+from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
 from tonnage.layers.few import COMPILED, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.search import memory
@@ -103,6 +103,44 @@ def test_work_ahead_changes_no_answer(asked, workers, monkeypatch):
     assert ahead == [plain] * 3
 
 
+def test_a_network_that_cannot_be_built_ends_the_search(workers, monkeypatch):
+    run = []
+
+    def on(one, worker):
+        run.append(one)
+        raise UnreadableModel("no trainable class")
+
+    monkeypatch.setattr(memory._Run, "on", on)
+    with pytest.raises(UnreadableModel, match="no trainable class"):
+        solved(question(gpu="8xh100-80gb"), count=1)
+    assert len(run) <= 4, "a look at few layers, perhaps one ahead, and one at all"
+
+
+def test_a_network_of_which_no_few_layers_can_be_built_is_looked_at_whole(workers, monkeypatch):
+    asked, answered = question(gpu="8xh100-80gb"), memory._Run.on
+    layers = asked.job.model.config["num_hidden_layers"]
+
+    def on(one, worker):
+        if one.candidate.job.model.config["num_hidden_layers"] < layers:
+            raise UnreadableModel("the list of its layers has another length")
+        return answered(one, worker)
+
+    uncut = solved(asked)
+    monkeypatch.setattr(memory._Run, "on", on)
+    found = solved(asked)
+    assert found.status == "found"
+    assert found.plans[0].candidate == uncut.plans[0].candidate
+
+
+def test_a_torch_without_kernels_for_the_card_ends_the_search(workers, monkeypatch):
+    def on(one, worker):
+        raise GhostUnavailable("torch has no kernels for this card.")
+
+    monkeypatch.setattr(memory._Run, "on", on)
+    with pytest.raises(GhostUnavailable):
+        solved(question(gpu="8xh100-80gb"))
+
+
 def test_work_ahead_is_what_is_asked_next():
     """Of all that is looked at and run, most was foreseen, and of that little is not asked."""
     ghosts = Formula()
@@ -158,8 +196,8 @@ def test_a_worker_that_cannot_start_is_told_by_the_first_run(monkeypatch):
     asked = question()
     with memory.Ghosts(lambda text: None) as ghosts:
         ghosts.start()
-        (answer,) = ghosts.fit([Candidate(job=asked.job, plan=Plan())], asked.cluster)
-    assert isinstance(answer, GhostUnavailable)
+        with pytest.raises(GhostUnavailable, match="no ghost here"):
+            ghosts.fit([Candidate(job=asked.job, plan=Plan())], asked.cluster)
 
 
 @pytest.mark.ghost

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import Any, Final
 from tonnage import trace
 from tonnage.catalog import ghost_settings
 from tonnage.device import Cluster
-from tonnage.errors import CannotEstimate, TonnageError, TrialFailed, UsageError
+from tonnage.errors import CannotEstimate, of_kind
 from tonnage.garbage import uncollected
 from tonnage.ghost.process import any_libraries, forking
 from tonnage.ghost.scratch import scratch
@@ -30,8 +30,6 @@ _PROGRAM: Final = ("-P", "-m", "tonnage.ghost.worker")
 
 _PACKAGE: Final = Path(__file__).parents[2]
 """The folder that tonnage is imported from."""
-
-_BY_EXIT_CODE: Mapping[int, type[TonnageError]] = {2: UsageError, 3: CannotEstimate, 5: TrialFailed}
 
 
 def request(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, repeated: int = 0) -> dict[str, Any]:
@@ -116,7 +114,7 @@ class Worker:
             self._wait_until_ready()
             answer = self._ask(asked | {"trace": str(self.trace_file)})
         if answer["error"] is not None:
-            raise _BY_EXIT_CODE.get(answer["exit_code"], CannotEstimate)(answer["error"])
+            raise of_kind(answer["kind"], answer["error"])
         with uncollected():  # a Trace is many small things that all stay
             return trace.load(self.trace_file)
 

@@ -28,7 +28,7 @@ from tonnage_inside.watch import Watch
 from tonnage import inputs
 from tonnage.engines import engine_of, libraries
 from tonnage.engines.own import TONNAGE
-from tonnage.errors import CannotEstimate, TonnageError
+from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError
 from tonnage.ghost import card, preload
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
@@ -82,7 +82,7 @@ def _answered(request: dict[str, Any], policy: values.Policy, answers: TextIO) -
     _, status = os.waitpid(child, 0)
     decided.learn(_decisions(request))
     if not reply:
-        answers.write(json.dumps(_died(status)) + "\n")
+        answers.write(json.dumps(_failed(_died(status))) + "\n")
     return reply
 
 
@@ -119,8 +119,7 @@ def _asked(request: dict[str, Any], policy: values.Policy) -> tuple[int, TextIO]
         except pairs.Uncertain:
             answer = _EVERY_EVENT
         except BaseException as error:  # the child must answer whatever happens
-            code = getattr(error, "exit_code", CannotEstimate.exit_code)
-            answer = json.dumps({"error": _one_line(error), "exit_code": code}) + "\n"
+            answer = json.dumps(_failed(_told(error))) + "\n"
             if os.environ.get("TONNAGE_DEBUG"):
                 traceback.print_exc()
         os.write(write_end, answer.encode())
@@ -129,12 +128,17 @@ def _asked(request: dict[str, Any], policy: values.Policy) -> tuple[int, TextIO]
     return child, os.fdopen(read_end)
 
 
-def _died(status: int) -> dict[str, Any]:
-    """What is answered for a child that ended without a word."""
+def _failed(error: TonnageError) -> dict[str, Any]:
+    """The answer for it."""
+    return {"error": str(error), "kind": type(error).__name__}
+
+
+def _died(status: int) -> CannotEstimate:
+    """What is said of a child that ended without a word."""
     reason = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {status >> 8}"
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
     why = "; the system kills processes so when this machine's memory is used up" if killed else ""
-    return {"error": f"The process that ran the step died ({reason}{why}).", "exit_code": CannotEstimate.exit_code}
+    return CannotEstimate(f"The process that ran the step died ({reason}{why}).")
 
 
 def _import_libraries(request: dict[str, Any]) -> None:
@@ -248,28 +252,38 @@ def _torch_for_old_cards() -> str:
     return "try another --torch."
 
 
-def _one_line(error: BaseException) -> str:
+def _told(error: BaseException) -> TonnageError:
+    """One of ours, in one line, for whatever a step may raise."""
     if isinstance(error, TonnageError):
-        return str(error)
+        return error
     if isinstance(error, ImportError) and "'transformers" in str(error):
         import transformers
 
         lacking = error.msg.partition(" (")[0]  # behind it comes a path
-        return f"transformers {transformers.__version__} does not have what was asked for ({lacking}); upgrade it."
+        version = transformers.__version__
+        return CannotEstimate(f"transformers {version} does not have what was asked for ({lacking}); upgrade it.")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = error.filename or os.path.dirname(tempfile.gettempdir())  # which is a folder of tonnage's
-        return f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
-    if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return "Files may not be as large as one that is needed here (ulimit -f says how large)."
-    if "CUDA error: invalid device function" in str(error):
-        made_for = ", ".join(torch.cuda.get_arch_list())
-        return (
-            f"torch {torch.__version__} has no kernels for this card, only for {made_for}; {_torch_for_old_cards()}"
+        return CannotEstimate(
+            f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
         )
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return CannotEstimate("Files may not be as large as one that is needed here (ulimit -f says how large).")
+    if "CUDA error: invalid device function" in str(error):
+        return _without_kernels()
     told = [f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"]
     if error.__cause__ is not None and str(error.__cause__) not in str(error):  # a pipeline's says where, not what
         told.append(f"{type(error.__cause__).__name__}: {' '.join(str(error.__cause__).split())[:600]}")
-    return f"The step failed: {'; because of '.join(told)}"
+    return CannotEstimate(f"The step failed: {'; because of '.join(told)}")
+
+
+def _without_kernels() -> CannotEstimate:
+    """That this torch has no kernel of a kind for the card; where it has none at all, no plan would have them."""
+    made_for = torch.cuda.get_arch_list()
+    said = f"torch {torch.__version__} has no kernels for this card, only for {', '.join(made_for)}; "
+    major, minor = torch.cuda.get_device_capability()
+    runs = {f"sm_{major}{earlier}" for earlier in range(minor + 1)}
+    return (CannotEstimate if runs & set(made_for) else GhostUnavailable)(said + _torch_for_old_cards())
 
 
 if __name__ == "__main__":

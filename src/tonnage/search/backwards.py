@@ -9,7 +9,7 @@ from typing import Final
 
 from tonnage.axes import divisors
 from tonnage.device import GPUS_PER_NODE, Cluster, device_names, find_device
-from tonnage.errors import CannotEstimate, UsageError
+from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates import Estimate
 from tonnage.plans import Plan
 from tonnage.search.best import fits
@@ -19,7 +19,7 @@ from tonnage.search.nearest import smallest
 from tonnage.search.pricing import bounded
 from tonnage.search.solve import Progress, search, without_engine
 from tonnage.search.space import Question, check_precision
-from tonnage.solution import Solution
+from tonnage.solution import Candidate, Solution
 from tonnage.units import counted
 
 STEP_TOKENS: Final = 1024
@@ -83,15 +83,12 @@ def backwards(
                 small = smallest(asked)
             except (UsageError, CannotEstimate):
                 return False
-            small = [one for one in small if bounded(one, asked.cluster).least_bytes <= asked.budget_bytes]
-            for begin in range(0, len(small), ghosts.count):
-                some = small[begin : begin + ghosts.count]
-                needs = zip(ghosts.need(some, asked.cluster), some, strict=True)
-                known = [(need.least_bytes, one) for need, one in needs if isinstance(need, Need)]
-                for least, one in sorted(known, key=lambda pair: pair[0]):  # mostly the first decides
-                    if least <= asked.budget_bytes and _fits(ghosts.fit([one], asked.cluster), asked):
-                        return True
-            return False
+            try:
+                return _any_fits(small, asked, ghosts)
+            except GhostUnavailable:  # no kernels for this card, perhaps for another one
+                if find != _MIN_GPU:
+                    raise
+                return False
 
         edge = {"max-seq-len": _longest, _MAX_MICRO_BATCH: _largest, _MIN_GPUS: _fewest, _MIN_GPU: _smallest}[find]
         found = edge(question, possible, progress)
@@ -104,6 +101,19 @@ def backwards(
     if find == "max-seq-len" and asked.job.seq_len == _positions(asked) < LONGEST:
         said["limit"] = "no longer one was tried: the network's positions end there"
     return replace(solution, question={**solution.question, **said})
+
+
+def _any_fits(small: list[Candidate], question: Question, ghosts: Ghosts) -> bool:
+    """Whether one of these does, run as many at a time as there are workers."""
+    small = [one for one in small if bounded(one, question.cluster).least_bytes <= question.budget_bytes]
+    for begin in range(0, len(small), ghosts.count):
+        some = small[begin : begin + ghosts.count]
+        needs = zip(ghosts.need(some, question.cluster), some, strict=True)
+        known = [(need.least_bytes, one) for need, one in needs if isinstance(need, Need)]
+        for least, one in sorted(known, key=lambda pair: pair[0]):  # mostly the first decides
+            if least <= question.budget_bytes and _fits(ghosts.fit([one], question.cluster), question):
+                return True
+    return False
 
 
 def _fits(runs: list[Estimate | Failure], question: Question) -> bool:

@@ -14,7 +14,7 @@ from tonnage import predict
 from tonnage.axes import axes
 from tonnage.costs.work import Work
 from tonnage.device import Cluster
-from tonnage.errors import CannotEstimate, TonnageError, UsageError
+from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError, UnreadableModel, UsageError
 from tonnage.estimates import Estimate
 from tonnage.ghost.process import any_libraries
 from tonnage.job import Job
@@ -57,7 +57,8 @@ Answer: TypeAlias = Estimate | Look | Failure
 class Ghosts:
     """Workers that run candidates of one cluster.  Use it as a context manager.
 
-    An answer is an Estimate or a Need, or the error with which the job could not be run.  Raises GhostUnavailable.
+    An answer is an Estimate or a Need, or the error with which the job could not be run.  Raises GhostUnavailable and
+    UnreadableModel, by which no other plan would run either.
     """
 
     def __init__(self, progress: Callable[[str], None], count: int | None = None, torch: str | None = None) -> None:
@@ -99,9 +100,8 @@ class Ghosts:
         for one, first in zip(candidates, firsts, strict=True):
             within = _is_within(first.result(), budget_bytes)
             others.append([self._turns.ask(run) for run in _others(one, cluster)] if within else [])
-        return [
-            _worst([each.result() for each in (first, *rest)]) for first, rest in zip(firsts, others, strict=True)
-        ]
+        answers = [[each.result() for each in (first, *rest)] for first, rest in zip(firsts, others, strict=True)]
+        return [_worst(_of_readable(ranks)) for ranks in answers]
 
     def made(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
         """What a candidate needed that was run whole before; None for one that was not, or could not be."""
@@ -116,8 +116,14 @@ class Ghosts:
         """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
         groups = [[self._turns.ask(run) for run in _looks(one, cluster)] for one in candidates]
         return [
-            _needed(one, [each.result() for each in group]) for one, group in zip(candidates, groups, strict=True)
+            self._needed(one, cluster, [each.result() for each in group])
+            for one, group in zip(candidates, groups, strict=True)
         ]
+
+    def _needed(self, candidate: Candidate, cluster: Cluster, answers: Sequence[Answer]) -> Need | Failure:
+        if len(answers) > 1 and any(isinstance(answer, UnreadableModel) for answer in answers):
+            answers = [self._turns.ask(_look(candidate, cluster)).result()]  # it may be the cut that does not fit
+        return _needed(candidate, _of_readable(answers))
 
     def ahead(self, asks: Sequence[tuple[Candidate, bool]], cluster: Cluster) -> None:
         """Say what is likely to be asked next, in place of what was said before: idle workers run it meanwhile.
@@ -137,6 +143,8 @@ class Ghosts:
             if worker is None:
                 worker = self._start()
             return wanted.on(worker)
+        except GhostUnavailable:
+            raise
         except (UsageError, CannotEstimate) as error:
             return error
         finally:
@@ -238,10 +246,15 @@ def _whole(candidate: Candidate, cluster: Cluster, rank: int) -> _Run:
 
 def _looks(candidate: Candidate, cluster: Cluster) -> list[_Run]:
     """The runs that tell what a candidate needs: of itself, or of two shallower ones."""
-    rank, wide = _likely_fullest(candidate, cluster), roomy(cluster)
     found = depths(candidate.job, candidate.plan)
     few = [replace(candidate, job=with_layers(candidate.job, layers)) for layers in found or ()]
-    return [_Run(one, wide, _look_steps(one), 0, rank, looks=True) for one in few or [candidate]]
+    return [_look(candidate, cluster, one) for one in few or [candidate]]
+
+
+def _look(candidate: Candidate, cluster: Cluster, shallower: Candidate | None = None) -> _Run:
+    """One that only compares, of a candidate or, in its place, of a shallower one."""
+    rank, one = _likely_fullest(candidate, cluster), shallower or candidate
+    return _Run(one, roomy(cluster), _look_steps(one), 0, rank, looks=True)
 
 
 def _ranks(candidate: Candidate, cluster: Cluster) -> tuple[int, ...]:
@@ -308,6 +321,14 @@ def _said_of(found: Estimate, asked: Job, run: Job) -> Estimate:
     words = f"{run.grad_accum} of {asked.grad_accum} micro-batches of a step were run: the others are like the last"
     coverage = replace(found.coverage, run=(*found.coverage.run, words))
     return replace(found, job={**found.job, "grad_accum": asked.grad_accum}, coverage=coverage)
+
+
+def _of_readable(answers: Sequence[Answer]) -> Sequence[Answer]:
+    """The answers.  Raises UnreadableModel where one is that: no other plan has another network."""
+    for answer in answers:
+        if isinstance(answer, UnreadableModel):
+            raise answer
+    return answers
 
 
 def _needed(candidate: Candidate, answers: Sequence[Answer]) -> Need | Failure:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from tonnage.engines import engine_of
-from tonnage.errors import CannotEstimate
+from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
 from tonnage.garbage import uncollected
 from tonnage.search.best import Search
 from tonnage.search.filling import fill
@@ -36,8 +36,8 @@ def solve(
     """The fastest plan that fits, and `top` - 1 of other kinds, each run on the ghost.
 
     `explain` adds reasons and the decision path to the best, and remedies where nothing fits; `pareto` the frontier
-    of memory and speed.  Raises UsageError for a contradictory question, CannotEstimate where nothing can be run,
-    GhostUnavailable.
+    of memory and speed.  Raises UsageError for a contradictory question, UnreadableModel and GhostUnavailable where
+    nothing can be run.
     """
     check_precision(question)
     with Ghosts(progress, torch=torch_version) as ghosts:
@@ -71,6 +71,8 @@ def _search(
             found.try_smallest(smallest(question))
         fill(found, top)
         found.with_all_logits()
+    except (GhostUnavailable, UnreadableModel):
+        raise
     except CannotEstimate as error:
         return Solution(status="unknown", question=asked, refused=(Refused(what="time", why=str(error)),))
     counts = {**found.counts, "run": ghosts.runs}
