@@ -22,7 +22,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def one_line(worker: Any) -> Any:
-    return worker._one_line
+    return lambda error: str(worker._told(error))
 
 
 def seeing() -> dict[str, Any]:
