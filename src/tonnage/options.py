@@ -5,15 +5,17 @@ request; what it accepts is checked in one place, `check`, with one wording.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import cache, lru_cache
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, TypeGuard, TypeVar
 
 from tonnage.errors import UsageError
 from tonnage.units import parse_bytes
 
 _KEY: Final = "option"
 _NUMBER: Final = re.compile(r"-[1-9][0-9]*$")
+_Value = TypeVar("_Value")
 _AREA: Final = re.compile(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}")
 
 
@@ -81,21 +83,46 @@ def spelled(name: str) -> str:
 
 def check(value: object) -> None:
     """Raise UsageError for the first option of a Job or Plan that has a value which it cannot have."""
-    for item, option in options(type(value)):
-        found = getattr(value, item.name)
-        if found is item.default:  # as nearly all are
+    _check(type(value), vars(value))
+
+
+def varied(value: _Value, changes: Mapping[str, Any]) -> _Value:
+    """What `dataclasses.replace` makes of a Plan, or of another frozen value that is not checked as a whole.
+
+    A search makes a hundred thousand; this takes a tenth of the time, because only the changes are checked.  Raises
+    UsageError.
+    """
+    _check(type(value), changes)
+    made = object.__new__(type(value))
+    vars(made).update(vars(value), **changes)
+    return made
+
+
+def _check(kind: type, values: Mapping[str, Any]) -> None:
+    known = _by_name(kind)
+    for name, found in values.items():
+        option, default = known.get(name, _NONE)
+        if option is None or found is default:  # as nearly all are
             continue
         if option.kind == "word" and not (isinstance(found, str) and listed(found, option.possible)):
-            raise UsageError(f"Unknown {spelled(item.name)} {found!r}; possible: {', '.join(option.possible)}.")
+            raise UsageError(f"Unknown {spelled(name)} {found!r}; possible: {', '.join(option.possible)}.")
         if option.kind == "number" and (type(found) is not int or found < option.least):
             shown = repr(found) if isinstance(found, str) else found
-            raise UsageError(
-                f"{spelled(item.name)} is {shown}; it must be a whole number of at least {option.least}."
-            )
+            raise UsageError(f"{spelled(name)} is {shown}; it must be a whole number of at least {option.least}.")
         if option.kind == "amount" and not is_amount(found):
-            raise UsageError(f"{spelled(item.name)} is {found}; it must be a number above 0.")
+            raise UsageError(f"{spelled(name)} is {found}; it must be a number above 0.")
         if option.kind == "fraction" and not (isinstance(found, int | float) and 0 <= found < 1):
-            raise UsageError(f"{spelled(item.name)} is {found}; it must be at least 0 and less than 1.")
+            raise UsageError(f"{spelled(name)} is {found}; it must be at least 0 and less than 1.")
+
+
+_NONE: Final = None, None
+"""Of a field that is no option."""
+
+
+@cache
+def _by_name(kind: Any) -> dict[str, tuple[Option | None, Any]]:
+    """Each option with its default."""
+    return {item.name: (option, item.default) for item, option in options(kind)}
 
 
 def words(value: object) -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
+
 from solutions import Formula, question
 from tonnage.device import parse_cluster
-from tonnage.errors import CannotEstimate
+from tonnage.errors import CannotEstimate, GhostUnavailable
 from tonnage.search import nearest
 from tonnage.search.depth import Need, of_run
 from tonnage.search.pricing import priced
@@ -21,6 +23,37 @@ def test_what_no_combination_can_do_is_said():
 def test_what_is_said_is_not_what_offload_alone_cannot_do():
     said = nearest.refusal(question("llama-3.1-8b", "8xt4", seq_len=1024, tp=8))
     assert said == "tp=8: precision fp16-mixed is not built for it; choose precision bf16-mixed."
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"gpu": "4x8xt4", "global_batch_tokens": 2**19},
+        {"gpu": "8xh100-80gb", "model": "mixtral-8x7b", "global_batch_tokens": 2**20},
+        {"gpu": "a100-40gb", "micro_batch": 4, "grad_accum": 8},
+        {"gpu": "8xa100-40gb", "without": ("micro-batch=1",), "global_batch_tokens": 2**19},
+        {"gpu": "8xl4", "method": "lora", "global_batch_tokens": 2**18},
+    ],
+    ids=str,
+)
+def test_the_smallest_are_those_of_all_micro_batches(asked, monkeypatch):
+    asked, every = question(**asked), nearest.space.candidates
+    found = nearest.smallest(asked)
+    monkeypatch.setattr(nearest.space, "candidates", lambda question, ends, **place: every(question, **place))
+    assert len({one.job.micro_batch for one in every(asked)}) > 1 or asked.only_micro_batch
+    assert found == nearest.smallest(asked) != []
+
+
+def test_cards_without_kernels_are_no_remedy():
+    class Without(Looks):
+        def need(self, candidates, cluster):
+            if cluster.device.id == "b200":
+                raise GhostUnavailable("torch has no kernels for this card.")
+            return super().need(candidates, cluster)
+
+    ghosts = Without(lambda gpus: 1)
+    assert nearest._may_fit(question("llama-3.1-8b", "h200"), ghosts)
+    assert not nearest._may_fit(question("llama-3.1-8b", "b200"), ghosts)
 
 
 def test_two_changes_are_tried_where_none_helps_alone(monkeypatch):

@@ -5,12 +5,12 @@ alive together, without temporaries, workspaces, casts, fragmentation, or anythi
 usual only says in what order to run.
 """
 
-from dataclasses import replace
 from typing import Final
 
 from tonnage.costs.memory import STATE_BYTES, kept_bytes, logit_bytes, used_bytes
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
+from tonnage.options import varied
 from tonnage.plans import Plan
 from tonnage.techniques.activation_offload import SMALL_BYTES
 from tonnage.techniques.chunked_loss import CHUNK_TOKENS
@@ -139,7 +139,7 @@ def least_host_bytes(shape: Shape, work: Work, plan: Plan) -> int:
     """
     if all(place == "none" for place in (plan.activation_offload, plan.optimizer_offload, plan.param_offload)):
         return 0
-    kept = replace(work, param_offload=False, optimizer_offload=0.0, activation_offload=False)
+    kept = varied(work, {"param_offload": False, "optimizer_offload": 0.0, "activation_offload": False})
     weights, _, states = _held(shape, kept)
     waiting = 0.0
     if plan.param_offload == "cpu":

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from tonnage.device import Cluster, find_device
-from tonnage.errors import CannotEstimate, UsageError
+from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.estimates import Estimate
 from tonnage.predict import check
 from tonnage.search import space
@@ -71,9 +71,10 @@ def smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
     """So many candidates with the least need that can be run at all, smallest first as far as is known unrun.
 
     Each keeps activations in another way: a layer that runs again has all it keeps on the card at once, one whose
-    results wait on the host never has, and which of the two is more is not known.
+    results wait on the host never has, and which of the two is more is not known.  Of micro-batches the smallest
+    needs least, or the largest where no gradient then waits for the next one.
     """
-    every = (one for place in reversed(question.places) for one in space.candidates(question, **place))
+    every = (one for place in reversed(question.places) for one in space.candidates(question, **place, ends=True))
     known = (bounded(one, question.cluster) for one in every)
     order = [
         (_expected(one, question.cluster), one.candidate.job.micro_batch, -_saving(one.candidate), one.candidate)
@@ -155,7 +156,10 @@ def _may_fit(question: Question, ghosts: Ghosts) -> bool:
     """Whether a candidate that goes farthest towards less memory does, by a look; True where none can be had."""
     within = question.budget_bytes
     small = [one for one in smallest(question, HOPED) if bounded(one, question.cluster).least_bytes <= within]
-    needs = ghosts.need(small, question.cluster) if small else []
+    try:
+        needs = ghosts.need(small, question.cluster) if small else []
+    except (GhostUnavailable, UnreadableModel):  # no kernels for that card, no such method for that network
+        return False
     return any(not isinstance(need, Need) or need.least_bytes <= within for need in needs)
 
 

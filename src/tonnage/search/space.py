@@ -18,7 +18,7 @@ from tonnage.device import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
 from tonnage.layers.few import layers_of
-from tonnage.options import listed, options, spelled, words
+from tonnage.options import listed, options, spelled, varied, words
 from tonnage.plans import Plan
 from tonnage.solution import Candidate
 from tonnage.units import MIB, parse_count
@@ -214,9 +214,11 @@ def _value(word: str, text: str) -> str | int | bool:
     raise UsageError(f"Unknown {word} {text!r} in --without; possible: {', '.join(possible)}.")
 
 
-def candidates(question: Question, *, offload: bool = False, files: bool = False) -> Iterator[Candidate]:
+def candidates(
+    question: Question, *, offload: bool = False, files: bool = False, ends: bool = False
+) -> Iterator[Candidate]:
     """Every combination that the question leaves open: those that use the host's memory alone or those that do not;
-    with `files` those that use files.
+    with `files` those that use files; with `ends` of a plan's micro-batches the smallest and the largest alone.
 
     Combinations that cannot be (heads that do not divide, a global batch that does not) are left out; whether the
     techniques themselves take the job is asked later, of those that are worth it.
@@ -233,18 +235,19 @@ def candidates(question: Question, *, offload: bool = False, files: bool = False
             if plan.shard == "hsdp" and 1 in (layout.dp_replicate, layout.dp_shard):
                 continue  # which is zero3, or ddp
             ranks = layout.data_parallel
-            for micro_batch, accumulation in _batches(question, batch, ranks):
+            sizes = list(_batches(question, batch, ranks))
+            for micro_batch, accumulation in dict.fromkeys((sizes[0], sizes[-1])) if ends and sizes else sizes:
                 if accumulation < plan.pp or (plan.optimizer_in_backward and accumulation > 1):
                     continue
                 if plan.accum_sync and (accumulation == 1 or (ranks * plan.cp == 1 and plan.param_offload == "none")):
                     continue
-                sizes = micro_batch, accumulation
-                job = jobs.get(sizes) or jobs.setdefault(
-                    sizes, replace(base, micro_batch=micro_batch, grad_accum=accumulation)
+                size = micro_batch, accumulation
+                job = jobs.get(size) or jobs.setdefault(
+                    size, replace(base, micro_batch=micro_batch, grad_accum=accumulation)
                 )
                 yield Candidate(job=job, plan=plan)
                 if plan.pp > 1 and _can_interleave(question, job, plan):
-                    yield Candidate(job=job, plan=replace(plan, pp_schedule="interleaved"))
+                    yield Candidate(job=job, plan=varied(plan, {"pp_schedule": "interleaved"}))
 
 
 def _can_interleave(question: Question, job: Job, plan: Plan) -> bool:
@@ -300,7 +303,7 @@ def _plans(question: Question, job: Job, offload: bool, files: bool) -> Iterator
         if (offload and used == {"none"}) or (files and FILES not in used):
             continue
         if _is_sensible(question, said, changes):
-            yield replace(plain, **changes)
+            yield varied(plain, changes)
 
 
 _TOGETHER: Final = ("shard", "accum_sync", "optimizer_offload", "param_offload")
