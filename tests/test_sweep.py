@@ -80,6 +80,14 @@ def test_rows_of_images_need_what_was_estimated(
 
 
 @pytest.mark.ghost
+def test_accelerates_plugin_moves_the_inputs_of_layers(asking: Asking) -> None:
+    pytest.importorskip("accelerate")
+    plan = Plan(engine="accelerate", shard="zero3", checkpointing="full", activation_offload="cpu")
+    one = Case(number="moved", job=tiny_job("llama"), plan=plan, cluster=parse_cluster("8xa100-80gb"))
+    assert delivered(asking, one, None) == []
+
+
+@pytest.mark.ghost
 def test_accelerates_script_keeps_nothing_that_was_divided(asking: Asking) -> None:
     """A network most of whose bytes are weights would be whole on each card at its peak."""
     pytest.importorskip("accelerate")

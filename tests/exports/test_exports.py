@@ -120,6 +120,7 @@ def test_a_plan_that_changes_a_setting_changes_the_export(target: Target) -> Non
 
 SAME = {
     ("hf-trainer", "activation_offload"): ("cpu",),  # only with checkpointing
+    ("accelerate", "activation_offload"): ("cpu",),
     ("trl", "activation_offload"): ("cpu",),
     ("trl", "loss"): ("chunked",),  # its only one
     ("torchtitan", "optimizer"): ("adamw-fused",),
@@ -306,6 +307,27 @@ def test_checkpointing_is_called_what_the_installed_transformers_calls_it(monkey
     monkeypatch.setattr("tonnage.exports.installed.fields", lambda *source: frozenset({"activation_checkpointing"}))
     newer = file(exported("hf-trainer", Plan(checkpointing="every-2")), "training_args.json")
     assert newer["activation_checkpointing_kwargs"] == {"every_n_layers": 2}
+
+
+def test_accelerates_plugin_moves_the_inputs_of_layers_that_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = Plan(shard="zero3", checkpointing="full", activation_offload="cpu")
+    fields = {"activation_checkpointing", "activation_checkpointing_offload"}
+    monkeypatch.setattr("tonnage.exports.installed.fields", lambda *source: frozenset(fields))
+    made = exported("accelerate", moved, gpus="8xa100-80gb")
+    assert made.unexpressed == ()
+    said = said_in_yaml(made)["fsdp_config"]
+    assert (said["fsdp_activation_checkpointing"], said["fsdp_activation_checkpointing_offload"]) == (True, True)
+    assert "checkpointing" not in file(made, "job.json"), "layers would run again twice"
+    for other in ({"shard": "ddp"}, {"checkpointing": "selective"}):
+        without = exported("accelerate", dataclasses.replace(moved, **other), gpus="8xa100-80gb")
+        assert [(left.option, left.instead) for left in without.unexpressed] == [("activation-offload", "none")]
+        assert "checkpointing" in file(without, "job.json")
+    fields.remove("activation_checkpointing_offload")
+    older = exported("accelerate", moved, gpus="8xa100-80gb")
+    assert [left.why for left in older.unexpressed] == [
+        "the installed accelerate keeps the inputs of layers on the card"
+    ]
+    assert "fsdp_activation_checkpointing" not in said_in_yaml(older)["fsdp_config"]
 
 
 def test_torchtitan_has_llamas_of_its_own() -> None:

@@ -203,6 +203,22 @@ def test_what_fsdp_divides_is_read_in_the_words_of_both_versions(
     assert found.not_understood == ()
 
 
+@pytest.mark.parametrize("moved", [True, False])
+def test_accelerates_plugin_may_move_the_inputs_of_layers(tmp_path: Path, moved: bool) -> None:
+    said = {"fsdp_version": 2, "fsdp_activation_checkpointing": True, "fsdp_activation_checkpointing_offload": moved}
+    found = reading.read(written(tmp_path, "a.yaml", ACCELERATES | {"fsdp_config": said}))
+    assert found.options["checkpointing"] == "full"
+    assert found.options.get("activation_offload") == ("cpu" if moved else None)
+    assert found.not_understood == ()
+
+
+def test_a_trainer_forgets_what_accelerates_plugin_would_move(tmp_path: Path) -> None:
+    said = {"activation_checkpointing": True, "fsdp_activation_checkpointing_offload": True}
+    found = reading.read(written(tmp_path, "t.json", TRAINERS | {"fsdp": True, "fsdp_config": said}))
+    assert found.not_understood == ("fsdp_config.fsdp_activation_checkpointing_offload = true",)
+    assert "activation_offload" not in found.options
+
+
 def test_what_fsdp_has_no_words_for_here_is_listed(tmp_path: Path) -> None:
     said = {"fsdp_version": 1, "fsdp_sharding_strategy": "HYBRID_SHARD_ZERO2"}
     found = reading.read(written(tmp_path, "a.yaml", ACCELERATES | {"fsdp_config": said}))

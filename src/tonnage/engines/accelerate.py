@@ -2,7 +2,7 @@
 
 Network, checkpointing, loss and optimizer are the plan's techniques, as in tonnage's own loop; precision,
 replication, sharding and accumulation are the Accelerator's: autocast around the forward, outputs cast to fp32, DDP
-with its defaults, FSDP2 by its plugin.
+with its defaults, FSDP2 by its plugin, which also moves the inputs of layers that run again to the host.
 """
 
 from __future__ import annotations
@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 
 ACCELERATORS_OWN: Final = ("shard", "param_offload")
 """Options that the Accelerator answers for; of `precision`, it is the autocast."""
+
+PLUGINS_OWN: Final = ("checkpointing", "activation_offload")
+"""Options that its plugin for FSDP answers for where both are asked for (`moves_inputs`)."""
+
+MOVES: Final = "activation_checkpointing_offload"
+"""The plugin's word for it, since accelerate 1.15."""
+
+
+def moves_inputs(plan: Plan) -> bool:
+    """Whether all layers run again and their inputs wait on the host, in FSDP2."""
+    return plan.shard in SHARDED and plan.checkpointing == "full" and plan.activation_offload == "cpu"
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -74,10 +85,17 @@ def _described(job: Job, plan: Plan, world: World) -> Step:
 
     here = replace(world, device=torch.device("cuda", 0))  # quantized, a network says on which card it is
     step = Step(job=job, plan=plan, world=here, initialise=False)
+    own = {*ACCELERATORS_OWN, *(PLUGINS_OWN if _by_plugin(plan) else ())}
     for technique in chosen(job, plan):
-        if technique.option not in ACCELERATORS_OWN:
+        if technique.option not in own:
             step = technique.apply(step)
     return step
+
+
+def _by_plugin(plan: Plan) -> bool:
+    from accelerate import FullyShardedDataParallelPlugin
+
+    return moves_inputs(plan) and MOVES in FullyShardedDataParallelPlugin.__dataclass_fields__
 
 
 def _network(step: Step) -> nn.Module:
@@ -105,6 +123,7 @@ def _sharding(plan: Plan, world: World) -> dict[str, Any]:
         reshard_after_forward=plan.shard != "zero2",
         cpu_offload=plan.param_offload == "cpu",
         auto_wrap_policy="transformer_based_wrap",
+        **({"activation_checkpointing": True, MOVES: True} if _by_plugin(plan) else {}),
     )
     if plan.shard != "hsdp":
         return {"fsdp_plugin": plugin}

@@ -4,25 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from tonnage.engines.accelerate import MOVES, PLUGINS_OWN, moves_inputs
 from tonnage.engines.hf_trainer import SHARDED
-from tonnage.exports import launching
+from tonnage.exports import installed, launching
 from tonnage.exports.export import File, Target, Wish, Written, flat
 from tonnage.exports.hf_trainer import reread_job
 from tonnage.exports.torchrun import LOOPS, WHY, loop_settings
+
+if TYPE_CHECKING:
+    from tonnage.job import Job
+    from tonnage.plans import Plan
 
 FILE: Final = "accelerate.yaml"
 
 MIXED: Final = {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}
 
+PLUGIN: Final = ("accelerate", "utils/dataclasses.py", "FullyShardedDataParallelPlugin")
+"""Where the fields are read."""
+
+
+def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
+    """What FSDP2's plugin has no words for: what layers keep that do not run again, and in older versions all."""
+    if plan.activation_offload != "cpu":
+        return {}
+    if not moves_inputs(plan):
+        why = (
+            "accelerate moves the inputs of layers that run again in FSDP2: shard zero2 or zero3, checkpointing full"
+        )
+        return {"activation_offload": (why, "none")}
+    known = installed.fields(*PLUGIN)
+    if known and MOVES not in known:
+        return {"activation_offload": ("the installed accelerate keeps the inputs of layers on the card", "none")}
+    return {}
+
 
 def write(wish: Wish) -> Written:
     """accelerate.yaml, job.json and the script."""
     said = settings(wish)
-    job = {**launching.job_settings(wish), **loop_settings(wish)}
+    loops = loop_settings(wish)
+    job = {**launching.job_settings(wish), **{name: loops[name] for name in loops if name not in _said(wish)}}
     return Written(
         files=(
             file(said),
@@ -33,6 +57,11 @@ def write(wish: Wish) -> Written:
         settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
         notes=(*machines(wish), *launching.rows(wish)),
     )
+
+
+def _said(wish: Wish) -> tuple[str, ...]:
+    """Options that are in accelerate.yaml and not the script's."""
+    return PLUGINS_OWN if moves_inputs(wish.plan) else ()
 
 
 def file(said: Mapping[str, Any]) -> File:
@@ -74,6 +103,8 @@ def _sharding(wish: Wish) -> dict[str, Any]:
         "fsdp_cpu_ram_efficient_loading": False,
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }
+    if moves_inputs(plan):
+        fsdp |= {"fsdp_activation_checkpointing": True, f"fsdp_{MOVES}": True}
     if wish.seen is not None and wish.seen.layers:
         fsdp["fsdp_transformer_layer_cls_to_wrap"] = ",".join(wish.seen.layers)
     if plan.shard != "hsdp":
@@ -128,10 +159,12 @@ ACCELERATE: Final = Target(
     packages=("accelerate", "transformers"),
     expresses={
         **LOOPS,
+        "activation_offload": ("none", "cpu"),
         "shard": ("none", "ddp", *SHARDED),
         "param_offload": ("none", "cpu"),
     },
     why={**WHY, "shard=zero1": "accelerate divides by FSDP2 or DeepSpeed, not optimizer states alone"},
+    besides=besides,
     engine="accelerate",
     scripted=True,
     sees=True,

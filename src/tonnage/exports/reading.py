@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import yaml
 
+from tonnage.engines.accelerate import MOVES
 from tonnage.engines.deepspeed import OPTIMIZERS as DEEPSPEEDS
 from tonnage.engines.deepspeed import STAGES
 from tonnage.engines.hf_trainer import OPTIMIZERS as TRAINERS
@@ -503,6 +504,10 @@ def _of_deepspeed(flat: Mapping[str, Any]) -> Iterator[_Found]:
             yield _Found(option="optimizer", value=name, key="optimizer.params")
 
 
+_MOVES: Final = f"fsdp_config.fsdp_{MOVES}"
+"""A key that the Trainer's fsdp_config takes and forgets."""
+
+
 def _of_accelerate(flat: Mapping[str, Any]) -> Iterator[_Found]:
     yield _Found(option="engine", value="accelerate", key="accelerate")
     kind = flat.get("distributed_type")
@@ -513,6 +518,8 @@ def _of_accelerate(flat: Mapping[str, Any]) -> Iterator[_Found]:
     if flat.get("mixed_precision") == "no":
         yield _weights_decide("mixed_precision")
     yield from _checkpointed(flat)
+    if flat.get(_MOVES) is True:
+        yield _Found(option="activation_offload", value="cpu", key=_MOVES)
 
 
 _BATCH: Final[Mapping[str, Reader]] = {
@@ -623,6 +630,7 @@ _DEEPSPEED: Final[Mapping[str, Reader]] = {
 
 _ACCELERATE: Final[Mapping[str, Reader]] = {
     **_FSDP,
+    _MOVES: _understood,
     "distributed_type": _word("shard", {"FSDP": "zero3", "MULTI_GPU": "ddp", "NO": "none", "DEEPSPEED": None}),
     "mixed_precision": _word("precision", {"bf16": "bf16-mixed", "fp16": "fp16-mixed", "no": "fp32"}),
     "num_machines": _understood,
