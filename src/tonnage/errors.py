@@ -69,8 +69,8 @@ class TrialFailed(TonnageError):
 
 
 def of_kind(name: str, message: str) -> TonnageError:
-    """The error that another process told by the name of its class."""
+    """The error that another process told by the name of its class, which only that process may know."""
     kinds = [TonnageError]
     for kind in kinds:  # which grows meanwhile
         kinds += kind.__subclasses__()
-    return {kind.__name__: kind for kind in kinds}[name](message)
+    return {kind.__name__: kind for kind in kinds}.get(name, CannotEstimate)(message)
