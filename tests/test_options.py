@@ -29,3 +29,8 @@ def test_what_cannot_be_is_refused_in_the_same_words(changes):
     with pytest.raises(UsageError) as refused:
         varied(Plan(), changes)
     assert str(refused.value) == str(replaced.value)
+
+
+def test_a_field_that_there_is_not_is_no_change():
+    with pytest.raises(TypeError, match="Plan has no sharded"):
+        varied(Plan(), {"sharded": "zero3"})

@@ -89,9 +89,11 @@ def check(value: object) -> None:
 def varied(value: _Value, changes: Mapping[str, Any]) -> _Value:
     """What `dataclasses.replace` makes of a Plan, or of another frozen value that is not checked as a whole.
 
-    A search makes a hundred thousand; this takes a tenth of the time, because only the changes are checked.  Raises
-    UsageError.
+    A search makes a hundred thousand; this takes a fifth of the time, because only the changes are checked.  Raises
+    UsageError, and TypeError for a field that there is not.
     """
+    if unknown := changes.keys() - vars(value).keys():
+        raise TypeError(f"{type(value).__name__} has no {', '.join(sorted(unknown))}")
     _check(type(value), changes)
     made = object.__new__(type(value))
     vars(made).update(vars(value), **changes)

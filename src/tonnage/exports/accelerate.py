@@ -45,8 +45,9 @@ def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
 def write(wish: Wish) -> Written:
     """accelerate.yaml, job.json and the script."""
     said = settings(wish)
-    loops = loop_settings(wish)
-    job = {**launching.job_settings(wish), **{name: loops[name] for name in loops if name not in _said(wish)}}
+    by_plugin = PLUGINS_OWN if moves_inputs(wish.plan) else ()
+    of_loop = {name: value for name, value in loop_settings(wish).items() if name not in by_plugin}
+    job = {**launching.job_settings(wish), **of_loop}
     return Written(
         files=(
             file(said),
@@ -57,11 +58,6 @@ def write(wish: Wish) -> Written:
         settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
         notes=(*machines(wish), *launching.rows(wish)),
     )
-
-
-def _said(wish: Wish) -> tuple[str, ...]:
-    """Options that are in accelerate.yaml and not the script's."""
-    return PLUGINS_OWN if moves_inputs(wish.plan) else ()
 
 
 def file(said: Mapping[str, Any]) -> File:

@@ -116,11 +116,11 @@ class Ghosts:
         """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
         groups = [[self._turns.ask(run) for run in _looks(one, cluster)] for one in candidates]
         return [
-            self._needed(one, cluster, [each.result() for each in group])
+            self._of_looks(one, cluster, [each.result() for each in group])
             for one, group in zip(candidates, groups, strict=True)
         ]
 
-    def _needed(self, candidate: Candidate, cluster: Cluster, answers: Sequence[Answer]) -> Need | Failure:
+    def _of_looks(self, candidate: Candidate, cluster: Cluster, answers: Sequence[Answer]) -> Need | Failure:
         if len(answers) > 1 and any(isinstance(answer, UnreadableModel) for answer in answers):
             answers = [self._turns.ask(_look(candidate, cluster)).result()]  # it may be the cut that does not fit
         return _needed(candidate, _of_readable(answers))
