@@ -11,7 +11,7 @@ from benchmarks.time.alternatives import Prospect
 from benchmarks.time.calibration import CALIBRATIONS, known, toml
 from benchmarks.time.fit import errors, fit, predicted, summary
 from benchmarks.time.recipes import completed, of_experts, of_release
-from benchmarks.time.rows import OWN, Left, load, own, read
+from benchmarks.time.rows import OWN, UNSEEN, Left, load, own, read
 
 from tonnage.axes import Axes
 from tonnage.costs.rates import card
@@ -40,6 +40,15 @@ def test_steps_are_predicted_as_well_as_docs_say(rows, source, most_median, most
     found = summary(errors(mine, known(mine[0].software)))
     assert found["median"] <= most_median
     assert found["p90"] <= most_p90
+
+
+def test_a_card_that_nothing_was_calibrated_on_is_predicted_as_well():
+    mine, _ = own(UNSEEN)
+    assert {row.source for row in mine} == {"own H100"}
+    found = summary(errors(mine, known("eager")))
+    assert found["rows"] > 90
+    assert found["median"] <= 0.08
+    assert found["p90"] <= 0.25
 
 
 def test_most_measured_steps_are_within_the_interval(rows):

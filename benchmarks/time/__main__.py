@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.time import blind, coverage, regret
 from benchmarks.time.calibration import CALIBRATIONS, calibrated, known, leaving_out, toml, with_interval
 from benchmarks.time.fit import errors, summary
-from benchmarks.time.rows import PUBLISHED, Row, load, own, own_stacks
+from benchmarks.time.rows import PUBLISHED, UNSEEN, Row, load, own, own_stacks
 
 from tonnage.costs.software import Software
 
@@ -61,6 +61,7 @@ def main() -> int:
         _regret(grid, _other_sizes(grid) if options.rows != PUBLISHED else [], options.kept, options.kinds)
     else:
         judged = _report(rows, options.kept)
+        _unseen()
         _blind()
         _coverage({"network left out": judged, "blind": coverage.blindly()})
         _other_kinds()
@@ -138,6 +139,19 @@ def _groups(pairs: Iterable[tuple[Row, float]]) -> dict[str, list[tuple[Row, flo
     for row, error in pairs:
         found[_group(row)].append((row, error))
     return dict(found)
+
+
+def _unseen() -> None:
+    """Our own steps on a card that no code was calibrated on."""
+    rows, _ = own(UNSEEN)
+    found = errors(rows, known("eager"))
+    inside = coverage.shares([(row, error, known("eager")) for row, error in zip(rows, found, strict=True)])
+    one = summary(found)
+    print("\n| own steps on a card never calibrated on | rows | median % | p90 % | bias % | within the interval % |")
+    print("|---|---:|---:|---:|---:|---:|")
+    within = 100 * sum(share.inside * share.rows for share in inside) / one["rows"]
+    cells = f"{100 * one['median']:.1f} | {100 * one['p90']:.1f} | {100 * one['bias']:+.1f} | {within:.0f}"
+    print(f"| {rows[0].source} | {one['rows']} | {cells} |")
 
 
 def _blind() -> None:

@@ -28,6 +28,8 @@ from tonnage.plans import Plan
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "measurements" / "published" / "throughput"
 OWN = ROOT / "measurements" / "h200-2026-11-20.jsonl"
+UNSEEN = ROOT / "measurements" / "h100-2026-11-26.jsonl"
+"""The same steps on another card, which nothing was calibrated on."""
 
 Raw = dict[str, Any]
 
@@ -370,7 +372,7 @@ ADAPTERS: dict[str, Callable[[Raw], Row]] = {
 
 
 def own(path: Path = OWN) -> tuple[list[Row], dict[str, int]]:
-    """Our own H200's steps in transformers' eager code; and those left out by reason."""
+    """A card's own recorded steps in transformers' eager code; and those left out by reason."""
     rows: list[Row] = []
     left: dict[str, int] = {}
     for raw in _timed(path):
@@ -380,9 +382,6 @@ def own(path: Path = OWN) -> tuple[list[Row], dict[str, int]]:
             reason = str(error).split(";")[0]
             left[reason] = left.get(reason, 0) + 1
     return rows, left
-
-
-H200 = Cluster(device=find_device("h200"))
 
 
 def _timed(path: Path) -> list[Raw]:
@@ -396,11 +395,17 @@ def _asked(raw: Raw) -> tuple[Job, Plan]:
     return Job(model=model, **lists), Plan(**raw["plan"])
 
 
+def _card(raw: Raw) -> Cluster:
+    return Cluster(device=find_device(raw["versions"]["gpu"]))
+
+
 def _own(raw: Raw) -> Row:
     job, plan = _asked(raw)
+    cluster = _card(raw)
+    name = cluster.device.id.partition("-")[0]
     return Row(
-        source="own H200", software="eager", model=job.model.name, cluster_name="h200",
-        shape=Shape.of(job.model.config), work=Work.of(job, plan, H200), cluster=H200,
+        source=f"own {name.upper()}", software="eager", model=job.model.name, cluster_name=name,
+        shape=Shape.of(job.model.config), work=Work.of(job, plan, cluster), cluster=cluster,
         seconds=raw["timing"]["median_seconds"], raw=raw,
     )  # fmt: skip
 
@@ -409,7 +414,7 @@ def own_stacks(path: Path = OWN) -> list[tuple[str, float]]:
     """Case and error (predicted / measured - 1) of our own steps of networks of other kinds, not calibrated."""
     asked = [(raw, *_asked(raw)) for raw in _timed(path)]
     return [
-        (raw["case"], price(job, plan, H200).step_seconds / raw["timing"]["median_seconds"] - 1)
+        (raw["case"], price(job, plan, _card(raw)).step_seconds / raw["timing"]["median_seconds"] - 1)
         for raw, job, plan in asked
         if job.model.config.get("model_type") in ("vit", "t5")
     ]

@@ -1,4 +1,4 @@
-"""Blocks lie where a real driver put them: the requests recorded on an H200, made to the ghost."""
+"""Blocks lie where a real driver put them: the requests recorded on an H200 and an H100, made to the ghost."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from tonnage.errors import GhostUnavailable
 from tonnage.ghost.process import libraries
 
-RECORDED = Path(__file__).parents[2] / "measurements" / "h200-addresses.jsonl"
+MEASUREMENTS = Path(__file__).parents[2] / "measurements"
 CHUNK = 32 * 2**20
 
 PROGRAM = """
@@ -36,8 +36,11 @@ print(json.dumps(answers))
 
 def sequences() -> dict[str, Any]:
     """The recorded requests of programs that only ask the driver; a training step has libraries ask in between."""
-    lines = [json.loads(line) for line in RECORDED.read_text().splitlines()]
-    return {line["sequence"]: line["record"] for line in lines if line["sequence"] != "step"}
+    found = {}
+    for card in ("h200", "h100"):
+        lines = map(json.loads, (MEASUREMENTS / f"{card}-addresses.jsonl").read_text().splitlines())
+        found |= {f"{card}, {line['sequence']}": line["record"] for line in lines if line["sequence"] != "step"}
+    return found
 
 
 def addresses(record: Any) -> list[tuple[int, int]]:
