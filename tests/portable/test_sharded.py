@@ -144,6 +144,22 @@ def test_gpus_that_exchange_no_gradients_are_said_to(options: dict[str, Any], gp
     assert not about or (said in about[0] and "--shard ddp" in about[0])
 
 
+@pytest.mark.parametrize(
+    ("options", "gpu", "said"),
+    [
+        ({"shard": "ddp"}, "8xa100-80gb", True),
+        ({"shard": "zero1"}, "8xa100-80gb", True),
+        ({"shard": "zero3"}, "8xa100-80gb", False),
+        ({"shard": "ddp", "tp": 2}, "2xa100-80gb", False),
+    ],
+)
+def test_that_ddps_first_buckets_are_gone_is_said_to_be_assumed(
+    options: dict[str, Any], gpu: str, said: bool
+) -> None:
+    found = predict.estimate(tiny_job(), Plan(**options), parse_cluster(gpu), steps=1, source="meta").estimate
+    assert any("DDP's first buckets" in text for text in found.coverage.assumed) == said
+
+
 def test_nccls_buffers_are_taken_from_the_card() -> None:
     need = estimate("zero3").peak
     for less_bytes in (0, 4 * MIB):
