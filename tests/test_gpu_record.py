@@ -7,9 +7,11 @@ import json
 import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -36,7 +38,7 @@ def test_every_case_is_there_once_and_says_what_it_is() -> None:
     cases = matrix()
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)
-    assert 80 <= len(names) <= 130
+    assert 200 <= len(names) <= 260
     assert names[0] == "llama-3.2-1b/full/bf16-mixed/adamw/ckpt-none/seq2048/mb2"
     assert cases[0].traced
     limited = next(case for case in cases if case.limit_bytes is not None)
@@ -44,30 +46,70 @@ def test_every_case_is_there_once_and_says_what_it_is() -> None:
     assert limited.limit_bytes == int(78.69 * 2**30)
 
 
-MEASURED_OPTIMIZERS = {
-    *("adamw", "adamw-loop", "adamw-foreach", "adamw-fused"),
-    *("sgd", "adafactor", "muon"),
+UNMEASURED = {
+    "optimizer": {"adamw-4bit", "adamw-fp8-ao"},  # compiled a shape at a time, as adamw-8bit-ao is
+    "loss": {"torch"},  # of torch 2.13 and newer
+    "shard": {"hsdp"},  # of several machines
+    "engine": {"torchtitan", "axolotl"},  # wants a newer torch; is hf-trainer with other settings
 }
-"""Those that torch has itself."""
+"""Values of options that no case has."""
+
+WITH_NUMBERS = {"checkpointing": {"every-N": "every-2", "budget=SIZE": "budget=4GiB"}}
 
 
-def test_every_option_of_the_plan_is_measured() -> None:
+@pytest.mark.parametrize(
+    "option", ["precision", "optimizer", "attention", "loss", "allocator", "shard", "checkpointing"]
+)
+def test_every_value_of_an_option_is_measured(option: str) -> None:
     from matrix import matrix
 
     from tonnage.techniques import choices
 
-    plans = [case.plan for case in matrix()]
-    assert {plan.precision for plan in plans} == {"bf16-mixed", "bf16-true", "fp16-mixed", "fp32"}
-    assert {plan.optimizer for plan in plans} == MEASURED_OPTIMIZERS
-    assert {plan.attention for plan in plans} == {"auto", *choices("attention")} - {"flex"}
-    assert {plan.loss for plan in plans} == {"plain", "chunked"}
-    assert {plan.allocator for plan in plans} == {"default", *choices("allocator")}
-    assert {"none", "full", "every-2", "selective"} == {plan.checkpointing for plan in plans}
-    assert {"none", "ddp", "zero1", "zero2", "zero3"} == {plan.shard for plan in plans}
+    measured = {getattr(case.plan, option) for case in matrix()}
+    wanted = {WITH_NUMBERS.get(option, {}).get(value, value) for value in choices(option)}
+    assert wanted - measured == UNMEASURED.get(option, set())
+
+
+def test_every_trainer_is_measured() -> None:
+    from matrix import matrix
+
+    from tonnage.engines import names
+
+    cases = matrix()
+    assert set(names()) - {case.plan.engine for case in cases} == UNMEASURED["engine"]
+    assert {case.by_trainer for case in cases if case.plan.engine == "tonnage"} == {False}
+    assert {case.by_trainer for case in cases if case.plan.engine != "tonnage"} == {True}
+
+
+def test_a_step_is_timed_where_all_are_alike() -> None:
+    from case import case
+
+    assert case("smollm2-135m", packing=4).timed
+    assert not case("smollm2-135m", lengths=("512", "1024")).timed
+    assert not case("smollm2-135m", save_checkpoint="full").timed
+
+
+def test_a_case_says_which_package_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    import case as cases
+
+    monkeypatch.setattr(cases, "find_spec", lambda name: None if name == "bitsandbytes" else name)
+    assert cases.case("smollm2-135m").lacking() is None
+    assert cases.case("smollm2-135m", optimizer="adamw-8bit").lacking() == "the package bitsandbytes is not installed"
+    assert cases.case("smollm2-135m", engine="megatron").libraries[0] == "megatron.core.models.gpt"
+
+
+def test_a_network_is_in_the_matrix_in_the_catalog_or_the_first_layers_of_one() -> None:
+    from models import model
+
+    assert model("t5-base").config["d_model"] == 768
+    assert model("gpt-oss-20b").config["num_hidden_layers"] == 24
+    cut = model("gpt-oss-20b-3-layers").config
+    assert cut["num_hidden_layers"] == len(cut["layer_types"]) == 3
 
 
 def test_cases_are_chosen_by_pattern_across_slashes() -> None:
-    from matrix import chosen, matrix
+    from case import chosen
+    from matrix import matrix
 
     found = chosen(matrix(), "gpt2*eager")
     assert [case.name for case in found] == ["gpt2-medium/full/bf16-true/adamw/ckpt-none/seq1024/mb8/attn-eager"]
@@ -78,6 +120,86 @@ def test_an_unknown_model_names_those_there_are() -> None:
 
     with pytest.raises(KeyError, match=r"llama-3\.2-1b"):
         model("llama-9")
+
+
+# --- phases
+
+
+@pytest.fixture
+def peaks(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """What the card says of memory at a mark: `value` of everything, whatever was asked."""
+    torch = pytest.importorskip("torch")
+    said = {"value": 0}
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: defaultdict(lambda: said["value"]))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (100 - said["value"], 100))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return said
+
+
+def test_peaks_are_those_of_the_phase_that_ended(peaks: dict[str, int]) -> None:
+    from measure import Phases
+
+    phases = Phases()
+    for phase, at_its_end in (("forward", 7), ("backward", 9), ("forward", 3), ("optimizer", 5)):
+        phases.mark(phase)
+        assert phases.running == phase
+        peaks["value"] = at_its_end
+    phases.mark(None)
+    taken = phases.take()
+    assert {name: each["allocated_bytes"] for name, each in taken.items()} == {
+        "forward": 7,
+        "backward": 9,
+        "optimizer": 5,
+    }
+    assert taken["backward"]["cuda_used_bytes"] == 9
+    assert phases.take() == {}
+
+
+def test_what_happens_besides_steps_is_one_phase(peaks: dict[str, int]) -> None:
+    from measure import Phases
+
+    phases = Phases()
+    phases.mark("optimizer")
+    peaks["value"] = 4
+    phases.occasion("generate")
+    peaks["value"] = 2
+    phases.mark("forward")
+    phases.occasion("")
+    phases.mark("forward")
+    peaks["value"] = 3
+    phases.mark(None)
+    assert {name: each["reserved_bytes"] for name, each in phases.take().items()} == {
+        "optimizer": 4,
+        "generate": 2,
+        "forward": 3,
+    }
+
+
+def test_steps_of_a_trainer_are_told_by_backward_and_its_optimizer(
+    peaks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import measure
+    import torch
+
+    monkeypatch.setattr(measure.driver, "observe", dict)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda **_: Mock())
+    run_backward = torch.autograd._engine_run_backward
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    watched = measure.TrainerSteps(measure.Phases(), "real", traced=False)
+    with watched:
+        weight.grad = torch.zeros(4)
+        optimizer.step()  # states ahead of time
+        for _ in range(measure.MEMORY_STEPS + 2):
+            for _ in range(2):
+                torch.utils.checkpoint.checkpoint(torch.sin, weight, use_reentrant=True).sum().backward()
+            optimizer.step()
+    assert len(watched.taken) == measure.MEMORY_STEPS
+    assert len(watched.marks) == 2
+    assert all(set(step["phases"]) == {"step", "backward", "optimizer"} for step in watched.taken)
+    assert torch.autograd._engine_run_backward is run_backward
 
 
 # --- processes

@@ -143,17 +143,9 @@ def _run_on_ghost(real: Recording, options: argparse.Namespace, folder: Path) ->
     variables = process.environment(torch=torch, **ghost_settings(real))
     source = str(HERE.parent.parent / "src")
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], source])
-    command = [
-        options.python,
-        str(HERE / "record.py"),
-        "--source",
-        "ghost",
-        "--out",
-        str(out),
-        "--only",
-        options.only,
-    ]
-    command += ["--budget-seconds", "3600", "--facts"]
+    command = [options.python, str(HERE / "record.py"), "--source", "ghost", "--out", str(out)]
+    command += ["--only", options.only, "--like", options.real, "--budget-seconds", "3600"]
+    command += ["--facts"] if real.facts else []
     subprocess.run(command, env=variables, check=True, stdout=sys.stderr)
     return out
 

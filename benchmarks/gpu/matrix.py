@@ -2,72 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from fnmatch import fnmatch
-from typing import Any, Final
+from typing import Any
 
-from models import model
-
-from tonnage.job import Job
-from tonnage.plans import Plan
-from tonnage.units import GIB
-
-JOB_FIELDS: Final = ("method", "seq_len", "micro_batch", "grad_accum", "lora_rank")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One training step to be run in a process of its own."""
-
-    name: str
-    """Model and every choice, unique in the matrix."""
-    job: Job
-    """What is trained."""
-    plan: Plan
-    """How."""
-    limit_bytes: int | None = None
-    """What the caching allocator may reserve (`set_per_process_memory_fraction`); None: all there is."""
-    traced: bool = False
-    """Whether every allocator event is written down."""
-    profiled: bool = False
-    """Whether the kernels of one step are written down, with grids and seconds."""
-
-
-def case(
-    network: str, *, limit_gib: float | None = None, traced: bool = False, profiled: bool = False, **choices: Any
-) -> Case:
-    """A case from a model's name and whatever differs from the defaults of Job and Plan."""
-    job = Job(model=model(network), **{key: choices.pop(key) for key in JOB_FIELDS if key in choices})
-    plan = Plan(**choices)
-    return Case(
-        name=_name(job, plan, limit_gib),
-        job=job,
-        plan=plan,
-        limit_bytes=None if limit_gib is None else int(limit_gib * GIB),
-        traced=traced,
-        profiled=profiled,
-    )
-
-
-def _name(job: Job, plan: Plan, limit_gib: float | None) -> str:
-    parts = [job.model.name, job.method, plan.precision, plan.optimizer, f"ckpt-{plan.checkpointing}"]
-    parts += [f"seq{job.seq_len}", f"mb{job.micro_batch}"]
-    parts += [f"accum{job.grad_accum}"] if job.grad_accum > 1 else []
-    parts += [f"rank{job.lora_rank}"] if job.method == "lora" and job.lora_rank != 16 else []
-    parts += [f"attn-{plan.attention}"] if plan.attention != "auto" else []
-    parts += [f"loss-{plan.loss}"] if plan.loss != "plain" else []
-    parts += [f"base-{plan.base_dtype}"] if plan.base_dtype else []
-    parts += [f"shard-{plan.shard}"] if plan.shard != "none" else []
-    parts += [f"offload-{plan.param_offload}"] if plan.param_offload != "none" else []
-    parts += [f"alloc-{plan.allocator}"] if plan.allocator != "default" else []
-    parts += [f"limit{limit_gib:g}GiB"] if limit_gib else []
-    return "/".join(parts)
-
-
-def chosen(cases: Iterable[Case], pattern: str) -> list[Case]:
-    """The cases whose names match a shell pattern; `*` also spans slashes."""
-    return [one for one in cases if fnmatch(one.name, pattern)]
+from breadth import breadth
+from case import Case, case
 
 
 def _anchors() -> list[Case]:
@@ -234,5 +172,6 @@ def matrix() -> list[Case]:
         _full_cards(),
         _sequences(),
         _big(),
+        breadth(),
     )
     return list({one.name: one for group in reversed(groups) for one in reversed(group)}.values())[::-1]

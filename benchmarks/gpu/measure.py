@@ -8,23 +8,30 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
 import driver
 import events
 import torch
+from case import Case
 from kernels import kernels_of
-from matrix import Case
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tonnage.engines import engine_of
+from tonnage.step import occasions
 from tonnage.step import step as steps
-from tonnage.step.step import ReadyStep
+from tonnage.step.step import ReadyStep, World
 
 MEMORY_STEPS: Final = 3
 """The first makes the optimizer's state, the second is the first with it, the third shows whether it repeats."""
 TIMED_SECONDS: Final = 1.5
 """About how long the steps for timing may take together; at least three, at most ten."""
+TIMED_BY_TRAINER: Final = 5
+"""Steps for timing of a trainer, which is told how many there are before it begins, and one before them."""
 PEAKS: Final = {
     "allocated_bytes": "allocated_bytes.all.peak",
     "reserved_bytes": "reserved_bytes.all.peak",
@@ -51,14 +58,23 @@ class Phases:
     def __init__(self) -> None:
         self.of_step: dict[str, dict[str, int]] = {}
         self._running: str | None = None
+        self._occasion = ""
+
+    def occasion(self, name: str) -> None:
+        """What happens besides steps is one phase, whatever is marked in it; with an empty name it is over."""
+        self._occasion = ""
+        self.mark(name or None)
+        self._occasion = name
 
     def mark(self, name: str | None) -> None:
         """The running phase ends and `name` begins; None: nothing is running."""
+        if self._occasion:
+            return
         if self._running is not None:
             stats = torch.cuda.memory_stats()
             peaks = self.of_step.setdefault(self._running, dict.fromkeys(PEAKS, 0))
-            for name, counter in PEAKS.items():
-                peaks[name] = max(peaks[name], stats[counter])
+            for key, counter in PEAKS.items():
+                peaks[key] = max(peaks[key], stats[counter])
             free_bytes, total_bytes = torch.cuda.mem_get_info()
             peaks["cuda_used_bytes"] = max(peaks.get("cuda_used_bytes", 0), total_bytes - free_bytes)
         self._running = name
@@ -98,7 +114,7 @@ def measure(case: Case, *, source: str) -> Iterator[dict[str, Any]]:
     events.start()
     phases = Phases()
     try:
-        yield from _run(case, phases, source)
+        yield from (_run_trainer if case.by_trainer else _run)(case, phases, source)
     except torch.OutOfMemoryError as error:
         oom = {"message": str(error), "phase": phases.running}
         phases.mark(None)
@@ -141,16 +157,97 @@ def _run(case: Case, phases: Phases, source: str) -> Iterator[dict[str, Any]]:
     }
     taken: list[dict[str, Any]] = []
     try:
-        _memory_steps(ready, phases, taken, source)
+        _memory_steps(ready, phases, taken, source, awaited=case.awaited)
     finally:
         yield {"steps": taken}
     if case.traced:
         yield {"trace": events.pack(events.columns(events.recorded()))}
     torch.cuda.memory._record_memory_history(None)
-    if source == "real":
+    if source == "real" and case.timed:
         yield {"timing": _timed_steps(ready, case, taken[-1]["seconds"])}
         if case.profiled:
             yield {"kernels": events.pack(kernels_of(lambda: ready.run(1)))}
+
+
+def _run_trainer(case: Case, phases: Phases, source: str) -> Iterator[dict[str, Any]]:
+    """A trainer builds network and optimizer and runs all steps, which are told apart by those of its optimizer."""
+    torch.manual_seed(0)
+    watched = TrainerSteps(phases, source, traced=case.traced)
+    steps_for_timing = TIMED_BY_TRAINER + 1 if source == "real" else 0
+    world = World(size=1, rank=0, gpus_per_node=8, device=torch.device("cuda"))
+    try:
+        with watched:
+            kept = engine_of(case.plan).run(case.job, case.plan, world, MEMORY_STEPS + steps_for_timing)
+    finally:
+        yield {"steps": watched.taken}
+    if watched.trace is not None:
+        yield {"trace": events.pack(events.columns(watched.trace))}
+    if watched.marks:
+        torch.cuda.synchronize()
+        yield {"timing": _timing(watched.marks, case)}
+    del kept
+
+
+class TrainerSteps:
+    """What each step of a trainer did: as `_memory_steps` has it for the first ones, marks in time for the rest.
+
+    A phase is `backward` while autograd runs, `optimizer` while the optimizer does, else `step`.  An optimizer's step
+    without a backward before it makes states ahead of time (DeepSpeed) and ends nothing.
+    """
+
+    def __init__(self, phases: Phases, source: str, *, traced: bool) -> None:
+        self.taken: list[dict[str, Any]] = []
+        self.trace: list[dict[str, Any]] | None = None
+        self.marks: list[torch.cuda.Event] = []
+        self._phases, self._source, self._traced = phases, source, traced
+        self._began = 0.0
+        self._went_back = False
+        self._closing = ExitStack()
+
+    def __enter__(self) -> None:
+        run_backward = torch.autograd._engine_run_backward
+        torch.autograd._engine_run_backward = partial(self._backward, run_backward)
+        self._closing.callback(setattr, torch.autograd, "_engine_run_backward", run_backward)
+        self._closing.callback(register_optimizer_step_pre_hook(self._before).remove)
+        self._closing.callback(register_optimizer_step_post_hook(self._after).remove)
+        self._began = time.perf_counter()
+        self._phases.mark("step")
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.close()
+
+    def _mark(self, phase: str) -> None:
+        if len(self.taken) < MEMORY_STEPS:
+            self._phases.mark(phase)
+
+    def _backward(self, run_backward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        self._went_back = True
+        if self._phases.running == "backward":  # of a layer that runs again
+            return run_backward(*given, **named)
+        self._mark("backward")
+        try:
+            return run_backward(*given, **named)
+        finally:
+            self._mark("step")
+
+    def _before(self, *_: object) -> None:
+        self._mark("optimizer")
+
+    def _after(self, *_: object) -> None:
+        if not self._went_back:
+            self._mark("step")
+            return
+        self._went_back = False
+        if len(self.taken) == MEMORY_STEPS:
+            self.marks.append(torch.cuda.Event(enable_timing=True))
+            self.marks[-1].record()
+            return
+        self.taken.append(_observed(self._phases, self._source, self._began))
+        self._mark("step")
+        self._began = time.perf_counter()
+        if len(self.taken) == MEMORY_STEPS:
+            self.trace = events.recorded() if self._traced else None
+            torch.cuda.memory._record_memory_history(None)
 
 
 def _alone_in_a_group() -> dict[str, Any]:
@@ -179,34 +276,41 @@ def _hook(ready: ReadyStep, phases: Phases) -> Callable[[], None]:
     return unhook
 
 
-def _memory_steps(ready: ReadyStep, phases: Phases, taken: list[dict[str, Any]], source: str) -> None:
-    """Runs MEMORY_STEPS steps and adds to `taken` what each did, waiting for the GPU after each."""
+def _memory_steps(
+    ready: ReadyStep, phases: Phases, taken: list[dict[str, Any]], source: str, *, awaited: bool
+) -> None:
+    """Runs MEMORY_STEPS steps and adds to `taken` what each did, waiting for the GPU after each if it is awaited."""
     began = time.perf_counter()
 
     def on_step(index: int) -> None:
         nonlocal began
-        torch.cuda.synchronize()
-        phases.mark(None)
-        if source == "ghost":
-            from tonnage_inside.watch import let_watchdog_pass
-
-            let_watchdog_pass(torch)
-        stats = torch.cuda.memory_stats()
-        taken.append(
-            {
-                "seconds": time.perf_counter() - began,
-                "phases": phases.take(),
-                "counters": {key: stats.get(key) for key in COUNTERS},
-                **driver.observe(),
-            }
-        )
+        taken.append(_observed(phases, source, began, awaited=awaited))
         began = time.perf_counter()
 
     unhook = _hook(ready, phases)
+    occasions.listen(phases.occasion)
     try:
         ready.run(MEMORY_STEPS, on_step)
     finally:
         unhook()
+
+
+def _observed(phases: Phases, source: str, began: float, *, awaited: bool = True) -> dict[str, Any]:
+    """What a step did that began then, once the GPU has done all of it if it is awaited."""
+    if awaited:
+        torch.cuda.synchronize()
+    phases.mark(None)
+    if source == "ghost":
+        from tonnage_inside.watch import let_watchdog_pass
+
+        let_watchdog_pass(torch)
+    stats = torch.cuda.memory_stats()
+    return {
+        "seconds": time.perf_counter() - began,
+        "phases": phases.take(),
+        "counters": {key: stats.get(key) for key in COUNTERS},
+        **driver.observe(),
+    }
 
 
 def _timed_steps(ready: ReadyStep, case: Case, seconds: float) -> dict[str, Any]:
@@ -219,13 +323,16 @@ def _timed_steps(ready: ReadyStep, case: Case, seconds: float) -> dict[str, Any]
     began = time.perf_counter()
     ready.run(count + 1, lambda index: marks[index + 1].record())
     torch.cuda.synchronize()
-    wall_seconds = time.perf_counter() - began
-    each = [first.elapsed_time(second) / 1e3 for first, second in pairwise(marks[1:])]
+    return {**_timing(marks[1:], case), "wall_seconds": (time.perf_counter() - began) / (count + 1)}
+
+
+def _timing(marks: list[torch.cuda.Event], case: Case) -> dict[str, Any]:
+    """Seconds between marks, one mark at the end of each step, and the memory that these steps took at most."""
+    each = [first.elapsed_time(second) / 1e3 for first, second in pairwise(marks)]
     median = sorted(each)[len(each) // 2]
     return {
         "step_seconds": each,
         "median_seconds": median,
-        "wall_seconds": wall_seconds / (count + 1),
         "tokens_per_second": case.job.tokens_per_micro_batch * case.job.grad_accum / median,
         "allocated_bytes": torch.cuda.max_memory_allocated(),
         "reserved_bytes": torch.cuda.max_memory_reserved(),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
+from tonnage.catalog import find_model
 from tonnage.job import ModelRef
 
 
@@ -95,8 +97,27 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 """By name, as transformers reads them.  A name with `-layers` is an architecture cut to that many layers."""
 
 
+_CUT: Final = re.compile(r"(?P<whole>.+)-(?P<layers>[0-9]+)-layers")
+
+
 def model(name: str) -> ModelRef:
-    """The named network.  Raises KeyError with the names there are."""
-    if name not in CONFIGS:
-        raise KeyError(f"{name!r}; there are {', '.join(CONFIGS)}")
-    return ModelRef(name=name, kind="config", config=CONFIGS[name], source="benchmarks/gpu/models.py")
+    """The named network: one of `CONFIGS`, else of the catalog, of which `NAME-4-layers` has the first four.
+
+    Raises KeyError with the names there are.
+    """
+    config = CONFIGS.get(name) or _of_catalog(name)
+    if config is None:
+        raise KeyError(f"{name!r}; there are {', '.join(CONFIGS)}, and what the catalog has")
+    return ModelRef(name=name, kind="config", config=config, source="benchmarks/gpu/models.py")
+
+
+def _of_catalog(name: str) -> dict[str, Any] | None:
+    cut = _CUT.fullmatch(name)
+    found = find_model(cut["whole"] if cut else name)
+    if found is None:
+        return None
+    config = found.config()
+    if cut is not None:
+        layers = config["num_hidden_layers"] = int(cut["layers"])
+        config.update({"layer_types": config["layer_types"][:layers]} if "layer_types" in config else {})
+    return config

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from typing import Any
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking whether there is a GPU must not open it
 
 import isolated
-from matrix import Case, chosen, matrix
+from case import Case, chosen
+from matrix import matrix
 
 LARGE = ("trace", "kernels")
 """Fields that go to a file of their own beside the records, as they would drown them."""
@@ -35,7 +37,11 @@ def main() -> int:
     done = _done(out)
     deadline = time.monotonic() + options.budget_seconds
     began = time.monotonic()
-    cases = [case for case in chosen(matrix(), options.only) if case.name not in done]
+    wanted = chosen(matrix(), options.only)
+    for path, there in ((options.like, True), (options.unlike, False)):
+        names = _recorded(Path(path)) if path else set()
+        wanted = [case for case in wanted if not path or (case.name in names) == there]
+    cases = _possible(case for case in wanted if case.name not in done)
     if options.source == "ghost":
         _take_the_usual_paths()
     _import(cases, lean=options.lean)
@@ -53,6 +59,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--budget-seconds", type=float, default=520, help="begin no case after this long")
     parser.add_argument("--case-seconds", type=float, default=75, help="stop a case after this long")
     parser.add_argument("--only", default="*", help="cases whose names match this shell pattern")
+    parser.add_argument("--like", metavar="FILE", help="only cases that this file of records has")
+    parser.add_argument("--unlike", metavar="FILE", help="only cases that it has not")
     parser.add_argument("--source", choices=("real", "ghost"), default="real", help="what the GPU is")
     parser.add_argument("--facts", action="store_true", help="first the properties of the card and single operations")
     parser.add_argument("--retry", action="store_true", help="also the cases that ended with an error before")
@@ -68,16 +76,34 @@ def _done(out: Path) -> set[str]:
     complete = whole[: whole.rfind(b"\n") + 1]
     if len(complete) != len(whole):
         out.write_bytes(complete)
-    lines = [json.loads(line) for line in complete.splitlines()]
-    again = "--retry" in sys.argv
-    return {line.get("case") or line.get("fact") for line in lines if not (again and "error" in line)}
+    return _recorded(out, failed="--retry" not in sys.argv)
+
+
+def _recorded(path: Path, *, failed: bool = True) -> set[str]:
+    """Names of the cases and facts in a file, also of those that failed unless they are not wanted."""
+    lines = map(json.loads, path.read_bytes().splitlines())
+    return {line.get("case") or line.get("fact") for line in lines if failed or "error" not in line}
+
+
+def _possible(cases: Iterable[Case]) -> list[Case]:
+    """Those whose packages are installed; of the others it is said what is missing, once for each package."""
+    lacking = {case.name: (case, case.lacking()) for case in cases}
+    counts = Counter(reason for _, reason in lacking.values() if reason is not None)
+    for reason, count in counts.items():
+        print(f"{count} cases are left out: {reason}", flush=True)
+    return [case for case, reason in lacking.values() if reason is None]
 
 
 def _import(cases: Iterable[Case], *, lean: bool) -> None:
-    """Everything a child would import, so that it need not; none of it should open the GPU."""
+    """Everything a child would import, so that it need not; what would open the GPU is left to the children."""
     if lean:
         importlib.import_module("torch")
         return
+    from tonnage.ghost.preload import imported
+
+    cases = list(cases)
+    for name in dict.fromkeys(name for case in cases for name in case.libraries):
+        imported(name)
     for name in (
         "torch._dynamo",
         "torch.distributed.fsdp",
@@ -90,9 +116,9 @@ def _import(cases: Iterable[Case], *, lean: bool) -> None:
         "measure",
         "facts",
     ):
-        importlib.import_module(name)
+        imported(name)
     for kind in sorted({case.job.model.config["model_type"] for case in cases}):
-        importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+        imported(f"transformers.models.{kind}.modeling_{kind}")
 
 
 def _take_the_usual_paths() -> None:
