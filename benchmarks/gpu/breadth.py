@@ -23,12 +23,12 @@ def breadth() -> list[Case]:
         _optimizers(),
         _precisions(),
         _recomputed(),
-        _offloaded(),
-        _sharded(),
         _losses(),
-        _besides(),
-        _networks(),
         _repeated(),
+        _networks(),
+        _sharded(),
+        _besides(),
+        _offloaded(),
         _compiled(),
     )
     return [one for group in groups for one in group]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -22,6 +22,7 @@ from kernels import kernels_of
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tonnage.engines import engine_of
+from tonnage.step import model as models
 from tonnage.step import occasions
 from tonnage.step import step as steps
 from tonnage.step.step import ReadyStep, World
@@ -176,7 +177,7 @@ def _run_trainer(case: Case, phases: Phases, source: str) -> Iterator[dict[str, 
     steps_for_timing = TIMED_BY_TRAINER + 1 if source == "real" else 0
     world = World(size=1, rank=0, gpus_per_node=8, device=torch.device("cuda"))
     try:
-        with watched:
+        with _without_garbage(source), watched:
             kept = engine_of(case.plan).run(case.job, case.plan, world, MEMORY_STEPS + steps_for_timing)
     finally:
         yield {"steps": watched.taken}
@@ -186,6 +187,28 @@ def _run_trainer(case: Case, phases: Phases, source: str) -> Iterator[dict[str, 
         torch.cuda.synchronize()
         yield {"timing": _timing(watched.marks, case)}
     del kept
+
+
+@contextmanager
+def _without_garbage(source: str) -> Iterator[None]:
+    """Networks for trainers get weights of zero on a real card: of whatever memory holds, losses may be no numbers.
+
+    A trainer that looks for those (DeepSpeed, Megatron) would then leave its steps out.
+    """
+    build = models.build
+
+    def zeroed(*given: Any, **named: Any) -> torch.nn.Module:
+        network = build(*given, **named)
+        with torch.no_grad():
+            for parameter in network.parameters():
+                getattr(parameter, "ds_tensor", parameter).zero_()  # the part that DeepSpeed's stage 3 leaves
+        return network
+
+    models.build = zeroed if source == "real" else build
+    try:
+        yield
+    finally:
+        models.build = build
 
 
 class TrainerSteps:

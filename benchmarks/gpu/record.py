@@ -207,7 +207,9 @@ def _summary(record: dict[str, Any]) -> str:
         return f"{record['case']}: {record['error'].splitlines()[0][:160]} [{record['process_seconds']} s]"
     phases = [peaks for step in record.get("steps", []) for peaks in step["phases"].values()]
     phases += list(record.get("load", {}).get("phases", {}).values()) + list(record.get("unfinished", {}).values())
-    allocated, reserved = (max(p[key] for p in phases) / gib for key in ("allocated_bytes", "reserved_bytes"))
+    allocated, reserved = (
+        max((p[key] for p in phases), default=0) / gib for key in ("allocated_bytes", "reserved_bytes")
+    )
     timing = record.get("timing")
     speed = f"{timing['median_seconds']:.4f} s/step" if timing else ""
     end = " OOM" if "oom" in record else ""
