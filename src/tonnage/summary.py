@@ -323,7 +323,8 @@ def _notes(trace: Trace, walked: Timeline) -> list[str]:
     if managed := trace.host.get("managed_bytes", 0):
         notes.append(
             f"{size(managed)} of managed memory (a paged optimizer's states) are in no figure of the GPU, which "
-            "brings in what it uses and pushes it out again when it is full."
+            "brings in what it uses and pushes it out again when it is full: as long as there is room, nvidia-smi "
+            "shows them in the card's use, not in the process's."
         )
     retries = trace.peaks.get("retries", 0)
     if retries and trace.outcome.get("kind") == "completed":
