@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from tonnage.axes import axes
+from tonnage.buckets import with_buckets
 from tonnage.costs.answer import with_time
 from tonnage.device import CPU, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
@@ -248,9 +249,10 @@ def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, step
         plan=asdict(plan),
     )
     found = run.estimate
-    assumed = (*found.coverage.assumed, *_of_copies(plan, cluster), *_of_buckets(plan, cluster))
+    assumed = (*found.coverage.assumed, *_of_copies(plan, cluster))
     run = replace(run, estimate=replace(found, coverage=replace(found.coverage, assumed=assumed)))
-    return with_time(run, job, plan, cluster)
+    run = with_time(run, job, plan, cluster)
+    return replace(run, estimate=with_buckets(run.estimate, plan, cluster))
 
 
 def _of_copies(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
@@ -263,15 +265,4 @@ def _of_copies(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     return (
         f"shard none: each of the {who} trains a copy of its own, and no gradients are exchanged; --shard ddp "
         "averages them, which takes buckets as large as they are; zero3 divides the copy too",
-    )
-
-
-def _of_buckets(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    """What hangs on time where DDP averages: seen in one of two recordings (measurements/, cases `shard-ddp`)."""
-    averages = plan.shard == "ddp" or (plan.shard == "zero1" and plan.engine == "tonnage")
-    if not averages or cluster.device.id == CPU or axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel == 1:
-        return ()
-    return (
-        "NCCL's watchdog, which looks every 100 ms, has let go of DDP's first buckets before the second step peaks; "
-        "where it has not, that step needs as much more as the gradients take",
     )
