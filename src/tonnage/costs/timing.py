@@ -21,17 +21,26 @@ OPTIMIZER_BYTES: Final = {
     "adamw-foreach": 80,
     "adamw-loop": 69,
     "adamw-fused": 28,
-    "adamw-8bit": 18,
-    "paged-adamw-8bit": 18,
+    "adamw-8bit": 16,
+    "paged-adamw-8bit": 16,
     "adamw-4bit": 40,
     "adafactor": 140,
     "lion": 36,
+    "lion-8bit": 14,
     "sgd": 12,
     "muon": 60,
 }
 """Bytes that an optimizer moves for each fp32 weight: 28 are weight, gradient and two states read and three of them
 written; of the others the measured seconds of 61 M fp32 weights on an H200 relative to the fused kernel's
 (measurements/h200-2026-11-20.jsonl, facts `op optimizer ...`); 8-bit and lion by what they read and write."""
+
+OPTIMIZER_CYCLES: Final = {"adamw-8bit": 7.2, "paged-adamw-8bit": 7.2, "lion-8bit": 4.1}
+"""Cycles of a multiprocessor for each weight, of bitsandbytes' optimizers that look each new state up in a table of 256:
+that takes longer than moving it.  27.7 ps a weight of Adam's kernel on an H200 and 15.7 of Lion's, at its 132
+multiprocessors' highest clock (measurements/h200-2026-11-26.jsonl); as long with weights of 16 bits."""
+
+_USUAL_CLOCK: Final = 1.7e9
+"""Of a card whose clock the catalog does not have."""
 
 LAUNCHES: Final = {"adamw-loop": 14, "muon": 60, "adafactor": 30}
 """Kernels that an optimizer launches for each tensor, where it takes them one by one."""
@@ -649,12 +658,19 @@ def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, trained: 
     scale = work.weight_bytes / 4 if pure else 1.0
     moved = trained * OPTIMIZER_BYTES.get(work.optimizer, 80) * scale
     clip = trained * 3 * work.gradient_bytes if work.clipped else 0.0
-    passing = (moved + clip) / (rates.bandwidth(cluster.device) * reached.memory)
+    seconds = 1 / (rates.bandwidth(cluster.device) * reached.memory)
+    passing = max(moved * seconds, trained * _seconds_to_look_up(work.optimizer, cluster.device)) + clip * seconds
     if work.optimizer == "muon":
         passing += _newton_schulz(shape, trained, cluster, reached)
     modules = 7 if shape.gated else 6
     launches = LAUNCHES.get(work.optimizer, 1) * shape.layers / work.axes.pp * (modules + shape.norms)
     return (1 - work.optimizer_offload) * max(passing, launches * _LAUNCH_SECONDS)
+
+
+def _seconds_to_look_up(optimizer: str, device: Device) -> float:
+    """Of a weight's states in a table, where the optimizer does that."""
+    clock = 1e3 * device.clock_khz if device.clock_khz else _USUAL_CLOCK
+    return OPTIMIZER_CYCLES.get(optimizer, 0.0) / ((device.sms or 1) * clock)
 
 
 def _newton_schulz(shape: Shape, trained: float, cluster: Cluster, reached: Card) -> float:
