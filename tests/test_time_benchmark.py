@@ -6,7 +6,7 @@ from statistics import median
 from types import SimpleNamespace
 
 import pytest
-from benchmarks.time import blind, coverage, regret
+from benchmarks.time import blind, coverage, kinds, regret
 from benchmarks.time.alternatives import Prospect
 from benchmarks.time.calibration import CALIBRATIONS, known, toml
 from benchmarks.time.fit import errors, fit, predicted, summary
@@ -40,6 +40,16 @@ def test_steps_are_predicted_as_well_as_docs_say(rows, source, most_median, most
     found = summary(errors(mine, known(mine[0].software)))
     assert found["median"] <= most_median
     assert found["p90"] <= most_p90
+
+
+def test_kernels_of_our_own_steps_are_near_what_the_cards_tables_say():
+    """By which products and attention of the eager code are what they are (calibration.py)."""
+    found = list(kinds.kinds())
+    assert {one.card for one in found} == {"h200", "h100-80gb"}
+    eager = known("eager")
+    for factor, name in ((eager.matmul_factor, "products"), (eager.attention_factor, "attention")):
+        assert median(getattr(one, name) for one in found) == pytest.approx(factor, rel=0.15)
+    assert all(0 < one.idle < 0.06 for one in found)
 
 
 def test_a_card_that_nothing_was_calibrated_on_is_predicted_as_well():

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from benchmarks.time import blind, coverage, regret
+from benchmarks.time import blind, coverage, kinds, regret
 from benchmarks.time.calibration import CALIBRATIONS, calibrated, known, leaving_out, toml, with_interval
 from benchmarks.time.fit import errors, summary
 from benchmarks.time.rows import PUBLISHED, UNSEEN, Row, load, own, own_stacks
@@ -40,9 +40,13 @@ def main() -> int:
     parser.add_argument("--calibrate", action="store_true", help="print the software tables of times.toml")
     parser.add_argument("--regret", action="store_true", help="the picks on the ultrascale grid")
     parser.add_argument("--kinds", action="store_true", help="with --regret: alternatives as plans have")
+    parser.add_argument("--kernels", action="store_true", help="kernels of our own steps beside the cards' tables")
     parser.add_argument("--blind", action="store_true", help="only sources that no code was calibrated on")
     parser.add_argument("--kept", action="store_true", help="calibrate nothing: take the catalog's constants")
     options = parser.parse_args()
+    if options.kernels:
+        _kernels()
+        return 0
     if options.blind:
         _blind()
         _coverage({"blind": coverage.blindly()})
@@ -77,6 +81,8 @@ def _names(rows: Iterable[Row]) -> list[str]:
 def _calibrate(rows: Sequence[Row]) -> None:
     for name in _names(rows):
         out = [error for row, error in leaving_out(name, rows, _model) if CALIBRATIONS[name].takes(row)]
+        if not out:
+            continue
         print(toml(with_interval(calibrated(name, rows), out)), end="\n\n", flush=True)
 
 
@@ -152,6 +158,14 @@ def _unseen() -> None:
     within = 100 * sum(share.inside * share.rows for share in inside) / one["rows"]
     cells = f"{100 * one['median']:.1f} | {100 * one['p90']:.1f} | {100 * one['bias']:+.1f} | {within:.0f}"
     print(f"| {rows[0].source} | {one['rows']} | {cells} |")
+
+
+def _kernels() -> None:
+    """Measured over the cards' tables, kind by kind."""
+    print("| card | step | products | attention | between kernels % |")
+    print("|---|---|---:|---:|---:|")
+    for one in kinds.kinds():
+        print(f"| {one.card} | {one.case} | {one.products:.2f} | {one.attention:.2f} | {100 * one.idle:.1f} |")
 
 
 def _blind() -> None:

@@ -39,11 +39,16 @@ def with_buckets(estimate: Estimate, plan: Plan, cluster: Cluster) -> Estimate:
     return replace(estimate, peak=peak, coverage=coverage)
 
 
+def by_torchs_ddp(plan: Plan) -> bool:
+    """Whether torch's DDP averages the gradients, in buckets beside them."""
+    if plan.shard == "zero1":
+        return plan.engine == "tonnage" and plan.precision != "megatron-bf16"
+    return plan.shard == "ddp" and plan.engine in BY_TORCHS_DDP
+
+
 def _averages(plan: Plan, cluster: Cluster) -> bool:
-    """Whether several ranks average gradients by torch's DDP."""
-    by_ddp = plan.shard == "ddp" and plan.engine in BY_TORCHS_DDP
-    by_zero1 = plan.shard == "zero1" and plan.engine == "tonnage" and plan.precision != "megatron-bf16"
-    if not (by_ddp or by_zero1) or cluster.device.id == CPU:
+    """Whether it does so on several ranks of cards."""
+    if not by_torchs_ddp(plan) or cluster.device.id == CPU:
         return False
     return axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel > 1
 

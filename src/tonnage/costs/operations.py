@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
+from tonnage.costs.adapted import has_adapter
 from tonnage.costs.shape import Shape
 
 ELEMENT_BYTES: Final[dict[str, float]] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
@@ -50,6 +51,9 @@ class Operation:
     """Of matmul and attention: products one after the other, each of which fills and drains the card."""
     grouped: bool = False
     """Of matmul: whether it is of experts: several products side by side, or one of tokens that were handed over."""
+    plain: bool = False
+    """Of passes over memory: whether each is over whole rows of one dtype, which any code makes as fast as the memory
+    is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +83,9 @@ class Slice:
     casts: bool = False
     """Whether weights are cast to the dtype of the products in each forward pass (autocast)."""
     lora_rank: int = 0
-    """Rank of adapters on every linear module; 0: none."""
+    """Rank of adapters; 0: none."""
+    adapted: frozenset[str] | None = None
+    """Products that have them; None: all."""
     quantized: bool = False
     """Whether frozen weights are dequantized (4 bits) each time they are used."""
     experts: bool = False
@@ -153,7 +159,7 @@ def layer(shape: Shape, part: Slice) -> Passes:
         forward.append(_looped(product, part, product.operation(part.dtype)))
         both = product.operation(part.dtype, " backward", 2 if part.trained or whole else 1)
         backward.append(_looped(product, part, both))
-        if part.lora_rank:
+        if part.lora_rank and has_adapter(product.name, part.adapted):
             adapter = _expert_adapter if whole else _adapter
             forward.append(adapter(product, part))
             backward.append(adapter(product, part, backward=True))
@@ -244,14 +250,16 @@ def _adapter(product: Product, part: Slice, *, backward: bool = False) -> Operat
     """LoRA beside a linear module: A, B, and their scaled sum (3 kernels, 4 backward); under autocast two casts more.
 
     Forward reads the input (k), and writes, scales (2) and adds (3) the output (n); backward reads the input's and
-    the output's gradients twice, adds to the input's (3).
+    the output's gradients twice, adds to the input's (3).  Under autocast the input is fp32 and is cast once more
+    (6 bytes), its gradient is cast back, and added in fp32 (12).
     """
-    e, r = ELEMENT_BYTES[part.dtype], part.lora_rank
+    e, r, casts = ELEMENT_BYTES[part.dtype], part.lora_rank, part.residual_bytes == 4
     moved = product.m * e * (4 * product.k + 3 * product.n if backward else product.k + 6 * product.n)
+    moved += product.m * product.k * (12 if backward else 6) * casts
     flops = 2.0 * product.m * r * (product.k + product.n) * (2 if backward else 1)
     name = product.name + (" adapter backward" if backward else " adapter")
-    kernels = (4 if backward else 3) + (2 if part.residual_bytes == 4 else 0)
-    return Operation(name, "pointwise", part.dtype, flops, moved, kernels)
+    kernels = (4 if backward else 3) + 2 * casts
+    return Operation(name, "pointwise", part.dtype, flops, moved, kernels, plain=True)
 
 
 def seen_tokens(shape: Shape, seq_len: int) -> float:

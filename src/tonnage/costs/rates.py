@@ -70,7 +70,9 @@ class Seconds:
     attention: float = 0.0
     """Of attention that keeps no scores."""
     memory: float = 0.0
-    """Of what the memory's bandwidth bounds."""
+    """Of passes over memory."""
+    plain: float = 0.0
+    """Of such passes that nothing but the memory's bandwidth bounds."""
     experts: float = 0.0
     """Of the products of experts."""
     kernels: float = 0.0
@@ -81,32 +83,50 @@ class Seconds:
     @property
     def total(self) -> float:
         """All seconds of the card."""
-        return self.compute + self.attention + self.memory + self.experts
+        return self.compute + self.attention + self.memory + self.plain + self.experts
+
+    @property
+    def passing(self) -> float:
+        """Of passes over memory."""
+        return self.memory + self.plain
+
+    @property
+    def computing(self) -> float:
+        """Of products and attention."""
+        return self.compute + self.attention + self.experts
 
     def __add__(self, other: "Seconds") -> "Seconds":
         return Seconds(
             self.compute + other.compute,
             self.attention + other.attention,
             self.memory + other.memory,
+            self.plain + other.plain,
             self.experts + other.experts,
             self.kernels + other.kernels,
             self.looped + other.looped,
         )
 
     def __mul__(self, times: float) -> "Seconds":
-        return self.scaled(times, times, times, times, times)
+        return Seconds(
+            self.compute * times,
+            self.attention * times,
+            self.memory * times,
+            self.plain * times,
+            self.experts * times,
+            self.kernels * times,
+            self.looped * times,
+        )
 
-    def scaled(
-        self, compute: float, attention: float, memory: float, experts: float, kernels: float = 1.0
-    ) -> "Seconds":
-        """With what is of each kind times a factor."""
+    def scaled(self, compute: float, attention: float, memory: float, experts: float) -> "Seconds":
+        """With what is of each kind times what a code takes of it."""
         return Seconds(
             self.compute * compute,
             self.attention * attention,
             self.memory * memory,
+            self.plain,
             self.experts * experts,
-            self.kernels * kernels,
-            self.looped * kernels,
+            self.kernels,
+            self.looped,
         )
 
 
@@ -145,7 +165,7 @@ def seconds(operations: Iterable[Operation], device: Device, reached: Card, *, b
     A product takes its operations at the reached part of the peak, or its bytes if those take longer, and the time in
     which the card fills and drains.  All else is bound by memory.
     """
-    compute = attention = memory = experts = kernels = looped = 0.0
+    compute = attention = memory = plain = experts = kernels = looped = 0.0
     rate = bandwidth(device) * reached.memory
     tensor_cores = _tensor_cores(device, reached)
     for op in operations:
@@ -169,8 +189,9 @@ def seconds(operations: Iterable[Operation], device: Device, reached: Card, *, b
         else:
             if op.family == "softmax":
                 passing = max(passing, op.flops / peak_flops(device, "fp32"))
-            memory += passing + op.kernels * reached.pass_seconds
-    return Seconds(compute, attention, memory, experts, kernels, looped)
+            taken = passing + op.kernels * reached.pass_seconds
+            memory, plain = (memory, plain + taken) if op.plain else (memory + taken, plain)
+    return Seconds(compute, attention, memory, plain, experts, kernels, looped)
 
 
 def _tensor_cores(device: Device, reached: Card) -> float:

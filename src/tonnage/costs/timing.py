@@ -8,6 +8,7 @@ from typing import Final
 
 from tonnage.costs import host as on_host
 from tonnage.costs import operations, rates, schedule
+from tonnage.costs.adapted import has_adapter
 from tonnage.costs.collectives import Fabric, Group, far_bytes_per_second, has_links, near_bytes_per_second
 from tonnage.costs.operations import ELEMENT_BYTES, Passes, Slice, kept_dtype
 from tonnage.costs.rates import Card, Seconds
@@ -35,8 +36,8 @@ written; of the others the measured seconds of 61 M fp32 weights on an H200 rela
 (measurements/h200-2026-11-20.jsonl, facts `op optimizer ...`); 8-bit and lion by what they read and write."""
 
 OPTIMIZER_CYCLES: Final = {"adamw-8bit": 7.2, "paged-adamw-8bit": 7.2, "lion-8bit": 4.1}
-"""Cycles of a multiprocessor for each weight, of bitsandbytes' optimizers that look each new state up in a table of 256:
-that takes longer than moving it.  27.7 ps a weight of Adam's kernel on an H200 and 15.7 of Lion's, at its 132
+"""Cycles of a multiprocessor for each weight, of bitsandbytes' optimizers that look each new state up in a table of
+256: that takes longer than moving it.  27.7 ps a weight of Adam's kernel on an H200 and 15.7 of Lion's, at its 132
 multiprocessors' highest clock (measurements/h200-2026-11-26.jsonl); as long with weights of 16 bits."""
 
 _USUAL_CLOCK: Final = 1.7e9
@@ -146,6 +147,7 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
     averaging = _averaging(shape, work, cluster, fabric, software, weights, own.card.total * 2 / 3)
     trained = trained_weights(shape, work, weights)
     card_update = _update(shape, work, cluster, reached, trained / work.state_shards)
+    card_update += _bucketing(work, cluster, reached, trained)
     host_update = on_host.update_seconds(trained / work.state_shards, work, cluster)
     update = card_update + host_update
     copies = on_host.copy_seconds(shape, work, cluster, weights, trained, max(stages))
@@ -158,8 +160,8 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
     known = compute + recompute + exchanged + bubble + update + copies
     host = max(step - known, 0.0)
     bounds = {
-        "compute": m * (own.card.total - own.card.memory + own.again.total - own.again.memory),
-        "memory": m * (own.card.memory + own.again.memory) + card_update,
+        "compute": m * (own.card.computing + own.again.computing),
+        "memory": m * (own.card.passing + own.again.passing) + card_update,
         "communication": exchanged + copies,
         "host": host + host_update,
     }
@@ -297,6 +299,7 @@ def _network(
         trained=not work.lora_rank,
         casts=work.autocast and work.weight_bytes > ELEMENT_BYTES[work.dtype],
         lora_rank=work.lora_rank,
+        adapted=work.adapted,
         quantized=work.quantized,
         captured=work.captured,
         experts_fused=work.experts_fused,
@@ -555,11 +558,12 @@ def _routed_weights(shape: Shape, work: Work) -> float:
 
 
 def trained_weights(shape: Shape, work: Work, weights: float) -> float:
-    """Of a rank's weights, those that are trained: all, or adapters on every linear module of its layers."""
+    """Of a rank's weights, those that are trained: all, or adapters beside the linear modules of its layers."""
     if not work.lora_rank:
         return weights
     part = Slice(tokens=1, seq_len=1)
-    widths = sum(product.k + product.n for product in operations.products(shape, part))
+    beside = (one for one in operations.products(shape, part) if has_adapter(one.name, work.adapted))
+    widths = sum(product.k + product.n for product in beside)
     return work.lora_rank * widths * shape.layers / (work.axes.tp * work.axes.pp)
 
 
@@ -665,6 +669,13 @@ def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, trained: 
     modules = 7 if shape.gated else 6
     launches = LAUNCHES.get(work.optimizer, 1) * shape.layers / work.axes.pp * (modules + shape.norms)
     return (1 - work.optimizer_offload) * max(passing, launches * _LAUNCH_SECONDS)
+
+
+def _bucketing(work: Work, cluster: Cluster, reached: Card, trained: float) -> float:
+    """Seconds of copying gradients into buckets and back, once a step."""
+    if not work.bucketed:
+        return 0.0
+    return trained * 4 * work.gradient_bytes / (rates.bandwidth(cluster.device) * reached.memory)
 
 
 def _seconds_to_look_up(optimizer: str, device: Device) -> float:

@@ -6,6 +6,8 @@ from operator import attrgetter
 from typing import Any, Final
 
 from tonnage.axes import SHARDING, Axes, axes
+from tonnage.buckets import by_torchs_ddp
+from tonnage.costs.adapted import adapted
 from tonnage.costs.operations import ELEMENT_BYTES
 from tonnage.device import Cluster
 from tonnage.job import Job
@@ -56,6 +58,8 @@ class Work:
     """Moved for each weight and micro-batch to add its gradient to the sum, where that takes its own pass."""
     lora_rank: int = 0
     """Rank of adapters; 0: the weights themselves are trained."""
+    adapted: frozenset[str] | None = None
+    """Products of a layer that have them, by `adapted.adapted`; None: all."""
     quantized: bool = False
     """Whether frozen weights have 4 bits."""
     checkpointing: str = "none"
@@ -87,6 +91,8 @@ class Work:
     """Whether the norm of all gradients is taken before the step."""
     shard: str = "none"
     """`none`, `ddp`, `zero1`, `zero2`, `zero3` or `hsdp`."""
+    bucketed: bool = False
+    """Whether gradients are copied into buckets and back, as torch's DDP does."""
     weights_stay: bool = False
     """Whether `zero2` leaves weights whole (ZeRO's second stage), where FSDP2 gathers them for each micro-batch."""
     averages_each: bool = False
@@ -189,15 +195,17 @@ class Work:
             autocast=not true and precision != "megatron-bf16" and not mixed_by_fsdp and not by_zero,
             accumulated_bytes=(10 if precision == "megatron-bf16" else 3 * weight_bytes * (job.grad_accum > 1)),
             lora_rank=job.lora_rank if frozen else 0,
+            adapted=adapted(job.lora_targets) if frozen else None,
             quantized=job.method == "qlora",
             checkpointing=_recomputed(plan),
             checkpointed_fraction=1 / (plan.checkpoint_interval or 1),
             repeats_to_end=plan.checkpointing == "full-reentrant",
-            attention=plan.attention,
+            attention="eager" if plan.engine == "megatron" else plan.attention,  # without Transformer Engine
             loss=plan.loss,
-            optimizer="adamw-fused" if by_zero and plan.optimizer == "adamw" else plan.optimizer,
-            clipped=plan.clip_grad_norm is not None,
+            optimizer="adamw-fused" if _fuses(plan) else plan.optimizer,
+            clipped=plan.clip_grad_norm is not None or plan.engine in _CLIPPING,
             shard=plan.shard,
+            bucketed=by_torchs_ddp(plan),
             weights_stay=by_zero and plan.shard == "zero2",
             averages_each=plan.accum_sync or (by_zero and plan.shard in SHARDING),
             optimizer_offload=_part_on_host(plan),
@@ -218,6 +226,7 @@ _BESIDE_LAYERS: Final[dict[str, Any]] = {
     "optimizer": "adamw",
     "clipped": False,
     "shard": "none",
+    "bucketed": False,
     "weights_stay": False,
     "averages_each": False,
     "optimizer_offload": 0.0,
@@ -245,6 +254,14 @@ def _whole_gradient_bytes(plan: Plan, weight_bytes: int) -> int:
     computed = int(ELEMENT_BYTES[plan.compute_dtype]) if plan.engine in _BY_ACCELERATE else weight_bytes
     return min(weight_bytes, computed)
 
+
+def _fuses(plan: Plan) -> bool:
+    """Whether what a plan calls adamw is one kernel for many tensors, as trainers choose it."""
+    return plan.optimizer == "adamw" and plan.engine in (*_CLIPPING, "deepspeed")
+
+
+_CLIPPING: Final = ("hf-trainer", "trl", "axolotl", "torchtitan")
+"""Engines that scale gradients down to norm 1.0 unless they are told otherwise."""
 
 _BY_ACCELERATE: Final = ("accelerate", "hf-trainer", "trl", "axolotl")
 """Engines that divide a network by accelerate."""

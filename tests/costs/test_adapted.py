@@ -1,0 +1,63 @@
+"""Which linear modules have adapters."""
+
+from dataclasses import replace
+
+import pytest
+
+from tonnage.costs import operations
+from tonnage.costs.adapted import adapted, has_adapter
+from tonnage.costs.operations import Slice
+from tonnage.costs.shape import Shape
+
+LLAMA = Shape(
+    layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, value_dim=16, intermediate=128, gated=True, vocab=100,
+    tied=False, parts=3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("targets", "products"),
+    [
+        (("all-linear",), None),
+        (("q_proj", "v_proj"), {"query", "value"}),
+        (("self_attn.q_proj", "mlp.down_proj"), {"query", "down"}),
+        (("c_attn",), {"query", "key", "value"}),
+        (("gate_up_proj",), {"gate", "up"}),
+        (("q_proj", "something_else"), None),
+    ],
+)
+def test_targets_are_products(targets: tuple[str, ...], products: set[str] | None) -> None:
+    assert adapted(targets) == products
+
+
+def test_one_product_in_place_of_several_has_them_if_any_of_these_has() -> None:
+    query = frozenset({"query"})
+    assert has_adapter("qkv", query)
+    assert not has_adapter("up", query)
+    assert has_adapter("up", frozenset({"gate"}))
+    assert has_adapter("expert down", frozenset({"down"}))
+    assert has_adapter("anything", None)
+
+
+def test_a_layer_has_adapters_beside_its_targets_only() -> None:
+    def names(among: frozenset[str] | None) -> list[str]:
+        layer = operations.layer(LLAMA, Slice(tokens=8, seq_len=8, trained=False, lora_rank=4, adapted=among))
+        return [op.name for op in layer.forward if op.name.endswith("adapter")]
+
+    assert names(frozenset({"query", "value"})) == ["query adapter", "value adapter"]
+    assert len(names(None)) == 7
+
+
+def test_adapters_bytes_by_hand() -> None:
+    """10 tokens, a query of 64 by 64: read k; write, scale and add n; under autocast the input is cast once more."""
+
+    def moved(residual_bytes: int) -> tuple[float, float]:
+        part = Slice(tokens=10, seq_len=10, trained=False, lora_rank=4, adapted=frozenset({"query"}))
+        layer = operations.layer(LLAMA, replace(part, residual_bytes=residual_bytes))
+        return tuple(
+            next(op.bytes for op in passes if op.name.startswith("query adapter"))
+            for passes in (layer.forward, layer.backward)
+        )  # type: ignore[return-value]
+
+    assert moved(2) == (10 * 2 * (64 + 6 * 64), 10 * 2 * (4 * 64 + 3 * 64))
+    assert moved(4) == (10 * 2 * (64 + 6 * 64) + 10 * 64 * 6, 10 * 2 * (4 * 64 + 3 * 64) + 10 * 64 * 12)
