@@ -9,6 +9,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -388,7 +389,7 @@ def test_the_report_says_how_far_apart_they_are(tmp_path: Path) -> None:
     )
     real = written(
         tmp_path / "real.jsonl",
-        record_of("a", phase(200, 400, 500)),
+        record_of("a", phase(200, 400, 500), phase(100, 400, 500), phase(200, 400, 500)),
         record_of("b", phase(100, 100, 200), oom={"phase": "backward"}),
         {"fact": "op mm", "first": [8]},
         {"fact": "op sum", "first": [8, 64, -64]},
@@ -396,7 +397,7 @@ def test_the_report_says_how_far_apart_they_are(tmp_path: Path) -> None:
     )
     ghost = written(
         tmp_path / "ghost.jsonl",
-        record_of("a", phase(201, 380, None)),
+        record_of("a", phase(201, 380, None), phase(100, 380, None), phase(201, 380, None)),
         record_of("b", phase(100, 100, None)),
         {"fact": "op mm", "first": [8]},
         {"fact": "op sum", "first": [8]},
@@ -409,10 +410,49 @@ def test_the_report_says_how_far_apart_they_are(tmp_path: Path) -> None:
     assert "real backward, ghost fits" in text
     assert "2 cases; the same verdict in 1; of the 1 that fit on both:" in text
     assert "median 0.500 %" in text
+    assert "2 peaks of phases of steps: 1 to the byte, 1 within 0.2 %" in text
     assert "| a | 3 | 3 | 2 | 100.00% | alloc 9 B stream 0 segment 0+50 / alloc 9 B stream 0 segment 0+64 |" in text
     assert "1 of 2 operations ask for the same sizes" in text
     assert "| sum | +8 +64 -64 | +8 |" in text
     assert "- op sort, real: RuntimeError: not here" in text
+
+
+def test_an_answer_is_set_beside_the_record_of_the_same() -> None:
+    """60 GiB of process said, in 59 to 61; measured 61.5 by nvidia-smi, whatever the device had in use."""
+    import answers
+
+    from estimates import fitting
+
+    gib = 2**30
+    record = record_of("a", phase(0, 0, 0), phase(58 * gib, 59 * gib, 90 * gib), timing={"median_seconds": 2.0})
+    record["steps"][0]["nvml_process_bytes"] = int(61.5 * gib)
+    said = fitting()
+    said = replace(
+        said,
+        peak=replace(said.peak, allocated_bytes=29 * gib, reserved_bytes=59 * gib, process_bytes=60 * gib,
+                     low_bytes=59 * gib, high_bytes=61 * gib),
+        time={"step_seconds": 1.5, "low_seconds": 1.0, "high_seconds": 2.0},
+    )  # fmt: skip
+    found = answers.answer(record, said)
+    assert (found.allocated_percent, found.reserved_percent) == (-50.0, 0.0)
+    assert found.process_percent == pytest.approx(100 * (60 / 61.5 - 1))
+    assert not found.within
+    assert (found.seconds, found.seconds_percent, found.in_time) == (2.0, -25.0, True)
+    text = "\n".join(answers._report([found]))
+    assert "| a | -50.00 | +0.00 | -2.44 | no | 2.0000 | -25.0 | yes |" in text
+    assert "- in their interval: process 0 of 1, seconds 1" in text
+
+
+def test_an_answer_without_seconds_is_none(tmp_path: Path) -> None:
+    import answers
+
+    from estimates import fitting
+
+    record = record_of("a", phase(0, 0, 0), phase(gib := 2**30, gib, gib))
+    record["steps"][0]["nvml_process_bytes"] = None
+    found = answers.answer(record, fitting())
+    assert (found.seconds, found.seconds_percent, found.in_time) == (None, None, False)
+    assert found.process_percent == pytest.approx(100 * (fitting().peak.process_bytes / gib - 1))
 
 
 def test_a_later_success_replaces_an_earlier_failure(tmp_path: Path) -> None:

@@ -198,6 +198,20 @@ def compare(real: Recording, ghost: Recording) -> list[Comparison]:
     ]
 
 
+def phases(real: Recording, ghost: Recording) -> list[float]:
+    """Of every phase of each step that both ran to the end: how far the ghost's allocated peak is off, in percent."""
+    found = []
+    for name, record in real.cases.items():
+        other = ghost.cases.get(name, {})
+        if "oom" in record or "oom" in other:
+            continue
+        for ours, theirs in zip(record["steps"], other.get("steps", ()), strict=False):
+            both = ours["phases"].keys() & theirs["phases"].keys()
+            pairs = ((ours["phases"][phase], theirs["phases"][phase]) for phase in both)
+            found += [_percent(two["allocated_bytes"], one["allocated_bytes"]) for one, two in pairs]
+    return found
+
+
 def first_difference(real: Line, ghost: Line) -> tuple[int, int, int | None, str]:
     """Events of the real trace and of the ghost's, the first one that differs (None: none), and what differs there.
 
@@ -248,6 +262,7 @@ def _report(real: Recording, ghost: Recording) -> Iterator[str]:
     if compared:
         yield from _case_table(compared)
         yield from _summary(compared)
+        yield _of_phases(phases(real, ghost))
     yield from _trace_table(real, ghost)
     yield from _operation_table(real, ghost)
     yield from _failures(real, ghost)
@@ -293,6 +308,11 @@ def _summary(compared: list[Comparison]) -> Iterator[str]:
     if outside:
         low, middle, high = min(outside), median(outside), max(outside)
         yield f"- outside the allocator: {_gib(low)} to {_gib(high)}, median {_gib(middle)} GiB"
+
+
+def _of_phases(off: list[float]) -> str:
+    exact, within = (sum(abs(value) <= most for value in off) for most in (0.0, 0.2))
+    return f"- {len(off)} peaks of phases of steps: {exact} to the byte, {within} within 0.2 %"
 
 
 def _trace_table(real: Recording, ghost: Recording) -> Iterator[str]:

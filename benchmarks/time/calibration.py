@@ -59,7 +59,7 @@ CALIBRATIONS = {
         start=Software(
             name="eager", capabilities=("9.0",), stops_early=True, kernel_seconds=2.5e-5,
             near_part=0.83, far_part=0.8, data_far_hop_seconds=5.24e-5, data_overlap=0.7,
-            matmul_factor=1.05, attention_factor=1.15,  # of kernels (kinds.py), and 3 to 5 % of a step between them
+            matmul_factor=1.05, attention_factor=1.07,  # of kernels (kinds.py), and 3 to 5 % of a step between them
             memory_factor=1.7, again_seconds=1.5e-3,
         ),
         names=("kernel_seconds", "memory_factor", "again_seconds"),

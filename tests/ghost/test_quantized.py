@@ -70,6 +70,13 @@ def test_packed_weights_rest_on_the_host(worker: Worker) -> None:
 
 
 @bitsandbytes
+@pytest.mark.parametrize("quant", ["int8", "nf4"])
+def test_that_no_column_is_kept_in_16_bits_is_said_of_8_bits_alone(worker: Worker, quant: str) -> None:
+    found = held(worker, Plan(quant=quant), "qlora")
+    assert any("LLM.int8 finds no column" in text for text in found.coverage.assumed) == (quant == "int8")
+
+
+@bitsandbytes
 def test_paged_states_are_managed_memory(worker: Worker) -> None:
     words = 4096  # embedding and head have 131,072 elements each: only from 100,000 on is a state paged
     plain, paged = (held(worker, Plan(optimizer=name), words=words) for name in ("adamw-8bit", "paged-adamw-8bit"))

@@ -93,6 +93,8 @@ class Work:
     """`none`, `ddp`, `zero1`, `zero2`, `zero3` or `hsdp`."""
     bucketed: bool = False
     """Whether gradients are copied into buckets and back, as torch's DDP does."""
+    hooked: bool = False
+    """Whether a trainer's hooks gather weights module by module: DeepSpeed's stage 3."""
     weights_stay: bool = False
     """Whether `zero2` leaves weights whole (ZeRO's second stage), where FSDP2 gathers them for each micro-batch."""
     averages_each: bool = False
@@ -206,6 +208,7 @@ class Work:
             clipped=plan.clip_grad_norm is not None or plan.engine in _CLIPPING,
             shard=plan.shard,
             bucketed=by_torchs_ddp(plan),
+            hooked=by_zero and plan.shard == "zero3",
             weights_stay=by_zero and plan.shard == "zero2",
             averages_each=plan.accum_sync or (by_zero and plan.shard in SHARDING),
             optimizer_offload=_part_on_host(plan),

@@ -22,6 +22,7 @@ ASSUMED = {
     "sized": "unique of computed values finds one (of rows all), bincount and one_hot of computed classes one",
     "routing": "topk, argmax, max of computed scores pick in turn: each expert gets its balanced share of the tokens",
     "detected": "a detector's samplers find as many objects as they take, and each box that it finds has one class",
+    "outliers": "LLM.int8 finds no column with a value above its threshold, which it would keep in 16 bits",
     "padding": "attention masks computed on the GPU hold no padding",
     "packing": "position_ids computed on the GPU are one unpacked sequence",
     "generation": "generation meets no end token: it goes on to its length limit",
