@@ -16,10 +16,9 @@ EIGHT: Final[dict[str, Any]] = {"network": "llama-3.1-8b", "seq_len": 2048, "che
 
 
 def breadth() -> list[Case]:
-    """All of them, each once; those that compile code come last."""
+    """All of them, each once; those that take long come last: files, code to be compiled, weights to be quantized."""
     groups = (
         _trainers(),
-        _quantized(),
         _optimizers(),
         _precisions(),
         _recomputed(),
@@ -30,6 +29,7 @@ def breadth() -> list[Case]:
         _besides(),
         _offloaded(),
         _compiled(),
+        _quantized(),
     )
     return [one for group in groups for one in group]
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+
+from tonnage.engines.engine import installed
+
+OPTIONAL: Final = ("bitsandbytes", "torchao", "liger-kernel", "trl", "deepspeed", "megatron-core", "triton")
+"""Packages that some cases need."""
 
 
 def device_used() -> int | None:
@@ -72,6 +77,7 @@ def versions() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "peft": peft.__version__,
         "accelerate": accelerate.__version__,
+        **{package: found for package in OPTIONAL if (found := installed(package)) is not None},
         "driver": _text(with_nvml[0].nvmlSystemGetDriverVersion()) if with_nvml else None,
         "kernel": platform.release(),
         "gpu": properties.name,
