@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from estimates import fitting
-from tonnage.buckets import with_buckets
+from tonnage.buckets import with_buckets, with_buckets_of_script
 from tonnage.device import parse_cluster
 from tonnage.estimates import Estimate, PhasePeak
 from tonnage.plans import Plan
@@ -77,3 +77,20 @@ def test_only_torchs_ddp_on_several_ranks_has_such_buckets(plan: Plan, gpus: str
 def test_a_long_step_is_certain(low_seconds: float, grad_accum: int, said: bool) -> None:
     before = averaging(low_seconds, grad_accum=grad_accum)
     assert (with_buckets(before, DDP, TWO) != before) == said
+
+
+@pytest.mark.parametrize(
+    ("module", "gpus", "said"),
+    [
+        ("torch.nn.parallel.distributed", 2, True),
+        ("torch.nn.parallel.distributed", 1, False),
+        ("megatron.core.distributed.distributed_data_parallel", 2, False),
+        ("transformers.models.llama.modeling_llama", 2, False),
+    ],
+)
+def test_of_a_script_the_networks_class_tells(module: str, gpus: int, said: bool) -> None:
+    before = averaging(None)
+    before = replace(before, model={**before.model, "module": module}, cluster={**before.cluster, "gpus": gpus})
+    after = with_buckets_of_script(before)
+    assert (after.peak.high_bytes - before.peak.high_bytes) == (2 * GIB if said else 0)
+    assert (after.coverage != before.coverage) == said

@@ -25,8 +25,22 @@ BY_TORCHS_DDP: Final = ("tonnage", "hf-trainer", "trl", "accelerate", "axolotl")
 
 def with_buckets(estimate: Estimate, plan: Plan, cluster: Cluster) -> Estimate:
     """The estimate with the old buckets in its upper end, where its steps are too short to be sure that they go."""
+    return _widened(estimate) if _averages(plan, cluster) and not _is_certain(estimate) else estimate
+
+
+def with_buckets_of_script(estimate: Estimate) -> Estimate:
+    """The same of a script that was run, whose steps' seconds are not known, if its network was in torch's DDP."""
+    averages = _DDP in estimate.model.get("module", "") and estimate.cluster["gpus"] > 1
+    return _widened(estimate) if averages else estimate
+
+
+_DDP: Final = "torch.nn.parallel.distributed"
+"""The module that has it; Megatron has a class of the same name."""
+
+
+def _widened(estimate: Estimate) -> Estimate:
     held_bytes = estimate.peak.by_category["communication"]
-    if not _averages(plan, cluster) or not held_bytes or _is_certain(estimate):
+    if not held_bytes:
         return estimate
     more_bytes = _higher(estimate, held_bytes)
     said = (

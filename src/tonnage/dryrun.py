@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from tonnage import launchers, trackers
 from tonnage import trace as traces
+from tonnage.buckets import with_buckets_of_script
 from tonnage.catalog import ghost_settings
 from tonnage.device import CPU, Cluster
 from tonnage.errors import TrialFailed, UsageError
@@ -176,7 +177,7 @@ def run(
         notes=notes,
     )
     told = tuple(_told(card, made.left.named) for card in made.cards)
-    return replace(summed, estimate=replace(summed.estimate, cards=told))
+    return replace(summed, estimate=replace(with_buckets_of_script(summed.estimate), cards=told))
 
 
 def _prepared(

@@ -146,7 +146,7 @@ class Trace:
     host: dict[str, int] = field(default_factory=dict)
     """peak_bytes (resident set) and pinned_bytes (peak of pinned memory)."""
     model: dict[str, Any] = field(default_factory=dict)
-    """What is known of the network: parameters, trainable_parameters, class."""
+    """What is known of the network: parameters, trainable_parameters, class, module (that the class is from)."""
     script: dict[str, Any] = field(default_factory=dict)
     """What a script that was dry-run said of itself: `tonnage_inside.script`."""
     assumed: tuple[str, ...] = ()

@@ -237,7 +237,11 @@ def test_of_several_networks_those_that_are_trained_are_reported(tmp_path: Path)
     script.write_text(TEACHER)
     [trace] = dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=2).traces
     trained = 64 * 65 + 2 * 64
-    assert trace.model == {"class": "Linear + LayerNorm", "parameters": trained, "trainable_parameters": trained}
+    classes = {
+        "class": "Linear + LayerNorm",
+        "module": "torch.nn.modules.linear + torch.nn.modules.normalization",
+    }
+    assert trace.model == {**classes, "parameters": trained, "trainable_parameters": trained}
     assert marks_of(trace, 64 * 64 * 64 * 4) == [(0, "load", "")], "the reward's weights"
 
 
@@ -271,4 +275,9 @@ def test_a_network_with_an_optimizer_for_each_parameter_is_counted_seldom(tmp_pa
     script.write_text(AN_OPTIMIZER_EACH)
     [trace] = dryrun.run([sys.executable, str(script)], parse_cluster("a100-40gb"), steps=2).traces
     trained = 100 * 8 * 9
-    assert trace.model == {"class": "Counting", "parameters": trained, "trainable_parameters": trained}
+    assert trace.model == {
+        "class": "Counting",
+        "module": "__main__",
+        "parameters": trained,
+        "trainable_parameters": trained,
+    }

@@ -8,10 +8,11 @@ from .tensors import elements
 
 
 def counted(root: Any, parameters: list[Any]) -> dict[str, Any]:
-    """A network's class, and how many numbers its parameters have now, of these how many to train."""
+    """A network's class and where that is from, how many numbers its parameters have now, and how many to train."""
     others, trainable_of_others = elsewhere(root)
     return {
         "class": type(root).__name__,
+        "module": type(root).__module__,
         "parameters": sum(elements(parameter) for parameter in parameters) + others,
         "trainable_parameters": sum(elements(p) for p in parameters if p.requires_grad) + trainable_of_others,
     }
@@ -35,4 +36,5 @@ def owners(torch: Any, parameters: list[Any]) -> list[Any]:
 def together(networks: list[dict[str, Any]]) -> dict[str, Any]:
     """Networks that one optimizer trains (an actor and a critic) as one: `Actor + Critic`."""
     sums = {name: sum(network[name] for network in networks) for name in ("parameters", "trainable_parameters")}
-    return {"class": " + ".join(dict.fromkeys(network["class"] for network in networks)), **sums}
+    names = {name: " + ".join(dict.fromkeys(network[name] for network in networks)) for name in ("class", "module")}
+    return {**names, **sums}

@@ -410,7 +410,7 @@ class Watch:
                     found.append(counted(root, inside[root]))
         if self._loose_elements:
             loose = dict.fromkeys(("parameters", "trainable_parameters"), self._loose_elements)
-            found.append({"class": "Tensor", **loose})
+            found.append({"class": "Tensor", "module": "torch", **loose})
         if found:
             self._trained_found = True
             self.model = together(found)
