@@ -320,6 +320,20 @@ def test_hooks_of_deepspeeds_third_stage_take_the_host_3_ms_a_layer_and_pass():
     assert step(8192, shard="zero3").host_seconds < 1e-3
 
 
+def test_fsdp2_copies_gathered_weights_out_of_their_buffer():
+    """4 bytes for each weight in 16 bits, and again for backward in stage 3; DeepSpeed's buffers are the weights."""
+    whole = 8.03e9 * 4 / (3350e9 * rates.card(EIGHT.device).memory)
+
+    def exchanged(shard, **plan):
+        work = Work.of(job(seq_len=8192), Plan(shard=shard, **plan), EIGHT)
+        step, without = (timing(LLAMA, each, EIGHT, EAGER) for each in (work, replace(work, unpacked=False)))
+        return step.step_seconds - without.step_seconds
+
+    assert exchanged("zero2") == pytest.approx(whole, rel=0.01)
+    assert exchanged("zero3") == pytest.approx(2 * whole, rel=0.01)
+    assert exchanged("zero3", engine="deepspeed") == exchanged("ddp") == 0
+
+
 def test_megatrons_own_layers_keep_all_scores():
     assert Work.of(job(), Plan(engine="megatron"), ONE).attention == "eager"
 

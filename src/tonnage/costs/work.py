@@ -93,6 +93,8 @@ class Work:
     """`none`, `ddp`, `zero1`, `zero2`, `zero3` or `hsdp`."""
     bucketed: bool = False
     """Whether gradients are copied into buckets and back, as torch's DDP does."""
+    unpacked: bool = False
+    """Whether gathered weights are copied out of the buffer that they came in, as torch's FSDP2 does."""
     hooked: bool = False
     """Whether a trainer's hooks gather weights module by module: DeepSpeed's stage 3."""
     weights_stay: bool = False
@@ -208,6 +210,7 @@ class Work:
             clipped=plan.clip_grad_norm is not None or plan.engine in _CLIPPING,
             shard=plan.shard,
             bucketed=by_torchs_ddp(plan),
+            unpacked=mixed_by_fsdp and not by_zero,
             hooked=by_zero and plan.shard == "zero3",
             weights_stay=by_zero and plan.shard == "zero2",
             averages_each=plan.accum_sync or (by_zero and plan.shard in SHARDING),
@@ -230,6 +233,7 @@ _BESIDE_LAYERS: Final[dict[str, Any]] = {
     "clipped": False,
     "shard": "none",
     "bucketed": False,
+    "unpacked": False,
     "weights_stay": False,
     "averages_each": False,
     "optimizer_offload": 0.0,
