@@ -61,3 +61,17 @@ def test_adapters_bytes_by_hand() -> None:
 
     assert moved(2) == (10 * 2 * (64 + 6 * 64), 10 * 2 * (4 * 64 + 3 * 64))
     assert moved(4) == (10 * 2 * (64 + 6 * 64) + 10 * 64 * 6, 10 * 2 * (4 * 64 + 3 * 64) + 10 * 64 * 12)
+
+
+def test_adapters_in_fp32_beside_16_bits_by_hand() -> None:
+    """10 tokens, a query of 64 by 64, rank 4: casts both ways, and products outside tensor cores."""
+    part = Slice(tokens=10, seq_len=10, trained=False, lora_rank=4, adapted=frozenset({"query"}), wide_adapters=True)
+    layer = operations.layer(LLAMA, part)
+    forward, backward = (
+        [op for op in passes if op.name.startswith("query adapter")] for passes in (layer.forward, layer.backward)
+    )
+    assert [op.bytes for op in forward] == [10 * (10 * 64 + 28 * 64), 0]
+    assert [op.bytes for op in backward] == [10 * (20 * 64 + 22 * 64), 0]
+    assert (forward[1].family, forward[1].dtype) == ("matmul", "fp32")
+    assert forward[1].flops == 2 * 10 * 4 * (64 + 64)
+    assert backward[1].flops == 2 * forward[1].flops

@@ -282,6 +282,23 @@ def test_adapters_beside_two_products_are_fewer_and_faster():
     assert timing(LLAMA, two, ONE, EAGER).step_seconds < 0.92 * timing(LLAMA, all_linear, ONE, EAGER).step_seconds
 
 
+@pytest.mark.parametrize(
+    ("plan", "wide"),
+    [
+        (Plan(precision="bf16-true"), False),
+        (Plan(precision="fp16-true"), True),
+        (Plan(precision="bf16-true", weights_dtype="fp32"), True),
+        (Plan(precision="bf16-true", engine="hf-trainer"), True),
+        (Plan(precision="bf16-true", engine="hf-trainer", weights_dtype="bf16"), False),
+        (Plan(precision="bf16-mixed", engine="hf-trainer"), False),
+        (Plan(precision="fp32"), False),
+    ],
+)
+def test_adapters_are_wide_beside_16_bits_without_autocast(plan, wide):
+    assert Work.of(job(method="lora"), plan, ONE).wide_adapters == wide
+    assert not Work.of(job(), plan, ONE).wide_adapters
+
+
 def test_an_optimizer_that_looks_states_up_is_bound_by_that():
     """27.7 ps a weight of Adam in 8 bits on an H200, whatever the weights' dtype; moving 16 bytes takes 3.8."""
     for precision in ("bf16-true", "fp32"):

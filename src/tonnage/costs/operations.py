@@ -86,6 +86,8 @@ class Slice:
     """Rank of adapters; 0: none."""
     adapted: frozenset[str] | None = None
     """Products that have them; None: all."""
+    wide_adapters: bool = False
+    """Whether they are fp32 and no autocast makes them narrower: inputs are cast to fp32 and multiplied in it."""
     quantized: bool = False
     """Whether frozen weights are dequantized (4 bits) each time they are used."""
     experts: bool = False
@@ -160,9 +162,9 @@ def layer(shape: Shape, part: Slice) -> Passes:
         both = product.operation(part.dtype, " backward", 2 if part.trained or whole else 1)
         backward.append(_looped(product, part, both))
         if part.lora_rank and has_adapter(product.name, part.adapted):
-            adapter = _expert_adapter if whole else _adapter
-            forward.append(adapter(product, part))
-            backward.append(adapter(product, part, backward=True))
+            adapter = _expert_adapter if whole else _wide_adapter if part.wide_adapters else _adapter
+            forward += adapter(product, part)
+            backward += adapter(product, part, backward=True)
     for others in (_attention, _pointwise, _weights, _casts):
         ahead, behind = others(shape, part)
         forward += ahead
@@ -238,15 +240,15 @@ def _looped(product: Product, part: Slice, operation: Operation) -> Operation:
     return replace(operation, kernels=count, products=count) if part.casts else operation
 
 
-def _expert_adapter(product: Product, part: Slice, *, backward: bool = False) -> Operation:
+def _expert_adapter(product: Product, part: Slice, *, backward: bool = False) -> list[Operation]:
     """LoRA on the experts of a layer as PEFT applies it: W + B A is made of whole matrices, twice in a forward pass
     (each time W is read and the sum written), and backward reads the gradient of W for A and for B and writes it."""
     moved = product.matrices * product.k * product.n * ELEMENT_BYTES[part.dtype] * (3 if backward else 4)
     name = product.name + (" adapter backward" if backward else " adapter")
-    return Operation(name, "pointwise", part.dtype, 0, moved, 8)
+    return [Operation(name, "pointwise", part.dtype, 0, moved, 8)]
 
 
-def _adapter(product: Product, part: Slice, *, backward: bool = False) -> Operation:
+def _adapter(product: Product, part: Slice, *, backward: bool = False) -> list[Operation]:
     """LoRA beside a linear module: A, B, and their scaled sum (3 kernels, 4 backward); under autocast two casts more.
 
     Forward reads the input (k), and writes, scales (2) and adds (3) the output (n); backward reads the input's and
@@ -259,7 +261,25 @@ def _adapter(product: Product, part: Slice, *, backward: bool = False) -> Operat
     flops = 2.0 * product.m * r * (product.k + product.n) * (2 if backward else 1)
     name = product.name + (" adapter backward" if backward else " adapter")
     kernels = (4 if backward else 3) + 2 * casts
-    return Operation(name, "pointwise", part.dtype, flops, moved, kernels, plain=True)
+    return [Operation(name, "pointwise", part.dtype, flops, moved, kernels, plain=True)]
+
+
+def _wide_adapter(product: Product, part: Slice, *, backward: bool = False) -> list[Operation]:
+    """The same in fp32, outside tensor cores, beside a module in 16 bits.
+
+    Forward casts the input (6 k) and reads it (4), writes, scales and adds the output (4 + 8 + 10 n), casts the sum
+    (6 n); backward casts the output's gradient (6 n), scales it (8) and reads it twice (8), reads the input (4 k),
+    writes its gradient (4), casts it (6) and adds it (6).
+    """
+    moved = product.m * (20 * product.k + 22 * product.n if backward else 10 * product.k + 28 * product.n)
+    flops = 2.0 * product.m * part.lora_rank * (product.k + product.n) * (2 if backward else 1)
+    name = product.name + (" adapter backward" if backward else " adapter")
+    return [
+        Operation(name, "pointwise", "fp32", 0, moved, 4 if backward else 5, plain=True),
+        Operation(
+            f"{name} products", "matmul", "fp32", flops, 0, 4 if backward else 2, products=4 if backward else 2
+        ),
+    ]
 
 
 def seen_tokens(shape: Shape, seq_len: int) -> float:

@@ -306,6 +306,7 @@ def _network(
         casts=work.autocast and work.weight_bytes > ELEMENT_BYTES[work.dtype],
         lora_rank=work.lora_rank,
         adapted=work.adapted,
+        wide_adapters=work.wide_adapters,
         quantized=work.quantized,
         captured=work.captured,
         experts_fused=work.experts_fused,

@@ -12,6 +12,7 @@ from tonnage.costs.operations import ELEMENT_BYTES
 from tonnage.device import Cluster
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.techniques.lora import adapters_dtype
 
 RECOMPUTED: Final = ("none", "full", "attention", "attention-module", "selective", "latent", "norms", "experts")
 """What of a checkpointed layer runs again: nothing, all, its attention without and with the projections, all but its
@@ -60,6 +61,8 @@ class Work:
     """Rank of adapters; 0: the weights themselves are trained."""
     adapted: frozenset[str] | None = None
     """Products of a layer that have them, by `adapted.adapted`; None: all."""
+    wide_adapters: bool = False
+    """Whether they are fp32 beside weights of 16 bits, without autocast."""
     quantized: bool = False
     """Whether frozen weights have 4 bits."""
     checkpointing: str = "none"
@@ -200,6 +203,7 @@ class Work:
             accumulated_bytes=(10 if precision == "megatron-bf16" else 3 * weight_bytes * (job.grad_accum > 1)),
             lora_rank=job.lora_rank if frozen else 0,
             adapted=adapted(job.lora_targets) if frozen else None,
+            wide_adapters=frozen and _wide(job, plan),
             quantized=job.method == "qlora",
             checkpointing=_recomputed(plan),
             checkpointed_fraction=1 / (plan.checkpoint_interval or 1),
@@ -260,6 +264,14 @@ def _whole_gradient_bytes(plan: Plan, weight_bytes: int) -> int:
         return int(ELEMENT_BYTES[plan.reduce_dtype])
     computed = int(ELEMENT_BYTES[plan.compute_dtype]) if plan.engine in _BY_ACCELERATE else weight_bytes
     return min(weight_bytes, computed)
+
+
+def _wide(job: Job, plan: Plan) -> bool:
+    """Whether adapters are fp32 and the precision has no autocast that would make them narrower."""
+    if plan.precision not in ("bf16-true", "fp16-true"):
+        return False
+    by_peft = plan.weights_dtype or "fp32"  # which trainers leave as they are
+    return (by_peft if plan.engine in _CLIPPING else adapters_dtype(job, plan)) == "fp32"
 
 
 def _fuses(plan: Plan) -> bool:
