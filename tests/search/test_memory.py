@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -141,14 +142,36 @@ def test_a_torch_without_kernels_for_the_card_ends_the_search(workers, monkeypat
         solved(question(gpu="8xh100-80gb"))
 
 
+QUESTIONS = (
+    *({"gpu": gpu} for gpu in ("8xh100-80gb", "4xh100-80gb", "8xa100-80gb", "2x8xa100-80gb", "8xh200", "8xl40s")),
+    {"gpu": "2x8xa100-80gb", "model": "qwen2.5-32b"},
+)
+
+
 def test_work_ahead_is_what_is_asked_next():
-    """Of all that is looked at and run, most was foreseen, and of that little is not asked."""
+    """Of all that is looked at and run, most was foreseen, and of that little is not asked.
+
+    Of one question it may be more: where the best plan does not fit with all logits and the next one does, the
+    explanations of the first were in vain.
+    """
+    counts = Counter()
+    for asked in QUESTIONS:
+        ghosts = Formula()
+        search(question(**asked), ghosts, top=4)
+        asks = {repr(one) for one in (*ghosts.looked, *ghosts.asked)}
+        foreseen = {repr(one) for one in ghosts.foreseen}
+        assert len(foreseen - asks) <= 0.45 * len(asks)
+        counts.update(asked=len(asks), met=len(foreseen & asks), in_vain=len(foreseen - asks))
+    assert counts["met"] >= 0.9 * counts["asked"]
+    assert counts["in_vain"] <= 0.25 * counts["asked"]
+
+
+def test_a_plan_that_will_be_shown_with_all_logits_is_explained_with_them():
+    """On cards with room for all logits nothing is run for a loss in slices that nobody will be shown."""
     ghosts = Formula()
-    search(question(gpu="8xh100-80gb"), ghosts, top=4)
-    asked = {repr(one) for one in (*ghosts.looked, *ghosts.asked)}
-    foreseen = {repr(one) for one in ghosts.foreseen}
-    assert len(foreseen & asked) >= 0.8 * len(asked)
-    assert len(foreseen - asked) <= 0.25 * len(asked)
+    search(question(gpu="8xh200"), ghosts, top=4)
+    asks = {repr(one) for one in (*ghosts.looked, *ghosts.asked)}
+    assert {repr(one) for one in ghosts.foreseen} <= asks
 
 
 def test_an_interruption_ends_what_is_at_work(workers, monkeypatch):

@@ -254,11 +254,15 @@ class Search:
 
     def _leading_whole(self, sliced: Priced) -> Priced | None:
         """A plan with all logits at once; None if that is not the fastest."""
+        return self._whole(sliced, self.found[0][0].seconds_per_token)
+
+    def _whole(self, sliced: Priced, fastest_seconds: float) -> Priced | None:
+        """A plan with all logits at once; None if it is slower than the fastest plan's seconds a token are worth."""
         plan = sliced.candidate.plan
         if not self._may_be_whole or plan.loss != FREE["loss"] or plan.checkpointing.startswith("budget"):
             return None  # a budget has filled the card
         whole = priced(_with_all_logits(sliced.candidate), self.question.cluster)
-        if whole.timing is None or whole.seconds_per_token > _WORTH_LOGITS * self.found[0][0].seconds_per_token:
+        if whole.timing is None or whole.seconds_per_token > _WORTH_LOGITS * fastest_seconds:
             return None
         return whole
 
@@ -351,9 +355,16 @@ class Search:
         wholes = self._roomy_wholes()
         asks += [(one.candidate, is_run) for one in wholes.values() for is_run in (False, True)]
         if best is not None:
-            asks += [(one, False) for one in self.afterwards(wholes.get(id(best), best).candidate)]
+            asks += [(one, False) for one in self.afterwards(self._to_explain(best, wholes).candidate)]
         asks += [(one.candidate, False) for one in after if not self._is_certain(one)]
         self.ghosts.ahead(asks, self.question.cluster)
+
+    def _to_explain(self, best: Priced, wholes: dict[int, Priced]) -> Priced:
+        """What the best plan so far will be shown as: with all logits at once if there is likely to be room."""
+        if any(one is best for one, _ in self.found):
+            return wholes.get(id(best), best)
+        whole = self._whole(best, best.seconds_per_token)
+        return whole if whole is not None and self._is_certain(whole) else best
 
     def _after(self, supposed: list[Priced], batch: set[int]) -> Iterator[Priced]:
         """Who is likely to be looked at next if these are found: in the order of `run`."""
