@@ -19,6 +19,9 @@ from tonnage.units import size
 CERTAIN_SECONDS: Final = 0.2
 """A micro-batch that takes so long leaves the watchdog the time to look between its averages and the next step."""
 
+SEEN: Final = "5 of 13 that were recorded"
+"""How often the old buckets were still there; tests count it in the records."""
+
 BY_TORCHS_DDP: Final = ("tonnage", "hf-trainer", "trl", "accelerate", "axolotl")
 """Engines whose `ddp` is torch's."""
 
@@ -39,13 +42,12 @@ _DDP: Final = "torch.nn.parallel.distributed"
 
 
 def _widened(estimate: Estimate) -> Estimate:
-    held_bytes = estimate.peak.by_category["communication"]
-    if not held_bytes:
+    more_bytes = _higher(estimate, estimate.peak.by_category["communication"])
+    if not more_bytes:
         return estimate
-    more_bytes = _higher(estimate, held_bytes)
     said = (
         f"NCCL's watchdog, which looks every 100 ms, has let go of DDP's first buckets before the second step peaks; "
-        f"{_seconds(estimate)} may be too short for that (it was in 5 of 13 that were recorded), and then the second "
+        f"{_seconds(estimate)} may be too short for that (it was in {SEEN}), and then the second "
         f"step peaks {size(more_bytes)} higher, which is in the interval"
     )
     peak = replace(estimate.peak, high_bytes=estimate.peak.high_bytes + more_bytes)
@@ -78,6 +80,8 @@ def _seconds(estimate: Estimate) -> str:
 
 
 def _higher(estimate: Estimate, held_bytes: int) -> int:
-    """By how much the peak grows if forward and backward of one step have so many bytes more."""
+    """By how much the peak grows if forward and backward of one step have so many bytes more; 0 if there are none."""
+    if not held_bytes:
+        return 0
     passes = [phase.allocated_bytes for phase in estimate.phases if phase.name in ("forward", "backward")]
     return max(0, max(passes, default=0) + held_bytes - estimate.peak.allocated_bytes)

@@ -211,7 +211,7 @@ class Work:
             attention="eager" if plan.engine == "megatron" else plan.attention,  # without Transformer Engine
             loss=plan.loss,
             optimizer="adamw-fused" if _fuses(plan) else plan.optimizer,
-            clipped=plan.clip_grad_norm is not None or plan.engine in _CLIPPING,
+            clipped=plan.clip_grad_norm is not None or plan.engine in _TRAINERS,
             shard=plan.shard,
             bucketed=by_torchs_ddp(plan),
             unpacked=mixed_by_fsdp and not by_zero,
@@ -271,16 +271,17 @@ def _wide(job: Job, plan: Plan) -> bool:
     if plan.precision not in ("bf16-true", "fp16-true"):
         return False
     by_peft = plan.weights_dtype or "fp32"  # which trainers leave as they are
-    return (by_peft if plan.engine in _CLIPPING else adapters_dtype(job, plan)) == "fp32"
+    return (by_peft if plan.engine in _TRAINERS else adapters_dtype(job, plan)) == "fp32"
 
 
 def _fuses(plan: Plan) -> bool:
     """Whether what a plan calls adamw is one kernel for many tensors, as trainers choose it."""
-    return plan.optimizer == "adamw" and plan.engine in (*_CLIPPING, "deepspeed")
+    return plan.optimizer == "adamw" and plan.engine in (*_TRAINERS, "deepspeed")
 
 
-_CLIPPING: Final = ("hf-trainer", "trl", "axolotl", "torchtitan")
-"""Engines that scale gradients down to norm 1.0 unless they are told otherwise."""
+_TRAINERS: Final = ("hf-trainer", "trl", "axolotl", "torchtitan")
+"""Engines with loops of their own: unless told otherwise AdamW is fused and gradients are scaled down to norm 1.0, and
+adapters stay as PEFT makes them."""
 
 _BY_ACCELERATE: Final = ("accelerate", "hf-trainer", "trl", "axolotl")
 """Engines that divide a network by accelerate."""
