@@ -324,9 +324,9 @@ def test_sizes_are_requests_and_frees() -> None:
 
 
 def test_packed_columns_come_back() -> None:
-    import events
+    import packed
 
-    assert events.unpack(events.pack({"bytes": [1, 2, 3]})) == {"bytes": [1, 2, 3]}
+    assert packed.unpack(packed.pack({"bytes": [1, 2, 3]})) == {"bytes": [1, 2, 3]}
 
 
 def test_exported_names_of_a_library() -> None:
@@ -382,9 +382,10 @@ def test_a_step_that_ran_out_of_memory_counts_as_far_as_it_came() -> None:
 def test_the_report_says_how_far_apart_they_are(tmp_path: Path) -> None:
     import compare
     import events
+    import packed
 
-    ours = events.pack(events.columns([event("segment_alloc", 0, 100), event("alloc", 0, 7), event("alloc", 50, 9)]))
-    theirs = events.pack(
+    ours = packed.pack(events.columns([event("segment_alloc", 0, 100), event("alloc", 0, 7), event("alloc", 50, 9)]))
+    theirs = packed.pack(
         events.columns([event("segment_alloc", 0, 100), event("alloc", 0, 7), event("alloc", 64, 9)])
     )
     real = written(

@@ -11,23 +11,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
 import compare
+import recorded
 
 from tonnage import predict
-from tonnage.device import Cluster, parse_cluster
 from tonnage.errors import TonnageError
 from tonnage.estimates import Estimate
 from tonnage.ghost.pool import Worker
-from tonnage.job import Job, ModelRef
-from tonnage.plans import Plan
 
-PERCENT: Final = 100.0
 Line = dict[str, Any]
 
 
@@ -86,16 +83,10 @@ def _answered(records: Iterable[Line], worker: Worker) -> Iterator[Answer]:
 
 
 def _estimate(record: Line, worker: Worker) -> Estimate:
-    said = {**record["job"], "model": ModelRef(**record["job"]["model"])}
-    job = Job(**{item.name: said[item.name] for item in fields(Job) if item.name in said})
-    plan = Plan(**{item.name: record["plan"][item.name] for item in fields(Plan) if item.name in record["plan"]})
-    cluster = _card(record)
+    job, plan = recorded.asked(record)
+    cluster = recorded.card(record)
     made, repeated = predict.usual_steps(job, plan, cluster)
     return predict.estimate(job, plan, cluster, steps=made, repeated=repeated, worker=worker).estimate
-
-
-def _card(record: Line) -> Cluster:
-    return parse_cluster("H200" if "H200" in record["versions"]["gpu"] else "H100-80GB")
 
 
 def answer(record: Line, estimate: Estimate) -> Answer:
@@ -107,12 +98,12 @@ def answer(record: Line, estimate: Estimate) -> Answer:
     told = estimate.time.get("step_seconds")
     return Answer(
         name=record["case"],
-        allocated_percent=_percent(said.allocated_bytes, real.allocated_bytes),
-        reserved_percent=_percent(said.reserved_bytes, real.reserved_bytes),
-        process_percent=_percent(said.process_bytes, process),
+        allocated_percent=compare.percent(said.allocated_bytes, real.allocated_bytes),
+        reserved_percent=compare.percent(said.reserved_bytes, real.reserved_bytes),
+        process_percent=compare.percent(said.process_bytes, process),
         within=said.low_bytes <= process <= said.high_bytes,
         seconds=seconds,
-        seconds_percent=None if seconds is None or told is None else _percent(told, seconds),
+        seconds_percent=None if seconds is None or told is None else compare.percent(told, seconds),
         in_time=None not in (seconds, low, high) and low <= seconds <= high,
     )
 
@@ -121,10 +112,6 @@ def _of_process(record: Line) -> int:
     """Most bytes that nvidia-smi's library said of the process, which has no managed memory; else of the device."""
     said = [step["nvml_process_bytes"] for step in record["steps"] if step["nvml_process_bytes"]]
     return max(said, default=compare.peaks(record).process_bytes or 0)
-
-
-def _percent(said: float, real: float) -> float:
-    return PERCENT * (said - real) / real if real else 0.0
 
 
 def _report(answers: list[Answer]) -> Iterator[str]:

@@ -10,9 +10,7 @@ that differs, and the operations whose allocations differ.  Needs neither a GPU 
 from __future__ import annotations
 
 import argparse
-import base64
 import json
-import lzma
 import os
 import subprocess
 import sys
@@ -23,6 +21,8 @@ from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
+
+import packed
 
 from tonnage.units import GIB
 
@@ -80,12 +80,12 @@ class Comparison:
     @property
     def allocated_percent(self) -> float:
         """How far the ghost's allocated peak is from the real one."""
-        return _percent(self.ghost.allocated_bytes, self.real.allocated_bytes)
+        return percent(self.ghost.allocated_bytes, self.real.allocated_bytes)
 
     @property
     def reserved_percent(self) -> float:
         """How far the ghost's reserved peak is from the real one."""
-        return _percent(self.ghost.reserved_bytes, self.real.reserved_bytes)
+        return percent(self.ghost.reserved_bytes, self.real.reserved_bytes)
 
 
 def main() -> int:
@@ -208,7 +208,7 @@ def phases(real: Recording, ghost: Recording) -> list[float]:
         for ours, theirs in zip(record["steps"], other.get("steps", ()), strict=False):
             both = ours["phases"].keys() & theirs["phases"].keys()
             pairs = ((ours["phases"][phase], theirs["phases"][phase]) for phase in both)
-            found += [_percent(two["allocated_bytes"], one["allocated_bytes"]) for one, two in pairs]
+            found += [percent(two["allocated_bytes"], one["allocated_bytes"]) for one, two in pairs]
     return found
 
 
@@ -217,7 +217,7 @@ def first_difference(real: Line, ghost: Line) -> tuple[int, int, int | None, str
 
     Compared are action, size, stream, segment and offset; `real` and `ghost` hold packed columns under `trace`.
     """
-    ours, theirs = (list(_rows(_unpack(line["trace"]))) for line in (real, ghost))
+    ours, theirs = (list(_rows(packed.unpack(line["trace"]))) for line in (real, ghost))
     for position, (one, other) in enumerate(zip_longest(ours, theirs)):
         if one != other:
             return len(ours), len(theirs), position, f"{_event(one)} / {_event(other)}"
@@ -227,7 +227,7 @@ def first_difference(real: Line, ghost: Line) -> tuple[int, int, int | None, str
 def equal_sizes(real: Line, ghost: Line) -> float:
     """The fraction of the real trace's requests, in order, that the ghost's has at the same place in its order."""
     ours, theirs = (
-        [size for action, size, *_ in _rows(_unpack(line["trace"])) if action == 0] for line in (real, ghost)
+        [size for action, size, *_ in _rows(packed.unpack(line["trace"])) if action == 0] for line in (real, ghost)
     )
     same = sum(one == other for one, other in zip(ours, theirs, strict=False))
     return same / max(len(ours), len(theirs), 1)
@@ -236,10 +236,6 @@ def equal_sizes(real: Line, ghost: Line) -> float:
 def _rows(columns: dict[str, list[int]]) -> Iterator[tuple[int, ...]]:
     keys = ("action", "bytes", "stream", "segment", "offset")
     yield from zip(*(columns[key] for key in keys), strict=True)
-
-
-def _unpack(text: str) -> Any:
-    return json.loads(lzma.decompress(base64.b85decode(text)))
 
 
 def _event(row: tuple[int, ...] | None) -> str:
@@ -358,7 +354,8 @@ def _failures(real: Recording, ghost: Recording) -> Iterator[str]:
         yield f"- {name}, {where}: {(real.failures | ghost.failures)[name][:160]}"
 
 
-def _percent(value: int, reference: int) -> float:
+def percent(value: float, reference: float) -> float:
+    """How far a value is from a reference, of that; 0 of none."""
     return PERCENT * (value - reference) / reference if reference else 0.0
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import lzma
 from bisect import bisect_right
 from typing import Any
 
@@ -85,13 +82,3 @@ class _Segments:
     def _before(self, address: int) -> tuple[int, int, int] | None:
         position = bisect_right(self._starts, address)
         return self._place[self._starts[position - 1]] if position else None
-
-
-def pack(value: Any) -> str:
-    """JSON, compressed, as text: for the large columns inside a line of JSON."""
-    return base64.b85encode(lzma.compress(json.dumps(value, separators=(",", ":")).encode())).decode()
-
-
-def unpack(text: str) -> Any:
-    """The value that `pack` was given."""
-    return json.loads(lzma.decompress(base64.b85decode(text)))

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import driver
 import events
+import packed
 import torch
 from case import Case
 from kernels import kernels_of
@@ -121,7 +122,7 @@ def measure(case: Case, *, source: str) -> Iterator[dict[str, Any]]:
         phases.mark(None)
         yield {"oom": oom, "unfinished": phases.take()}
         if case.traced:
-            yield {"trace": events.pack(events.columns(events.recorded()))}
+            yield {"trace": packed.pack(events.columns(events.recorded()))}
     yield {
         "end": driver.observe(),
         "host_bytes": driver.host_bytes(),
@@ -162,12 +163,12 @@ def _run(case: Case, phases: Phases, source: str) -> Iterator[dict[str, Any]]:
     finally:
         yield {"steps": taken}
     if case.traced:
-        yield {"trace": events.pack(events.columns(events.recorded()))}
+        yield {"trace": packed.pack(events.columns(events.recorded()))}
     torch.cuda.memory._record_memory_history(None)
     if source == "real" and case.timed:
         yield {"timing": _timed_steps(ready, case, taken[-1]["seconds"])}
         if case.profiled:
-            yield {"kernels": events.pack(kernels_of(lambda: ready.run(1)))}
+            yield {"kernels": packed.pack(kernels_of(lambda: ready.run(1)))}
 
 
 def _run_trainer(case: Case, phases: Phases, source: str) -> Iterator[dict[str, Any]]:
@@ -182,7 +183,7 @@ def _run_trainer(case: Case, phases: Phases, source: str) -> Iterator[dict[str, 
     finally:
         yield {"steps": watched.taken}
     if watched.trace is not None:
-        yield {"trace": events.pack(events.columns(watched.trace))}
+        yield {"trace": packed.pack(events.columns(watched.trace))}
     if watched.marks:
         torch.cuda.synchronize()
         yield {"timing": _timing(watched.marks, case)}

@@ -6,14 +6,14 @@ of whole steps do not tell apart: a calibration on those alone made products too
 
 from __future__ import annotations
 
-import base64
 import json
-import lzma
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from benchmarks.gpu.packed import unpack
 from benchmarks.time.calibration import known
 from benchmarks.time.rows import OWN, UNSEEN, Row, own
 
@@ -50,15 +50,15 @@ def _kernels(path: Path) -> Iterator[tuple[str, Counter[str]]]:
     with path.with_name(f"{path.stem}.events.jsonl").open() as file:
         for line in map(json.loads, file):
             if "kernels" in line:
-                yield line["case"], _by_kind(json.loads(lzma.decompress(base64.b85decode(line["kernels"]))))
+                yield line["case"], _by_kind(unpack(line["kernels"]))
 
 
-def _by_kind(columns: dict[str, list[int] | list[str]]) -> Counter[str]:
+def _by_kind(columns: dict[str, Any]) -> Counter[str]:
     """Seconds."""
     found: Counter[str] = Counter()
     for number, nanoseconds in zip(columns["name"], columns["duration"], strict=True):
-        found[_kind(str(columns["names"][int(number)]))] += nanoseconds  # type: ignore[operator]
-    return Counter({kind: value / 1e9 for kind, value in found.items()})  # type: ignore[misc]
+        found[_kind(columns["names"][number])] += nanoseconds
+    return Counter({kind: value / 1e9 for kind, value in found.items()})
 
 
 def _kind(name: str) -> str:

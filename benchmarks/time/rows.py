@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.recorded import asked, card
 from benchmarks.time import recipes
 from benchmarks.time.networks import shape_of
 
@@ -22,8 +23,6 @@ from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 from tonnage.device import Cluster, Device, find_device
 from tonnage.errors import TonnageError
-from tonnage.job import Job, ModelRef
-from tonnage.plans import Plan
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "measurements" / "published" / "throughput"
@@ -388,20 +387,9 @@ def _timed(path: Path) -> list[Raw]:
     return [raw for raw in read(path) if raw.get("timing")]
 
 
-def _asked(raw: Raw) -> tuple[Job, Plan]:
-    job = dict(raw["job"])
-    model = ModelRef(**job.pop("model"))
-    lists = {name: tuple(value) if isinstance(value, list) else value for name, value in job.items()}
-    return Job(model=model, **lists), Plan(**raw["plan"])
-
-
-def _card(raw: Raw) -> Cluster:
-    return Cluster(device=find_device(raw["versions"]["gpu"]))
-
-
 def _own(raw: Raw) -> Row:
-    job, plan = _asked(raw)
-    cluster = _card(raw)
+    job, plan = asked(raw)
+    cluster = card(raw)
     name = cluster.device.id.partition("-")[0]
     return Row(
         source=f"own {name.upper()}", software="eager", model=job.model.name, cluster_name=name,
@@ -412,9 +400,9 @@ def _own(raw: Raw) -> Row:
 
 def own_stacks(path: Path = OWN) -> list[tuple[str, float]]:
     """Case and error (predicted / measured - 1) of our own steps of networks of other kinds, not calibrated."""
-    asked = [(raw, *_asked(raw)) for raw in _timed(path)]
+    asked = [(raw, *asked(raw)) for raw in _timed(path)]
     return [
-        (raw["case"], price(job, plan, _card(raw)).step_seconds / raw["timing"]["median_seconds"] - 1)
+        (raw["case"], price(job, plan, card(raw)).step_seconds / raw["timing"]["median_seconds"] - 1)
         for raw, job, plan in asked
         if job.model.config.get("model_type") in ("vit", "t5")
     ]

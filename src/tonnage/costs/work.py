@@ -280,7 +280,7 @@ def _fuses(plan: Plan) -> bool:
 
 
 _TRAINERS: Final = ("hf-trainer", "trl", "axolotl", "torchtitan")
-"""Engines with loops of their own: unless told otherwise AdamW is fused and gradients are scaled down to norm 1.0, and
+"""Engines with loops of their own: unless told otherwise AdamW is fused, gradients are scaled down to norm 1.0, and
 adapters stay as PEFT makes them."""
 
 _BY_ACCELERATE: Final = ("accelerate", "hf-trainer", "trl", "axolotl")
