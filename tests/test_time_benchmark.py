@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ from benchmarks.time.alternatives import Prospect
 from benchmarks.time.calibration import CALIBRATIONS, known, toml
 from benchmarks.time.fit import errors, fit, predicted, summary
 from benchmarks.time.recipes import completed, of_experts, of_release
-from benchmarks.time.rows import OWN, UNSEEN, Left, load, own, read
+from benchmarks.time.rows import OWN, UNSEEN, Left, load, own, own_stacks, read
 
 from tonnage.axes import Axes
 from tonnage.costs.rates import card
@@ -50,6 +51,15 @@ def test_kernels_of_our_own_steps_are_near_what_the_cards_tables_say():
     for factor, name in ((eager.matmul_factor, "products"), (eager.attention_factor, "attention")):
         assert median(getattr(one, name) for one in found) == pytest.approx(factor, rel=0.15)
     assert all(0 < one.idle < 0.06 for one in found)
+
+
+def test_networks_of_other_kinds_are_as_far_off_as_the_readme_says():
+    shares = [1 + error for _, error in own_stacks()]
+    lowest, highest = (f"{found(shares):.2f}" for found in (min, max))
+    assert (
+        f"six own steps: {lowest} to {highest} of measured" in (Path(__file__).parents[1] / "README.md").read_text()
+    )
+    assert len(shares) == 6
 
 
 def test_a_card_that_nothing_was_calibrated_on_is_predicted_as_well():

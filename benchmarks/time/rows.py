@@ -400,9 +400,9 @@ def _own(raw: Raw) -> Row:
 
 def own_stacks(path: Path = OWN) -> list[tuple[str, float]]:
     """Case and error (predicted / measured - 1) of our own steps of networks of other kinds, not calibrated."""
-    asked = [(raw, *asked(raw)) for raw in _timed(path)]
+    said = [(raw, *asked(raw)) for raw in _timed(path)]
     return [
         (raw["case"], price(job, plan, card(raw)).step_seconds / raw["timing"]["median_seconds"] - 1)
-        for raw, job, plan in asked
+        for raw, job, plan in said
         if job.model.config.get("model_type") in ("vit", "t5")
     ]
