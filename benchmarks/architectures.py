@@ -52,7 +52,7 @@ def shortened(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with at most LAYERS layers; lists with an entry for each layer are cut with them."""
     cuts = any(isinstance(config.get(name), int) and config[name] > LAYERS for name in COUNTS)
     kept = {key: value for key, value in config.items() if not (cuts and key in NAMED_BY_LAYERS)}
-    cut = {key: shortened(value) if isinstance(value, dict) else value for key, value in kept.items()}
+    cut: dict[str, Any] = {key: shortened(value) if isinstance(value, dict) else value for key, value in kept.items()}
     if "intermediate_layers_indices" in cut:  # Llama 3.2's vision tower names layers by their numbers
         return cut
     for name in COUNTS:

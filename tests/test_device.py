@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tonnage.device import Cluster, device_names, find_device, generic_device, parse_cluster
 from tonnage.errors import UnknownDevice, UsageError
 from tonnage.spelling import closest, distance, normalise
-from tonnage.units import GIB, MIB
+from tonnage.units import GIB, MIB, parse_bytes
 
 REQUIRED = [
     *("t4", "v100-16gb", "v100-32gb", "rtx-2080-ti", "rtx-3080", "rtx-3090", "rtx-4080", "rtx-4090", "rtx-5080"),
@@ -223,12 +223,33 @@ def test_what_the_driver_keeps_for_itself_on_an_h200() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "given"),
+    ("options", "said"),
     [
         ("--gpu 4x8xh100-80gb", {"spec": "4x8xh100-80gb"}),
         ("--gpu-memory 6.5GiB --gpus 2", {"spec": None, "gpus": 2, "gpu_memory_bytes": 13 * 2**29}),
         ("--gpu 2xt4 --gpu-memory 12GiB", {"spec": "2xt4", "gpu_memory_bytes": 12 * 2**30}),
+        ("--gpu-memory 80GB --gpus 16", {"spec": "2x8x", "gpu_memory_bytes": 80 * 10**9}),
+        ("--gpu 2x4x --gpu-memory 24GiB", {"spec": "2x4x", "gpu_memory_bytes": 24 * 2**30}),
+        ("--gpu 1x12x --gpu-memory 25436943811", {"spec": "12x", "gpu_memory_bytes": 25_436_943_811}),
     ],
 )
-def test_options_say_the_same_cluster(options, given):
-    assert parse_cluster(**given).options == options
+def test_options_say_the_same_cluster(options, said):
+    assert parse_cluster(**said).options == options
+
+
+@given(
+    st.sampled_from(["", "t4", "h100-80gb"]),
+    st.integers(1, 4),
+    st.integers(1, 20),
+    st.integers(MIB, 2**40) | st.integers(1, 300).map(lambda size: size * GIB),
+)
+def test_options_make_the_same_cluster_again(name, nodes, gpus_per_node, memory_bytes):
+    made = parse_cluster(f"{nodes}x{gpus_per_node}x{name}", gpu_memory_bytes=memory_bytes)
+    words = made.options.split()
+    said = dict(zip(words[::2], words[1::2], strict=True))
+    again = parse_cluster(
+        said.get("--gpu"),
+        gpus=int(said["--gpus"]) if "--gpus" in said else None,
+        gpu_memory_bytes=parse_bytes(said["--gpu-memory"]) if "--gpu-memory" in said else None,
+    )
+    assert again == made

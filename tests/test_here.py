@@ -71,6 +71,9 @@ def test_cards_that_differ_or_are_too_few_are_said(monkeypatch):
         ("GPU-2", "2"),
         ("GPU-", ""),
         ("0,GPU-1f", "01"),
+        ("0,1,0", ""),
+        ("0,GPU-0", ""),
+        ("²", ""),
     ],
 )
 def test_the_variable_chooses(said, left):
@@ -156,3 +159,34 @@ def test_what_nvml_tells_is_what_torch_sees():
     name, capacity, uuid = told.stdout.split()
     assert (name, int(capacity)) == ("2xh200", device.capacity_bytes)
     assert uuid.startswith("GPU-")
+
+
+@pytest.mark.parametrize(
+    ("said", "order", "ambiguous"),
+    [
+        ("0", None, True),
+        ("1,0", "FASTEST_FIRST", True),
+        ("0", "PCI_BUS_ID", False),
+        ("GPU-1f", None, False),
+        (None, None, False),
+        ("", None, False),
+    ],
+)
+def test_numbers_of_cards_that_differ_are_cudas(monkeypatch, said, order, ambiguous):
+    pytest.importorskip("pynvml")
+    monkeypatch.setattr(here, "_nvml", divided_cards)
+    for name, value in (("CUDA_VISIBLE_DEVICES", said), ("CUDA_DEVICE_ORDER", order)):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    every = [card(0), card(1, name="Tesla T4")]
+    monkeypatch.setattr(here, "_all", lambda nvml: iter(every))
+    if ambiguous:
+        with pytest.raises(UsageError, match=r"CUDA_DEVICE_ORDER.*UUIDs"):
+            here.visible()
+    elif said == "":
+        with pytest.raises(UsageError, match="No GPU of this machine can be seen"):
+            here.visible()
+    else:
+        assert here.visible() == here._chosen(every, said) != []
+    monkeypatch.setattr(here, "_all", lambda nvml: iter([card(0), card(1)]))
+    if said and order is None:
+        assert here.visible()  # whichever they are, they are alike

@@ -60,3 +60,9 @@ def test_any_multiple_is_met_exactly(seq_len: int, micro_batch: int, ranks: int,
     tokens = seq_len * micro_batch * ranks * steps
     job = tiny_job("llama", seq_len=seq_len, micro_batch=micro_batch, global_batch_tokens=tokens).on_ranks(ranks)
     assert job.tokens_per_micro_batch * ranks * job.grad_accum == tokens
+
+
+@pytest.mark.parametrize("text", ["²", "1" * 5000, "-1", "0", "64,²", "1_0"])
+def test_lengths_are_plain_numbers(text: str) -> None:
+    with pytest.raises(UsageError, match="lengths"):
+        tiny_job(lengths=text)

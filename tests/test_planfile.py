@@ -120,3 +120,22 @@ def test_cards_that_a_plan_was_made_for_are_found_again(tmp_path, spec, memory_b
     again = planfile.read(path)
     found = parse_cluster(again.gpu, gpu_memory_bytes=again.gpu_memory_bytes)
     assert (str(found), found.device.capacity_bytes) == (str(cluster), cluster.device.capacity_bytes)
+
+
+def test_a_factory_is_run_only_when_it_is_said(tmp_path):
+    path = tmp_path / "plan.toml"
+    factory = Job(model=ModelRef(name="their.net:build", kind="factory", factory="their.net:build"))
+    path.write_text(planfile.text(kept(job=factory), gpu="t4"))
+    assert "tonnage estimate their.net:build --plan FILE" in path.read_text()
+    found = planfile.read(path)
+    with pytest.raises(UsageError, match=r"factory 'their\.net:build', whose code would be run"):
+        found.network(None)
+    assert found.network("their.net:build") == "their.net:build"
+    assert found.network("gpt2") == "gpt2"
+
+
+def test_a_plans_model_is_the_files_unless_another_is_said(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(planfile.text(kept(), gpu="t4"))
+    assert planfile.read(path).network(None) == 'odd "name"'
+    assert planfile.read(path).network("gpt2") == "gpt2"

@@ -1,10 +1,12 @@
 """A Trace survives saving, and a damaged one gives one clear error."""
 
 import contextlib
+import json
 import zipfile
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -120,6 +122,21 @@ def test_a_member_that_does_not_fit_is_one_error(tmp_path: Path, member: str, co
         for name in source.namelist():
             target.writestr(name, content if name == member else source.read(name))
     with pytest.raises(UnreadableFile):
+        traces.load(tmp_path / "bad.trace")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("allocator_settings", 3), ("rank", "0"), ("versions", []), ("seconds", None), ("outcome", "oom")],
+)
+def test_a_field_of_another_type_is_one_error(tmp_path: Path, name: str, value: Any) -> None:
+    whole = save(example(), tmp_path / "whole.trace")
+    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(tmp_path / "bad.trace", "w") as target:
+        for member in source.namelist():
+            content = source.read(member)
+            changed = json.dumps({**json.loads(content), name: value}).encode() if member == "trace.json" else content
+            target.writestr(member, changed)
+    with pytest.raises(UnreadableFile, match=f"its {name} is of another type"):
         traces.load(tmp_path / "bad.trace")
 
 

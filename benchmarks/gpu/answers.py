@@ -121,8 +121,8 @@ def _report(answers: list[Answer]) -> Iterator[str]:
         memory = f"{one.allocated_percent:+.2f} | {one.reserved_percent:+.2f} | {one.process_percent:+.2f}"
         seconds = "" if one.seconds is None else f"{one.seconds:.4f}"
         off = "" if one.seconds_percent is None else f"{one.seconds_percent:+.1f}"
-        timed = _mark(one.in_time) if off else ""
-        yield f"| {one.name} | {memory} | {_mark(one.within)} | {seconds} | {off} | {timed} |"
+        inside = _mark(one.in_time) if off else ""
+        yield f"| {one.name} | {memory} | {_mark(one.within)} | {seconds} | {off} | {inside} |"
     yield ""
     for what in ("allocated", "reserved", "process", "seconds"):
         yield _summary(what, [getattr(one, f"{what}_percent") for one in answers])

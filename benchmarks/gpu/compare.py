@@ -150,7 +150,7 @@ def _run_on_ghost(real: Recording, options: argparse.Namespace, folder: Path) ->
     return out
 
 
-def ghost_settings(real: Recording) -> dict[str, str | int]:
+def ghost_settings(real: Recording) -> dict[str, Any]:
     """The recorded card as the ghost's settings; Hopper's where the facts of the card were not recorded."""
     versions = next(iter(real.cases.values()))["versions"]
     properties = real.facts.get("device", {}).get("properties", {})

@@ -14,7 +14,7 @@ def asked(record: dict[str, Any]) -> tuple[Job, Plan]:
     """The Job and the Plan of a line of `measure.py`; options that later versions have keep their defaults."""
     job = dict(record["job"])
     model = ModelRef(**job.pop("model"))
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in job.items()}
+    plain: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in job.items()}
     plan = {item.name: record["plan"][item.name] for item in fields(Plan) if item.name in record["plan"]}
     return Job(model=model, **plain), Plan(**plan)
 

@@ -71,20 +71,20 @@ def leaf(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def attention() -> Iterator[torch.Tensor]:
-    shapes = ((1, 2), ((4, 4), (8, 2), (12, 12)), (100, 197, 256, 320, 1000, 2048), (32, 64, 80, 96, 128, 256))
+    sizes = ((1, 2), ((4, 4), (8, 2), (12, 12)), (100, 197, 256, 320, 1000, 2048), (32, 64, 80, 96, 128, 256))
     backends = (
         SDPBackend.FLASH_ATTENTION,
         SDPBackend.EFFICIENT_ATTENTION,
         SDPBackend.CUDNN_ATTENTION,
         SDPBackend.MATH,
     )
-    shapes = tuple(product((False, True), *shapes))
+    shapes = tuple(product((False, True), *sizes))
     for backend, dtype, (apart, batch, (heads, groups), tokens, width) in product(backends, DTYPES, shapes):
-        sizes = [
+        of_each = [
             (batch, count, tokens, width) if apart else (batch, tokens, count, width)
             for count in (heads, groups, groups)
         ]
-        parts = (leaf(*size, dtype=dtype) for size in sizes)
+        parts = (leaf(*size, dtype=dtype) for size in of_each)
         query, key, value = (part if apart else part.transpose(1, 2) for part in parts)
         with sdpa_kernel(backend):
             try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from networks import TINY
-from tonnage import planfile, predict
+from tonnage import predict
 from tonnage.axes import axes
 from tonnage.catalog import model_names
 from tonnage.device import Cluster, parse_cluster
@@ -62,10 +62,15 @@ class Case:
     cluster: Cluster
 
     def __str__(self) -> str:
-        job = planfile.not_defaults({name: value for name, value in vars(self.job).items() if name != "model"})
-        plan = planfile.not_defaults(vars(self.plan))
         layers = self.job.model.config.get("num_hidden_layers", "some")
-        return f"{self.number} {self.job.model.name} of {layers} layers on {self.cluster}: {job | plan}"
+        said = _said(self.job) | _said(self.plan)
+        return f"{self.number} {self.job.model.name} of {layers} layers on {self.cluster}: {said}"
+
+
+def _said(value: Job | Plan) -> dict[str, Any]:
+    """The options that have another value than their default."""
+    every = {item.name: (getattr(value, item.name), item.default) for item, _ in options(type(value))}
+    return {name: found for name, (found, default) in every.items() if found != default}
 
 
 def families() -> tuple[str, ...]:
@@ -183,8 +188,8 @@ def _in_its_words(rng: random.Random, found: Case, name: str) -> Case:
     expresses = next(one for one in ENGINES if one.name == name).expresses
     if expresses is None:
         return found
-    job, plan = (replace(one, **_expressed(rng, one, expresses)) for one in (found.job, found.plan))
-    plan = replace(plan, engine=name)
+    job = replace(found.job, **_expressed(rng, found.job, expresses))
+    plan = replace(found.plan, **_expressed(rng, found.plan, expresses), engine=name)
     if found.cluster.gpus == 1:
         plan = replace(plan, shard="none", param_offload="none")
     return replace(found, job=job, plan=plan)

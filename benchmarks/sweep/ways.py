@@ -241,7 +241,7 @@ def own(asking: Asking, one: Case, whole: Run) -> list[str] | None:
     slack = _slack(one)
     if slack is None:
         return None
-    usual = {"optimizer": "adamw-fused"} if one.plan.optimizer == "adamw" != one.plan.engine else {}
+    usual: dict[str, Any] = {"optimizer": "adamw-fused"} if one.plan.optimizer == "adamw" != one.plan.engine else {}
     if one.plan.engine in CLIPPING and one.plan.clip_grad_norm is None:
         usual["clip_grad_norm"] = 1.0
     try:

@@ -80,7 +80,8 @@ def _compared(row: Row, kernels: Counter[str]) -> Kinds:
 def _said(row: Row, factor: str) -> float:
     """Seconds that the card's tables say of a kind: what a step's grow by if they count once more."""
     plain = replace(known("eager"), kernel_seconds=0.0, again_seconds=0.0)
-    once, twice = (_on_card(timing(row.shape, row.work, row.cluster, replace(plain, **{factor: n}))) for n in (1, 2))
+    counted: list[dict[str, Any]] = [{factor: times} for times in (1, 2)]
+    once, twice = (_on_card(timing(row.shape, row.work, row.cluster, replace(plain, **one))) for one in counted)
     return twice - once
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tonnage.errors import UnknownDevice, UsageError
 from tonnage.spelling import closest, normalise
-from tonnage.units import GIB, MIB, counted, gib
+from tonnage.units import MIB, counted, gib, typed
 
 GPUS_PER_NODE: Final = 8
 """GPUs of one machine when only a total is given: the largest common server."""
@@ -181,8 +181,9 @@ class Cluster:
         name, memory_bytes = self.said
         if memory_bytes is None:
             return f"--gpu {name}"
-        memory = f"--gpu-memory {memory_bytes / GIB:g}GiB"
-        return f"{memory} --gpus {self.gpus}" if name.endswith("x") else f"--gpu {name} {memory}"
+        memory = f"--gpu-memory {typed(memory_bytes)}"
+        usual = (self.nodes == 1 and self.gpus <= GPUS_PER_NODE) or self.gpus_per_node == GPUS_PER_NODE
+        return f"{memory} --gpus {self.gpus}" if name.endswith("x") and usual else f"--gpu {name} {memory}"
 
     def __str__(self) -> str:
         counts = [self.nodes] if self.nodes > 1 else []

@@ -449,7 +449,7 @@ def _lives(process: str) -> bool:
     """Whether it is there, and not only its exit code, for which nobody asks."""
     try:
         return Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends while it is read
         return False
 
 
@@ -494,7 +494,7 @@ def _why_nothing(command: list[str], left: Left, ended: int | None, timeout_seco
             "Give it more time with --timeout, or fewer steps with --steps."
         )
     if ended < 0:
-        name = signal.Signals(-ended).name
+        name = _signal(-ended)
         why = " A host that has no memory left ends processes like this." if name == "SIGKILL" else ""
         return f"The command was ended by {name}; its own message is above.{far}{why}"
     failed = [each for each in left.failed if each["error"] not in _OF_LAUNCHERS]
@@ -507,6 +507,14 @@ def _why_nothing(command: list[str], left: Left, ended: int | None, timeout_seco
         when = f".{far}" if far else " before it used the GPU."
         return f"The command ended with exit code {ended}{when}{own}"
     return _on_the_host(command, "ended without using a GPU")
+
+
+def _signal(number: int) -> str:
+    """Its name, which real-time signals have not."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _on_the_host(command: list[str], what: str) -> str:

@@ -1,13 +1,18 @@
 """Files that appear whole or not at all: written beside their place, then moved into it."""
 
 import os
+import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Final
 
 from tonnage.errors import UnreadableFile, UnwritableFile
 from tonnage.units import size
+
+_MOST_OF_A_NAME: Final = 50
+"""Characters of a name that its draft has too: file systems allow 255 bytes, of which a letter may take four."""
 
 
 @contextmanager
@@ -23,17 +28,25 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
                 yield file
             return
         place = path.resolve()
-        draft = place.with_name(f".{place.name}.{os.getpid()}.part")
-        try:
-            with draft.open("xb") as file:
-                yield file
+        draft = place.with_name(f".{place.name[:_MOST_OF_A_NAME]}.{secrets.token_hex(8)}.part")
+        with draft.open("xb") as file, _deleted_on_error(draft):
+            if place.exists():
+                draft.chmod(stat.S_IMODE(place.stat().st_mode))
+            yield file
+            file.flush()
             draft.replace(place)
-        except BaseException:
-            with suppress(OSError):
-                draft.unlink()
-            raise
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+@contextmanager
+def _deleted_on_error(draft: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def read_text(path: Path, most_bytes: int) -> str:

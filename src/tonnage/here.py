@@ -94,7 +94,14 @@ def visible() -> list[Found]:
         raise CannotEstimate(f"NVIDIA's driver does not tell of its GPUs: {error}.") from error
     finally:
         nvml.nvmlShutdown()
-    chosen = _chosen(every, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if _is_ambiguous(every, said, os.environ.get("CUDA_DEVICE_ORDER")):
+        raise UsageError(
+            "The GPUs of this machine differ, and CUDA numbers them by their speed (CUDA_DEVICE_ORDER), which the "
+            "driver does not tell; name them in CUDA_VISIBLE_DEVICES by their UUIDs, or set CUDA_DEVICE_ORDER to "
+            "PCI_BUS_ID."
+        )
+    chosen = _chosen(every, said)
     if not chosen:
         raise UsageError("No GPU of this machine can be seen (CUDA_VISIBLE_DEVICES); name a card with --gpu.")
     return chosen
@@ -143,18 +150,33 @@ def _parts(nvml: Any, handle: Any) -> list[Any]:
     return parts
 
 
+def _is_ambiguous(every: Sequence[Found], said: str | None, order: str | None) -> bool:
+    """Whether GPUs are chosen by numbers that the driver, which counts them by their places, may give to others."""
+    numbered = said is not None and any(_is_place(word.strip()) for word in said.split(","))
+    return numbered and order != "PCI_BUS_ID" and len({one.name for one in every}) > 1
+
+
+def _is_place(word: str) -> bool:
+    return word.isascii() and word.isdigit()
+
+
 def _chosen(every: Sequence[Found], said: str | None) -> list[Found]:
-    """What CUDA_VISIBLE_DEVICES leaves: by place, or by the beginning of a UUID; up to the first that is unknown."""
+    """What CUDA_VISIBLE_DEVICES leaves: by place, or by the beginning of a UUID; up to the first that is unknown.
+
+    Of one that is named twice CUDA makes that there is none.
+    """
     if said is None:
         return list(every)
     chosen: list[Found] = []
     for word in (part.strip() for part in said.split(",")):
-        place = int(word) if word.isdigit() else None
+        place = int(word[:9]) if _is_place(word) else None
         if place is not None:
             match = list(every[place : place + 1])
         else:
             match = [one for one in every if word and one.uuid.startswith(word)]
         if len(match) != 1:
             break
+        if match[0] in chosen:
+            return []
         chosen += match
     return chosen

@@ -1,5 +1,6 @@
 """What is to be done: one optimizer step of one model on batches of one shape."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -130,14 +131,19 @@ def _numbers(lengths: tuple[str, ...]) -> tuple[str, ...]:
     from tonnage.files import read_text
 
     texts = lengths
-    if len(lengths) == 1 and not lengths[0].isdigit():
+    if len(lengths) == 1 and not _is_number(lengths[0]):
         try:
             texts = tuple(read_text(Path(lengths[0]), _MOST_BYTES_OF_LENGTHS).split())
         except (OSError, ValueError, UnreadableFile) as error:
             raise UsageError(f"lengths: {lengths[0]} is neither a number nor a file that can be read.") from error
-    if (lengths and not texts) or not all(text.isdigit() and int(text) > 0 for text in texts):
+    if (lengths and not texts) or not all(_is_number(text) and int(text) > 0 for text in texts):
         raise UsageError("lengths are whole numbers above zero, with commas between them or in a file, one a line.")
     return texts
+
+
+def _is_number(text: str) -> bool:
+    """Whether it is a whole number in plain digits, of a size that means something."""
+    return re.fullmatch("[0-9]{1,12}", text) is not None
 
 
 def _readings(tokens: int) -> Iterator[int]:

@@ -87,11 +87,16 @@ def resolve(model: str | PathLike[str], *, offline: bool = False) -> ModelRef:
     path = _path(model)
     if path is not None:
         return _from_path(path)
-    if _FACTORY.fullmatch(model):
+    if is_factory(model):
         return ModelRef(name=model, kind="factory", factory=model, source=f"factory {model}")
     if _HUB_ID.fullmatch(model) and not model.endswith(".json"):
         return _from_hub(model, offline)
     return _unknown(model)
+
+
+def is_factory(model: str) -> bool:
+    """Whether it is `package.module:function`, which is imported and called."""
+    return _FACTORY.fullmatch(model) is not None
 
 
 def _path(model: str) -> Path | None:

@@ -1,7 +1,8 @@
 """`plan.toml`: a job, a plan and its cluster in a file that people keep, edit, and estimate again.
 
-Only what differs from the defaults is written, and what was predicted as comments.  Reading it executes nothing; a
-key that is not known, or has the wrong type, is refused with the keys that are.
+Only what differs from the defaults is written, and what was predicted as comments.  Reading it executes nothing, and
+a file alone has no code run (`PlanFile.network`).  A key that is not known, or has the wrong type, is refused with
+the keys that are.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any, Final
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.files import read_text
 from tonnage.job import Job
+from tonnage.modelref import is_factory
 from tonnage.options import Option, options
 from tonnage.plans import Plan
 from tonnage.solution import Choice
@@ -37,6 +39,18 @@ class PlanFile:
     options: dict[str, Any]
     """Fields of Job and Plan by their names."""
 
+    def network(self, said: str | None) -> str:
+        """What is estimated: what was `said`, else the file's; a factory, whose code is run, is to be said.
+
+        Raises UsageError.
+        """
+        if said is None and is_factory(self.model):
+            raise UsageError(
+                f"The plan's model is the factory {self.model!r}, whose code would be run. If you trust it, say it "
+                f"beside the file: tonnage estimate {self.model} --plan FILE."
+            )
+        return said or self.model
+
     def under(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """These options, with those that were `said` in their place."""
         return {**self.options, **said}
@@ -45,13 +59,15 @@ class PlanFile:
 def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None, model: str | None = None) -> str:
     """The file for a plan that was found; `model` as it was asked for, where that is not its name (a folder)."""
     job, plan, estimate = choice.candidate.job, choice.candidate.plan, choice.estimate
+    model = model or job.model.name
+    again = f"{model} --plan FILE" if is_factory(model) else "--plan FILE"
     seconds = estimate.time.get("step_seconds")
     lines = [
         f"# {choice.name}: {gib(estimate.peak.process_bytes)} of {gib(estimate.cluster['capacity_bytes'])} a GPU"
         + (f", {seconds:.3g} s a step" if seconds else ""),
-        "# tonnage estimate --plan FILE runs it again; tonnage export FILE --to TARGET writes it for a trainer.",
+        f"# tonnage estimate {again} runs it again; tonnage export FILE --to TARGET writes it for a trainer.",
         f"schema_version = {SCHEMA_VERSION}",
-        f"model = {_toml(model or job.model.name)}",
+        f"model = {_toml(model)}",
         f"gpu = {_toml(gpu)}",
     ]
     if gpu_memory_bytes is not None:

@@ -165,6 +165,8 @@ class _Asked:
             runs = [replace(shallow, job=with_layers(self.job, depth)).trace(rank)[0] for depth in depths]
             requests = requests_of(runs, depths, layers)
         except CannotEstimate:
+            if worker.closed:  # it has died, and said of what
+                raise
             return None
         found = worker.again(requests, self.job, self.plan, self.cluster, rank=rank, repeated=self.repeated)
         if found.outcome["kind"] == "oom" and found.outcome.get("phase") in requests.growing:

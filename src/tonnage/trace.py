@@ -276,7 +276,20 @@ def load(path: Path, prefix: str = "") -> Trace:
         raise UnreadableFile(f"{path} cannot be read as a trace ({error}).") from error
 
 
+_PLAIN: Final[Mapping[str, type | tuple[type, ...]]] = {
+    **dict.fromkeys(("source", "allocator_settings"), str),
+    **dict.fromkeys(("rank", "world_size", "steps"), int),
+    **dict.fromkeys(("versions", "device", "outcome", "peaks", "host", "model", "script"), dict),
+    **dict.fromkeys(("unknown_calls", "unknown_workspaces"), dict),
+    "seconds": (int, float),
+}
+"""Fields that are taken as they are written."""
+
+
 def _check(trace: Trace) -> None:
+    wrong = [name for name, kind in _PLAIN.items() if not isinstance(getattr(trace, name), kind)]
+    if wrong:
+        raise UnreadableFile(f"The trace is damaged: its {wrong[0]} is of another type than a trace's.")
     lengths = {len(column) for column in trace.event_columns.values()}
     if len(lengths) > 1 or len(trace.log) % _RECORD.size:
         raise UnreadableFile("The trace is damaged: its columns differ in length.")

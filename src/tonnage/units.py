@@ -40,6 +40,12 @@ def _parse(text: str, multiples: dict[str, int], expected: str, whole: bool = Tr
     return int(value)
 
 
+def typed(count_bytes: int) -> str:
+    """What `parse_bytes` makes the same bytes of: `24GiB`, `6.5GiB`, `80GB`, or their number."""
+    said = (f"{count_bytes / _BYTES[unit.lower()]:g}{unit}" for unit in ("GiB", "GB"))
+    return next((text for text in said if parse_bytes(text) == count_bytes), f"{count_bytes}")
+
+
 def gib(count_bytes: int) -> str:
     """`74.85 GiB`; two decimals, because the third is noise to a reader."""
     return f"{count_bytes / GIB:.2f} GiB"

@@ -10,7 +10,7 @@ from tonnage.axes import Axes
 from tonnage.catalog import find_model
 from tonnage.costs import rates
 from tonnage.costs import timing as timings
-from tonnage.costs.memory import offloaded_bytes
+from tonnage.costs.memory import STATE_BYTES, offloaded_bytes
 from tonnage.costs.shape import Shape
 from tonnage.costs.software import software, software_of, softwares
 from tonnage.costs.timing import model_flops, split_of, timing
@@ -19,6 +19,7 @@ from tonnage.device import Cluster, find_device, generic_device
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
+from tonnage.techniques import choices
 
 LLAMA = Shape.of(find_model("llama-3.1-8b").config())
 MIXTRAL = Shape.of(find_model("mixtral-8x7b").config())
@@ -26,6 +27,7 @@ ONE = Cluster(device=find_device("h200"))
 EIGHT = Cluster(device=find_device("h100-80gb"), gpus_per_node=8)
 MANY = Cluster(device=find_device("h100-80gb"), gpus_per_node=8, nodes=8)
 EAGER = software("eager")
+BORROWED = ("adamw-8bit-ao", "adamw-fp8-ao", "adamw-4bit", "paged-adamw", "adamw-fused", "adamw-foreach")
 PLAIN = Work(seq_len=4096, weight_bytes=2, gradient_bytes=2, autocast=False)
 
 
@@ -576,3 +578,18 @@ def test_experts_that_run_again_leave_attention_alone():
         for way in ("norms", "experts", "full")
     }
     assert again["norms"] < again["experts"] < again["full"]
+
+
+@pytest.mark.parametrize("optimizer", choices("optimizer"))
+def test_every_optimizer_has_its_bytes_and_says_where_they_are_borrowed(optimizer):
+    work = replace(PLAIN, optimizer=optimizer)
+    assert timings.OPTIMIZER_BYTES[optimizer] > 0
+    assert STATE_BYTES[optimizer] >= 0
+    said = [text for text in timing(LLAMA, work, ONE, EAGER).assumed if f"{optimizer} was not measured" in text]
+    assert len(said) == (optimizer in timings.TAKEN_FOR)
+
+
+def test_low_bit_optimizers_take_no_longer_than_those_they_are_taken_for():
+    seconds = {name: timing(LLAMA, replace(PLAIN, optimizer=name), ONE, EAGER).optimizer_seconds for name in BORROWED}
+    assert seconds["adamw-8bit-ao"] == seconds["adamw-fp8-ao"] == seconds["adamw-4bit"] < seconds["adamw-foreach"]
+    assert seconds["paged-adamw"] == seconds["adamw-fused"] < seconds["adamw-foreach"]

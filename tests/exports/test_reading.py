@@ -301,6 +301,11 @@ def test_what_is_no_such_file_is_one_line(tmp_path: Path, name: str, text: str, 
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_number_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    found = reading.read(written(tmp_path, "a.yaml", f"base_model: gpt2\nsequence_len: 64\nfoo: 0x{'f' * 5000}\n"))
+    assert "foo = a number of thousands of digits" in found.not_understood
+
+
 def test_a_large_or_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFile, match=r"larger than 1\.0 MiB"):
         reading.read(written(tmp_path, "a.yaml", "a" * 2**21))

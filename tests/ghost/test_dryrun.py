@@ -474,3 +474,16 @@ def test_what_is_offloaded_takes_no_memory_of_the_host(dry_run: Any) -> None:
     assert said["number"] == 3.0
     assert said["real_norm"] == 3 * 256
     assert said["strided"] == sum(range(1, 1 << 17, 2))
+
+
+def test_a_process_that_ends_while_it_is_looked_at_lives_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_text(path: Path, *_: Any) -> str:
+        raise ProcessLookupError  # what /proc answers then
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert not dryrun._lives("1")
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (35, "signal 35")])
+def test_signals_are_called_by_their_names_where_they_have_one(number: int, name: str) -> None:
+    assert dryrun._signal(number) == name

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from networks import tiny_job
+from tonnage.api import request
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.layers import continuing, few
@@ -376,3 +377,16 @@ def test_what_nccl_takes_of_a_card_is_taken_continued_too(worker):
         assert found.estimate.fits == (card_bytes == need.process_bytes), card_bytes
         assert found.estimate.peak.process_bytes <= card_bytes
         assert whole.estimate.peak.process_bytes <= card_bytes
+
+
+def test_why_a_worker_died_is_said_and_not_that_it_is_closed():
+    class Dead:
+        torch_version, trace_file, closed = None, None, False
+
+        def run(self, *asked, **options):
+            self.closed = True
+            raise CannotEstimate("The ghost process ended early: no libcudart.so.13")
+
+    job, plan = request("llama-3.1-70b", offline=True, shard="zero3")
+    with pytest.raises(CannotEstimate, match=r"no libcudart\.so\.13"):
+        estimate(job, plan, parse_cluster("8xh100-80gb"), rank=0, steps=1, few_layers=True, worker=Dead(), fresh=True)

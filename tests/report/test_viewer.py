@@ -2,6 +2,7 @@
 
 import pickle
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -84,6 +85,11 @@ def test_any_trace_is_a_snapshot_or_an_error_of_ours(rows, tmp_path):
     except CannotEstimate:
         return
     snapshots.read(tmp_path / "snapshot.pickle")
+
+
+def test_settings_that_no_allocator_has_are_an_error_of_the_file(tmp_path):
+    with pytest.raises(CannotEstimate, match="no snapshot can be made of it"):
+        viewer.write(replace(TWO_BLOCKS, allocator_settings="no_such_option:1"), tmp_path / "snapshot.pickle")
 
 
 def test_a_trace_that_contradicts_itself_is_an_error_and_leaves_no_file(tmp_path):

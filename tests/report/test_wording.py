@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 import estimates
 from tonnage.estimates import CATEGORIES, StepPeak
+from tonnage.layers import continuing
 from tonnage.plans import Plan
 from tonnage.report import wording
 from tonnage.report.palette import LOOKS, OTHERS
+from tonnage.step import step
+from tonnage.techniques import fsdp
 
 
 def test_every_category_has_a_look():
@@ -115,3 +118,18 @@ def test_a_switch_is_named_when_it_is_set():
 def test_of_the_default_plan_precision_and_optimizer_are_named() -> None:
     said = wording.choices(replace(estimates.fitting(), plan=asdict(Plan())))
     assert said.endswith("bf16-mixed, adamw")
+
+
+def test_frames_of_ours_in_a_checkout_are_not_the_users():
+    mine = "/home/ada/train.py:1 main"
+    ours = [f"{module.__file__}:1 f" for module in (step, fsdp, continuing)]
+    checkout = [
+        f"/home/ada/src/tonnage/{path}.py:1 f" for path in ("step/step", "techniques/fsdp", "layers/continuing")
+    ]
+    assert wording.frames((mine, *ours))[0] == wording.frames((mine, *checkout))[0] == mine
+    for stack in (ours, checkout):
+        assert wording.frames(tuple(stack)) == [
+            "tonnage/step/step.py:1 f",
+            "tonnage/techniques/fsdp.py:1 f",
+            "tonnage/layers/continuing.py:1 f",
+        ]

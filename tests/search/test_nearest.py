@@ -78,6 +78,11 @@ def test_more_of_a_card_without_a_name_are_said_in_options_that_there_are():
     assert next(words for words, _ in nearest._more(asked)) == "--gpu-memory 6GiB --gpus 2"
 
 
+def test_machines_of_another_size_are_doubled_whole():
+    said = [words for words, _ in nearest._more(question("llama-3.1-8b", "6xt4"))]
+    assert said[:2] == ["--gpu 2x6xt4", "--gpu 4x6xt4"]
+
+
 class Looks:
     """Ghosts that know what a rank needs by how many there are, and count how often they are asked."""
 

@@ -156,7 +156,7 @@ def _newer_typing() -> None:
 
     import typing_extensions
 
-    typing.override = typing_extensions.override  # type: ignore[assignment, unused-ignore]
+    setattr(typing, "override", typing_extensions.override)  # noqa: B010
 
 
 def _choose_without_timing() -> None:

@@ -89,7 +89,7 @@ def estimate(
     said = options
     if plan is not None:
         kept = planfile.read(plan)
-        model = model or kept.model
+        model = kept.network(model)
         if gpu is None and not here:  # the memory is that of the file's card
             gpu, gpu_memory = kept.gpu, gpu_memory or kept.gpu_memory_bytes
         options = kept.under(options)

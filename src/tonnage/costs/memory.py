@@ -13,10 +13,12 @@ from tonnage.costs.work import Work
 
 STATE_BYTES: Final = {
     **dict.fromkeys(("adamw", "adamw-loop", "adamw-foreach", "adamw-fused"), 2.0),
-    **{"adamw-8bit": 0.5, "paged-adamw-8bit": 0.0, "adamw-4bit": 0.25, "adafactor": 0.0, "sgd": 0.0},
-    **{"lion": 1.0, "muon": 1.0},
+    **dict.fromkeys(("adamw-8bit", "adamw-8bit-ao", "adamw-fp8-ao"), 0.5),
+    **{"adamw-4bit": 0.25, "lion": 1.0, "lion-8bit": 0.25, "muon": 1.0},
+    **dict.fromkeys(("paged-adamw", "paged-adamw-8bit", "adafactor", "sgd"), 0.0),
 }
-"""Bytes of optimizer states for each byte of an fp32 weight: Adam keeps two numbers, in 8 bits a quarter of that."""
+"""Bytes of optimizer states for each byte of an fp32 weight: Adam keeps two numbers, in 8 bits a quarter of that.
+Paged ones are in managed memory, which the host may hold; Adafactor's are the means of rows and columns."""
 
 
 SAVED_AGAIN: Final = 1.5
@@ -41,7 +43,7 @@ def state_bytes(shape: Shape, work: Work, layers: int, ends: int, *, main_weight
     if work.lora_rank:
         return weights * work.resting_bytes / _whole(work)
     state = 4.0 if main_weights else float(work.weight_bytes)
-    optimizer = state * STATE_BYTES.get(work.optimizer, 0.0) + (4.0 if main_weights else 0.0)
+    optimizer = state * STATE_BYTES[work.optimizer] + (4.0 if main_weights else 0.0)
     if work.optimizer_offload or work.param_offload:
         optimizer = 0.0
     divided = work.axes.data_parallel if work.shard == "zero1" else 1

@@ -214,7 +214,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Iterat
 
 
 def _shown(key: str, value: Any) -> str:
-    text = json.dumps(value, default=str)
+    try:
+        text = json.dumps(value, default=str)
+    except ValueError:  # a whole number of more than 4,300 digits, which Python writes for nobody
+        text = "a number of thousands of digits"
     return f"{key} = {text if len(text) <= 60 else text[:57] + '...'}"
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from tonnage.allocator import AllocatorSettings
 from tonnage.allocator.replay import follow
-from tonnage.errors import CannotEstimate
+from tonnage.errors import CannotEstimate, UsageError
 from tonnage.files import replacing
 from tonnage.snapshot import DeviceMemory, Frame, Snapshot, Stack, to_plain
 from tonnage.trace import Event, Mark, Trace
@@ -22,7 +22,7 @@ _PROTOCOL: Final = 4  # the newest that the viewer reads
 def snapshot(trace: Trace) -> Snapshot:
     """What the rank's allocator held when the recording ended, and everything it did before.
 
-    Raises CannotEstimate when the Trace contradicts itself, UsageError for allocator settings that are not known.
+    Raises CannotEstimate when the Trace contradicts itself, or has allocator settings that are not known.
     """
     events = tuple(trace.events())
     if any(event.address < 0 or event.size_bytes < 0 for event in events):
@@ -30,7 +30,7 @@ def snapshot(trace: Trace) -> Snapshot:
     total = sum(event.size_bytes for event in events if event.action in ("segment_alloc", "segment_map"))
     try:
         allocator = follow(events, AllocatorSettings.parse(trace.allocator_settings), max(total, 1))
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, UsageError) as error:
         raise CannotEstimate(f"The trace contradicts itself, so no snapshot can be made of it ({error}).") from error
     memory = DeviceMemory(
         segments=allocator.segments(),

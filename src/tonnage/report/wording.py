@@ -18,7 +18,7 @@ _DEGREES: Final = ("tp", "pp", "cp", "ep")
 _UNREMARKABLE: Final = ("none", "auto", "plain", "freed", "default", "tonnage", None)
 
 _LIBRARY: Final = re.compile(
-    r"^.*(?:(?:site|dist)-packages|tonnage/torch-[^/]+|/lib/python3[^/]*)/|^.*/(?=tonnage/(?:ghost|techniques|engines|step\.py|model\.py))"
+    r"^.*(?:(?:site|dist)-packages|tonnage/torch-[^/]+|/lib/python3[^/]*)/|^.*/src/(?=tonnage/)"
     r"|^<frozen.*"
 )
 _PLUMBING: Final = re.compile(r"/torch/nn/modules/module\.py:")

@@ -126,7 +126,7 @@ def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
     else:
         gradients = elements * work.gradient_bytes / work.gradient_shards
     state = 4.0 if work.main_weights else float(work.weight_bytes)
-    states = state * STATE_BYTES.get(work.optimizer, 0.0) + (4.0 if work.main_weights else 0.0)
+    states = state * STATE_BYTES[work.optimizer] + (4.0 if work.main_weights else 0.0)
     if work.optimizer_offload or work.param_offload:
         return weights, gradients if work.gradients_whole else 0.0, 0.0
     return weights, gradients, elements * states / work.state_shards

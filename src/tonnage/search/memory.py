@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, fields, replace
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from tonnage import predict
 from tonnage.axes import axes
@@ -170,7 +170,7 @@ class Ghosts:
             worker.kill()
         return worker
 
-    def __enter__(self) -> Ghosts:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from tonnage.device import Cluster, find_device
+from tonnage.device import GPUS_PER_NODE, Cluster, find_device
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.estimates import Estimate
 from tonnage.predict import check
@@ -211,7 +211,7 @@ def _more(question: Question) -> Iterator[Variant]:
     cluster = question.cluster
     sequences = question.sequences
     for _ in range(DOUBLINGS):
-        if cluster.gpus_per_node < 8:
+        if 2 * cluster.gpus_per_node <= GPUS_PER_NODE:
             cluster = replace(cluster, gpus_per_node=cluster.gpus_per_node * 2)
         else:
             cluster = replace(cluster, nodes=cluster.nodes * 2)
