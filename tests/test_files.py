@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.errors import UnwritableFile
-from tonnage.files import replacing, write_text
+from tonnage.errors import UnwritableFile, UsageError
+from tonnage.files import check_places, replacing, write_text
 
 
 def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
@@ -70,3 +70,10 @@ def test_a_long_name_is_no_hindrance(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UnwritableFile, match="nothing was changed"):
         write_text(tmp_path / "no" / "file", "text")
+
+
+def test_two_answers_are_not_put_into_one_file(tmp_path: Path) -> None:
+    check_places(tmp_path / "a", None, tmp_path / "b", None)
+    with pytest.raises(UsageError, match=r"Two answers are to go into .*/a; name another file for one of them"):
+        check_places(tmp_path / "a", tmp_path / "sub" / ".." / "a")
+    check_places(Path("/dev/null"), Path("/dev/null"))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from networks import tiny_job
 from tonnage.errors import UsageError
+from tonnage.job import check_said
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,11 @@ def test_any_multiple_is_met_exactly(seq_len: int, micro_batch: int, ranks: int,
 def test_lengths_are_plain_numbers(text: str) -> None:
     with pytest.raises(UsageError, match="lengths"):
         tiny_job(lengths=text)
+
+
+@pytest.mark.parametrize(("said", "of"), [({"images": 2}, "images"), ({"image_size": "100x100"}, "image-size")])
+def test_a_network_of_text_is_given_no_images(said: dict[str, Any], of: str) -> None:
+    with pytest.raises(UsageError, match=f"{of} is of images, and llama reads none; leave it out"):
+        check_said(said, tiny_job("llama", **said))
+    for name in ("llava", "vit", "qwen2_5_vl", "mllama"):
+        check_said(said, tiny_job(name))

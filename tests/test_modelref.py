@@ -153,7 +153,7 @@ def test_heads_of_their_own_size_need_not_divide_the_width(written):
         ('"llama"', "holds a single value where"),
         ("null", "holds a single value where"),
         ("{}", "has no model_type"),
-        ('{"model_type": "llama"}', "states no size"),
+        ('{"model_type": "llama"}', "states neither the width nor the depth"),
         ('{"model_type": "llama", "hidden_size": NaN}', "a number that cannot be read: 'NaN is not JSON'"),
         ('{"model_type": "llama", "hidden_size": 1e999}', "hidden_size is not finite"),
         ('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}", "a number that cannot be read"),

@@ -46,10 +46,10 @@ def estimate(
     Raises UsageError, CannotEstimate and their kinds; not fitting is an answer (`Estimate.fits`).
     """
     from tonnage import predict
-    from tonnage.job import check_adapters
+    from tonnage.job import check_said
 
     job, said = request(model, job, plan, offline=offline, **options)
-    check_adapters(options, job.method)
+    check_said(options, job)
     if cluster is not None and gpu is not None:
         raise UsageError("Both cluster and gpu are given; leave one out.")
     cards = _cluster(cluster if gpu is None else gpu, gpus, gpu_memory)
@@ -95,7 +95,7 @@ def plan(
     between them, which are compared.  Raises UsageError, CannotEstimate and their kinds; that nothing fits is an
     answer (`Solution.status`).
     """
-    from tonnage.job import check_adapters
+    from tonnage.job import check_said
     from tonnage.search.backwards import card_asked, cluster_asked
     from tonnage.search.space import Question, methods_named
 
@@ -104,7 +104,7 @@ def plan(
         options["method"] = methods[0]
     job, said = request(model, offline=offline, **options)
     if not methods:
-        check_adapters(options, job.method)
+        check_said(options, job)
     cards = _cluster(card_asked(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
     question = Question(
         job=job,

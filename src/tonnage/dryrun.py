@@ -367,7 +367,7 @@ def _where_stopped(trace: Trace, timeout_seconds: float, steps: int) -> str:
         return f"{told}."
     module = f" in {outcome['module']}" if outcome.get("module") else ""
     stack = outcome.get("stack") or ()
-    where = f" (at {stack[-1]})" if stack else ""
+    where = f" (at {_place(stack)})" if stack else ""
     return f"{told}; it was in step {outcome['step']}, {outcome['phase']}{module}{where}."
 
 
@@ -383,14 +383,20 @@ def _note_beside(trace: Trace) -> str:
 
 def _how_far(cut_off: Sequence[dict[str, Any]]) -> str:
     """One sentence about processes that were killed."""
-    told = [
-        f"rank {process['rank']} after {counted(process['steps'], 'optimizer step')} with at most "
-        f"{size(process['peaks']['reserved_bytes'])} reserved on the GPU and {size(process['host_bytes'])} resident "
-        "on the host"
-        for process in cut_off[:4]
-    ]
+    told = [_reached(process) for process in cut_off[:4]]
     more = f", and {len(cut_off) - 4} more" if len(cut_off) > 4 else ""
     return f"Cut off without a trace: {'; '.join(told)}{more}."
+
+
+def _reached(process: dict[str, Any]) -> str:
+    rank, steps = process["rank"], process["steps"]
+    if not steps:
+        return f"rank {rank} before its first optimizer step"
+    return (
+        f"rank {rank} after {counted(steps, 'optimizer step')}, up to the last of which at most "
+        f"{size(process['peaks']['reserved_bytes'])} were reserved on the GPU and {size(process['host_bytes'])} "
+        "resident on the host"
+    )
 
 
 def _shortened(message: str, most: int = 400) -> str:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Final
 
-from tonnage.errors import UnreadableFile, UnwritableFile
+from tonnage.errors import UnreadableFile, UnwritableFile, UsageError
 from tonnage.units import size
 
 _MOST_OF_A_NAME: Final = 50
@@ -82,6 +82,17 @@ def check_writable(path: Path) -> None:
         raise UnwritableFile(f"{path} cannot be written: there is no folder {folder}.")
     if not os.access(path if path.exists() else folder, os.W_OK):
         raise UnwritableFile(f"{path} cannot be written: no permission.")
+
+
+def check_places(*paths: Path | None) -> None:
+    """`check_writable` of files that a command is to write, no two of which are one.  Raises UsageError as well."""
+    places: dict[Path, Path] = {}
+    for path in paths:
+        if path is None:
+            continue
+        check_writable(path)
+        if places.setdefault(path.resolve(), path) is not path and (path.is_file() or not path.exists()):
+            raise UsageError(f"Two answers are to go into {path}; name another file for one of them.")
 
 
 def _unwritable(path: Path, error: OSError) -> UnwritableFile:

@@ -117,13 +117,26 @@ class Job:
         )
 
 
-def check_adapters(said: Mapping[str, Any], method: str) -> None:
-    """Raise UsageError for an option of adapters that was said where the method has none."""
-    idle = [name for name in ("lora_rank", "lora_targets", "lora_dropout") if name in said and method == "full"]
+def check_said(said: Mapping[str, Any], job: Job) -> None:
+    """Raise UsageError for an option that was said and means nothing to the job: of adapters, of images."""
+    idle = [name for name in ("lora_rank", "lora_targets", "lora_dropout") if name in said and job.method == "full"]
     if idle:
         raise UsageError(
             f"{spelled(idle[0])} is of adapters, and method full has none; say method lora or qlora, or leave it out."
         )
+    idle = [name for name in ("images", "image_size") if name in said and not _may_see(job.model)]
+    if idle:
+        raise UsageError(f"{spelled(idle[0])} is of images, and {job.model.name} reads none; leave it out.")
+
+
+def _may_see(model: ModelRef) -> bool:
+    """Whether a network may read images: one whose configuration says anything of them, or a factory's."""
+    return model.kind == "factory" or _of_images(model.config)
+
+
+def _of_images(fields: Mapping[str, Any]) -> bool:
+    about = any(word in name for name in fields for word in ("image", "vision", "visual", "pixel"))
+    return about or any(_of_images(part) for part in fields.values() if isinstance(part, Mapping))
 
 
 def _numbers(lengths: tuple[str, ...]) -> tuple[str, ...]:

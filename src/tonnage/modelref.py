@@ -199,7 +199,10 @@ def read_config(file: Path) -> dict[str, Any]:
     parts = list(_parts(config))
     named = any("model_type" in part for part in parts[1:])  # parts of their types' usual sizes, as SigLIP's base
     if not named and not any(field in part for part in parts for field in _SIZES):
-        raise UnreadableModel(f"{str(file)!r} states no size of the network (hidden_size, num_hidden_layers, ...).")
+        raise UnreadableModel(
+            f"{str(file)!r} states neither the width nor the depth of the network (hidden_size, num_hidden_layers, "
+            "...)."
+        )
     for part in parts:
         _check_part(part, str(file))
     return config

@@ -15,7 +15,7 @@ from tonnage.estimates import CATEGORIES, Coverage, Estimate, Host, Moment, OutO
 from tonnage.job import LONGEST_STEPS
 from tonnage.portable.scope import IMITATION, RESERVED_RESIDUAL
 from tonnage.timeline import Timeline, timeline
-from tonnage.trace import Mark, Trace
+from tonnage.trace import ACTIONS, Mark, Trace
 from tonnage.units import counted, size
 
 CURVE_POINTS: Final = 400
@@ -283,9 +283,14 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def _peak_after_recovery(trace: Trace, walked: Timeline) -> int:
-    """Most bytes allocated after the mark under which memory ran out for the last time."""
-    ran_out = max((event.mark for event in trace.events() if event.action == "oom"), default=-1)
-    return int(walked.allocated_by_mark[ran_out + 1 :].max(initial=0))
+    """Most bytes allocated from the first block that was handed out after memory had run out for the last time.
+
+    Until then what was tried in vain is given back.
+    """
+    actions = np.frombuffer(trace.event_columns["action"], dtype=np.int64)
+    ran_out = int(np.flatnonzero(actions == ACTIONS.index("oom")).max(initial=-1))
+    since = walked.blocks.born[walked.blocks.born > ran_out]
+    return walked.highest_since(int(since.min())) if since.size else 0
 
 
 def _lengths(job: dict[str, Any], steps: Sequence[StepPeak]) -> list[str]:

@@ -116,6 +116,14 @@ class Timeline:
         sizes, category = self.blocks.size_bytes[alive], self.blocks.category[alive]
         return {name: int(sizes[category == code].sum()) for code, name in enumerate(_PRIORITY)}
 
+    def highest_since(self, event: int) -> int:
+        """Most bytes allocated from an event on."""
+        blocks = self.blocks
+        changes = np.zeros(max(int(blocks.died.max(initial=0)), event) + 1, dtype=np.int64)
+        np.add.at(changes, blocks.born, blocks.size_bytes)
+        np.subtract.at(changes, blocks.died, blocks.size_bytes)
+        return int(np.cumsum(changes)[event:].max(initial=0))
+
     def alive_at_peak(self) -> Iterable[Life]:
         """The blocks in use at the allocated peak."""
         return self._lives(self._at_peak())

@@ -120,6 +120,40 @@ def test_what_is_no_norm_is_not_understood(tmp_path: Path, norm: Any) -> None:
     assert [line.partition(" = ")[0] for line in found.not_understood] == ["gradient_clipping"]
 
 
+@pytest.mark.parametrize(
+    ("said", "ranks", "expected"),
+    [
+        ({}, 2, (16, 1)),
+        ({"gradient_accumulation_steps": 4}, 2, (4, 4)),
+        ({"train_micro_batch_size_per_gpu": 4}, 2, (4, 4)),
+        ({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}, 2, (4, 4)),
+        ({"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}, 32, (1, 1)),
+    ],
+)
+def test_deepspeed_divides_a_steps_sequences(
+    tmp_path: Path, said: dict[str, Any], ranks: int, expected: tuple[int, int]
+) -> None:
+    found = reading.read(written(tmp_path, "ds.json", {"train_batch_size": 32, "bf16": {"enabled": True}, **said}))
+    assert (found.target, found.not_understood) == ("deepspeed", ())
+    divided = found.on(ranks).options
+    assert (divided["micro_batch"], divided["grad_accum"]) == expected
+
+
+@pytest.mark.parametrize("said", [{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}, {}])
+def test_a_batch_that_is_not_its_parts_is_one_line(tmp_path: Path, said: dict[str, Any]) -> None:
+    found = reading.read(written(tmp_path, "ds.json", {"train_batch_size": 33, **said}))
+    with pytest.raises(UnreadableFile, match=r"train_batch_size = 33 is not .* x 2 ranks; such a job does not start"):
+        found.on(2)
+    assert found.options == reading.read(written(tmp_path, "ds.json", {"zero_optimization": {}, **said})).options
+
+
+@pytest.mark.parametrize("size", [0, -1, True, "32", 1.5, 10**12])
+def test_a_batch_that_is_no_number_is_not_understood(tmp_path: Path, size: Any) -> None:
+    found = reading.read(written(tmp_path, "ds.json", {"train_batch_size": size}))
+    assert found.on(2).options == found.options
+    assert found.not_understood == (f"train_batch_size = {json.dumps(size)}",)
+
+
 def test_axolotl_names_its_model(tmp_path: Path) -> None:
     found = reading.read(
         written(
@@ -291,6 +325,10 @@ def test_trainers_replicate_by_default(tmp_path: Path) -> None:
         ("a.yaml", "1: 2", "no named settings"),
         ("a.json", '{"hello": 1}', "no key by which"),
         ("a.json", "[" * 100_000, "cannot be read as JSON"),
+        ("a.json", '{"zero_optimization": {"stage": 3, "stage": 1}}', "it says stage twice"),
+        ("a.yaml", "sequence_len: 64\nbase_model: gpt2\nsequence_len: 128", "it says sequence_len twice"),
+        ("a.json", '{"per_device_train_batch_size": 1, "bf16": true, "fp16": true}', "for bf16 and for fp16"),
+        ("a.json", '{"train_batch_size": 1, "bf16": {"enabled": true}, "fp16": {"enabled": true}}', "and for fp16"),
         ("a.yaml", "[" * 5_000, "cannot be read as YAML"),
     ],
 )

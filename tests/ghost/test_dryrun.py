@@ -16,7 +16,7 @@ import pytest
 from commands import TONNAGE
 from tonnage import dryrun
 from tonnage.device import parse_cluster
-from tonnage.errors import GhostUnavailable, TrialFailed, UsageError
+from tonnage.errors import TrialFailed, UsageError
 from tonnage.ghost import process
 from tonnage.trace import Trace
 
@@ -170,7 +170,7 @@ def test_a_script_that_hangs_early_has_no_answer(torch_build: Any) -> None:
 def test_a_script_that_is_killed_says_how_far_it_came(dry_run: Any) -> None:
     message = failed(dry_run("unusual.py", "is-killed", steps=20))
     assert "SIGKILL" in message
-    assert "rank 0 after 2 optimizer steps with at most" in message
+    assert "rank 0 after 2 optimizer steps, up to the last of which at most" in message
 
 
 def test_a_script_that_never_uses_the_gpu(dry_run: Any) -> None:
@@ -412,7 +412,7 @@ def test_absurd_requests() -> None:
         dryrun.run([], cluster)
     with pytest.raises(UsageError, match="at least 1"):
         dryrun.run([sys.executable, UNUSUAL, "exits"], cluster, steps=0)
-    with pytest.raises(GhostUnavailable, match="not found"):
+    with pytest.raises(UsageError, match="not found"):
         dryrun.run(["no-such-program"], cluster)
 
 
@@ -487,3 +487,14 @@ def test_a_process_that_ends_while_it_is_looked_at_lives_no_more(monkeypatch: py
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (35, "signal 35")])
 def test_signals_are_called_by_their_names_where_they_have_one(number: int, name: str) -> None:
     assert dryrun._signal(number) == name
+
+
+def test_what_a_killed_process_held_is_said_up_to_its_last_step() -> None:
+    told = {"rank": 1, "steps": 2, "peaks": {"reserved_bytes": 2**30}, "host_bytes": 2**29}
+    assert dryrun._how_far([told]) == (
+        "Cut off without a trace: rank 1 after 2 optimizer steps, up to the last of which at most 1.00 GiB were "
+        "reserved on the GPU and 512.0 MiB resident on the host."
+    )
+    assert (
+        dryrun._how_far([{**told, "steps": 0}]) == "Cut off without a trace: rank 1 before its first optimizer step."
+    )

@@ -12,6 +12,7 @@ from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.summary import Run
+from tonnage.techniques.expert_parallel import transformers_has_it
 
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8}
 """Wide enough for every parameter to be a whole number of the allocator's 512-byte blocks on each of 8 ranks."""
@@ -26,6 +27,11 @@ BY_ROWS, BY_COLUMNS = 3 * [(WIDTH, WIDTH)] + 2 * [(MLP, WIDTH)], [(WIDTH, WIDTH)
 LORA: dict[str, Any] = {"method": "lora", "lora_rank": 32}
 ADAPTERS = LAYERS * 32 * sum(rows + columns for rows, columns in BY_ROWS + BY_COLUMNS)
 """Elements of an adapter beside each of them."""
+
+
+needs_exchange = pytest.mark.skipif(
+    not transformers_has_it(), reason="this version of transformers has no exchange of tokens between experts"
+)
 
 
 def job(**fields: Any) -> Job:
@@ -183,6 +189,7 @@ def expert_job() -> Job:
     return tiny_job("mixtral", model=tiny("mixtral", **{**WIDE, **changes}), seq_len=64, micro_batch=1)
 
 
+@needs_exchange
 @pytest.mark.parametrize(("ep", "sharing"), [(8, 1), (2, 4), (4, 2)])
 def test_experts_are_dealt_out(ep: int, sharing: int, worker: Worker) -> None:
     """A rank has EXPERTS / ep experts, which it shares with the ranks that have the same: an eighth in any case."""
@@ -197,6 +204,7 @@ def test_experts_are_dealt_out(ep: int, sharing: int, worker: Worker) -> None:
     assert any("balanced" in said for said in found.estimate.coverage.assumed)
 
 
+@needs_exchange
 def test_selective_checkpointing_around_experts_of_their_own_mesh(worker: Worker) -> None:
     """Behind the experts comes a shared one: the layer runs again past what FSDP2 notes for the profiler there."""
     plan = Plan(shard="zero3", ep=2, checkpointing="selective")
@@ -205,6 +213,7 @@ def test_selective_checkpointing_around_experts_of_their_own_mesh(worker: Worker
     assert found.traces[0].outcome["kind"] == "completed"
 
 
+@needs_exchange
 def test_ranks_that_share_one_expert_cut_its_rows(worker: Worker) -> None:
     plan = Plan(precision="fp32", shard="zero3", ep=8)
     peaks = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.errors import GhostUnavailable
+from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.ghost import process
 from tonnage.ghost.wheel import Torch
 
@@ -82,20 +82,20 @@ def test_the_interpreter_named_within_a_command(tmp_path: Path) -> None:
 
 def test_a_script_without_its_interpreter(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print()")
-    with pytest.raises(GhostUnavailable, match=r"interpreter too: python .*train\.py"):
+    with pytest.raises(UsageError, match=r"interpreter too: python .*train\.py"):
         process.interpreter([str(tmp_path / "train.py")])
 
 
 def test_a_command_that_is_not_there_is_named() -> None:
-    with pytest.raises(GhostUnavailable, match="'no-such-program' is not found"):
+    with pytest.raises(UsageError, match="'no-such-program' is not found"):
         process.interpreter(["no-such-program"])
 
 
 def test_what_was_meant_by_a_command_that_is_not_there() -> None:
-    with pytest.raises(GhostUnavailable, match=r"Give its words without quotes around them: python train\.py$"):
+    with pytest.raises(UsageError, match=r"Give its words without quotes around them: python train\.py$"):
         process.interpreter(["python train.py"])
-    with pytest.raises(GhostUnavailable, match=r"Variables are set by env: env WANDB_MODE=off python train\.py$"):
+    with pytest.raises(UsageError, match=r"Variables are set by env: env WANDB_MODE=off python train\.py$"):
         process.interpreter(["WANDB_MODE=off", "python", "train.py"])
     for nothing in ("", "=", "no-such program"):
-        with pytest.raises(GhostUnavailable, match=r"is not found on PATH\.$"):
+        with pytest.raises(UsageError, match=r"is not found on PATH\.$"):
             process.interpreter([nothing])

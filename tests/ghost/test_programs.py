@@ -13,6 +13,7 @@ from tonnage.estimates import Estimate
 from tonnage.report import wording
 from tonnage.timeline import timeline
 from tonnage.trace import Trace
+from tonnage.units import size
 
 pytestmark = pytest.mark.ghost
 
@@ -386,7 +387,8 @@ def test_a_program_that_adapts_to_the_card(dry_run: Any) -> None:
     assert answer.run.estimate.fits
     assert answer.said[-1]["micro_batch"] == 2**16
     assert answer.run.traces[0].peaks["ooms"] == 2
-    assert any("ran out of memory 2 times and recovered" in note for note in answer.run.estimate.notes)
+    [note] = [note for note in answer.run.estimate.notes if "ran out of memory 2 times and recovered" in note]
+    assert note.endswith(f"after that at most {size(answer.said[-1]['allocated'])} were allocated.")
 
 
 @pytest.mark.parametrize(("how", "said"), [("giving-up", "No batch size fits."), ("exiting", "exit code 1 after 0")])

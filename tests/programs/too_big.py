@@ -58,7 +58,8 @@ def main() -> None:
                 break
             except torch.OutOfMemoryError:
                 micro_batch //= 2
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         print(json.dumps({"micro_batch": micro_batch, "allocated": torch.cuda.max_memory_allocated()}))
         return
     if where in ("giving-up", "exiting"):

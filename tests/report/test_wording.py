@@ -133,3 +133,17 @@ def test_frames_of_ours_in_a_checkout_are_not_the_users():
             "tonnage/techniques/fsdp.py:1 f",
             "tonnage/layers/continuing.py:1 f",
         ]
+
+
+def test_drawn_lengths_are_told_by_their_longest():
+    found = estimates.fitting()
+    drawn = replace(found, job={**found.job, "seq_len": 4096, "micro_batch": 2, "lengths": ["512", "1024"]})
+    assert "2 x up to 1,024 tokens" in wording.choices(drawn)
+    assert "4,096" not in wording.choices(drawn)
+
+
+def test_a_card_too_small_for_what_is_beside_pytorch():
+    found = estimates.full_card()
+    peak = replace(found.peak, process_bytes=3 * 10**9)
+    said = wording.need(replace(found, peak=peak, cluster={**found.cluster, "capacity_bytes": 10**8}))
+    assert "the process would take 2.79 GiB of 0.09 GiB" in said

@@ -213,3 +213,14 @@ def test_stages_take_turns_only_where_they_divide_the_layers():
     turns = [one.plan for one in candidates(asked) if one.plan.pp_schedule == "interleaved"]
     assert turns
     assert all(12 % (plan.pp * plan.pp_stages) == 0 for plan in turns)
+
+
+@pytest.mark.parametrize(
+    ("stated", "sizes"), [(("micro_batch", "global_batch_tokens"), {4}), (("global_batch_tokens",), {1, 2, 4, 8, 16})]
+)
+def test_a_micro_batch_beside_a_global_batch_is_kept(stated, sizes):
+    said = {"seq_len": 512, "micro_batch": 4, "global_batch_tokens": 2**14, "shard": "ddp"}
+    asked = question("llama-3.2-1b", "2xa100-80gb", **said, stated=stated)
+    found = [one.job for one in candidates(asked) if one.plan.tp * one.plan.cp * one.plan.pp == 1]
+    assert {job.micro_batch for job in found} == sizes
+    assert {job.micro_batch * job.grad_accum for job in found} == {16}

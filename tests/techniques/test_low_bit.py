@@ -1,5 +1,6 @@
 """States of low-bit optimizers, counted; main weights in fp32; clipping."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,10 +8,13 @@ import torch
 from torch import nn
 
 from networks import one_thread, tiny_job  # noqa: F401
+from tonnage.device import parse_cluster
+from tonnage.engines import engine_of, hf_trainer
 from tonnage.plans import Plan
 from tonnage.step import step as steps
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.step.step import ReadyStep
+from tonnage.techniques import low_bit
 
 BIG, SMALL = 64 * 128, 32  # elements: at least 4096 and whole blocks, and too few
 MAPS = 2 * 256 * 4  # bitsandbytes' two tables of 256 fp32, shared by all parameters
@@ -133,3 +137,20 @@ def test_gradients_are_clipped_before_the_step(precision: str, monkeypatch: pyte
     made._clip_gradients()
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
     assert 0.9 < norm.item() < 1.0001
+
+
+@pytest.mark.parametrize("engine", ["tonnage", "accelerate", "hf-trainer", "trl"])
+def test_what_no_package_mends_is_said_first(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An export is for another machine, where the package may be."""
+    for module in (low_bit, hf_trainer):
+        for name in ("find_spec", "installed"):
+            monkeypatch.setattr(module, name, lambda package: None, raising=False)
+    plan = Plan(engine=engine, optimizer="adamw-8bit", shard="zero3")
+    job, cluster = tiny_job("llama"), parse_cluster("8xh100-80gb")
+    refusal = engine_of(plan).accepts(job, plan, cluster)
+    assert refusal is not None
+    assert not refusal.is_of_here
+    assert refusal.technique == "optimizer=adamw-8bit"
+    missing = engine_of(plan).accepts(job, replace(plan, shard="ddp"), cluster)
+    assert missing is not None
+    assert missing.instead == "pip install bitsandbytes"

@@ -28,6 +28,7 @@ from tonnage.step import step as steps
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.step.step import ReadyStep
 from tonnage.techniques import tensor_parallel
+from tonnage.techniques.expert_parallel import experts_of, transformers_has_it
 
 STEPS, MICRO_BATCHES = 2, 2
 IMPORTED_ONCE = [
@@ -201,10 +202,16 @@ def alone(case: Case, data_ranks: int) -> tuple[Weights, Weights]:
     return start, {_plain(name): parameter.detach().clone() for name, parameter in ready.model.named_parameters()}
 
 
+def possible(world: int) -> dict[str, Case]:
+    """Those of a world that the installed transformers can divide."""
+    cases = CASES[world].items()
+    return {name: case for name, case in cases if transformers_has_it() or experts_of(case.job(1)) is None}
+
+
 def rank_main(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
-    found = {name: worst_difference(case, rank, world, Path(folder) / name) for name, case in CASES[world].items()}
+    found = {name: worst_difference(case, rank, world, Path(folder) / name) for name, case in possible(world).items()}
     torch.save(found, Path(folder) / f"worst-{rank}")
     dist.destroy_process_group()
 
@@ -262,7 +269,7 @@ def in_processes(world: int) -> list[dict[str, float]]:
     """The difference of every case, for each rank."""
     if world not in _RUNS:
         with tempfile.TemporaryDirectory() as folder:
-            for name, case in CASES[world].items():
+            for name, case in possible(world).items():
                 data = axes(case.parallel, world, _node(case)).data_parallel
                 torch.save(alone(case, data), Path(folder) / name)
             multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
@@ -273,6 +280,8 @@ def in_processes(world: int) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world, cases in CASES.items() for name in cases])
 def test_agrees_with_one_process(world: int, name: str) -> None:
+    if name not in possible(world):
+        pytest.skip("this version of transformers does not divide experts")
     assert max(found[name] for found in in_processes(world)) < CASES[world][name].tolerance
 
 

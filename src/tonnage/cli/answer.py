@@ -34,12 +34,10 @@ class Wanted:
     """Where a snapshot of the worst rank goes."""
 
     def check(self) -> None:
-        """Find out before the work whether the files can be written.  Raises UnwritableFile."""
-        from tonnage.files import check_writable
+        """Find out before the work whether the files can be written.  Raises UnwritableFile and UsageError."""
+        from tonnage.files import check_places
 
-        for path in (self.html, self.save, self.snapshot):
-            if path is not None:
-                check_writable(path)
+        check_places(self.html, self.save, self.snapshot)
 
 
 def deliver(estimate: "Estimate", traces: Callable[[], Sequence["Trace"]], wanted: Wanted) -> int:

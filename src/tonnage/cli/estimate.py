@@ -82,7 +82,7 @@ def estimate(
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError
-    from tonnage.job import check_adapters
+    from tonnage.job import check_said
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check()
@@ -98,7 +98,7 @@ def estimate(
     cluster = cluster_of(gpu, gpus, gpu_memory, here)
     with progress() as say:
         job, techniques = request(model, offline=offline, **options)
-        check_adapters(said, job.method)
+        check_said(said if "method" in said else options, job)  # another method leaves the file's adapters idle
         made, repeated = (steps, 0) if steps is not None else predict.usual_steps(job, techniques, cluster, source)
         run = predict.estimate(
             job,

@@ -55,11 +55,13 @@ def export(
     from tonnage.cli.progress import progress
     from tonnage.device import parse_cluster
     from tonnage.exports import reread
+    from tonnage.job import check_said
 
     target = exports.target(to)
     kept = planfile.read(plan)
     cluster = parse_cluster(kept.gpu, gpus=None, gpu_memory_bytes=kept.gpu_memory_bytes)
     job, techniques = request(kept.model, offline=offline, **kept.options)
+    check_said(kept.options, job)
     with progress() as say:
         say("making the files")
         made = exports.export(job, techniques, cluster, kept.model, target)

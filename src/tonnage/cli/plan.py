@@ -90,16 +90,15 @@ def plan(
     from tonnage.api import request
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
-    from tonnage.files import check_writable
-    from tonnage.job import check_adapters
+    from tonnage.files import check_places
+    from tonnage.job import check_said
     from tonnage.search.backwards import card_asked, cluster_asked
     from tonnage.search.space import Question, methods_named
 
+    check_places(save, html)
     for path in (save, html):
-        if path is not None:
-            check_writable(path)
-            if path.exists() and not force:
-                raise UsageError(f"{path} exists; name another file, or add --force.")
+        if path is not None and path.exists() and not force:
+            raise UsageError(f"{path} exists; name another file, or add --force.")
     cluster = cluster_of(gpu if here else card_asked(find, gpu), gpus, gpu_memory, here)
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
@@ -129,12 +128,12 @@ def plan(
         from tonnage.exports import reading
         from tonnage.exports.changes import wordless
 
-        settings = reading.read(source)
+        settings = reading.read(source).on(cluster.gpus)
         options = settings.openly(said)
         limits["without"] += wordless(settings)
     job, given = request(model, offline=offline, **options)
     if not methods:
-        check_adapters(said, job.method)
+        check_said(said, job)
     cluster = cluster_asked(find, cluster, given)
     question = Question(
         job=job,

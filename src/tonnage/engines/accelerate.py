@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.engines.engine import ANY, IMAGES, SHAPES, Engine
 from tonnage.engines.hf_trainer import SHARDED, alone_on_many
-from tonnage.techniques import choices, chosen
+from tonnage.techniques import choices, chosen, refusals
+from tonnage.techniques.technique import first_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,8 +41,7 @@ def moves_inputs(plan: Plan) -> bool:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What the techniques themselves say."""
-    answers = (technique.accepts(job, plan, cluster) for technique in chosen(job, plan))
-    return alone_on_many(plan, cluster) or next((answer for answer in answers if answer is not None), None)
+    return alone_on_many(plan, cluster) or first_of(refusals(job, plan, cluster))
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.engines.engine import ANY, IMAGES, SHAPES, Engine, installed
 from tonnage.techniques import chosen
 from tonnage.techniques.low_bit import BITSANDBYTES
-from tonnage.techniques.technique import Refusal
+from tonnage.techniques.technique import Refusal, first_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,9 +81,8 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     return (
         alone_on_many(plan, cluster)
         or _nothing_to_offload(plan)
-        or _optimizer_missing(plan)
         or _optimizer_of_whole(plan)
-        or shared_refusal(job, plan, cluster)
+        or first_of((shared_refusal(job, plan, cluster), _optimizer_missing(plan)))
     )
 
 
@@ -133,8 +132,8 @@ def shared_refusal(
     job: Job, plan: Plan, cluster: Cluster, own: tuple[str, ...] = ("optimizer", "loss")
 ) -> Refusal | None:
     """What the plan's techniques say themselves, but for the options for which the engine has its own code."""
-    asked = (t for t in chosen(job, plan) if t.option not in own)
-    return next((answer for t in asked if (answer := t.accepts(job, plan, cluster)) is not None), None)
+    asked = (technique for technique in chosen(job, plan) if technique.option not in own)
+    return first_of(technique.accepts(job, plan, cluster) for technique in asked)
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tonnage.engines.engine import Engine
 from tonnage.techniques import refusals
+from tonnage.techniques.technique import first_of
 
 if TYPE_CHECKING:
     from tonnage.device import Cluster
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What the techniques say."""
-    return next(iter(refusals(job, plan, cluster)), None)
+    return first_of(refusals(job, plan, cluster))
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:

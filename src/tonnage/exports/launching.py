@@ -98,7 +98,7 @@ def check_plan(wish: Wish, to: Target) -> None:
         )
     plan = replace(wish.plan, engine=to.engine or "tonnage")
     refusal = engine_of(plan).accepts(wish.job, plan, wish.cluster)
-    if refusal is not None and not refusal.instead.startswith("pip install"):
+    if refusal is not None and not refusal.is_of_here:
         raise UsageError(str(refusal))
 
 

@@ -23,6 +23,7 @@ from tonnage.errors import UnreadableFile, UsageError
 from tonnage.exports.axolotl import ATTENTION as AXOLOTLS_ATTENTION
 from tonnage.exports.axolotl import OPTIMIZERS as AXOLOTLS
 from tonnage.files import read_text
+from tonnage.units import counted
 
 _MOST_BYTES: Final = 2**20
 
@@ -46,6 +47,27 @@ class Given:
     silent: Mapping[str, str] = field(default_factory=dict)
     """Options that it does not say and that are taken to be what they are here: why, and what to do, in one line."""
 
+    batch: int | None = None
+    """Sequences of a whole step over all ranks, where the file says that (`train_batch_size`)."""
+
+    def on(self, ranks: int) -> Given:
+        """The same on so many ranks, among which a step's sequences are divided as DeepSpeed does it.
+
+        What the file leaves out of micro-batch and accumulation follows.  Raises UnreadableFile for a contradiction.
+        """
+        if self.batch is None:
+            return self
+        micro_batch, steps = (self.options.get(name) for name in ("micro_batch", "grad_accum"))
+        if micro_batch is None:
+            micro_batch = self.batch // ranks // (steps or 1)
+        steps = steps or self.batch // (micro_batch * ranks or 1)
+        if micro_batch * steps * ranks != self.batch:
+            raise UnreadableFile(
+                f"{_BATCH_OF_ALL} = {self.batch} is not {micro_batch} sequences x {steps} micro-batches x "
+                f"{counted(ranks, 'rank')}; such a job does not start."
+            )
+        return replace(self, options={**self.options, "micro_batch": micro_batch, "grad_accum": steps})
+
     def exactly(self, said: Mapping[str, Any], gpus: int) -> dict[str, Any]:
         """The options of the job as the file has it, and what was `said` besides; trainers replicate by default."""
         shard = {"shard": "ddp"} if gpus > 1 else {}
@@ -56,6 +78,8 @@ class Given:
         kept = {name: value for name, value in self.options.items() if name not in CHANGEABLE}
         return {**kept, **said}
 
+
+_BATCH_OF_ALL: Final = "train_batch_size"
 
 CHANGEABLE: Final = (
     *("checkpointing", "activation_offload", "optimizer_offload", "param_offload", "shard", "loss", "attention"),
@@ -88,15 +112,27 @@ def read(path: Path) -> Given:
     document = _document(path)
     for target, marks, keys, whole in _KINDS:
         if any(mark in document for mark in marks):
+            _check_one_precision(document, path)
             return _given(target, document, keys, whole, path)
     known = "; ".join(f"{target}: {', '.join(marks)}" for target, marks, _, _ in _KINDS)
     raise UnreadableFile(f"{path} has no key by which a trainer's file is known ({known}).")
 
 
+def _check_one_precision(document: Mapping[str, Any], path: Path) -> None:
+    """Both of 16 bits is what no trainer starts with."""
+    if all(_is_on(document.get(name)) for name in ("bf16", "fp16")):
+        raise UnreadableFile(f"{path} asks for bf16 and for fp16; a trainer computes in one of them.")
+
+
+def _is_on(said: Any) -> bool:
+    """A switch, or DeepSpeed's section with one."""
+    return said is True or (isinstance(said, Mapping) and said.get("enabled") is True)
+
+
 def _document(path: Path) -> dict[str, Any]:
     try:
         text = read_text(path, _MOST_BYTES)
-        found = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
+        found = json.loads(text, object_pairs_hook=_once) if path.suffix == ".json" else yaml.load(text, _Loader)
     except FileNotFoundError as error:
         raise UnreadableFile(f"{path} is not there.") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -107,8 +143,25 @@ def _document(path: Path) -> dict[str, Any]:
     return found
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON.  Raises ValueError for a key that it has twice, of which libraries take either."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"it says {key} twice")
+        found[key] = value
+    return found
+
+
 class _Loader(yaml.SafeLoader):
-    """Plain values alone, and no aliases: a few lines of them can stand for more than any memory holds."""
+    """Plain values, each key once, and no aliases: a few lines of them can stand for more than any memory holds."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise yaml.YAMLError(f"it says {twice} twice")
+        return super().construct_mapping(node, deep)
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -150,6 +203,7 @@ def _given(
     model = options.pop("model", None)
     names.pop("model", None)
     kept = _possible(options, names, flat, unclear)
+    batch = _batch(flat.get(_BATCH_OF_ALL), unclear) if _BATCH_OF_ALL in keys else None
     return Given(
         target=target,
         options={**_engine(target, kept), **kept},
@@ -158,7 +212,18 @@ def _given(
         document=flat,
         model=model,
         silent=silent,
+        batch=batch,
     )
+
+
+def _batch(said: Any, unclear: list[str]) -> int | None:
+    """Sequences of a step; what is no such number is added to what is not understood."""
+    if said is None or said == "auto":
+        return None
+    if type(said) is not int or not 0 < said < 10**9:
+        unclear.append(_shown(_BATCH_OF_ALL, said))
+        return None
+    return said
 
 
 def _engine(target: str, said: Mapping[str, Any]) -> Mapping[str, str]:
@@ -615,6 +680,7 @@ _PLACES: Final = {"cpu": "cpu", "nvme": "nvme", "none": None}
 _DEEPSPEED: Final[Mapping[str, Reader]] = {
     "train_micro_batch_size_per_gpu": _number("micro_batch"),
     "gradient_accumulation_steps": _number("grad_accum"),
+    _BATCH_OF_ALL: _understood,
     "gradient_clipping": _norm,
     "bf16.enabled": _understood,
     "fp16.enabled": _understood,
@@ -657,7 +723,7 @@ _SFT: Final = (
 """Keys that SFTConfig has and TrainingArguments has not."""
 
 _KINDS: Final[tuple[tuple[str, tuple[str, ...], Mapping[str, Reader], Callable[..., Iterator[_Found]]], ...]] = (
-    ("deepspeed", ("zero_optimization", "train_micro_batch_size_per_gpu"), _DEEPSPEED, _of_deepspeed),
+    ("deepspeed", ("zero_optimization", "train_micro_batch_size_per_gpu", _BATCH_OF_ALL), _DEEPSPEED, _of_deepspeed),
     ("accelerate", ("distributed_type", "compute_environment"), _ACCELERATE, _of_accelerate),
     ("axolotl", ("base_model", "sequence_len"), _AXOLOTL, _of_axolotl),
     ("llama-factory", ("model_name_or_path", "finetuning_type", "cutoff_len"), _LLAMA_FACTORY, _of_llama_factory),

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from tonnage.errors import GhostUnavailable
+from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.ghost.wheel import Torch, cache_folder, find
 
 INSIDE = Path(__file__).parent / "inside"
@@ -140,15 +140,15 @@ def programs(folder: Path) -> Path:
 def interpreter(command: list[str]) -> str:
     """The Python that a command line will run under: the command itself, or the one a console script names.
 
-    Raises GhostUnavailable when the command is not found.
+    Raises UsageError when the command is not found, GhostUnavailable where there is no Python.
     """
     program = shutil.which(command[0])
     if program is None and Path(command[0]).is_file():
-        raise GhostUnavailable(
+        raise UsageError(
             f"{command[0]} is a file that cannot be run by itself; write its interpreter too: python {command[0]}"
         )
     if program is None:
-        raise GhostUnavailable(f"The command {command[0]!r} is not found on PATH.{_instead(command)}")
+        raise UsageError(f"The command {command[0]!r} is not found on PATH.{_instead(command)}")
     if Path(program).name.startswith("python"):
         return program
     named = _shebang(Path(program))

@@ -1,7 +1,7 @@
 """The sentences and rows of a report, worded once; the views only place and colour them."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -100,7 +100,7 @@ def choices(estimate: Estimate) -> str:
     if batch is not None and estimate.model.get("words") is False:  # of images the network makes its own tokens
         parts.append(samples(batch))
     elif length is not None and batch is not None:
-        parts.append(f"{batch} x {length:,} tokens")
+        parts.append(f"{batch} x {_tokens(job, length)}")
     if micro_batches is not None and micro_batches > 1:
         parts.append(f"{micro_batches} micro-batches a step")
     for name, value in plan.items():
@@ -117,6 +117,12 @@ def choices(estimate: Estimate) -> str:
     if "command" in job:
         parts += _parameters(estimate.model)
     return ", ".join(parts)
+
+
+def _tokens(job: Mapping[str, Any], length: int) -> str:
+    """How long a sequence is; where lengths are drawn the longest, which is what is asked of the card at most."""
+    drawn = [int(text) for text in job.get("lengths") or () if str(text).isdigit()]
+    return f"up to {max(drawn):,} tokens" if drawn else f"{length:,} tokens"
 
 
 def samples(number: int) -> str:
@@ -171,7 +177,9 @@ _OUTSIDE: Final = {"CUDA error": "room for a CUDA context", "Cuda failure": "roo
 def _shortage(estimate: Estimate) -> str:
     oom, capacity = estimate.oom, capacity_bytes(estimate)
     limit = f" of {gib(capacity)}" if capacity else ""
-    used = f"the most in use was {gib(estimate.peak.process_bytes)}{limit}"
+    process = estimate.peak.process_bytes
+    fit = capacity is None or process <= capacity
+    used = f"{'the most in use was' if fit else 'the process would take'} {gib(process)}{limit}"
     if oom is None:
         return f"The card was full; {used}."
     asked = shortage(oom.message).asked_bytes

@@ -93,7 +93,7 @@ class Question:
     cluster: Cluster
     """The GPUs."""
     stated: tuple[str, ...] = ()
-    """Options of Plan that the user named, whatever their value: they are kept."""
+    """Options that the user named, whatever their value: those of Plan are kept."""
     methods: tuple[str, ...] = ()
     """Methods to compare; empty: the job's."""
     only: tuple[str, ...] = ()
@@ -398,7 +398,7 @@ def _micro_batches(question: Question, most: int) -> Sequence[int]:
     """Sizes that a micro-batch may have: the one that is wanted, or said where it is not to be chosen."""
     if question.only_micro_batch is not None:
         return (question.only_micro_batch,)
-    if not question.is_open("micro_batch"):
+    if not question.is_open("micro_batch") or {"micro_batch", "global_batch_tokens"} <= set(question.stated):
         return (question.job.micro_batch,)
     return range(1, min(most, MOST_SEQUENCES) + 1)
 

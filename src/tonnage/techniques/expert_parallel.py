@@ -48,7 +48,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         return _refused(
             plan, f"{job.model.name} has {experts} experts, which {plan.ep} does not divide", f"choose ep {fitting}"
         )
-    if find_spec("transformers") is None or not _transformers_has_it():
+    if find_spec("transformers") is None or not transformers_has_it():
         return _refused(plan, "this version of transformers has no exchange of tokens", "upgrade transformers")
     return None
 
@@ -63,7 +63,7 @@ def _refused(plan: Plan, reason: str, instead: str = "choose ep 1") -> Refusal:
     return Refusal(technique=f"ep={plan.ep}", reason=reason, instead=instead)
 
 
-def _transformers_has_it() -> bool:
+def transformers_has_it() -> bool:
     """Looked for without importing transformers."""
     from pathlib import Path
 

@@ -29,14 +29,14 @@ MULTIPLE: Final = 16
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """torchao, a card that multiplies float8, and weights that are trained."""
-    if find_spec("torchao") is None:
-        return _refused("the package torchao is not installed", "pip install torchao")
+    """A card that multiplies float8, weights that are trained, and torchao."""
     if cluster.device.capability < CAPABILITY:
         capability = ".".join(map(str, cluster.device.capability))
         return _refused(f"it needs compute capability 8.9, and {cluster.device.id} has {capability}", "bf16-mixed")
     if job.method != "full":
         return _refused(f"torchao converts layers that are trained, and the method is {job.method}", "bf16-mixed")
+    if find_spec("torchao") is None:
+        return _refused("the package torchao is not installed", "pip install torchao")
     return None
 
 

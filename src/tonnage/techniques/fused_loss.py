@@ -33,12 +33,6 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     refusal = chunked_loss.accepts(job, plan, cluster)
     if refusal is not None or plan.loss == "fused":
         return refusal
-    if plan.loss == "liger" and (find_spec("liger_kernel") is None or find_spec("triton") is None):
-        return Refusal(
-            technique="loss=liger",
-            reason="the packages liger-kernel and triton are not both installed",
-            instead="pip install liger-kernel, or choose loss fused",
-        )
     text = job.model.config.get("text_config") or job.model.config
     scaled = [name for name in (*SCALINGS, CAP) if text.get(name) not in (None, 1)]
     if scaled:
@@ -46,6 +40,12 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
             technique=f"loss={plan.loss}",
             reason=f"{job.model.config.get('model_type')} changes its logits ({', '.join(scaled)})",
             instead="choose loss fused or chunked",
+        )
+    if plan.loss == "liger" and (find_spec("liger_kernel") is None or find_spec("triton") is None):
+        return Refusal(
+            technique="loss=liger",
+            reason="the packages liger-kernel and triton are not both installed",
+            instead="pip install liger-kernel, or choose loss fused",
         )
     return None
 

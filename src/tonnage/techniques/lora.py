@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """PEFT must be installed, and the base must fit the computation unless autocast casts it."""
-    if find_spec("peft") is None:
-        return Refusal(
-            technique="method=lora", reason="the package peft is not installed", instead="pip install peft"
-        )
     if plan.base_dtype not in (None, plan.compute_dtype) and not plan.precision.endswith("-mixed"):
         return Refusal(
             technique=f"base_dtype={plan.base_dtype}",
             reason=f"without autocast the base must compute in its own dtype, and the precision is {plan.precision}",
             instead="choose a -mixed precision or leave the base dtype out",
+        )
+    if find_spec("peft") is None:
+        return Refusal(
+            technique="method=lora", reason="the package peft is not installed", instead="pip install peft"
         )
     return None
 

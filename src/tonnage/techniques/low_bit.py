@@ -73,15 +73,15 @@ FP8_CAPABILITY: Final = (8, 9)
 def _technique(family: Family) -> Technique:
     def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         name = f"optimizer={plan.optimizer}"
-        if find_spec(family.package) is None:
-            reason = f"the package {family.package} is not installed"
-            return Refusal(technique=name, reason=reason, instead=f"pip install {family.package}")
         if plan.shard not in family.shards:
             reason = f"{family.package}'s optimizers do not take parameters divided by {plan.shard}"
             return Refusal(technique=name, reason=reason, instead=f"choose shard {' or '.join(family.shards)}")
         if plan.optimizer == "adamw-fp8-ao" and cluster.device.capability < FP8_CAPABILITY:
             reason = f"{cluster.device.id} has no fp8 (compute capability 8.9)"
             return Refusal(technique=name, reason=reason, instead="choose optimizer adamw-8bit-ao")
+        if find_spec(family.package) is None:
+            reason = f"the package {family.package} is not installed"
+            return Refusal(technique=name, reason=reason, instead=f"pip install {family.package}")
         return None
 
     def apply(step: Step) -> Step:

@@ -44,9 +44,6 @@ DIVIDING: Final = ("zero2", "zero3", "hsdp")
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """The libraries must be there, the model transformers', and its weights whole on every rank."""
-    missing = [name for name in LIBRARIES if find_spec(name) is None]
-    if missing:
-        return _refused(f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
     if job.model.kind != "config":
         return _refused("transformers quantizes its own networks only, and this one is a factory's", "choose lora")
     if plan.base_dtype is not None:
@@ -59,6 +56,9 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         return _refused(f"frozen quantized weights have no use for precision {plan.precision}", "choose bf16-mixed")
     if plan.shard in DIVIDING and plan.quant == "int8":
         return _refused(f"rows of int8 have scales that {plan.shard} does not divide", "choose quant nf4")
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        return _refused(f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
     return None
 
 

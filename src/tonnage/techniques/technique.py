@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,17 @@ class Refusal:
 
     def __str__(self) -> str:
         return f"{self.technique}: {self.reason}; {self.instead}."
+
+    @property
+    def is_of_here(self) -> bool:
+        """Whether only a package is missing, which may be there where the plan will run."""
+        return self.instead.startswith("pip install")
+
+
+def first_of(refusals: Iterable[Refusal | None]) -> Refusal | None:
+    """The first that holds wherever the plan runs; else the first."""
+    found = [one for one in refusals if one is not None]
+    return next((one for one in found if not one.is_of_here), found[0] if found else None)
 
 
 def nothing_against(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import divisors
@@ -171,10 +172,13 @@ def _is_of_experts(name: str, plan: dict[str, str]) -> bool:
 
 def _divide_experts(network: Any, mesh: DeviceMesh, plan: dict[str, str]) -> None:
     """Each rank has columns of every expert: transformers' own code, because torch has none for 3-D weights."""
+    unknown = _not_known(network, "this version of transformers does not divide experts by a plan that it is given")
     try:
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
     except ImportError as error:
-        raise _not_known(network, "this version of transformers does not divide experts") from error
+        raise unknown from error
+    if len(signature(apply_tensor_parallelism).parameters) < 3:  # as in 5.17, which takes the network's own
+        raise unknown
     apply_tensor_parallelism(network, mesh, dict(sorted(plan.items(), key=lambda item: item[1] == EXPERTS)))
 
 
