@@ -4,14 +4,16 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import UsageError
+from tonnage.plans import HEADROOM
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tonnage.device import Cluster
     from tonnage.estimates import Estimate
     from tonnage.job import Job
     from tonnage.plans import Plan
+    from tonnage.search.space import Question
     from tonnage.solution import Solution
 
 
@@ -78,7 +80,7 @@ def plan(
     only: "tuple[str, ...]" = (),
     without: "tuple[str, ...]" = (),
     allow: "tuple[str, ...]" = (),
-    headroom: float = 0.04,
+    headroom: float = HEADROOM,
     host_memory: str | int | None = None,
     find: str | None = None,
     top: int = 4,
@@ -95,36 +97,61 @@ def plan(
     between them, which are compared.  Raises UsageError, CannotEstimate and their kinds; that nothing fits is an
     answer (`Solution.status`).
     """
-    from tonnage.job import check_said
-    from tonnage.search.backwards import card_asked, cluster_asked
-    from tonnage.search.space import Question, methods_named
+    from tonnage.search.backwards import card_asked
 
-    methods = methods_named(options.get("method", ""))
-    if methods:
-        options["method"] = methods[0]
-    job, said = request(model, offline=offline, **options)
-    if not methods:
-        check_said(options, job)
     cards = _cluster(card_asked(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
-    question = Question(
-        job=job,
-        plan=said,
-        cluster=cluster_asked(find, cards, said),
-        stated=tuple(options),
-        methods=methods,
+    asked = question(
+        model,
+        cards,
+        options,
+        find=find,
+        offline=offline,
         only=only,
         without=without,
         allow=allow,
         headroom=headroom,
         host_memory_bytes=_bytes(host_memory),
     )
+    return answer(asked, find, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
+
+
+def question(
+    model: str,
+    cards: "Cluster",
+    options: "Mapping[str, Any]",
+    *,
+    said: "Mapping[str, Any] | None" = None,
+    find: str | None = None,
+    offline: bool = False,
+    **limits: Any,
+) -> "Question":
+    """What a search is asked: a job under `options`, those of them that the user `said` (default: all) as they are.
+
+    `limits` are further fields of the Question.  Raises UsageError.
+    """
+    from tonnage.job import check_said
+    from tonnage.search.backwards import cluster_asked
+    from tonnage.search.space import Question, methods_named
+
+    said = options if said is None else said
+    methods = methods_named(said.get("method", ""))
+    first = {"method": methods[0]} if methods else {}
+    job, given = request(model, offline=offline, **{**options, **first})
+    if not methods:
+        check_said(said, job)
+    cluster = cluster_asked(find, cards, given)
+    return Question(job=job, plan=given, cluster=cluster, stated=tuple(said), methods=methods, **limits)
+
+
+def answer(asked: "Question", find: str | None = None, **how: Any) -> "Solution":
+    """The plans for it, or what it asks backwards; `how` as in `solve`."""
     if find is not None:
         from tonnage.search.backwards import backwards
 
-        return backwards(find, question, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
+        return backwards(find, asked, **how)
     from tonnage.search.solve import solve
 
-    return solve(question, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
+    return solve(asked, **how)
 
 
 def _cluster(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | int | None) -> "Cluster":

@@ -13,6 +13,9 @@ from tonnage.errors import UnknownDevice, UsageError
 from tonnage.spelling import closest, normalise
 from tonnage.units import MIB, counted, gib, typed
 
+CUDNN_FIRST: Final = ((9, 0), (10, 0), (10, 3))
+"""Compute capabilities of which torch asks cuDNN's attention before its own (since 2.10)."""
+
 GPUS_PER_NODE: Final = 8
 """GPUs of one machine when only a total is given: the largest common server."""
 

@@ -10,6 +10,8 @@ from tonnage.techniques import choices
 
 DTYPES: Final = ("fp32", "bf16", "fp16")
 PP_SCHEDULES: Final = ("1f1b", "interleaved", "gpipe")
+HEADROOM: Final = 0.04
+"""Part of a card that is left free where nobody says another."""
 QUANTS: Final = ("nf4", "nf4-double", "fp4", "fp4-double", "int8")
 
 _EVERY = re.compile(r"every-([1-9][0-9]*)")

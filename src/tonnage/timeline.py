@@ -124,10 +124,6 @@ class Timeline:
         np.subtract.at(changes, blocks.died, blocks.size_bytes)
         return int(np.cumsum(changes)[event:].max(initial=0))
 
-    def alive_at_peak(self) -> Iterable[Life]:
-        """The blocks in use at the allocated peak."""
-        return self._lives(self._at_peak())
-
     def _at_peak(self) -> Flags:
         return (self.blocks.born <= self.peak_event) & (self.peak_event < self.blocks.died)
 

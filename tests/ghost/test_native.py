@@ -1179,7 +1179,9 @@ def test_what_nccl_takes_is_what_the_catalog_reckons_with(ghost: Ghost, gpu: str
         """,
         **settings,
     )
-    for ranks, peers, taken in (map(int, line.split()) for line in out.splitlines()):
+    lines = out.splitlines()
+    assert len(lines) == 14
+    for ranks, peers, taken in (map(int, line.split()) for line in lines):
         per_node = cluster.gpus_per_node
         reckoned = overheads(cluster.device, [ranks], gpus_per_node=per_node, send_recv_peers=peers)
         assert taken == reckoned.nccl_bytes, (ranks, peers)

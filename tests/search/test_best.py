@@ -171,7 +171,9 @@ def test_what_cannot_be_run_without_a_technique_is_said():
 
     asked = question(gpu="8xa100-80gb")
     best = search(asked, Formula(), top=1).plans[0]
-    for reason in reasons(best, asked, Refusing()):
+    found = reasons(best, asked, Refusing())
+    assert found
+    for reason in found:
         assert reason.saves_bytes is None
         assert reason.why.endswith("it cannot be run (The step failed: no such kernel).")
 

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,9 +28,13 @@ from tonnage.cli.options import (
 )
 from tonnage.errors import UsageError
 from tonnage.options import spelled
+from tonnage.plans import HEADROOM
 
 if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.exports.changes import Beside
     from tonnage.script.advice import Asked
+    from tonnage.solution import Solution
 
 SEARCH = "What may be chosen"
 
@@ -54,7 +58,7 @@ def plan(
     allow: Annotated[
         str | None, _option("allow", "Options that may change the mathematics: optimizer,precision.", "NAMES")
     ] = None,
-    headroom: Annotated[float, _option("headroom", "Percent of the card that stays free.", "N")] = 4.0,
+    headroom: Annotated[float, _option("headroom", "Percent of the card that stays free.", "N")] = 100 * HEADROOM,
     find: Annotated[
         str | None,
         _option("find", "Ask backwards: max-seq-len, max-micro-batch, min-gpus or min-gpu.", "WORD"),
@@ -86,15 +90,10 @@ def plan(
 
     --method any (or full,lora) compares methods.
     """
-    from tonnage import machine, planfile
-    from tonnage.api import request
-    from tonnage.cli import answer
-    from tonnage.cli.progress import progress
     from tonnage.files import check_places
-    from tonnage.job import check_said
-    from tonnage.search.backwards import card_asked, cluster_asked
-    from tonnage.search.space import Question, methods_named
+    from tonnage.search.backwards import card_asked
 
+    outputs = _Outputs(json=json, html=html, save=save)
     check_places(save, html)
     for path in (save, html):
         if path is not None and path.exists() and not force:
@@ -119,67 +118,87 @@ def plan(
             torch_version=torch,
         )
         return _of_script(asked, json=json)
-    [model] = model_or_command
-    methods = methods_named(options.get("method", ""))
-    if methods:
-        options["method"] = methods[0]
-    settings, said = None, options
+    if here and host_memory is None:
+        from tonnage import machine
+
+        host_memory = machine.memory_bytes()
+    limits["host_memory_bytes"] = host_memory
+    how = {"top": top, "pareto": pareto, "torch_version": torch}
+    return _of_model(model_or_command[0], cluster, options, limits, source, find, how, outputs, offline=offline)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outputs:
+    """Where the answer goes."""
+
+    json: bool
+    html: Path | None
+    save: Path | None
+
+    def deliver(self, solution: "Solution", beside: "Beside | None", model: str) -> int:
+        """Print it, write the files, and give the exit code.  `beside`: what it changes in a trainer's file."""
+        from tonnage import planfile
+        from tonnage.cli import answer
+        from tonnage.files import write_text
+
+        if self.json:
+            answer.print_json({**solution.to_json(), **({} if beside is None else {"given": beside.to_json()})})
+        else:
+            from tonnage.report.plans import render
+
+            answer.emit(render(solution, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
+            if beside is not None:
+                answer.emit(beside.text())
+        if self.html is not None:
+            from tonnage.report.plans_html import page
+
+            write_text(self.html, page(solution))
+        if self.save is not None and solution.plans:
+            cards = {name: solution.question[name] for name in ("gpu", "gpu_memory_bytes")}  # those that were found
+            write_text(self.save, planfile.text(solution.plans[0], **cards, model=model))
+        return {"found": 0, "unknown": 3}.get(solution.status, 1)
+
+
+def _of_model(
+    model: str,
+    cluster: "Cluster",
+    said: dict[str, Any],
+    limits: dict[str, Any],
+    source: Path | None,
+    find: str | None,
+    how: dict[str, Any],
+    outputs: _Outputs,
+    *,
+    offline: bool,
+) -> int:
+    """Search, from what a trainer's file says if there is one, and say what to change in that."""
+    from tonnage import api
+    from tonnage.cli.progress import progress
+    from tonnage.device import parse_cluster
+
+    settings, options = None, said
     if source is not None:
         from tonnage.exports import reading
         from tonnage.exports.changes import wordless
 
         settings = reading.read(source).on(cluster.gpus)
         options = settings.openly(said)
-        limits["without"] += wordless(settings)
-    job, given = request(model, offline=offline, **options)
-    if not methods:
-        check_said(said, job)
-    cluster = cluster_asked(find, cluster, given)
-    question = Question(
-        job=job,
-        plan=given,
-        cluster=cluster,
-        stated=tuple(said),
-        methods=methods,
-        **limits,
-        host_memory_bytes=machine.memory_bytes() if here and host_memory is None else host_memory,
-    )
+        limits = {**limits, "without": limits["without"] + wordless(settings)}
+    asked = api.question(model, cluster, options, said=said, find=find, offline=offline, **limits)
+    found = None
     with progress() as say:
-        if find is not None:
-            from tonnage.device import parse_cluster
-            from tonnage.search.backwards import backwards
-
-            solution = backwards(find, question, top=top, pareto=pareto, torch_version=torch, progress=say)
+        solution = api.answer(asked, find, **how, progress=say)
+        cards = asked.cluster
+        if find is not None:  # the cards that were found
             name, memory_bytes = (solution.question[key] for key in ("gpu", "gpu_memory_bytes"))
-            cluster = parse_cluster(name, gpu_memory_bytes=memory_bytes)  # of the cards that were found
-        else:
-            from tonnage.search.solve import solve
-
-            solution = solve(question, top=top, pareto=pareto, torch_version=torch, progress=say)
+            cards = parse_cluster(name, gpu_memory_bytes=memory_bytes)
         if settings is not None:
             from tonnage.exports.changes import beside
 
             best = solution.plans[0].candidate if solution.plans else None
-            found = beside(settings, said, model, cluster, best, offline=offline, torch_version=torch, progress=say)
-    if json:
-        answer.print_json({**solution.to_json(), **({} if settings is None else {"given": found.to_json()})})
-    else:
-        from tonnage.report.plans import render
-
-        answer.emit(render(solution, width=answer.width(), colour=answer.colour(), unicode=answer.unicode()))
-        if settings is not None:
-            answer.emit(found.text())
-    if html is not None:
-        from tonnage.files import write_text
-        from tonnage.report.plans_html import page
-
-        write_text(html, page(solution))
-    if save is not None and solution.plans:
-        from tonnage.files import write_text
-
-        cards = {name: solution.question[name] for name in ("gpu", "gpu_memory_bytes")}  # those that were found
-        write_text(save, planfile.text(solution.plans[0], **cards, model=model))
-    return {"found": 0, "unknown": 3}.get(solution.status, 1)
+            torch = how["torch_version"]
+            found = beside(settings, said, model, cards, best, offline=offline, torch_version=torch, progress=say)
+    return outputs.deliver(solution, found, model)
 
 
 def _is_command(given: list[str]) -> bool:

@@ -93,15 +93,11 @@ class Slice:
     experts: bool = False
     """Whether this layer has experts, where the network has."""
     captured: str = "none"
-    """Launches that a CUDA graph replays, of CAPTURED."""
+    """Launches that a CUDA graph replays: `none`, `part` (all but those of its experts' products) or `all`."""
     experts_fused: bool = False
     """Whether experts' products, their activation and casts are one kernel."""
     experts_whole: bool = False
     """Whether tensor-parallel ranks have experts of their own, rather than parts of each."""
-
-
-CAPTURED: Final = ("none", "part", "all")
-"""Which launches of a layer a CUDA graph replays: none, all but those of its experts' products, all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from tonnage.costs.operations import Operation
-from tonnage.device import Device
+from tonnage.device import CUDNN_FIRST, Device
 from tonnage.errors import CannotEstimate
 
 _UNALIGNED: Final = 0.15
@@ -214,7 +214,7 @@ def auto_backend(device: Device, dtype: str) -> str:
     """The attention that torch chooses: cuDNN's on Hopper, else flash from Ampere on, for 16 bits; else efficient."""
     if dtype in ("fp32", "tf32") or device.capability < (8, 0):
         return "efficient"
-    return "cudnn" if device.capability in ((9, 0), (10, 0), (10, 3)) else "flash"
+    return "cudnn" if device.capability in CUDNN_FIRST else "flash"
 
 
 @cache

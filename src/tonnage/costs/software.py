@@ -11,6 +11,11 @@ OF_ENGINE: Final = {"megatron": "megatron"}
 """Which software an engine of a Plan is; the others run transformers' eager code."""
 
 
+CHOOSING: Final = 0.8
+"""What op-level checkpointing, which looks at each operation in Python, costs the host relative to launching it: an
+assumption, with no source."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Software:
     """A family of training codes, calibrated together."""

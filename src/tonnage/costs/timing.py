@@ -13,7 +13,7 @@ from tonnage.costs.collectives import Fabric, Group, far_bytes_per_second, has_l
 from tonnage.costs.operations import ELEMENT_BYTES, Passes, Slice, kept_dtype
 from tonnage.costs.rates import Card, Seconds
 from tonnage.costs.shape import Shape
-from tonnage.costs.software import Software
+from tonnage.costs.software import CHOOSING, Software
 from tonnage.costs.work import Work
 from tonnage.device import Cluster, Device
 
@@ -61,10 +61,6 @@ _HOOKS_SECONDS: Final = 3.1e-3
 """Of the host for each pass through a layer whose weights DeepSpeed's stage 3 gathers, by hooks around each module:
 two steps of a network of 32 layers on an H200 (measurements/h200-2026-11-26.jsonl) took 3.0 and 3.3 ms more than by
 stages 0 to 2, which have none."""
-
-_CHOOSING: Final = 0.8
-"""What op-level checkpointing, which looks at each operation in Python, costs the host relative to launching it: an
-assumption, with no source."""
 
 _ATTENTION_NAMES: Final = ("attention", "scores", "softmax", "rotation")
 _BEFORE_ATTENTION: Final = ("qkv", "query", "key", "value", "query down", "query up", "latent down", "latent up")
@@ -335,7 +331,7 @@ def _network(
     exchange, waits = _tensor_exchange(shape, work, cluster, reached, software)
     waits += _HOOKS_SECONDS * (2 + work.checkpointed_fraction * (recomputed == "full")) * work.hooked
     if recomputed == "selective":
-        both, again = (part + Seconds(kernels=_CHOOSING * part.kernels) for part in (both, again))
+        both, again = (part + Seconds(kernels=CHOOSING * part.kernels) for part in (both, again))
     of_experts = software.fused_expert_factor if work.experts_fused else software.expert_factor
     if work.experts_even:
         of_experts = software.matmul_factor

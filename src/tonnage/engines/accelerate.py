@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.axes import SHARDING
 from tonnage.engines.engine import ANY, IMAGES, SHAPES, Engine
-from tonnage.engines.hf_trainer import SHARDED, alone_on_many
+from tonnage.engines.hf_trainer import alone_on_many
 from tonnage.techniques import choices, chosen, refusals
 from tonnage.techniques.technique import first_of
 
@@ -36,7 +37,7 @@ MOVES: Final = "activation_checkpointing_offload"
 
 def moves_inputs(plan: Plan) -> bool:
     """Whether all layers run again and their inputs wait on the host, in FSDP2."""
-    return plan.shard in SHARDED and plan.checkpointing == "full" and plan.activation_offload == "cpu"
+    return plan.shard in SHARDING and plan.checkpointing == "full" and plan.activation_offload == "cpu"
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -60,7 +61,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
         **_sharding(plan, world),
     )
     module = _network(step)
-    if plan.shard in SHARDED and (layers := given.divided(module)):
+    if plan.shard in SHARDING and (layers := given.divided(module)):
         accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(layers)
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
@@ -116,7 +117,7 @@ def _optimizer(step: Step, module: nn.Module) -> Any:
 def _sharding(plan: Plan, world: World) -> dict[str, Any]:
     from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 
-    if plan.shard not in SHARDED:
+    if plan.shard not in SHARDING:
         return {}
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
@@ -151,7 +152,7 @@ ACCELERATE: Final = Engine(
         "clip_grad_norm": ANY,
         "checkpointing": ANY,
         "activation_offload": ANY,
-        "shard": ("none", "ddp", *SHARDED),
+        "shard": ("none", "ddp", *SHARDING),
         "param_offload": ("none", "cpu"),
         "attention": ANY,
         "loss": ANY,

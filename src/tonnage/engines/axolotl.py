@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from tonnage.axes import SHARDING
 from tonnage.engines import hf_trainer
 from tonnage.engines.engine import IMAGES, Engine
 from tonnage.techniques.technique import Refusal
@@ -64,14 +65,14 @@ def _weights(job: Job, plan: Plan) -> Refusal | None:
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """The Trainer's steps of the network as axolotl hands it over."""
-    autocast = plan.compute_dtype == "bf16" and (job.method != "full" or plan.shard not in hf_trainer.SHARDED)
+    autocast = plan.compute_dtype == "bf16" and (job.method != "full" or plan.shard not in SHARDING)
     prepare = _with_input_gradients if job.method != "full" else _in_fp32 if _stay_fp32(job, plan) else None
     said = {"bf16": autocast, "ddp_find_unused_parameters": False}
     return hf_trainer.trained(job, plan, world, steps, prepare=prepare, by_fsdp=False, **said)
 
 
 def _stay_fp32(job: Job, plan: Plan) -> bool:
-    return job.method == "full" and plan.shard not in hf_trainer.SHARDED and plan.attention in IN_FP32
+    return job.method == "full" and plan.shard not in SHARDING and plan.attention in IN_FP32
 
 
 def _in_fp32(network: nn.Module) -> nn.Module:

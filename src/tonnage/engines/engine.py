@@ -65,10 +65,7 @@ class Engine:
 
     def has_words(self, option: str, value: Any, default: Any) -> bool:
         """Whether it can be told this value of an option."""
-        if self.expresses is None:
-            return True
-        known = self.expresses.get(option)
-        return bool(value == default) if known is None else known == ANY or listed(str(value), known)
+        return self.expresses is None or has_words(self.expresses.get(option), value, default)
 
     def _without_card(self, cluster: Cluster) -> Iterator[Refusal]:
         from tonnage.device import CPU
@@ -100,6 +97,11 @@ class Engine:
             reason=f"the engine {self.name} has no setting for it",
             instead=f"{way_out}, or engine tonnage",
         )
+
+
+def has_words(known: tuple[str, ...] | None, value: Any, default: Any) -> bool:
+    """Whether a value of an option is among those that somebody has words for; None: only its default."""
+    return bool(value == default) if known is None else known == ANY or listed(str(value), known)
 
 
 def installed(package: str) -> str | None:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.axes import SHARDING
 from tonnage.engines.engine import ANY, IMAGES, SHAPES, Engine, installed
 from tonnage.techniques import chosen
 from tonnage.techniques.low_bit import BITSANDBYTES
@@ -73,8 +74,6 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
 LAYERS: Final = "FSDP_TRANSFORMER_CLS_TO_WRAP"
 """The variable by which `accelerate launch` says which classes of layers FSDP divides."""
 
-SHARDED: Final = ("zero2", "zero3", "hsdp")
-
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What is known of the Trainer, and of the techniques whose code it shares."""
@@ -119,7 +118,7 @@ def _optimizer_missing(plan: Plan) -> Refusal | None:
 
 def _optimizer_of_whole(plan: Plan) -> Refusal | None:
     """bitsandbytes' kernels and transformers' Adafactor know no DTensors, which FSDP2 makes of parameters."""
-    if plan.shard not in SHARDED or plan.optimizer not in (*BITSANDBYTES.classes, "adafactor"):
+    if plan.shard not in SHARDING or plan.optimizer not in (*BITSANDBYTES.classes, "adafactor"):
         return None
     return Refusal(
         technique=f"optimizer={plan.optimizer}",
@@ -163,7 +162,7 @@ def trained(
     module = given.adapted(given.network(step), step)
     if prepare is not None:
         module = prepare(module)
-    if plan.shard in SHARDED and (layers := given.divided(module)):
+    if plan.shard in SHARDING and (layers := given.divided(module)):
         os.environ[LAYERS] = ",".join(layers)
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     with tempfile.TemporaryDirectory() as folder, given.contexts(step):
@@ -214,11 +213,11 @@ def _checkpointing(plan: Plan, word: str, by_fsdp: bool) -> dict[str, Any]:
 
 def _by_fsdp(plan: Plan) -> bool:
     """FSDP's own checkpointing takes every layer or none, and moves nothing to the host."""
-    return plan.shard in SHARDED and plan.checkpointing == "full" and plan.activation_offload == "none"
+    return plan.shard in SHARDING and plan.checkpointing == "full" and plan.activation_offload == "none"
 
 
 def _sharding(plan: Plan, by_fsdp: bool) -> dict[str, Any]:
-    if plan.shard not in SHARDED:
+    if plan.shard not in SHARDING:
         return {}
     config = {
         "reshard_after_forward": plan.shard != "zero2",

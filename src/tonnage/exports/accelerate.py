@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from tonnage.axes import SHARDING
 from tonnage.engines.accelerate import MOVES, PLUGINS_OWN, moves_inputs
-from tonnage.engines.hf_trainer import SHARDED
 from tonnage.exports import installed, launching
 from tonnage.exports.export import File, Target, Wish, Written, flat
 from tonnage.exports.hf_trainer import reread_job
@@ -84,12 +84,12 @@ def settings(wish: Wish) -> dict[str, Any]:
 
 
 def _kind(wish: Wish) -> str:
-    return "FSDP" if wish.plan.shard in SHARDED else "NO" if wish.plan.shard == "none" else "MULTI_GPU"
+    return "FSDP" if wish.plan.shard in SHARDING else "NO" if wish.plan.shard == "none" else "MULTI_GPU"
 
 
 def _sharding(wish: Wish) -> dict[str, Any]:
     plan = wish.plan
-    if plan.shard not in SHARDED:
+    if plan.shard not in SHARDING:
         return {}
     fsdp = {
         "fsdp_version": 2,
@@ -156,7 +156,7 @@ ACCELERATE: Final = Target(
     expresses={
         **LOOPS,
         "activation_offload": ("none", "cpu"),
-        "shard": ("none", "ddp", *SHARDED),
+        "shard": ("none", "ddp", *SHARDING),
         "param_offload": ("none", "cpu"),
     },
     why={**WHY, "shard=zero1": "accelerate divides by FSDP2 or DeepSpeed, not optimizer states alone"},

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
+from tonnage.axes import SHARDING
 from tonnage.engines.hf_trainer import OPTIMIZERS as TRAINERS
-from tonnage.engines.hf_trainer import SHARDED
 from tonnage.exports import finetuners, launching
 from tonnage.exports.export import Target, Wish, Written, flat
 
@@ -82,6 +82,7 @@ def write(wish: Wish) -> Written:
         settings=flat(said),
         notes=(
             *launching.several_machines(wish.cluster),
+            *launching.clipping(wish, "the Trainer's"),
             *_its_own_way(wish),
             "DATA.jsonl in axolotl.yaml stands for your data.",
         ),
@@ -103,7 +104,7 @@ def _its_own_way(wish: Wish) -> tuple[str, ...]:
             "axolotl's own LoRA kernels are off (lora_*_kernel); with them it needs less.",
             *(() if plan.checkpointing != "none" else ("axolotl's first layer computes gradients of its inputs.",)),
         )
-    if plan.compute_dtype != "bf16" or plan.shard in SHARDED or plan.attention == "flex":
+    if plan.compute_dtype != "bf16" or plan.shard in SHARDING or plan.attention == "flex":
         return ()
     return (
         "axolotl keeps embeddings, head and norms in fp32 here, 8 bytes more for each of their parameters (weight, "
@@ -164,7 +165,7 @@ def _bits(plan: Plan) -> dict[str, Any]:
 
 def _sharding(wish: Wish) -> dict[str, Any]:
     plan, axes = wish.plan, wish.axes
-    if plan.shard not in SHARDED:
+    if plan.shard not in SHARDING:
         return {}
     replicas = {"dp_replicate_size": axes.dp_replicate} if plan.shard == "hsdp" else {}
     return {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.axes import Axes, axes
-from tonnage.engines.engine import ANY
+from tonnage.engines.engine import has_words
 
 if TYPE_CHECKING:
     from tonnage.device import Cluster
@@ -110,12 +110,7 @@ class Target:
 
     def has_words(self, option: str, value: Any, default: Any) -> bool:
         """True if the target can say this value of an option."""
-        from tonnage.options import listed
-
-        known = self.expresses.get(option)
-        if known is None:
-            return bool(value == default)
-        return known == ANY or listed(str(value), known)
+        return has_words(self.expresses.get(option), value, default)
 
 
 @dataclass(frozen=True, kw_only=True)

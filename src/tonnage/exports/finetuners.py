@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import yaml
 
+from tonnage.axes import SHARDING
 from tonnage.engines.engine import ANY, SHAPES
-from tonnage.engines.hf_trainer import SHARDED
 from tonnage.exports.export import File, Wish
-
-if TYPE_CHECKING:
-    pass
 
 EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     **SHAPES,
@@ -25,7 +22,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "base_dtype": ANY,
     "clip_grad_norm": ANY,
     "checkpointing": ("none", "full", "full-reentrant"),
-    "shard": ("none", "ddp", *SHARDED),
+    "shard": ("none", "ddp", *SHARDING),
     "param_offload": ("none", "cpu"),
     "loss": ("plain", "liger"),
 }

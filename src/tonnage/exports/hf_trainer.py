@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.axes import SHARDING
 from tonnage.engines import hf_trainer as engine
 from tonnage.engines.engine import IMAGES
 from tonnage.exports import installed, launching
@@ -48,7 +49,11 @@ def write(wish: Wish) -> Written:
         command=launching.torchrun(cluster, "train.py", alone=wish.plan.shard == "none"),
         settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
         environment={**host_group(wish), **_layers(wish)},
-        notes=(*launching.several_machines(cluster), *clipping(wish), *launching.rows(wish)),
+        notes=(
+            *launching.several_machines(cluster),
+            *launching.clipping(wish, "the Trainer's"),
+            *launching.rows(wish),
+        ),
     )
 
 
@@ -95,16 +100,9 @@ def host_group(wish: Wish) -> Mapping[str, str]:
 
 def _layers(wish: Wish) -> Mapping[str, str]:
     """For Trainer and PEFT alike."""
-    if wish.plan.shard not in engine.SHARDED or wish.seen is None or not wish.seen.layers:
+    if wish.plan.shard not in SHARDING or wish.seen is None or not wish.seen.layers:
         return {}
     return {engine.LAYERS: ",".join(wish.seen.layers)}
-
-
-def clipping(wish: Wish) -> tuple[str, ...]:
-    """The Trainer clips where the plan says nothing."""
-    if wish.plan.clip_grad_norm is not None:
-        return ()
-    return ("Gradients are clipped at norm 1.0, the Trainer's default, since the plan does not say.",)
 
 
 def reread(folder: Path) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import axes
+from tonnage.axes import SHARDING, axes
 from tonnage.errors import UsageError
 from tonnage.exports.export import File
 from tonnage.techniques.chunked_loss import CAUSAL
@@ -115,6 +115,13 @@ def torchrun(cluster: Cluster, script: str, *, alone: bool) -> tuple[str, ...]:
     if cluster.nodes > 1:
         machines = ("--nnodes", str(cluster.nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500")
     return ("torchrun", *machines, "--nproc-per-node", str(cluster.gpus_per_node), script)
+
+
+def clipping(wish: Wish, whose: str) -> tuple[str, ...]:
+    """What trainers do that clip where the plan says nothing."""
+    if wish.plan.clip_grad_norm is not None:
+        return ()
+    return (f"Gradients are clipped at norm 1.0, {whose} default, since the plan does not say.",)
 
 
 def several_machines(cluster: Cluster) -> tuple[str, ...]:
@@ -255,14 +262,13 @@ def lora(job: Job) -> dict[str, Any] | None:
 def quantization(job: Job, plan: Plan) -> dict[str, Any] | None:
     """Fields of transformers' BitsAndBytesConfig."""
     from tonnage.techniques.precision import DTYPE_NAMES
-    from tonnage.techniques.qlora import DIVIDING
 
     if job.method != "qlora":
         return None
     if plan.quant == "int8":
         return {"load_in_8bit": True}
     kind, _, double = plan.quant.partition("-")
-    storage = {"bnb_4bit_quant_storage": DTYPE_NAMES[plan.compute_dtype]} if plan.shard in DIVIDING else {}
+    storage = {"bnb_4bit_quant_storage": DTYPE_NAMES[plan.compute_dtype]} if plan.shard in SHARDING else {}
     return {
         "load_in_4bit": True,
         **storage,

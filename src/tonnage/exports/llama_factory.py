@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
-from tonnage.engines.hf_trainer import OPTIMIZERS, SHARDED
+from tonnage.axes import SHARDING
+from tonnage.engines.hf_trainer import OPTIMIZERS
 from tonnage.exports import accelerate, finetuners, launching
 from tonnage.exports.export import Target, Wish, Written, flat
 from tonnage.techniques.precision import DTYPE_NAMES
@@ -70,7 +71,7 @@ def write(wish: Wish) -> Written:
     command: tuple[str, ...] = ("llamafactory-cli", "train", FILE)
     found = flat(said)
     notes = launching.several_machines(wish.cluster)
-    if wish.plan.shard in SHARDED:
+    if wish.plan.shard in SHARDING:
         launch = accelerate.settings(wish)
         files.append(accelerate.file(launch))
         command = (*accelerate.launch(wish), "-m", LAUNCHER, FILE)
@@ -84,6 +85,7 @@ def write(wish: Wish) -> Written:
         settings=found,
         notes=(
             *notes,
+            *launching.clipping(wish, "the Trainer's"),
             *_as_stored(wish),
             "DATASET in llama_factory.yaml stands for a name of your dataset_info.json.",
         ),
@@ -165,7 +167,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
 
 def _beneath(plan: Plan) -> str:
     """The engine that has its memory; the Trainer's own leaves checkpointing to FSDP2, and it does not."""
-    return "accelerate" if plan.shard in SHARDED else "hf-trainer"
+    return "accelerate" if plan.shard in SHARDING else "hf-trainer"
 
 
 LLAMA_FACTORY: Final = Target(

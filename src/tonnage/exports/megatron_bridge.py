@@ -73,7 +73,12 @@ def write(wish: Wish) -> Written:
             *overrides,
         ),
         settings=said,
-        notes=(*notes, *launching.several_machines(wish.cluster), "Start it in a clone of Megatron-Bridge."),
+        notes=(
+            *notes,
+            *launching.several_machines(wish.cluster),
+            *launching.clipping(wish, "Megatron's"),
+            "Start it in a clone of Megatron-Bridge.",
+        ),
     )
 
 

@@ -358,10 +358,6 @@ def _understood(value: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _switched(option: str, on: Any, off: Any = None) -> Reader:
-    return _word(option, {True: on, False: off, None: None})
-
-
 def _targets(value: Any) -> Mapping[str, Any]:
     if value in ("all-linear", "all", "all_linear"):
         return {"lora_targets": ("all-linear",)}

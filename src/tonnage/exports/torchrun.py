@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tonnage.axes import SHARDING
 from tonnage.engines.engine import ANY, IMAGES, SHAPES
-from tonnage.engines.hf_trainer import SHARDED
 from tonnage.exports import launching
 from tonnage.exports.export import Target, Wish, Written, flat
 from tonnage.exports.hf_trainer import reread_job
@@ -45,7 +45,7 @@ WHY: Final = {
 
 def write(wish: Wish) -> Written:
     """job.json and the script."""
-    images = launching.weights_dtype(wish.job, wish.plan) if wish.plan.shard in SHARDED else None  # and no autocast
+    images = launching.weights_dtype(wish.job, wish.plan) if wish.plan.shard in SHARDING else None  # and no autocast
     said = {**launching.job_settings(wish, images), **loop_settings(wish), **_division(wish)}
     return Written(
         files=(

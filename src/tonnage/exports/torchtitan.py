@@ -54,16 +54,10 @@ def write(wish: Wish) -> Written:
         settings=flat(said),
         notes=(
             *launching.several_machines(cluster),
-            *_clipping(wish),
+            *launching.clipping(wish, "torchtitan's"),
             "hf_assets_path in recipe.json is a folder with the tokenizer; data is torchtitan's own c4.",
         ),
     )
-
-
-def _clipping(wish: Wish) -> tuple[str, ...]:
-    if wish.plan.clip_grad_norm is not None:
-        return ()
-    return ("Gradients are clipped at norm 1.0, torchtitan's default, since the plan does not say.",)
 
 
 def settings(wish: Wish) -> dict[str, Any]:

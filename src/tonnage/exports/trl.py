@@ -36,7 +36,11 @@ def write(wish: Wish) -> Written:
         command=launching.torchrun(wish.cluster, "train.py", alone=wish.plan.shard == "none"),
         settings={**flat(said), **{f"job.{name}": value for name, value in flat(job).items()}},
         environment=hf_trainer.host_group(wish),
-        notes=(*launching.several_machines(wish.cluster), *hf_trainer.clipping(wish), *launching.rows(wish)),
+        notes=(
+            *launching.several_machines(wish.cluster),
+            *launching.clipping(wish, "the Trainer's"),
+            *launching.rows(wish),
+        ),
     )
 
 

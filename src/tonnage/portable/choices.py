@@ -15,6 +15,8 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
+from tonnage.device import CUDNN_FIRST
+
 _HALF: Final = (torch.float16, torch.bfloat16)
 aten = torch.ops.aten
 
@@ -168,7 +170,7 @@ def chosen(
         MATH: allowed.math_sdp_enabled(),
         CUDNN: allowed.cudnn_sdp_enabled() and dense and _cudnn(query, key, value, mask, dropout, capability),
     }
-    prefers_cudnn = torch.__version__ >= (2, 10) and capability in ((9, 0), (10, 0), (10, 3))
+    prefers_cudnn = torch.__version__ >= (2, 10) and capability in CUDNN_FIRST
     order = (CUDNN, FLASH, EFFICIENT, MATH) if prefers_cudnn else (FLASH, EFFICIENT, MATH, CUDNN)
     for kernel in order:
         if may[kernel]:

@@ -15,14 +15,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 from tonnage import dryrun, launchers
+from tonnage.axes import SHARDING
 from tonnage.device import Cluster
 from tonnage.engines import engine_of
-from tonnage.engines.hf_trainer import SHARDED
 from tonnage.errors import TrialFailed
 from tonnage.estimates import Estimate
 from tonnage.job import Job
 from tonnage.options import spelled
-from tonnage.plans import Plan
+from tonnage.plans import HEADROOM, Plan
 from tonnage.script.changes import Change, Setting, changes, difference, holds, saved, seconds
 from tonnage.script.command import flag, with_value
 from tonnage.script.facts import Facts, NotUnderstood, Understood, seen, understood
@@ -71,7 +71,7 @@ class Asked:
     only: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
-    headroom: float = 0.04
+    headroom: float = HEADROOM
     """Part of the card that stays free."""
     timeout_seconds: float = 900.0
     """For each run of the script."""
@@ -250,7 +250,7 @@ def _question(asked: Asked, now: Understood, facts: Facts) -> Question:
         keep = replace(keep, precision="fp32")
     if facts.is_launchers:
         keep = replace(keep, shard=now.plan.shard, param_offload=now.plan.param_offload)
-    if facts.is_launchers and not facts.is_loop and now.plan.shard in SHARDED:  # it checkpoints as well
+    if facts.is_launchers and not facts.is_loop and now.plan.shard in SHARDING:  # it checkpoints as well
         keep = replace(keep, checkpointing=now.plan.checkpointing)
     moving = () if launched or asked.cluster.gpus > 1 else ("param-offload",)  # sharding on one GPU wants a launcher
     divides = all(flag(name, facts.options) for name in BATCH)

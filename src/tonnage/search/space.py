@@ -19,7 +19,7 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
 from tonnage.layers.few import layers_of
 from tonnage.options import listed, options, spelled, varied, words
-from tonnage.plans import Plan
+from tonnage.plans import HEADROOM, Plan
 from tonnage.solution import Candidate
 from tonnage.units import MIB, parse_count
 
@@ -104,7 +104,7 @@ class Question:
     """Options whose values may change the mathematics of training."""
     only_micro_batch: int | None = None
     """The only micro-batch that is looked at; None: all."""
-    headroom: float = 0.04
+    headroom: float = HEADROOM
     """Part of the card that stays free."""
     host_memory_bytes: int | None = None
     """What a machine's host has for the processes of its GPUs; None: not known, see `host_limit_bytes`."""

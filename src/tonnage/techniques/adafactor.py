@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from tonnage.axes import SHARDING
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """torch's Adafactor does not work on the sharded tensors of FSDP2."""
-    if plan.shard in ("zero2", "zero3", "hsdp"):
+    if plan.shard in SHARDING:
         return Refusal(
             technique="optimizer=adafactor",
             reason="torch.optim.Adafactor fails on FSDP2's sharded parameters",

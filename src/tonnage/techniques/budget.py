@@ -40,9 +40,6 @@ FINE: Final = 1 / 100
 """Ways of a layer that differ by less than this part of its seconds are not told apart."""
 
 
-CHOOSING: Final = 0.8
-"""What looking at an operation in Python costs the host relative to launching it: the time model's assumption."""
-
 SENDS: Final = "cpu-streamed"
 """The activation offload under which a part of what is kept waits on the host."""
 
@@ -121,6 +118,8 @@ def _longer(what: Checkpointed, launching: float) -> float:
     A backward is taken for twice a forward.  `launching`: seconds of the host for a forward; where a part is kept it
     looks at each operation in Python, forward and again.
     """
+    from tonnage.costs.software import CHOOSING  # late, as reading the command line needs no costs
+
     card = 3 * sum(piece.seconds for piece in what.measured.layer.pieces)
     host = 3 * launching
     looking = 2 * CHOOSING * launching if what.kept else 0.0

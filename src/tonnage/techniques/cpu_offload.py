@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from tonnage.axes import SHARDING
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
             reason="FSDP2 keeps parameters on the host, not in files",
             instead="choose param-offload cpu, or engine deepspeed with shard zero3",
         )
-    if plan.shard in ("zero2", "zero3", "hsdp"):
+    if plan.shard in SHARDING:
         return None
     return Refusal(
         technique="param_offload=cpu",

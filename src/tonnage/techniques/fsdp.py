@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import axes
+from tonnage.axes import SHARDING, axes
 from tonnage.techniques.precision import dtype
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -138,4 +138,4 @@ def _without_reduction(module: Any) -> Iterator[None]:
         module.set_requires_gradient_sync(True)
 
 
-FSDP: Final = Technique(option="shard", values=("zero2", "zero3", "hsdp"), accepts=accepts, apply=apply)
+FSDP: Final = Technique(option="shard", values=SHARDING, accepts=accepts, apply=apply)

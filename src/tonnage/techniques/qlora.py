@@ -22,6 +22,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.axes import SHARDING
 from tonnage.techniques.lora import adapters_dtype, with_adapters
 from tonnage.techniques.precision import dtype
 from tonnage.techniques.technique import Refusal, Technique
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 LIBRARIES: Final = ("bitsandbytes", "accelerate", "peft")
 """All of them must be installed; transformers asks for accelerate when it quantizes."""
 
-DIVIDING: Final = ("zero2", "zero3", "hsdp")
-"""Values of `shard` under which a rank has a part of each weight."""
-
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """The libraries must be there, the model transformers', and its weights whole on every rank."""
@@ -54,7 +52,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         )
     if plan.precision in ("fp8", "megatron-bf16"):
         return _refused(f"frozen quantized weights have no use for precision {plan.precision}", "choose bf16-mixed")
-    if plan.shard in DIVIDING and plan.quant == "int8":
+    if plan.shard in SHARDING and plan.quant == "int8":
         return _refused(f"rows of int8 have scales that {plan.shard} does not divide", "choose quant nf4")
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
@@ -70,7 +68,7 @@ def apply(step: Step) -> Step:
     """Load quantized, cast what is not, add adapters."""
     compute = dtype(step.plan.compute_dtype)
     changes = (*step.changes, lambda module: _prepared(module, step), lambda module: _adapted(module, step))
-    if step.plan.shard in DIVIDING:
+    if step.plan.shard in SHARDING:
         return replace(step, weights_dtype=compute, load=_converted, changes=changes, before_shard=_with_memory)
     return replace(step, weights_dtype=compute, load=loaded, changes=changes)
 
@@ -186,7 +184,7 @@ def _configuration(plan: Plan, compute: torch.dtype) -> Any:
         bnb_4bit_quant_type=kind,
         bnb_4bit_use_double_quant=bool(double),
         bnb_4bit_compute_dtype=compute,
-        bnb_4bit_quant_storage=compute if plan.shard in DIVIDING else torch.uint8,
+        bnb_4bit_quant_storage=compute if plan.shard in SHARDING else torch.uint8,
     )
 
 

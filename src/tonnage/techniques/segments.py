@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.axes import SHARDING
 from tonnage.techniques.checkpointing import layer_lists_of
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """FSDP2 gathers a layer when it is called, and a segment that runs again calls its layers from inside."""
-    if plan.shard in ("zero2", "zero3", "hsdp"):
+    if plan.shard in SHARDING:
         return Refusal(
             technique="checkpointing=sqrt",
             reason="FSDP2 gathers the parameters of one layer at a time, and a segment needs those of several",

@@ -15,9 +15,6 @@ import torch
 
 from tonnage.techniques.copies import Copies
 
-ON_CARD: Final = 2
-"""Layers whose results are on the card at once."""
-
 SMALL_BYTES: Final = 1 << 20
 """Results below it are not worth a copy."""
 
