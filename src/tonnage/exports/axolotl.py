@@ -82,8 +82,8 @@ def write(wish: Wish) -> Written:
         settings=flat(said),
         notes=(
             *launching.several_machines(wish.cluster),
-            *launching.clipping(wish, "the Trainer's"),
             *_its_own_way(wish),
+            *launching.clipping(wish, "the Trainer's"),
             "DATA.jsonl in axolotl.yaml stands for your data.",
         ),
     )
