@@ -74,6 +74,8 @@ def test_what_was_exported_is_read_again(
     export = exports.export(
         dataclasses.replace(tiny_job(), **job), wanted, parse_cluster(gpus), "gpt2", exports.target(name)
     )
+    if any("installed" in item.why for item in export.unexpressed):
+        pytest.skip(f"{export.unexpressed[0].why}")
     [text] = [item.text for item in export.files if item.name == FILES[name]]
     found = reading.read(written(tmp_path, FILES[name], text))
     assert found.target == name
