@@ -71,7 +71,7 @@ def test_lengths_are_plain_numbers(text: str) -> None:
 
 @pytest.mark.parametrize(("said", "of"), [({"images": 2}, "images"), ({"image_size": "100x100"}, "image-size")])
 def test_a_network_of_text_is_given_no_images(said: dict[str, Any], of: str) -> None:
-    with pytest.raises(UsageError, match=f"{of} is of images, and llama reads none; leave it out"):
+    with pytest.raises(UsageError, match=f"{of} is about images, and llama reads none; leave it out"):
         check_said(said, tiny_job("llama", **said))
     for name in ("llava", "vit", "qwen2_5_vl", "mllama"):
         check_said(said, tiny_job(name))

@@ -1,5 +1,6 @@
 """The time model beside measured steps: what is in the catalog stays as good as it was, and regret by hand."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,8 @@ from statistics import median
 from types import SimpleNamespace
 
 import pytest
+from benchmarks.gpu.recorded import asked
+from benchmarks.gpu.recorded import card as card_of
 from benchmarks.time import blind, coverage, kinds, regret
 from benchmarks.time.alternatives import Prospect
 from benchmarks.time.calibration import CALIBRATIONS, known, toml
@@ -16,7 +19,10 @@ from benchmarks.time.rows import OWN, UNSEEN, Left, load, own, own_stacks, read
 
 from tonnage.axes import Axes
 from tonnage.costs.rates import card
+from tonnage.costs.shape import Shape
 from tonnage.costs.software import Software
+from tonnage.costs.timing import timing
+from tonnage.costs.work import Work
 from tonnage.device import find_device
 
 
@@ -276,3 +282,21 @@ def test_first_answers_are_written_once(tmp_path):
     before = (tmp_path / "torchtune.jsonl").read_text()
     blind.remember(tmp_path)
     assert (tmp_path / "torchtune.jsonl").read_text() == before
+
+
+RECORDED = Path(__file__).parents[1] / "measurements" / "h200-2026-11-26.jsonl"
+
+
+def test_optimizers_take_as_long_as_in_their_recorded_steps():
+    """Of Llama 3.2 1B, in whose steps everything else is alike."""
+    records = [json.loads(line) for line in RECORDED.read_text().splitlines()]
+    of_bitsandbytes = re.compile(r"llama-3.2-1b/full/bf16-mixed/(lion|paged|adamw-8bit).*/ckpt-none/seq2048/mb2")
+    off = {}
+    for record in records:
+        if of_bitsandbytes.fullmatch(record.get("case", "")):
+            (job, plan), cluster = asked(record), card_of(record)
+            shape = Shape.of(job.model.config)
+            found = timing(shape, Work.of(job, plan, cluster), cluster, known("eager"))
+            off[plan.optimizer] = found.step_seconds / record["timing"]["median_seconds"] - 1
+    assert set(off) == {"lion", "lion-8bit", "adamw-8bit", "paged-adamw", "paged-adamw-8bit"}
+    assert max(abs(part) for part in off.values()) < 0.07, off

@@ -189,3 +189,17 @@ def test_a_claim_finds_the_block_around_any_address_at_its_time(seed: int) -> No
         ]
         claimed = timeline(replace(plain, claims=(claim,))).lives
         assert [life.born for life in claimed if life.category == "gradient"] == expected
+
+
+def test_the_most_since_an_event() -> None:
+    events = [
+        ("segment_alloc", 0, 20 * MIB, 0),
+        ("alloc", 0, 12 * MIB, 0),
+        ("free_requested", 0, 12 * MIB, 1),
+        ("free_completed", 0, 12 * MIB, 1),
+        ("alloc", 0, 4 * MIB, 2),
+        ("alloc", 4 * MIB, 2 * MIB, 2),
+    ]
+    walked = timeline(trace(events))
+    assert [walked.highest_since(event) // MIB for event in (0, 1, 2, 4, 5)] == [12, 12, 6, 6, 6]
+    assert timeline(trace([])).highest_since(3) == 0

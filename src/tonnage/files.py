@@ -29,12 +29,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             return
         place = path.resolve()
         draft = place.with_name(f".{place.name[:_MOST_OF_A_NAME]}.{secrets.token_hex(8)}.part")
-        with draft.open("xb") as file, _deleted_on_error(draft):
-            if place.exists():
-                draft.chmod(stat.S_IMODE(place.stat().st_mode))
-            yield file
-            file.flush()
-            draft.replace(place)
+        file = draft.open("xb")
+        with _deleted_on_error(draft):
+            with file:
+                if place.exists():
+                    with suppress(OSError):  # a file system without permissions
+                        draft.chmod(stat.S_IMODE(place.stat().st_mode))
+                yield file
+            draft.replace(place)  # closed, as some systems move no open file
     except OSError as error:
         raise _unwritable(path, error) from error
 

@@ -126,7 +126,7 @@ def check_said(said: Mapping[str, Any], job: Job) -> None:
         )
     idle = [name for name in ("images", "image_size") if name in said and not _may_see(job.model)]
     if idle:
-        raise UsageError(f"{spelled(idle[0])} is of images, and {job.model.name} reads none; leave it out.")
+        raise UsageError(f"{spelled(idle[0])} is about images, and {job.model.name} reads none; leave it out.")
 
 
 def _may_see(model: ModelRef) -> bool:

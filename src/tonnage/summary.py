@@ -290,7 +290,7 @@ def _peak_after_recovery(trace: Trace, walked: Timeline) -> int:
     actions = np.frombuffer(trace.event_columns["action"], dtype=np.int64)
     ran_out = int(np.flatnonzero(actions == ACTIONS.index("oom")).max(initial=-1))
     since = walked.blocks.born[walked.blocks.born > ran_out]
-    return walked.highest_since(int(since.min())) if since.size else 0
+    return walked.highest_since(int(since.min()) if since.size else ran_out)
 
 
 def _lengths(job: dict[str, Any], steps: Sequence[StepPeak]) -> list[str]:

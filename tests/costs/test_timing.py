@@ -586,10 +586,11 @@ def test_every_optimizer_has_its_bytes_and_says_where_they_are_borrowed(optimize
     assert timings.OPTIMIZER_BYTES[optimizer] > 0
     assert STATE_BYTES[optimizer] >= 0
     said = [text for text in timing(LLAMA, work, ONE, EAGER).assumed if f"{optimizer} was not measured" in text]
-    assert len(said) == (optimizer in timings.TAKEN_FOR)
+    assert len(said) == (optimizer in timings.UNMEASURED)
 
 
 def test_low_bit_optimizers_take_no_longer_than_those_they_are_taken_for():
     seconds = {name: timing(LLAMA, replace(PLAIN, optimizer=name), ONE, EAGER).optimizer_seconds for name in BORROWED}
     assert seconds["adamw-8bit-ao"] == seconds["adamw-fp8-ao"] == seconds["adamw-4bit"] < seconds["adamw-foreach"]
-    assert seconds["paged-adamw"] == seconds["adamw-fused"] < seconds["adamw-foreach"]
+    assert seconds["adamw-fused"] < seconds["adamw-4bit"]
+    assert seconds["adamw-fused"] < seconds["paged-adamw"] < seconds["adamw-foreach"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,7 +47,6 @@ class Given:
     """The model that it names."""
     silent: Mapping[str, str] = field(default_factory=dict)
     """Options that it does not say and that are taken to be what they are here: why, and what to do, in one line."""
-
     batch: int | None = None
     """Sequences of a whole step over all ranks, where the file says that (`train_batch_size`)."""
 
@@ -157,8 +157,8 @@ class _Loader(yaml.SafeLoader):
     """Plain values, each key once, and no aliases: a few lines of them can stand for more than any memory holds."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        twice = next((name for name in names if names.count(name) > 1), None)
+        counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        twice = next((name for name, count in counts.items() if count > 1), None)
         if twice is not None:
             raise yaml.YAMLError(f"it says {twice} twice")
         return super().construct_mapping(node, deep)
