@@ -142,6 +142,13 @@ def test_drawn_lengths_are_told_by_their_longest():
     assert "4,096" not in wording.choices(drawn)
 
 
+@pytest.mark.parametrize("lengths", [7, "512", {"a": 1}, ["²"], ["9" * 5000], [None], [True], []])
+def test_lengths_of_a_damaged_file_are_no_lengths(lengths):
+    found = estimates.fitting()
+    odd = replace(found, job={**found.job, "seq_len": 4096, "micro_batch": 2, "lengths": lengths})
+    assert "2 x 4,096 tokens" in wording.choices(odd)
+
+
 def test_a_card_too_small_for_what_is_beside_pytorch():
     found = estimates.full_card()
     peak = replace(found.peak, process_bytes=3 * 10**9)

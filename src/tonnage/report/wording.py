@@ -21,6 +21,7 @@ _LIBRARY: Final = re.compile(
     r"^.*(?:(?:site|dist)-packages|tonnage/torch-[^/]+|/lib/python3[^/]*)/|^.*/src/(?=tonnage/)"
     r"|^<frozen.*"
 )
+_LENGTH: Final = re.compile("[0-9]{1,12}")
 _PLUMBING: Final = re.compile(r"/torch/nn/modules/module\.py:")
 
 
@@ -121,7 +122,9 @@ def choices(estimate: Estimate) -> str:
 
 def _tokens(job: Mapping[str, Any], length: int) -> str:
     """How long a sequence is; where lengths are drawn the longest, which is what is asked of the card at most."""
-    drawn = [int(text) for text in job.get("lengths") or () if str(text).isdigit()]
+    said = job.get("lengths")
+    texts = said if isinstance(said, list | tuple) else ()  # of a file it may be anything
+    drawn = [int(text) for text in texts if isinstance(text, str) and _LENGTH.fullmatch(text)]
     return f"up to {max(drawn):,} tokens" if drawn else f"{length:,} tokens"
 
 
