@@ -99,3 +99,15 @@ def test_what_was_meant_by_a_command_that_is_not_there() -> None:
     for nothing in ("", "=", "no-such program"):
         with pytest.raises(UsageError, match=r"is not found on PATH\.$"):
             process.interpreter([nothing])
+
+
+def test_compiled_kernels_of_somebody_else_are_not_loaded(tmp_path: Path) -> None:
+    mine, shared, link = tmp_path / "mine", tmp_path / "shared", tmp_path / "link"
+    shared.mkdir()
+    shared.chmod(0o777)
+    link.symlink_to(shared)
+    (tmp_path / "file").touch()
+    assert process._is_own(mine)
+    assert process._is_own(mine), "and it stays so"
+    assert mine.stat().st_mode & 0o077 == 0
+    assert not any(process._is_own(place) for place in (shared, link, tmp_path / "file", tmp_path / "no" / "folder"))

@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import sys
 import tempfile
 import uuid
@@ -119,11 +120,23 @@ def _kernel_caches() -> dict[str, str]:
         place.mkdir(parents=True, exist_ok=True)
     except OSError:
         place = Path(tempfile.gettempdir()) / f"tonnage-compiled-{os.getuid()}"
+        if not _is_own(place):  # what lies there is loaded
+            place = Path(tempfile.mkdtemp(prefix="tonnage-compiled-"))
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(place / "inductor"),
         "TRITON_CACHE_DIR": str(place / "triton"),
         "USE_PYTORCH_KERNEL_CACHE": "0",
     }
+
+
+def _is_own(place: Path) -> bool:
+    """Whether a folder for this user alone is there, made if it was not: others may have made one of that name."""
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        found = place.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 def programs(folder: Path) -> Path:
