@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from estimates import fitting
-from tonnage.buckets import SEEN, by_torchs_ddp, with_buckets, with_buckets_of_script
+from tonnage.buckets import SEEN, with_buckets, with_buckets_of_script
 from tonnage.device import parse_cluster
+from tonnage.engines import by_torchs_ddp
 from tonnage.estimates import Estimate, PhasePeak
 from tonnage.plans import Plan
 from tonnage.units import GIB

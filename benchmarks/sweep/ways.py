@@ -19,7 +19,7 @@ from benchmarks.sweep.exporting import delivered, dropped, exported
 from tonnage import planfile, predict, saved
 from tonnage.api import request
 from tonnage.device import parse_cluster
-from tonnage.engines import ENGINES
+from tonnage.engines import ENGINES, engine_of
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
 from tonnage.estimates import CATEGORIES, Estimate
 from tonnage.ghost.pool import Worker
@@ -44,9 +44,6 @@ IMITATED = 0.02
 
 RESIDENT = 0.25
 """How far the operating system's count of resident memory may be from another process's."""
-
-CLIPPING = ("hf-trainer", "trl", "axolotl")
-"""Trainers that clip gradients at norm 1.0 unless they are told otherwise."""
 
 OF_TRAINERS = ("invariants", "kept", "exported", "dropped", "own", "delivered", "trainers")
 """Ways that ask something of a trainer's run."""
@@ -242,7 +239,7 @@ def own(asking: Asking, one: Case, whole: Run) -> list[str] | None:
     if slack is None:
         return None
     usual: dict[str, Any] = {"optimizer": "adamw-fused"} if one.plan.optimizer == "adamw" != one.plan.engine else {}
-    if one.plan.engine in CLIPPING and one.plan.clip_grad_norm is None:
+    if engine_of(one.plan).clips and one.plan.clip_grad_norm is None:
         usual["clip_grad_norm"] = 1.0
     try:
         found = asking.run(replace(one, plan=replace(one.plan, engine="tonnage", **usual))).estimate

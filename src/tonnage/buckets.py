@@ -12,6 +12,7 @@ from typing import Final
 
 from tonnage.axes import axes
 from tonnage.device import CPU, Cluster
+from tonnage.engines import by_torchs_ddp
 from tonnage.estimates import Estimate
 from tonnage.plans import Plan
 from tonnage.units import size
@@ -21,9 +22,6 @@ CERTAIN_SECONDS: Final = 0.2
 
 SEEN: Final = "5 of 13 that were recorded"
 """How often the old buckets were still there; tests count it in the records."""
-
-BY_TORCHS_DDP: Final = ("tonnage", "hf-trainer", "trl", "accelerate", "axolotl")
-"""Engines whose `ddp` is torch's."""
 
 
 def with_buckets(estimate: Estimate, plan: Plan, cluster: Cluster) -> Estimate:
@@ -53,13 +51,6 @@ def _widened(estimate: Estimate) -> Estimate:
     peak = replace(estimate.peak, high_bytes=estimate.peak.high_bytes + more_bytes)
     coverage = replace(estimate.coverage, assumed=(*estimate.coverage.assumed, said))
     return replace(estimate, peak=peak, coverage=coverage)
-
-
-def by_torchs_ddp(plan: Plan) -> bool:
-    """Whether torch's DDP averages the gradients, in buckets beside them."""
-    if plan.shard == "zero1":
-        return plan.engine == "tonnage" and plan.precision != "megatron-bf16"
-    return plan.shard == "ddp" and plan.engine in BY_TORCHS_DDP
 
 
 def _averages(plan: Plan, cluster: Cluster) -> bool:

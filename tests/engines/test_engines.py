@@ -8,7 +8,7 @@ import pytest
 
 from networks import tiny_job
 from tonnage.device import parse_cluster
-from tonnage.engines import ENGINES, axolotl, engine, engine_of, hf_trainer
+from tonnage.engines import ENGINES, axolotl, by_torchs_ddp, engine, engine_of, hf_trainer
 from tonnage.engines.engine import Engine
 from tonnage.job import Job
 from tonnage.options import listed, options
@@ -136,3 +136,20 @@ def test_what_axolotl_loads_is_what_it_computes_in(method: str, plan: dict[str, 
     found = refused(axolotl.AXOLOTL, Plan(engine="axolotl", **plan), tiny_job(method=method))
     assert said in found
     assert bool(found) == bool(said)
+
+
+def test_what_a_trainer_does_unless_it_is_told_otherwise() -> None:
+    pytest.importorskip("accelerate")
+    from transformers import TrainingArguments
+
+    usual = TrainingArguments("nowhere", use_cpu=True)
+    assert hf_trainer.HF_TRAINER.clips == (usual.max_grad_norm == 1.0)
+    assert hf_trainer.HF_TRAINER.fuses_adamw == (usual.optim == "adamw_torch_fused")
+
+
+def test_torchs_ddp_is_that_of_engines_that_have_no_other() -> None:
+    by_torch = {found.name for found in ENGINES if by_torchs_ddp(Plan(engine=found.name, shard="ddp"))}
+    assert by_torch == {"tonnage", "hf-trainer", "trl", "accelerate", "axolotl"}
+    assert by_torchs_ddp(Plan(shard="zero1"))
+    assert not by_torchs_ddp(Plan(shard="zero1", precision="megatron-bf16"))
+    assert not by_torchs_ddp(Plan(shard="zero2"))

@@ -6,10 +6,10 @@ from operator import attrgetter
 from typing import Any, Final
 
 from tonnage.axes import SHARDING, Axes, axes
-from tonnage.buckets import by_torchs_ddp
 from tonnage.costs.adapted import adapted
 from tonnage.costs.operations import ELEMENT_BYTES
 from tonnage.device import Cluster
+from tonnage.engines import by_torchs_ddp, engine_of
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.techniques.lora import adapters_dtype
@@ -182,7 +182,8 @@ class Work:
             weight_bytes = int(ELEMENT_BYTES[plan.base_dtype or compute])
         layout = axes(plan, cluster.gpus, cluster.gpus_per_node)
         mixed_by_fsdp = plan.shard in SHARDING  # its own mixed precision, in place of autocast
-        by_zero = plan.engine == "deepspeed"  # it stores weights and gradients as it computes with them
+        engine = engine_of(plan)
+        by_zero = engine.by_zero
         if by_zero and not frozen:
             weight_bytes = int(ELEMENT_BYTES[compute])
         return Work(
@@ -211,7 +212,7 @@ class Work:
             attention="eager" if plan.engine == "megatron" else plan.attention,  # without Transformer Engine
             loss=plan.loss,
             optimizer="adamw-fused" if _fuses(plan) else plan.optimizer,
-            clipped=plan.clip_grad_norm is not None or plan.engine in _TRAINERS,
+            clipped=plan.clip_grad_norm is not None or engine.clips,
             shard=plan.shard,
             bucketed=by_torchs_ddp(plan),
             unpacked=mixed_by_fsdp and not by_zero,
@@ -262,7 +263,7 @@ def _whole_gradient_bytes(plan: Plan, weight_bytes: int) -> int:
     """FSDP2 reduces a gradient in the dtype that its policy names, accelerate's in the one of computation."""
     if plan.reduce_dtype:
         return int(ELEMENT_BYTES[plan.reduce_dtype])
-    computed = int(ELEMENT_BYTES[plan.compute_dtype]) if plan.engine in _BY_ACCELERATE else weight_bytes
+    computed = int(ELEMENT_BYTES[plan.compute_dtype]) if engine_of(plan).reduces_as_computed else weight_bytes
     return min(weight_bytes, computed)
 
 
@@ -271,20 +272,12 @@ def _wide(job: Job, plan: Plan) -> bool:
     if plan.precision not in ("bf16-true", "fp16-true"):
         return False
     by_peft = plan.weights_dtype or "fp32"  # which trainers leave as they are
-    return (by_peft if plan.engine in _TRAINERS else adapters_dtype(job, plan)) == "fp32"
+    return (by_peft if engine_of(plan).keeps_adapters else adapters_dtype(job, plan)) == "fp32"
 
 
 def _fuses(plan: Plan) -> bool:
     """Whether what a plan calls adamw is one kernel for many tensors, as trainers choose it."""
-    return plan.optimizer == "adamw" and plan.engine in (*_TRAINERS, "deepspeed")
-
-
-_TRAINERS: Final = ("hf-trainer", "trl", "axolotl", "torchtitan")
-"""Engines with loops of their own: unless told otherwise AdamW is fused, gradients are scaled down to norm 1.0, and
-adapters stay as PEFT makes them."""
-
-_BY_ACCELERATE: Final = ("accelerate", "hf-trainer", "trl", "axolotl")
-"""Engines that divide a network by accelerate."""
+    return plan.optimizer == "adamw" and engine_of(plan).fuses_adamw
 
 
 def _part_on_host(plan: Plan) -> float:

@@ -22,6 +22,8 @@ ENGINES: Final[tuple[Engine, ...]] = (
     axolotl.AXOLOTL,
 )
 
+_BY_NAME: Final = {engine.name: engine for engine in ENGINES}
+
 
 def names() -> tuple[str, ...]:
     """The values of the option `engine`."""
@@ -30,7 +32,14 @@ def names() -> tuple[str, ...]:
 
 def engine_of(plan: Plan) -> Engine:
     """The engine that the plan asks for."""
-    return next(engine for engine in ENGINES if engine.name == plan.engine)
+    return _BY_NAME[plan.engine]
+
+
+def by_torchs_ddp(plan: Plan) -> bool:
+    """Whether torch's DDP averages the gradients, in buckets beside them."""
+    if plan.shard == "zero1":
+        return plan.engine == own.TONNAGE.name and plan.precision != "megatron-bf16"
+    return plan.shard == "ddp" and engine_of(plan).torchs_ddp
 
 
 def libraries(job: Job, plan: Plan) -> frozenset[str]:

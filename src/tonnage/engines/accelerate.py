@@ -159,5 +159,7 @@ ACCELERATE: Final = Engine(
     },
     accepts=accepts,
     imports=("accelerate",),
+    torchs_ddp=True,
+    reduces_as_computed=True,
     run=run,
 )

@@ -103,5 +103,10 @@ AXOLOTL: Final = Engine(
     },
     accepts=accepts,
     imports=hf_trainer.HF_TRAINER.imports,
+    torchs_ddp=True,
+    clips=True,
+    fuses_adamw=True,
+    keeps_adapters=True,
+    reduces_as_computed=True,
     run=run,
 )

@@ -215,5 +215,7 @@ DEEPSPEED: Final = Engine(
     expresses={**EXPRESSES, **IMAGES},
     accepts=accepts,
     imports=("deepspeed",),
+    fuses_adamw=True,
+    by_zero=True,
     run=run,
 )

@@ -41,6 +41,18 @@ class Engine:
     """What else stands against it; imports neither torch nor the trainer."""
     imports: tuple[str, ...] = ()
     """Modules that a worker imports once, before it forks."""
+    torchs_ddp: bool = False
+    """Whether its `ddp` is torch's, which averages gradients in buckets beside them."""
+    clips: bool = False
+    """Whether it scales gradients down to norm 1.0 where a plan says nothing of it."""
+    fuses_adamw: bool = False
+    """Whether AdamW without more words is one kernel for many tensors."""
+    keeps_adapters: bool = False
+    """Whether adapters stay in the dtype in which PEFT makes them."""
+    reduces_as_computed: bool = False
+    """Whether FSDP2 reduces gradients in the dtype of computation: accelerate's policy, which names no other."""
+    by_zero: bool = False
+    """Whether DeepSpeed's ZeRO divides, which stores weights and gradients in the dtype of computation."""
     run: Callable[[Job, Plan, World, int], object]
     """Build what a user of the trainer would build, let it run this many optimizer steps, and return what was built:
     it has to live until its trace is written."""

@@ -242,5 +242,10 @@ HF_TRAINER: Final = Engine(
     expresses={**EXPRESSES, **IMAGES},
     accepts=accepts,
     imports=("transformers.trainer",),
+    torchs_ddp=True,
+    clips=True,
+    fuses_adamw=True,
+    keeps_adapters=True,
+    reduces_as_computed=True,
     run=run,
 )

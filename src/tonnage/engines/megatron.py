@@ -231,5 +231,6 @@ MEGATRON: Final = Engine(
     },
     accepts=accepts,
     imports=("megatron.core.models.gpt", "megatron.core.optimizer", "megatron.core.distributed"),
+    clips=True,
     run=run,
 )

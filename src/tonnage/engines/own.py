@@ -37,4 +37,4 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     return ready
 
 
-TONNAGE: Final = Engine(name="tonnage", accepts=accepts, run=run)
+TONNAGE: Final = Engine(name="tonnage", accepts=accepts, torchs_ddp=True, run=run)

@@ -316,5 +316,8 @@ TORCHTITAN: Final = Engine(
     },
     accepts=accepts,
     imports=("torchtitan.trainer",),
+    clips=True,
+    fuses_adamw=True,
+    keeps_adapters=True,
     run=run,
 )

@@ -131,5 +131,10 @@ TRL: Final = Engine(
     expresses={**hf_trainer.EXPRESSES, "loss": ("chunked",), "activation_offload": ("none", "cpu", "cpu-streamed")},
     accepts=accepts,
     imports=("transformers.trainer", "trl.trainer.sft_trainer"),
+    torchs_ddp=True,
+    clips=True,
+    fuses_adamw=True,
+    keeps_adapters=True,
+    reduces_as_computed=True,
     run=run,
 )
