@@ -2,6 +2,7 @@
 
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,8 @@ shutil.copy(pathlib.Path({source!r}) / f"{{name}}.whl", folder / f"{{name}}-1-py
 """
 
 
-def test_a_wheel_is_fetched_once_with_its_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def index_of(tmp_path: Path, fetch: str = FETCH) -> str:
+    """A Python with a CPU build of torch, whose pip finds the CUDA build and its triton."""
     unpacked = make_torch(tmp_path / "unpacked", "2.13.0", "13.0")
     with (unpacked / "torch-2.13.0.dist-info" / "METADATA").open("a") as metadata:
         metadata.write("Requires-Dist: triton==3.7.0 ; platform_system == 'Linux'\n")
@@ -82,8 +84,11 @@ def test_a_wheel_is_fetched_once_with_its_triton(tmp_path: Path, monkeypatch: py
     with zipfile.ZipFile(tmp_path / "triton.whl", "w") as archive:
         archive.writestr("triton/__init__.py", "")
     site = make_torch(tmp_path / "site", "2.13.0+cpu", None)
-    said: list[str] = []
-    python = interpreter_with(tmp_path / "bin", site, FETCH.format(source=str(tmp_path)))
+    return interpreter_with(tmp_path / "bin", site, fetch.format(source=str(tmp_path)))
+
+
+def test_a_wheel_is_fetched_once_with_its_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, said = index_of(tmp_path), list[str]()
     (tmp_path / "shutil.py").write_text("raise SystemExit('a file of the user stood in for a library')")
     monkeypatch.chdir(tmp_path)
     found = wheel.find(python, progress=said.append)
@@ -100,6 +105,16 @@ def test_a_wheel_is_fetched_once_with_its_triton(tmp_path: Path, monkeypatch: py
     said.clear()
     assert wheel.find(python, progress=said.append) == found
     assert said == []
+
+
+def test_two_that_ask_at_once_fetch_one_wheel(tmp_path: Path) -> None:
+    noted = FETCH + "\nwith open({source!r} + '/asked', 'a') as file: file.write(sys.argv[-1] + ' ')\n"
+    python, said = index_of(tmp_path, noted), list[str]()
+    with ThreadPoolExecutor(2) as both:
+        found = list(both.map(lambda _: wheel.find(python, progress=said.append), range(2)))
+    assert found[0] == found[1]
+    assert (tmp_path / "asked").read_text().split() == ["torch===2.13.0", "triton==3.7.0"]
+    assert said.count("waiting for the CUDA build of torch, which another process is fetching") == 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import re
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,10 +145,13 @@ def _cuda_major(torch: Path) -> int | None:
 
 
 def _fetch(python: str, version: str, folder: Path, progress: Progress) -> None:
-    """Download torch and its triton into a temporary folder, unpack, and rename into place."""
+    """Download torch and its triton beside, unpack, and rename into place, unless somebody has meanwhile."""
     with contextlib.ExitStack() as stack:
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_alone_in(folder.parent, progress))
+            if folder.exists():  # whoever was there before has fetched it
+                return
             place = stack.enter_context(scratch("fetching-", folder.parent))
         except OSError as error:
             raise GhostUnavailable(
@@ -162,6 +165,25 @@ def _fetch(python: str, version: str, folder: Path, progress: Progress) -> None:
             raise GhostUnavailable(
                 f"The CUDA build of torch {version} could not be stored in {folder} ({error})."
             ) from error
+
+
+@contextlib.contextmanager
+def _alone_in(cache: Path, progress: Progress) -> Iterator[None]:
+    """Nobody else fetches meanwhile: the workers of a search would each fetch half a gigabyte.  Raises OSError."""
+    import fcntl  # not every system has it, and on none without it a ghost runs
+
+    place = os.open(cache, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for the CUDA build of torch, which another process is fetching")
+            fcntl.flock(place, fcntl.LOCK_EX)
+        except OSError:
+            pass  # a file system that locks nothing: it is fetched twice at worst
+        yield
+    finally:
+        os.close(place)
 
 
 def _fill(python: str, version: str, place: Path, progress: Progress) -> None:
