@@ -12,6 +12,9 @@ from tonnage.units import counted
 
 METHODS: Final = ("full", "lora", "qlora")
 
+IGNORED_LABEL: Final = -100
+"""What stands in place of a label that the loss leaves out, as torch's cross_entropy has it."""
+
 USUAL_IMAGE: Final = (1024, 768)
 """Width and height of an image where the family takes any and the job does not say."""
 

@@ -12,6 +12,9 @@ from tonnage.costs.rates import Card
 from tonnage.device import Cluster, Device
 from tonnage.errors import CannotEstimate
 
+_OF_PCIE: Final = 0.17
+"""Of PCI Express's datasheet what ranks without NVLink reach, which exchange through the host (docs/time.md)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -109,8 +112,7 @@ def has_links(device: Device) -> bool:
 
 
 def near_bytes_per_second(cluster: Cluster, reached: Card) -> float:
-    """Of a rank to its neighbours in the machine: NVLink, else PCI Express through the host (a fifth of the
-    datasheet).
+    """Of a rank to its neighbours in the machine: NVLink, else PCI Express through the host.
 
     Raises CannotEstimate where no link is known.
     """
@@ -119,7 +121,7 @@ def near_bytes_per_second(cluster: Cluster, reached: Card) -> float:
         return device.nvlink_bytes_per_second * reached.link
     if device.pcie_bytes_per_second is None:
         raise CannotEstimate(f"How {device.name} is connected is not known, so neither is the step's time.")
-    return device.pcie_bytes_per_second * 0.17
+    return device.pcie_bytes_per_second * _OF_PCIE
 
 
 def far_bytes_per_second(cluster: Cluster) -> float | None:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 AUTO_CLASS: Final = "AutoModelForImageTextToText"
 """transformers' class that loads such networks."""
 
-IGNORED_LABEL: Final = -100
-
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
@@ -80,7 +78,7 @@ def _seen(name: str, config: dict[str, Any], job: Mapping[str, Any]) -> dict[str
 
     from tonnage.engines import given
     from tonnage.inputs import images, text
-    from tonnage.job import Job, ModelRef
+    from tonnage.job import IGNORED_LABEL, Job, ModelRef
     from tonnage.step import heads, model
 
     one = Job(model=ModelRef(name=name, kind="config", config=config), **job)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-_PR_SET_PDEATHSIG: Final = 1
+PR_SET_PDEATHSIG: Final = 1
 """Linux's prctl option: the signal that a process gets when the one that forked it dies."""
 
 _PATIENCE_SECONDS: Final = 5.0
@@ -32,7 +32,7 @@ def ends_with(parent: int) -> Callable[[], None]:
     prctl = ctypes.CDLL(None).prctl  # found here: between fork and exec as little as possible is done
 
     def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # it died before
             os._exit(1)
 

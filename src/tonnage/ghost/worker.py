@@ -30,6 +30,7 @@ from tonnage.engines import engine_of, libraries
 from tonnage.engines.own import TONNAGE
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError
 from tonnage.ghost import card, preload
+from tonnage.ghost.running import PR_SET_PDEATHSIG
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
 from tonnage.step import occasions
@@ -44,9 +45,6 @@ _LATE = (
     "torch.utils._sympy.reference",
 )
 """Modules that a step imports while it runs: here once, not again in each fork."""
-
-_PR_SET_PDEATHSIG = 1
-"""Linux's prctl option: the signal that a process gets when the one that forked it dies."""
 
 
 def serve() -> None:
@@ -110,7 +108,7 @@ def _asked(request: dict[str, Any], policy: values.Policy) -> tuple[int, TextIO]
     child = os.fork()
     if child == 0:
         os.close(read_end)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != worker:  # it died before it could be said that its death ends this process
             os._exit(1)
         built: list[object] = []  # lives until this process ends: to take it apart takes time

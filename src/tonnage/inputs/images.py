@@ -15,7 +15,7 @@ from torch import nn
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.inputs.asking import rows_of
 from tonnage.inputs.text import Batch, ids, parameters, tokens, vocabulary
-from tonnage.job import USUAL_IMAGE
+from tonnage.job import IGNORED_LABEL, USUAL_IMAGE
 from tonnage.step.remarks import remark
 from tonnage.units import counted
 
@@ -191,7 +191,7 @@ def _place(job: Job, network: Any, made: Batch, length: int) -> None:
     if token is not None and length:
         words[words == token] = 0
         words[where] = token
-    labels[where] = -100
+    labels[where] = IGNORED_LABEL
     for name in ("token_type_ids", "mm_token_type_ids", "image_embeds_position_mask"):
         if name in wanted and (token is not None or name == "image_embeds_position_mask"):
             made[name] = where.long()

@@ -13,6 +13,7 @@ from torch import nn
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.inputs.asking import rows_of
 from tonnage.inputs.text import Batch, parameters, tokens, vocabulary
+from tonnage.job import IGNORED_LABEL
 from tonnage.step.remarks import remark
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def and_text(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     words, labels = made["input_ids"], made["labels"]
     words[words == token] = 0
     words[:, 1 : 1 + length] = token
-    labels[:, 1 : 1 + length] = -100
+    labels[:, 1 : 1 + length] = IGNORED_LABEL
     return made | sound
 
 

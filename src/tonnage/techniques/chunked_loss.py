@@ -10,6 +10,7 @@ from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.job import IGNORED_LABEL
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ SCALINGS: Final = ("logits_scaling", "logit_scale", "lm_head_multiplier", "outpu
 
 CAP: Final = "final_logit_softcapping"
 """The field of a configuration that says where logits are capped."""
-
-IGNORED_LABEL: Final = -100
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:

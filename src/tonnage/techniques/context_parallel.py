@@ -133,7 +133,8 @@ def _shared(batch: Batch, *, mesh: DeviceMesh) -> Iterator[dict[str, Any]]:
     import torch
     from torch.distributed.tensor.experimental import context_parallel
 
-    from tonnage.techniques.chunked_loss import IGNORED_LABEL, following
+    from tonnage.job import IGNORED_LABEL
+    from tonnage.techniques.chunked_loss import following
 
     rows, length = batch["input_ids"].shape
     positions = torch.arange(length, device=batch["input_ids"].device).expand(rows, -1).contiguous()

@@ -15,8 +15,9 @@ from importlib.util import find_spec
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.job import IGNORED_LABEL
 from tonnage.techniques import chunked_loss
-from tonnage.techniques.chunked_loss import CAP, IGNORED_LABEL, SCALINGS
+from tonnage.techniques.chunked_loss import CAP, SCALINGS
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
