@@ -22,7 +22,7 @@ from dataclasses import fields
 from typing import Any, Final, TextIO
 
 import torch
-from tonnage_inside import decided, native, outcome, pairs, repeating, requested, shortcuts, values, written
+from tonnage_inside import decided, kernels, native, outcome, pairs, repeating, requested, shortcuts, values, written
 from tonnage_inside.watch import Watch
 
 from tonnage import inputs
@@ -43,6 +43,7 @@ _LATE = (
     "torch._subclasses.schema_check_mode",
     "torch.profiler._cupti_monitor",
     "torch.utils._sympy.reference",
+    "triton.experimental.gluon",
 )
 """Modules that a step imports while it runs: here once, not again in each fork."""
 
@@ -53,6 +54,7 @@ def serve() -> None:
     os.dup2(2, 1)  # whatever libraries print must not mix with the answers
     for module in _LATE:
         preload.imported(module)
+    kernels.key_by_dates()
     ghost = native.load()
     if ghost is not None:
         ghost.back_python()

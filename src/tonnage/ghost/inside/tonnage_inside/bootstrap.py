@@ -43,6 +43,7 @@ def _torch_is_here(torch: ModuleType, script: Script, told: dict[str, str]) -> N
     if ghost is not None:
         values.install(policy)
         kernels.keep_apart(told)
+        kernels.key_by_dates()
         if told.get("TONNAGE_FOLLOW"):
             torch.cuda._lazy_call(lambda: values.integers.follow(policy, numbers=True))
         saves.Saves(torch, Path(told["TONNAGE_OUT"]) / "saved", policy.use).install()

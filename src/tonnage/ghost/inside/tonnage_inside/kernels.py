@@ -4,11 +4,21 @@ What a ghost compiles rests on times that nobody took: a real run must not find 
 """
 
 import functools
+import hashlib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 
 from .imports import after_import
+
+_KEYED = ("triton.runtime.cache", "triton.compiler.compiler")
+"""Where Triton has the key of all that it compiles: today, and up to 3.4."""
+
+_DECIDING = ("compiler", "backends", "runtime", "language", "_C")
+"""The folders of Triton of whose files it makes that key."""
+
+_CODE = (".py", ".so")
 
 _PLACES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "USE_PYTORCH_KERNEL_CACHE")
 
@@ -29,3 +39,26 @@ def keep_apart(told: Mapping[str, str]) -> None:
 
     after_import("torch._inductor.runtime.cache_dir_utils", patch)
     after_import("triton", lambda module: os.environ.update(places))
+
+
+def key_by_dates() -> None:
+    """From now on Triton's key is of its files' sizes and dates.
+
+    It is of their contents, some hundred megabytes of a library among them, which takes longer than a short run.
+    """
+    for name in _KEYED:
+        after_import(name, _key_by_dates)
+
+
+def _key_by_dates(module: ModuleType) -> None:
+    if not hasattr(module, "triton_key") or module.__file__ is None:
+        return
+    triton = Path(module.__file__).parents[1]
+
+    @functools.cache
+    def triton_key() -> str:
+        files = sorted(path for folder in _DECIDING for path in (triton / folder).rglob("*") if path.suffix in _CODE)
+        noted = [(str(path), (found := path.stat()).st_size, found.st_mtime_ns) for path in files]
+        return hashlib.sha256(repr(noted).encode()).hexdigest()
+
+    module.triton_key = triton_key  # type: ignore[attr-defined]
