@@ -468,8 +468,55 @@ def test_a_large_copy_to_the_host_takes_no_memory(ghost: Ghost) -> None:
 def test_immediate_events_are_done(ghost: Ghost) -> None:
     program = """
         s, e = stream(), event()
+        launch(s)
         assert g.cudaEventQuery(e) == 0
         assert g.cudaEventRecord(e, s) == 0 and g.cudaEventQuery(e) == 0 and g.cudaStreamQuery(s) == 0
+    """
+    ghost(program, events="immediate")
+
+
+def test_an_event_is_done_when_a_kernel_was_launched_after_it(ghost: Ghost) -> None:
+    program = """
+        first, second, e = stream(), stream(), event()
+        assert g.cudaEventRecord(e, first) == 0 and g.cudaEventQuery(e) == 0, "the card has had nothing to do"
+        launch(first)
+        g.cudaEventRecord(e, first)
+        assert g.cudaEventQuery(e) == 600
+        launch(second)
+        assert g.cudaEventQuery(e) == 0
+    """
+    ghost(program)
+
+
+def test_an_event_is_done_when_the_host_has_waited(ghost: Ghost) -> None:
+    program = """
+        s, a, b = stream(), event(), event()
+        ways = (lambda: g.cudaStreamSynchronize(s), lambda: g.cudaEventSynchronize(a), g.cudaDeviceSynchronize)
+        for wait in ways:
+            launch(s)
+            g.cudaEventRecord(a, s)
+            assert g.cudaEventQuery(a) == 600
+            wait()
+            assert g.cudaEventQuery(a) == 0
+        launch(s)
+        g.cudaEventRecord(a, s)
+        launch(s)
+        g.cudaEventRecord(b, s)
+        g.cudaEventSynchronize(a)
+        assert [g.cudaEventQuery(e) for e in (a, b)] == [0, 600], "what came later is not waited for"
+    """
+    ghost(program)
+
+
+def test_nobody_polls_for_ever(ghost: Ghost) -> None:
+    program = """
+        s, e = stream(), event()
+        launch(s)
+        g.cudaEventRecord(e, s)
+        assert [g.cudaEventQuery(e) for _ in range(100)] == [600] * 99 + [0]
+        g.cudaEventRecord(e, s)
+        time.sleep(0.06)
+        assert g.cudaEventQuery(e) == 0
     """
     ghost(program)
 
@@ -559,13 +606,10 @@ def test_waiting_for_a_capturing_stream_breaks_the_capture(ghost: Ghost) -> None
 def test_the_log_says_what_was_submitted_and_under_which_mark(ghost: Ghost) -> None:
     program = """
         g["__cudaRegisterFunction"](None, c_void_p(0x77), None, b"my_kernel", -1, *[None] * 5)
-        class Dim(ctypes.Structure):
-            _fields_ = [("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint)]
-        g.cudaLaunchKernel.argtypes = [c_void_p, Dim, Dim, c_void_p, c_size_t, c_void_p]
         s, a = stream(), malloc(3 * MIB)
         mark = ctypes.c_uint32.in_dll(g, "ghost_current_mark")
         mark.value = 5
-        g.cudaLaunchKernel(0x77, Dim(3, 4, 5), Dim(32, 2, 1), None, 1024, s)
+        g.cudaLaunchKernel(0x77, Size(3, 4, 5), Size(32, 2, 1), None, 1024, s)
         mark.value = 6
         g.cudaMemcpyAsync(c_void_p(a), b"abc", c_size_t(3), 1, s)
         handle = c_void_p()

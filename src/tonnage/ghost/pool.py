@@ -34,8 +34,11 @@ _PACKAGE: Final = Path(__file__).parents[2]
 
 def request(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, repeated: int = 0) -> dict[str, Any]:
     """What a worker is asked, as JSON: all that it hears of the job, and so all that its Trace can depend on."""
+    from tonnage.engines.own import TONNAGE
     from tonnage.techniques import environment as technique_environment
 
+    # By blocks that come back later than they were given back no deeper network is told (`tonnage.layers`).
+    events = {"GHOST_EVENTS": "immediate"} if plan.engine == TONNAGE.name else {}
     return {
         "job": asdict(job),
         "plan": asdict(plan),
@@ -44,7 +47,7 @@ def request(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, re
         "gpus_per_node": cluster.gpus_per_node,
         "steps": steps,
         "repeated": repeated,
-        "settings": ghost_settings(cluster),
+        "settings": {**ghost_settings(cluster), **events},
         "environment": technique_environment(plan),
     }
 

@@ -94,7 +94,8 @@ static bool set_nccl(const char *value)
 static bool set_events(const char *value)
 {
     settings.lazy_events = strcmp(value, "lazy") == 0;
-    return settings.lazy_events || strcmp(value, "immediate") == 0;
+    settings.immediate_events = strcmp(value, "immediate") == 0;
+    return settings.lazy_events || settings.immediate_events || strcmp(value, "soon") == 0;
 }
 
 static bool apply(const char *key, const char *value)

@@ -76,6 +76,7 @@ struct config {
     int memory_khz;
     int clock_khz;
     bool lazy_events; /* events complete only when somebody waits for them */
+    bool immediate_events; /* or at once, even if nothing was launched since */
     bool log;
     struct {
         int ranks;      /* of a communicator of at most so many */
@@ -237,7 +238,7 @@ struct CUstream_st *stream_of(cudaStream_t handle); /* the stream behind a handl
 void submit(cudaStream_t stream, const struct operation *operation);
 void perform(const struct operation *operation);
 bool stream_done(const struct CUstream_st *stream, uint64_t position);
-void stream_complete(struct CUstream_st *stream, uint64_t position);
+void stream_wait(struct CUstream_st *stream);
 cudaError_t stream_synchronise(cudaStream_t stream);
 void device_synchronise(int device);
 

@@ -586,7 +586,7 @@ static cudaError_t copy_and_wait(struct operation work, cudaStream_t stream)
     if (error)
         return runtime_result(error);
     copy(work, stream);
-    stream_complete(stream_of(stream), stream_of(stream)->submitted);
+    stream_wait(stream_of(stream));
     return SUCCESS;
 }
 

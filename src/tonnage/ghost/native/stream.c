@@ -3,7 +3,11 @@
  * A stream counts the work submitted to it.  With immediate events all of it is done at once; with lazy
  * events it is done when somebody waits: for the stream, for an event in it, for the device, or for another
  * stream that waits for this one.  These are the two extremes between which a real card lies.  An event
- * that nobody waits for but somebody polls is done after LAZY_SECONDS, so that no poll goes on for ever. */
+ * that nobody waits for but somebody polls is done after LAZY_SECONDS, so that no poll goes on for ever.
+ *
+ * As a rule, who polls an event finds it done if a kernel was launched since: no card is done with work at
+ * the moment that it gets it, and when the next kernel has been prepared most are.  A poll that goes on ends
+ * after SOON_SECONDS or SOON_POLLS. */
 #define _GNU_SOURCE
 #include "ghost.h"
 
@@ -13,6 +17,8 @@
 #include <time.h>
 
 #define LAZY_SECONDS 10.0
+#define SOON_SECONDS 0.05
+#define SOON_POLLS 100
 
 struct wait {
     struct wait *next;
@@ -25,12 +31,16 @@ struct CUevent_st {
     struct CUstream_st *stream; /* NULL until recorded */
     uint64_t position;
     double seconds; /* host clock at the record */
+    uint64_t launches; /* kernels launched before the record */
+    int polls;         /* so far that found it not done */
     struct capture *capture; /* the capture that recorded it, if any */
 };
 
 static struct CUstream_st default_streams[MAX_DEVICES];
 static struct CUstream_st *streams[1 << 16]; /* every stream made; ids index it */
 static uint64_t stream_count = 0x100;        /* ids of made streams start here */
+static uint64_t launches;                    /* kernels so far */
+static uint64_t awaited;                     /* of these, how many the host has waited for */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static double now(void)
@@ -47,6 +57,12 @@ struct CUstream_st *stream_of(cudaStream_t handle)
         return handle;
     default_streams[current_device].device = current_device;
     return &default_streams[current_device];
+}
+
+static void wait_for_launches(uint64_t number)
+{
+    if (awaited < number)
+        awaited = number;
 }
 
 bool stream_done(const struct CUstream_st *stream, uint64_t position)
@@ -72,7 +88,7 @@ static void complete(struct CUstream_st *stream, uint64_t position)
     }
 }
 
-void stream_complete(struct CUstream_st *stream, uint64_t position)
+static void stream_complete(struct CUstream_st *stream, uint64_t position)
 {
     if (!config()->lazy_events)
         return;
@@ -87,13 +103,20 @@ static void log_synchronise(cudaStream_t stream)
         .kind = RECORD_SYNCHRONISE, .device = current_device, .stream = (uint64_t)stream});
 }
 
+/* The host waits for all that a stream was given. */
+void stream_wait(struct CUstream_st *stream)
+{
+    stream_complete(stream, stream->submitted);
+    wait_for_launches(launches);
+}
+
 cudaError_t stream_synchronise(cudaStream_t handle)
 {
     struct CUstream_st *stream = stream_of(handle);
     cudaError_t error = capture_check(stream);
     if (error)
         return error;
-    stream_complete(stream, stream->submitted);
+    stream_wait(stream);
     log_synchronise(handle);
     return SUCCESS;
 }
@@ -104,10 +127,9 @@ void device_synchronise(int device)
     for (uint64_t i = 0x100; config()->lazy_events && i < stream_count && i < 1 << 16; i++)
         if (streams[i] && streams[i]->device == device)
             stream_complete(streams[i], streams[i]->submitted);
+    wait_for_launches(launches);
     log_append((struct ghost_record){.kind = RECORD_SYNCHRONISE, .device = device, .flags = 1});
 }
-
-static uint64_t launches;
 
 API uint64_t ghost_launches(void)
 {
@@ -318,6 +340,8 @@ API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle,
     event->stream = stream;
     event->position = stream->submitted;
     event->seconds = now();
+    event->launches = launches;
+    event->polls = 0;
     event->capture = capture_active(stream) ? stream->capture : NULL;
     return SUCCESS;
 }
@@ -333,11 +357,20 @@ static bool event_done(const struct CUevent_st *event)
            now() - event->seconds > LAZY_SECONDS;
 }
 
+/* Whether no kernel was launched since the event was recorded. */
+static bool event_is_fresh(struct CUevent_st *event)
+{
+    if (!event->stream || config()->immediate_events || event->launches <= awaited)
+        return false;
+    return event->launches == launches && ++event->polls < SOON_POLLS &&
+           now() - event->seconds < SOON_SECONDS;
+}
+
 API cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     if (event->capture)
         return runtime_result(ERROR_CAPTURED_EVENT);
-    return runtime_result(event_done(event) ? SUCCESS : ERROR_NOT_READY);
+    return runtime_result(event_done(event) && !event_is_fresh(event) ? SUCCESS : ERROR_NOT_READY);
 }
 
 API cudaError_t cudaEventSynchronize(cudaEvent_t event)
@@ -345,7 +378,10 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t event)
     if (event->capture)
         return runtime_result(ERROR_CAPTURED_EVENT);
     if (event->stream)
+    {
         stream_complete(event->stream, event->position);
+        wait_for_launches(event->launches);
+    }
     log_append((struct ghost_record){
         .kind = RECORD_SYNCHRONISE, .device = current_device, .flags = 2, .address = (uint64_t)event});
     return SUCCESS;
