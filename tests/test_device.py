@@ -132,6 +132,8 @@ def test_memory_alone_makes_a_generic_gpu_that_says_what_is_assumed():
     assert device.peak_flops.bf16 is None
     assert "assumed: capability 8.0" in device.source[0]
     assert device == generic_device(24 * GIB)
+    assert "108 multiprocessors" in device.assumed[0]
+    assert find_device("t4").assumed == ()
 
 
 def test_memory_with_a_card_replaces_only_the_memory():

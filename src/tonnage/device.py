@@ -25,6 +25,9 @@ CPU: Final = "cpu"
 HERE: Final = "here"
 """The name of this machine's GPUs (`tonnage.here`)."""
 
+_GENERIC: Final = "gpu-"
+"""How the identity of a card begins of which only the memory is known."""
+
 _GENERIC_MODEL: Final = "a100-80gb"
 """The card whose kernels and workspaces a GPU known only by its memory is assumed to have."""
 
@@ -119,6 +122,17 @@ class Device:
     """Where the figures come from."""
     date: str = ""
     """When they were looked up, YYYY-MM-DD."""
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What is taken for granted of a card that the catalog does not have; empty for one that it has."""
+        if not self.id.startswith(_GENERIC):
+            return ()
+        major, minor = self.capability
+        return (
+            f"of the card only its memory is known: capability {major}.{minor}, {self.sms} multiprocessors, on which "
+            "some temporaries hang, and the context are an A100's",
+        )
 
     def with_capacity(self, capacity_bytes: int) -> "Device":
         """The same card with another amount of visible memory."""
@@ -232,7 +246,7 @@ def generic_device(capacity_bytes: int) -> Device:
     )
     return replace(
         model,
-        id=f"gpu-{gib(capacity_bytes).replace(' ', '').lower()}",
+        id=f"{_GENERIC}{gib(capacity_bytes).replace(' ', '').lower()}",
         aliases=(),
         name="generic GPU",
         capacity_bytes=capacity_bytes,

@@ -108,7 +108,7 @@ def _of_rank(
             managed_bytes=trace.host.get("managed_bytes", 0),
         ),
         time={"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None, "bound_by": None},
-        coverage=_coverage(trace, walked, outside),
+        coverage=_coverage(trace, walked, outside, cluster),
         oom=oom,
         curve=_curve(walked),
         steps=steps,
@@ -244,7 +244,7 @@ def _out_of_memory(trace: Trace) -> OutOfMemory | None:
     )
 
 
-def _coverage(trace: Trace, walked: Timeline, outside: Overhead) -> Coverage:
+def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluster) -> Coverage:
     torch = trace.versions.get("torch", "?")
     by = "on fake tensors" if trace.source == "meta" else "with its caching allocator"
     run = [f"{_made(trace)} of torch {torch} {by}, {trace.event_count} events"]
@@ -259,7 +259,7 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead) -> Coverage:
         torchs = trace.peaks.get(f"{name}_bytes", mine)
         if torchs != mine:
             modelled.append(f"block sizes: the walk's {name} peak differs from torch's counter by {mine - torchs} B")
-    return Coverage(run=tuple(run), modelled=tuple(modelled), assumed=trace.assumed)
+    return Coverage(run=tuple(run), modelled=tuple(modelled), assumed=(*cluster.device.assumed, *trace.assumed))
 
 
 def _made(trace: Trace) -> str:
@@ -319,6 +319,8 @@ def _notes(trace: Trace, walked: Timeline) -> list[str]:
     ]
     if trace.steps == 0 and trace.outcome.get("kind") == "completed":
         notes.append("No optimizer step was seen: the peaks are those of what ran.")
+    if trace.outcome.get("caught"):
+        notes.append("The program caught the out-of-memory error and ended without an error of its own.")
     if trace.outcome.get("kind") == "completed" and trace.peaks.get("ooms", 0):
         times = "once" if trace.peaks["ooms"] == 1 else f"{trace.peaks['ooms']} times"
         notes.append(

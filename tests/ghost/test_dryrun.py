@@ -498,3 +498,9 @@ def test_what_a_killed_process_held_is_said_up_to_its_last_step() -> None:
     assert (
         dryrun._how_far([{**told, "steps": 0}]) == "Cut off without a trace: rank 1 before its first optimizer step."
     )
+
+
+def test_a_network_whose_layers_are_called_one_by_one_is_counted_whole(dry_run: Any) -> None:
+    estimate = dry_run("unusual.py", "in-parts").run.estimate
+    assert estimate.model["class"] == "ModuleDict"
+    assert estimate.model["parameters"] == 4 * (512 * 512 + 512) + 512 * 2000 + 2000

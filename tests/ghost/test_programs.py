@@ -391,12 +391,22 @@ def test_a_program_that_adapts_to_the_card(dry_run: Any) -> None:
     assert note.endswith(f"after that at most {size(answer.said[-1]['allocated'])} were allocated.")
 
 
-@pytest.mark.parametrize(("how", "said"), [("giving-up", "No batch size fits."), ("exiting", "exit code 1 after 0")])
-def test_a_program_that_gives_up_says_that_memory_ran_out(dry_run: Any, how: str, said: str) -> None:
-    error = dry_run("too_big.py", how).error
+def test_a_program_that_gives_up_says_that_memory_ran_out(dry_run: Any) -> None:
+    error = dry_run("too_big.py", "giving-up").error
     assert isinstance(error, TrialFailed)
-    assert said in str(error)
+    assert "No batch size fits." in str(error)
     assert str(error).endswith("It had run out of GPU memory 1 time before.")
+
+
+@pytest.mark.parametrize("how", ["exiting", "ending"])
+def test_a_program_that_does_nothing_more_when_memory_has_run_out_does_not_fit(dry_run: Any, how: str) -> None:
+    """Whatever its exit code: it caught the error."""
+    estimate = dry_run("too_big.py", how).run.estimate
+    assert not estimate.fits
+    assert estimate.oom.message == "CUDA out of memory. Tried to allocate 4194304.00 MiB."
+    assert estimate.oom.phase == "load"
+    assert any("too_big.py" in frame for frame in estimate.oom.stack)
+    assert "The program caught the out-of-memory error and ended without an error of its own." in estimate.notes
 
 
 NEARLY_FULL = {"gpu": "2xt4", "launcher": (*TORCHRUN, "2")}

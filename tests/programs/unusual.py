@@ -227,6 +227,18 @@ def converges() -> None:
             break
 
 
+def in_parts() -> None:
+    """The layers of a network are called one by one, and nobody makes a step."""
+    import torch
+
+    network = torch.nn.ModuleDict({"layers": torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(4))}).cuda()
+    network["head"] = torch.nn.Linear(512, 2000, device="cuda")
+    hidden = torch.randn(8, 512, device="cuda")
+    for layer in network["layers"]:
+        hidden = layer(hidden)
+    network["head"](hidden).sum().backward()
+
+
 def scripts() -> None:
     """Torch's functions by what they are: in TorchScript, in a pickle, and of what torch.fx has for a tensor."""
     import torch
@@ -362,6 +374,8 @@ def main() -> None:
         train()
     elif what == "scripts":
         scripts()
+    elif what == "in-parts":
+        in_parts()
     elif what == "multiplies":
         multiplies()
     elif what == "dies":

@@ -104,7 +104,8 @@ class Recording:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it when another rank has ended
             path = os.path.join(self.folder, f"{self._process}.trace")
             with contextlib.suppress(FileNotFoundError):  # as above
-                written.write(path, self.watch, self.ended, self.assumed(), self.source)
+                ended = self.ended or self.watch.given_up()
+                written.write(path, self.watch, ended, self.assumed(), self.source)
 
     def stop(self) -> None:
         """The steps are done: write the trace and end the process."""

@@ -12,6 +12,7 @@ import functools
 import gc
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
@@ -21,6 +22,7 @@ from .graphed import MOST_WARM_UPS, Content, Graphs
 from .imports import after_import
 from .native import Native
 from .networks import counted, owners, together
+from .outcome import frames
 from .rounds import Rounds
 from .script import Script
 from .sharded import unreduced
@@ -61,6 +63,8 @@ class Watch:
         self.repeated: list[int] = []
         self.ooms: list[dict[str, Any]] = []
         self.oom_marks: list[int] = []
+        self._oom_stack: list[str] = []
+        self._went_on = True
         self.model: dict[str, Any] = {}
         self.script: Script | None = None
         self.began = time.perf_counter()
@@ -275,6 +279,8 @@ class Watch:
         name, phase = stack.pop()
         if phase == "forward":
             self._follow_backward(module, name, output)
+        if not stack and output is not None and not self._passes:
+            self._went_on = True
         outer = stack[-1][0] if stack else ""
         if not stack and phase == "recompute":
             phase = "backward"
@@ -316,6 +322,8 @@ class Watch:
         if outermost:
             self._next_step()
             self._claimed.clear()
+            if not self._passes:
+                self._find_whole()
             self._passes += 1
             self._graphs.met_backward()
             self.mark("backward", "")
@@ -327,7 +335,9 @@ class Watch:
                     tensor.grad_fn.register_prehook(self._begin_backward)
         self._backward_depth += 1
         try:
-            return run_backward(outputs, *args, **kwargs)
+            gradients = run_backward(outputs, *args, **kwargs)
+            self._went_on = True
+            return gradients
         finally:
             self._backward_depth -= 1
             if outermost:
@@ -442,7 +452,7 @@ class Watch:
             for tensor in tensors_in(state, self.torch.Tensor):
                 self.claim(tensor, "optimizer_state")
         if self._stepped or self._backward_seen or self._backward_depth:
-            self._stepped = True
+            self._stepped = self._went_on = True
             self._aside = self._on_another_stream()
             self._graphs.met_step(optimizer)
             self._rounds.stepped(optimizer)
@@ -460,6 +470,7 @@ class Watch:
 
         def end() -> None:
             self._backward_seen = self._backward_seen or content.backward
+            self._went_on = True
             for optimizer in content.optimizers:
                 self._stepped = True
                 self._aside = self._on_another_stream()
@@ -505,7 +516,7 @@ class Watch:
 
     def step_made(self) -> None:
         """Somebody who has no optimizer made a step."""
-        self._stepped = True
+        self._stepped = self._went_on = True
 
     def _next_step(self) -> None:
         """A forward or backward begins: if the optimizers stepped since the last one, a step is complete."""
@@ -545,6 +556,20 @@ class Watch:
         """A request could not be served; the arguments are those of torch's observer of such events."""
         self.oom_marks.append(len(self.marks) - 1)
         self.ooms.append({**self.here(), "requested_bytes": requested})
+        self._find_whole()
+        self._oom_stack = frames(traceback.extract_stack())
+        self._went_on = False
+
+    def given_up(self) -> dict[str, Any]:
+        """The outcome of a program that ends by itself and has done nothing since memory ran out; else nothing.
+
+        It has if a step was made, or a backward pass, or, of a program that makes none, a forward pass.
+        """
+        if self._went_on:
+            return {}
+        asked = self.ooms[-1]["requested_bytes"] / 2**20
+        message = f"CUDA out of memory. Tried to allocate {asked:.2f} MiB."
+        return {"kind": "oom", "message": message, "caught": True, "stack": self._oom_stack, **self.ooms[-1]}
 
     def here(self) -> dict[str, Any]:
         """Step, phase and module as of now."""
@@ -574,6 +599,19 @@ class Watch:
         for module in (part for root in list(self._roots) for part in root.modules()):
             if "run_again" in vars(module):  # what a budget of activations came to
                 self.model["run_again"] = module.run_again
+
+    def _find_whole(self) -> None:
+        """Where no optimizer has said what it trains: the network that the largest of the called modules is part of.
+
+        A program may call its layers one by one, and run out of memory before its first step, or make none.
+        """
+        if self.script is None or self._trained_found or len(self._roots) < 2:
+            return
+        largest = max(self._roots, key=lambda root: self._roots[root]["parameters"])
+        for whole in owners(self.torch, list(largest.parameters())):
+            found = counted(whole, list(whole.parameters()))
+            if found["parameters"] > self.model.get("parameters", 0):
+                self.model = found
 
     def _find_parameters(self) -> None:
         """Parameters that were in no forward: of a program that ran out of memory, or of a running mean of others.
