@@ -169,7 +169,11 @@ def _bytes(said: str | int | None) -> int | None:
 def request(
     model: str, job: "Job | None" = None, plan: "Plan | None" = None, *, offline: bool = False, **options: Any
 ) -> "tuple[Job, Plan]":
-    """The Job and the Plan that options by their names ask for, else as given.  Raises UsageError."""
+    """The Job and the Plan that options by their names ask for, else as given.  Raises UsageError.
+
+    Where neither says anything of an option whose default the engine cannot do, it is what the engine does.
+    """
+    from tonnage.engines import engine_of
     from tonnage.job import Job
     from tonnage.modelref import resolve
     from tonnage.plans import Plan
@@ -181,4 +185,7 @@ def request(
         raise UsageError(f"Unknown option {unknown[0]!r}; possible: {', '.join(sorted(of_job | of_plan))}.")
     asked = replace(job or Job(), **{name: value for name, value in options.items() if name in of_job})
     said = replace(plan or Plan(), **{name: value for name, value in options.items() if name in of_plan})
+    if plan is None:
+        unsaid = engine_of(said).unsaid(asked)
+        said = replace(said, **{name: value for name, value in unsaid.items() if name not in options})
     return replace(asked, model=resolve(model, offline=offline)), said

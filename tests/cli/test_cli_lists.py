@@ -43,7 +43,9 @@ def test_no_model_found_is_an_answer(tonnage):
 
 
 def test_a_configuration_can_be_printed(tonnage):
-    assert json.loads(tonnage("models", "gpt2", "--config").out)["model_type"] == "gpt2"
+    written = tonnage("models", "gpt2", "--config")
+    assert json.loads(written.out)["model_type"] == "gpt2"
+    assert "names no dtype" in written.err
 
 
 def test_a_configuration_needs_an_exact_name(tonnage):

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from networks import tiny_job
+from tonnage.api import request
 from tonnage.device import parse_cluster
 from tonnage.engines import ENGINES, axolotl, by_torchs_ddp, engine, engine_of, hf_trainer
 from tonnage.engines.engine import Engine
@@ -15,12 +16,11 @@ from tonnage.options import listed, options
 from tonnage.plans import Plan
 
 TRAINERS = [engine for engine in ENGINES if engine.name != "tonnage"]
-CANNOT_DO_WITHOUT = {"trl": {"loss": "chunked"}, "axolotl": {"precision": "bf16-true"}}
-"""What engines have in place of a default."""
+ONE = parse_cluster("a100-80gb")
 
 
 def plan_for(trainer: Engine, **fields: str) -> Plan:
-    return Plan(engine=trainer.name, **{**CANNOT_DO_WITHOUT.get(trainer.name, {}), **fields})
+    return Plan(engine=trainer.name, **{**trainer.unsaid(tiny_job()), **fields})
 
 
 @pytest.fixture(params=TRAINERS, ids=lambda trainer: trainer.name)
@@ -42,6 +42,14 @@ def test_an_engine_is_an_option_of_the_plan() -> None:
 
 def test_defaults_are_accepted(trainer: Engine) -> None:
     assert refused(trainer, plan_for(trainer)) == ""
+
+
+def test_nobody_need_say_what_a_trainer_cannot_do_without(trainer: Engine) -> None:
+    for method in trainer.expresses["method"] if trainer.expresses and "method" in trainer.expresses else ("full",):
+        job, plan = request("llama-3.2-1b", offline=True, engine=trainer.name, method=method)
+        assert not any("precision" in said or "loss" in said for said in map(str, trainer.refusals(job, plan, ONE)))
+    asked = request("llama-3.2-1b", offline=True, engine="axolotl", precision="bf16-mixed")[1]
+    assert asked.precision == "bf16-mixed", "who says so is told that it cannot be"
 
 
 def test_it_lists_options_and_values_that_there_are(trainer: Engine) -> None:

@@ -1,6 +1,7 @@
 """`tonnage models`: the model configurations of the catalog."""
 
-from typing import TYPE_CHECKING, Annotated
+import sys
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -8,6 +9,11 @@ from tonnage.cli.options import Json
 
 if TYPE_CHECKING:
     from tonnage.catalog import Model
+
+_WITHOUT_DTYPE: Final = (
+    'It names no dtype: from_config makes weights of fp32 unless the script says another. "dtype": "bfloat16" in the '
+    "file makes them as most published weights are."
+)
 
 
 def models(
@@ -25,6 +31,7 @@ def models(
 
     if config:
         print_json(_named(search).config())
+        print(_WITHOUT_DTYPE, file=sys.stderr)
         return 0
     known = [model for model in map(find_model, model_names()) if model is not None]
     chosen = [model for model in known if search is None or _contains(model, search)]
@@ -61,8 +68,6 @@ def _table(chosen: "list[Model]") -> str:
 
 
 def _none(search: str, known: int) -> int:
-    import sys
-
     print(
         f"None of the {known} models' names contains {search!r}; a Hub id or a config.json also works.",
         file=sys.stderr,

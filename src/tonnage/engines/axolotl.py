@@ -102,6 +102,7 @@ AXOLOTL: Final = Engine(
         "attention": ("auto", "eager", "flex"),
     },
     accepts=accepts,
+    unsaid=lambda job: {"precision": "bf16-true"} if job.method == "full" else {},
     imports=hf_trainer.HF_TRAINER.imports,
     torchs_ddp=True,
     clips=True,

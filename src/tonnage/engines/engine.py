@@ -39,6 +39,8 @@ class Engine:
     must keep its default.  None: whatever techniques there are."""
     accepts: Callable[[Job, Plan, Cluster], Refusal | None] = nothing_against
     """What else stands against it; imports neither torch nor the trainer."""
+    unsaid: Callable[[Job], Mapping[str, Any]] = lambda job: {}
+    """What it does where a user says nothing of an option whose default it cannot do."""
     imports: tuple[str, ...] = ()
     """Modules that a worker imports once, before it forks."""
     torchs_ddp: bool = False

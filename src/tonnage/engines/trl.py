@@ -130,6 +130,7 @@ TRL: Final = Engine(
     packages=("trl", "datasets", "accelerate"),
     expresses={**hf_trainer.EXPRESSES, "loss": ("chunked",), "activation_offload": ("none", "cpu", "cpu-streamed")},
     accepts=accepts,
+    unsaid=lambda job: {"loss": "chunked"},
     imports=("transformers.trainer", "trl.trainer.sft_trainer"),
     torchs_ddp=True,
     clips=True,
