@@ -377,8 +377,7 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
     if (event->capture)
         return runtime_result(ERROR_CAPTURED_EVENT);
-    if (event->stream)
-    {
+    if (event->stream) {
         stream_complete(event->stream, event->position);
         wait_for_launches(event->launches);
     }
