@@ -6,6 +6,7 @@ GHOST_FOLDER names the folder of the libraries under test.
 import ctypes
 import os
 import struct
+import threading  # noqa: F401
 import time  # noqa: F401
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint64, c_ulonglong, c_void_p  # noqa: F401
 

@@ -7,7 +7,8 @@
  *
  * As a rule, who polls an event finds it done if a kernel was launched since: no card is done with work at
  * the moment that it gets it, and when the next kernel has been prepared most are.  A poll that goes on ends
- * after SOON_SECONDS or SOON_POLLS. */
+ * after SOON_POLLS, in another thread than the recording one (NCCL's watchdog) after SOON_SECONDS: how long the
+ * allocator's own thread takes between two calls is the machine's affair, and must decide nothing. */
 #define _GNU_SOURCE
 #include "ghost.h"
 
@@ -30,7 +31,8 @@ struct wait {
 struct CUevent_st {
     struct CUstream_st *stream; /* NULL until recorded */
     uint64_t position;
-    double seconds; /* host clock at the record */
+    double seconds;    /* host clock at the record */
+    pthread_t thread;  /* that recorded it */
     uint64_t launches; /* kernels launched before the record */
     int polls;         /* so far that found it not done */
     struct capture *capture; /* the capture that recorded it, if any */
@@ -340,6 +342,7 @@ API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle,
     event->stream = stream;
     event->position = stream->submitted;
     event->seconds = now();
+    event->thread = pthread_self();
     event->launches = launches;
     event->polls = 0;
     event->capture = capture_active(stream) ? stream->capture : NULL;
@@ -362,8 +365,9 @@ static bool event_is_fresh(struct CUevent_st *event)
 {
     if (!event->stream || config()->immediate_events || event->launches <= awaited)
         return false;
-    return event->launches == launches && ++event->polls < SOON_POLLS &&
-           now() - event->seconds < SOON_SECONDS;
+    if (event->launches != launches || ++event->polls >= SOON_POLLS)
+        return false;
+    return pthread_equal(event->thread, pthread_self()) || now() - event->seconds < SOON_SECONDS;
 }
 
 API cudaError_t cudaEventQuery(cudaEvent_t event)
