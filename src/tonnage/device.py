@@ -130,8 +130,8 @@ class Device:
             return ()
         major, minor = self.capability
         return (
-            f"of the card only its memory is known: capability {major}.{minor}, {self.sms} multiprocessors, on which "
-            "some temporaries hang, and the context are an A100's",
+            f"the catalog does not have the card: it is taken for one of capability {major}.{minor} with an A100's "
+            f"{self.sms} multiprocessors, on which some temporaries hang, and its context",
         )
 
     def with_capacity(self, capacity_bytes: int) -> "Device":
