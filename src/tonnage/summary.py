@@ -259,7 +259,24 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluste
         torchs = trace.peaks.get(f"{name}_bytes", mine)
         if torchs != mine:
             modelled.append(f"block sizes: the walk's {name} peak differs from torch's counter by {mine - torchs} B")
-    return Coverage(run=tuple(run), modelled=tuple(modelled), assumed=(*cluster.device.assumed, *trace.assumed))
+    return Coverage(
+        run=tuple(run),
+        modelled=tuple(modelled),
+        assumed=(*cluster.device.assumed, *_of_streams(trace), *trace.assumed),
+    )
+
+
+def _of_streams(trace: Trace) -> tuple[str, ...]:
+    """What is taken for granted of blocks that were not taken back at the moment that they were given back."""
+    action, address = (np.frombuffer(trace.event_columns[name], dtype=np.int64) for name in ("action", "address"))
+    given = np.flatnonzero(action[:-1] == ACTIONS.index("free_requested"))
+    at_once = (action[given + 1] == ACTIONS.index("free_completed")) & (address[given + 1] == address[given])
+    if trace.source != "ghost" or at_once.all():
+        return ()
+    return (
+        f"blocks that another stream used ({np.count_nonzero(~at_once):,} times) are free again by the next kernel; "
+        "on a card that may take longer, and more be reserved",
+    )
 
 
 def _made(trace: Trace) -> str:
@@ -320,7 +337,7 @@ def _notes(trace: Trace, walked: Timeline) -> list[str]:
     if trace.steps == 0 and trace.outcome.get("kind") == "completed":
         notes.append("No optimizer step was seen: the peaks are those of what ran.")
     if trace.outcome.get("caught"):
-        notes.append("The program caught the out-of-memory error and ended without an error of its own.")
+        notes.append("The program caught the out-of-memory error and ended by itself.")
     if trace.outcome.get("kind") == "completed" and trace.peaks.get("ooms", 0):
         times = "once" if trace.peaks["ooms"] == 1 else f"{trace.peaks['ooms']} times"
         notes.append(

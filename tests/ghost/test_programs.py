@@ -406,7 +406,7 @@ def test_a_program_that_does_nothing_more_when_memory_has_run_out_does_not_fit(d
     assert estimate.oom.message == "CUDA out of memory. Tried to allocate 4194304.00 MiB."
     assert estimate.oom.phase == "load"
     assert any("too_big.py" in frame for frame in estimate.oom.stack)
-    assert "The program caught the out-of-memory error and ended without an error of its own." in estimate.notes
+    assert "The program caught the out-of-memory error and ended by itself." in estimate.notes
 
 
 NEARLY_FULL = {"gpu": "2xt4", "launcher": (*TORCHRUN, "2")}
