@@ -10,6 +10,7 @@ import pytest
 from tonnage.ghost.process import INSIDE
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
+from tonnage.step import sources
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_what_cannot_be_imported_is_told_by_the_fork(worker: Any, monkeypatch: p
     asked: list[str] = []
     monkeypatch.setattr(worker.preload, "imported", lambda name: asked.append(name))
     worker._import_libraries(seeing())
-    assert worker._NAMES in asked
+    assert sources.NAMES in asked
     assert not any("modeling" in name for name in asked)
 
 

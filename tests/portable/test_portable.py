@@ -1,5 +1,8 @@
 """The portable source without a ghost: what it refuses, what it says, and that nothing of it stays."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -73,6 +76,22 @@ def test_where_no_ghost_can_run_the_error_points_here(monkeypatch: pytest.Monkey
     monkeypatch.setattr(pool, "Worker", unavailable)
     with pytest.raises(GhostUnavailable, match="--source meta"):
         predict.estimate(tiny_job(), Plan(), T4, fresh=True)
+
+
+def test_code_of_a_type_that_shares_a_folder_is_loaded_before_the_card_is_there() -> None:
+    """In a process that has loaded none: transformers asks while it is loaded what kind of thing a stream is."""
+    job = tiny_job()
+    config = {**job.model.config, "model_type": "gemma3_text", "head_dim": 8}
+    program = (
+        "from tonnage import predict; from tonnage.device import parse_cluster; "
+        "from tonnage.job import Job, ModelRef; from tonnage.plans import Plan; "
+        f"job = Job(model=ModelRef(name='text', kind='config', config={config!r}), seq_len=24); "
+        "report = predict.estimate(job, Plan(), parse_cluster('t4'), steps=1, source='meta'); "
+        "print(report.estimate.peak.allocated_bytes)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) > 0
 
 
 def test_nothing_of_the_card_stays() -> None:

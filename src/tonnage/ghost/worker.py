@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Final, TextIO
 
@@ -33,7 +32,7 @@ from tonnage.ghost import card, preload
 from tonnage.ghost.running import PR_SET_PDEATHSIG
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
-from tonnage.step import occasions
+from tonnage.step import occasions, sources
 from tonnage.step.step import World
 from tonnage.techniques import chosen
 
@@ -149,13 +148,10 @@ def _import_libraries(request: dict[str, Any]) -> None:
         for library in technique.libraries:
             preload.imported(library)
     _build_tables()
-    kinds = dict.fromkeys(_kinds(request["job"]["model"]["config"]))
-    if not kinds or not preload.imported(_NAMES):
-        return
-    folder = sys.modules[_NAMES].model_type_to_module_name
-    for name in map(folder, kinds):
-        if name.isidentifier():
-            preload.imported(f"transformers.models.{name}.modeling_{name}")
+    config = request["job"]["model"]["config"]
+    if config and preload.imported(sources.NAMES):
+        for module in sources.modules(config):
+            preload.imported(module)
 
 
 def _build_tables() -> None:
@@ -164,19 +160,6 @@ def _build_tables() -> None:
     build = getattr(mapping, "get_checkpoint_conversion_mapping", None)
     if build is not None:
         build("")
-
-
-_NAMES = "transformers.models.auto.configuration_auto"
-"""The module that knows in which folder the code of a type of model is."""
-
-
-def _kinds(config: Mapping[str, Any]) -> Iterator[str]:
-    """The type of a network, and the types of the networks that it is made of."""
-    if isinstance(config.get("model_type"), str):
-        yield config["model_type"]
-    for part in config.values():
-        if isinstance(part, Mapping):
-            yield from _kinds(part)
 
 
 def _do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> dict[str, Any]:

@@ -10,10 +10,9 @@ process group that exchanges nothing (`group`).
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from tonnage.portable.memory import CardMemory
 from tonnage.portable.streams import Streams
 from tonnage.portable.temporaries import Temporaries
 from tonnage.record import Recorder, steps_of, watching
+from tonnage.step import sources
 from tonnage.techniques import chosen, environment
 from tonnage.trace import Trace
 
@@ -84,11 +84,11 @@ def _told_in_one_line() -> Iterator[None]:
 
 def _import_libraries(job: Job, plan: Plan) -> None:
     """While they are imported, libraries ask for cards and load their kernels: before one seems to be there."""
-    name = str(job.model.config.get("model_type", "")).replace("-", "_")
     for library in (library for technique in chosen(job, plan) for library in technique.libraries):
         importlib.import_module(library)
-    if name.isidentifier() and importlib.util.find_spec(f"transformers.models.{name}") is not None:
-        importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    for module in sources.modules(job.model.config):
+        with suppress(ImportError):  # what is broken says so where it is used
+            importlib.import_module(module)
 
 
 @cache
