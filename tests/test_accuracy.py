@@ -97,15 +97,18 @@ def test_rows_whose_source_says_all_of_the_run_stand_apart() -> None:
     others = [
         dataclasses.replace(told, name="card", assumed=("the card",)),
         dataclasses.replace(told, name="age", versions={}),
+        dataclasses.replace(told, name="program", software_assumed=("the program of the day before",)),
         dataclasses.replace(told, name="script", public=False),
     ]
     text = markdown([(row, {"allocated": 4.04, "process": 4.7}) for row in (told, *others)])
-    assert "| all of the run is stated | allocated | 1 | 1.000 | 0.1 | 1.000 | 0.5 | 0 |" in text
-    assert "| all of the run is stated | process | 1 | 6.000 | 3 | 6.000 |  | 1 |" in text
-    assert "| something was assumed | allocated | 3 | 1.000 | 1 | 1.000 | 3 | 0 |" in text
-    assert "| something was assumed | process | 3 | 6.000 |  | 6.000 |  | 3 |" in text
-    assert "| all | allocated | 4 | 1.000 | 0.1 | 1.000 | 0.5 | 0 |" in text
-    assert {row.complete for row in load()} == {True, False}
+    assert "| script and configuration are public | allocated | 3 | 1.000 | 0.1 | 1.000 | 0.5 | 0 |" in text
+    assert "| script and configuration are public | process | 3 | 6.000 | 3 | 6.000 |  | 3 |" in text
+    assert "| and so are all versions | allocated | 1 | 1.000 | 0.1 | 1.000 | 0.5 | 0 |" in text
+    assert "| something of the configuration was assumed | allocated | 2 | 1.000 | 1 | 1.000 | 3 | 0 |" in text
+    assert "| something of the configuration was assumed | process | 2 | 6.000 |  | 6.000 |  | 2 |" in text
+    assert "| all | allocated | 5 | 1.000 | 0.1 | 1.000 | 0.5 | 0 |" in text
+    rows = load()
+    assert 0 < sum(row.complete for row in rows) < sum(row.configured for row in rows) < len(rows)
 
 
 @pytest.mark.ghost

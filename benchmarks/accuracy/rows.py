@@ -12,6 +12,8 @@ ROOT: Final = Path(__file__).parents[2]
 PUBLISHED: Final = ROOT / "measurements" / "published"
 METRICS: Final = ("allocated", "reserved", "process", "after")
 """The most of three kinds of memory, and what is allocated after a step."""
+LISTS: Final = ("software", "software_assumed", "assumed")
+"""What a line has as lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,7 @@ class Row:
     url: str
     """Where the figures were published."""
     public: bool
-    """Whether both the script and its whole configuration are public."""
+    """Whether the script is public."""
     calibrates: bool = False
     """Whether a constant of the mapping was read off this row; such rows are reported apart."""
     gpu: str
@@ -46,13 +48,20 @@ class Row:
     """What it was measured with, where that is stated."""
     stated: dict[str, Any] = field(default_factory=dict)
     """What else the source says of the run, for whoever looks for causes."""
+    software_assumed: tuple[str, ...] = ()
+    """What the source does not say of the software (a version, a program's day, a unit), and what was taken."""
     assumed: tuple[str, ...] = ()
-    """What the source does not say, and what was taken."""
+    """What the source does not say of the configuration (a card, a length, what data decide), and what was taken."""
+
+    @property
+    def configured(self) -> bool:
+        """Whether script and configuration are public, all of it; a version may have been taken."""
+        return self.public and not self.assumed
 
     @property
     def complete(self) -> bool:
-        """Whether the source says all of the run: script, configuration and versions, nothing assumed."""
-        return self.public and bool(self.versions) and not self.assumed
+        """Whether the source says all of the run: script, configuration and versions."""
+        return self.configured and bool(self.versions) and not self.software_assumed
 
     @property
     def job(self) -> str:
@@ -75,7 +84,7 @@ def _rows(path: Path) -> Iterator[Row]:
     for number, line in enumerate(path.read_text().splitlines(), start=1):
         try:
             values = json.loads(line)
-            row = Row(**values | {name: tuple(values.get(name, ())) for name in ("software", "assumed")})
+            row = Row(**values | {name: tuple(values.get(name, ())) for name in LISTS})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path.name}:{number}: {error}") from error
         if not row.measured or set(row.measured) - set(METRICS):
