@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 from solutions import Formula, question
 from tonnage.report import plans, plans_html
 from tonnage.search.solve import search
 
 
+@cache
 def solved(**options):
     return search(question(**options), Formula(), top=3, pareto=True)
 
@@ -37,7 +39,7 @@ def test_memory_of_the_host_is_said_where_a_plan_uses_it():
 
 
 def test_nothing_fits():
-    asked = question(gpu="t4", model="llama-3.1-8b", without=("param-offload",))
+    asked = question(gpu="t4", model="llama-3.1-8b", without=("param-offload", "optimizer-offload", "checkpointing"))
     solution = search(asked, Formula(), top=1)
     text = plans.render(solution)
     assert text.startswith("DOES NOT FIT")

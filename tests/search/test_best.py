@@ -103,7 +103,8 @@ def test_as_many_tokens_of_longer_sequences_need_no_less(micro_batch, changes, e
 
 
 def test_too_large_says_how_far_and_what_would_help():
-    asked = question(gpu="t4", model="llama-3.1-8b", seq_len=2048, without=("param-offload",))
+    without = ("param-offload", "optimizer-offload", "checkpointing")
+    asked = question(gpu="t4", model="llama-3.1-8b", seq_len=2048, without=without)
     solution = search(asked, Formula(), top=1)
     assert solution.status == "too_large"
     assert not solution.plans

@@ -58,8 +58,8 @@ WHOLE = {
         *("a100-80gb", "smollm2-360m"),
         Plan(shard="zero2", param_offload="cpu", engine="accelerate"),
     ),
-    "ZeRO-1": ("4xa100-80gb", "llama-3.2-3b", Plan(shard="zero1", engine="deepspeed")),
-    "ZeRO-2": ("4xa100-80gb", "llama-3.2-3b", Plan(shard="zero2", engine="deepspeed")),
+    "ZeRO-1": ("4xa100-80gb", "llama-3.2-1b", Plan(shard="zero1", engine="deepspeed")),
+    "ZeRO-2": ("4xa100-80gb", "llama-3.2-1b", Plan(shard="zero2", engine="deepspeed")),
     "ZeRO-3": ("4xa100-80gb", "llama-3.2-3b", Plan(shard="zero3", engine="deepspeed")),
 }
 

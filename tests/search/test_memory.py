@@ -232,7 +232,7 @@ def test_a_worker_that_cannot_start_is_told_by_the_first_run(monkeypatch):
         ({"pp": 8, "tp": 4, "shard": "zero1", "checkpointing": "full"}, 8),  # 256 micro-batches wait there twice
     ],
 )
-def test_the_rank_of_a_pipeline_that_is_asked_first_needs_most(options, fullest):
+def test_the_rank_of_a_pipeline_that_is_asked_first_needs_most(worker, options, fullest):
     cluster = parse_cluster("8x8xh100-80gb")
     asked = {"seq_len": 8192, "global_batch_tokens": 2**22, "loss": "chunked", "optimizer": "adamw-fused"}
     job, plan = request("llama-3.1-70b", offline=True, **asked, **options)
@@ -241,9 +241,8 @@ def test_the_rank_of_a_pipeline_that_is_asked_first_needs_most(options, fullest)
     assert memory._likely_fullest(one, cluster) == fullest
     few = replace(one, job=with_layers(one.job, plan.pp))
     grown = replace(one, job=with_layers(one.job, 2 * plan.pp))
-    with memory.Ghosts(lambda text: None, count=1) as ghosts:
-        needs = {}
-        for rank in ranks:
-            looks = [ghosts._run(memory._Run(each, roomy(cluster), 1, 0, rank, looks=True)) for each in (few, grown)]
-            needs[rank] = extrapolated(*looks, (plan.pp, 2 * plan.pp), 80).process_bytes
+    needs = {}
+    for rank in ranks:
+        looks = [memory._Run(each, roomy(cluster), 1, 0, rank, looks=True).on(worker) for each in (few, grown)]
+        needs[rank] = extrapolated(*looks, (plan.pp, 2 * plan.pp), 80).process_bytes
     assert max(needs, key=needs.get) == fullest
