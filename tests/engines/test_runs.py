@@ -1,6 +1,7 @@
 """Trainers' own code on the ghost, beside tonnage's loop and beside arithmetic."""
 
 import dataclasses
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,60 @@ def test_images_are_what_a_processor_makes_of_them(worker: Worker, engine: str) 
         for name, optimizer in (("tonnage", "adamw-fused"), (engine, "adamw"))
     )
     assert theirs == pytest.approx(plain, rel=0.02)
+
+
+@pytest.mark.parametrize("rows", [{"packing": 3}, {"lengths": ("256", "64")}], ids=str)
+@pytest.mark.parametrize("engine", ["hf-trainer", "accelerate"])
+def test_rows_are_the_plain_loops(worker: Worker, engine: str, rows: dict[str, Any]) -> None:
+    """Packed ones with a mask of blocks; of drawn lengths the longest first, whatever the sampler shuffles."""
+    job = dataclasses.replace(JOB, **rows)
+    plain, theirs = (
+        run(worker, name, job=job, optimizer=optimizer, attention="eager").estimate.peak.allocated_bytes
+        for name, optimizer in (("tonnage", "adamw-fused"), (engine, "adamw-fused"))
+    )
+    full = run(worker, engine, optimizer="adamw-fused", attention="eager").estimate.peak.allocated_bytes
+    assert theirs == pytest.approx(plain, abs=128 * 1024)
+    assert theirs >= full
+
+
+def test_deepspeed_takes_packed_rows(worker: Worker) -> None:
+    alone, packed = (
+        _peak(run(worker, "deepspeed", job=dataclasses.replace(JOB, packing=packing), attention="eager"), "forward")
+        for packing in (None, 2)
+    )
+    assert packed > alone, "a mask of blocks, and positions"
+
+
+@pytest.mark.parametrize("batches", [2, 4])
+def test_the_trainer_gathers_logits_for_its_metrics(worker: Worker, batches: int) -> None:
+    """In fp32, those of all batches but the last twice: once as they were, once joined to the last one's."""
+    job = dataclasses.replace(JOB, eval_batch=2, eval_logits=batches)
+    found = run(worker, "hf-trainer", job=job)
+    logits_bytes = 2 * 256 * VOCABULARY * 4
+    held = (1 + 2) * 4 * PARAMETERS  # weights and both moments
+    joined = (2 * batches - 1) * logits_bytes
+    assert 0 < _peak(found, "evaluate") - held - joined < 2 * logits_bytes
+    assert "evaluate" not in {phase.name for phase in run(worker, "hf-trainer").estimate.phases}
+
+
+def test_the_trainer_evaluates_rows_of_full_length_once(worker: Worker) -> None:
+    job = dataclasses.replace(JOB, eval_batch=8, lengths=("64",))
+    found = run(worker, "hf-trainer", job=job)
+    alone = run(worker, "tonnage", job=job, optimizer="adamw-fused")
+    assert _peak(found, "evaluate") == pytest.approx(_peak(alone, "evaluate"), abs=8 * 256 * VOCABULARY * 4)
+    assert _peak(found, "evaluate") > _peak(found, "backward")
+    phases = [phase for phase, _ in groupby(mark.phase for mark in found.traces[0].marks)]
+    assert phases.count("evaluate") == 1
+    assert phases[phases.index("evaluate") :].count("optimizer") == 1, "of three steps one comes after it"
+
+
+def test_sfts_packed_rows_are_one_without_padding(worker: Worker) -> None:
+    """Two rows of 256 tokens are one of 512, whose scores are twice as many."""
+    rows = dataclasses.replace(JOB, packing=2, eval_batch=2)
+    packed, plain = (run(worker, "trl", job=job, loss="chunked", attention="eager") for job in (rows, JOB))
+    scores_bytes = 8 * 256 * 256 * 4 * 2
+    assert _peak(packed, "forward") - _peak(plain, "forward") > scores_bytes
+    assert _peak(packed, "evaluate") < _peak(packed, "backward")
 
 
 def test_sounds_reach_deepspeed_in_its_dtype(worker: Worker) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING
-from tonnage.engines.engine import ANY, IMAGES, SHAPES, Engine
+from tonnage.engines.engine import ANY, IMAGES, ROWS, SHAPES, Engine
 from tonnage.engines.hf_trainer import alone_on_many
 from tonnage.techniques import choices, chosen, refusals
 from tonnage.techniques.technique import first_of
@@ -139,6 +139,7 @@ ACCELERATE: Final = Engine(
     expresses={
         **SHAPES,
         **IMAGES,
+        **ROWS,
         "method": ("full", "lora", "qlora"),
         "quant": ANY,
         "unquantized_dtype": ANY,

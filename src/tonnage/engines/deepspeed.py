@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.engines.engine import ANY, IMAGES, SHAPES, Engine
+from tonnage.engines.engine import ANY, IMAGES, ROWS, SHAPES, Engine
 from tonnage.engines.hf_trainer import shared_refusal
 from tonnage.techniques.technique import Refusal
 
@@ -212,7 +212,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
 DEEPSPEED: Final = Engine(
     name="deepspeed",
     packages=("deepspeed",),
-    expresses={**EXPRESSES, **IMAGES},
+    expresses={**EXPRESSES, **IMAGES, **ROWS},
     accepts=accepts,
     imports=("deepspeed",),
     fuses_adamw=True,

@@ -25,6 +25,9 @@ SHAPES: Final = dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "allocato
 IMAGES: Final = dict.fromkeys(("images", "image_size"), ANY)
 """Options of the rows, for engines whose rows may hold images."""
 
+ROWS: Final = dict.fromkeys(("packing", "lengths"), ANY)
+"""Options of the rows that a user brings along, for engines that take any."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
@@ -106,8 +109,9 @@ class Engine:
     ) -> Refusal:
         choices = [word for word in possible if known and word in known]
         way_out = f"choose {spelled(option)} {' or '.join(choices)}" if choices else f"leave {spelled(option)} out"
+        said = ",".join(chosen) if isinstance(chosen, tuple) else "on" if chosen is True else chosen
         return Refusal(
-            technique=f"{spelled(option)}={'on' if chosen is True else chosen}",
+            technique=f"{spelled(option)}={said}",
             reason=f"the engine {self.name} has no setting for it",
             instead=f"{way_out}, or engine tonnage",
         )

@@ -9,12 +9,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from tonnage.step import batches
 from tonnage.step import model as models
 from tonnage.step.step import Step, World
 from tonnage.techniques import chosen
@@ -66,13 +68,15 @@ def adapted(module: nn.Module, step: Step) -> nn.Module:
 
 
 class Rows(Dataset[models.Batch]):  # type: ignore[misc]
-    """Micro-batches of one sequence each, of full length and without padding, made when they are asked for.
+    """Micro-batches of one sequence each, without padding, made when they are asked for.
 
+    They are as long as the job says in the order in which they are asked for, whatever index a sampler shuffled.
     `images_dtype` is that of images and sounds; None: what the network takes under autocast, or without it.
     """
 
     def __init__(self, step: Step, module: nn.Module, count: int, images_dtype: torch.dtype | None = None) -> None:
         self.one = replace(step.job, micro_batch=1)
+        self.lengths = chain.from_iterable(batches.drawn(step.job)) if step.job.lengths else None
         self.module = module
         self.images_dtype = images_dtype or (torch.float32 if step.autocast_dtype else step.weights_dtype)
         self.count = count
@@ -81,12 +85,39 @@ class Rows(Dataset[models.Batch]):  # type: ignore[misc]
         return self.count
 
     def __getitem__(self, index: int) -> models.Batch:
-        return models.batch(self.one, self.module, self.images_dtype)
+        one = self.one if self.lengths is None else replace(self.one, seq_len=next(self.lengths))
+        made = models.batch(one, self.module, self.images_dtype)
+        return made if one.packing is None else batches.packed(made, one.packing)
 
 
 def collated(rows: Sequence[models.Batch]) -> models.Batch:
-    """One micro-batch of several, as processors make it: a sequence may have many rows of patches, or of tiles."""
-    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    """One micro-batch of several, as processors make it: a sequence may have many rows of patches, or of tiles.
+
+    Of sequences that are not equally long the shorter ones are padded.
+    """
+    lengths = [row["input_ids"].shape[1] for row in rows if "input_ids" in row]
+    if len(set(lengths)) < 2:
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+    whole = {name: _as_long_as_the_longest([row[name] for row in rows], lengths) for name in rows[0]}
+    return batches.padded(whole, lengths)
+
+
+def _as_long_as_the_longest(parts: Sequence[torch.Tensor], lengths: Sequence[int]) -> torch.Tensor:
+    """The parts one below the other; those that have a place for each token with zeros behind."""
+    of_tokens = all(part.ndim > 1 and part.shape[1] == length for part, length in zip(parts, lengths, strict=True))
+    if not of_tokens:
+        return torch.cat(list(parts))
+    longest = max(lengths)
+    wide = [nn.functional.pad(part, (0, 0) * (part.ndim - 2) + (0, longest - part.shape[1])) for part in parts]
+    return torch.cat(wide)
+
+
+def evaluated(step: Step, module: nn.Module) -> Rows:
+    """Rows of full length for one evaluation on all ranks: as many batches as logits are gathered of, or one."""
+    job, ranks = step.job, step.world.size
+    assert job.eval_batch is not None
+    full = replace(step, job=replace(job, lengths=()))
+    return Rows(full, module, job.eval_batch * (job.eval_logits or 1) * ranks)
 
 
 def rows_needed(job: Job, world: World, steps: int) -> int:

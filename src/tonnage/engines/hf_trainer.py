@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING
-from tonnage.engines.engine import ANY, IMAGES, SHAPES, Engine, installed
+from tonnage.engines.engine import ANY, IMAGES, ROWS, SHAPES, Engine, installed
 from tonnage.techniques import chosen
 from tonnage.techniques.low_bit import BITSANDBYTES
 from tonnage.techniques.technique import Refusal, first_of
@@ -167,9 +167,39 @@ def trained(
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     with tempfile.TemporaryDirectory() as folder, given.contexts(step):
         arguments = TrainingArguments(output_dir=folder, **{**settings(job, plan, world, steps, by_fsdp), **said})
-        trainer = Trainer(model=module, args=arguments, train_dataset=rows, data_collator=given.collated)
-        trainer.train()
+        besides = {} if job.eval_batch is None else evaluation(job, given.evaluated(step, module), steps)
+        trainer = Trainer(model=module, args=arguments, train_dataset=rows, data_collator=given.collated, **besides)
+        train(trainer)
     return trainer
+
+
+def evaluation(job: Job, rows: Any, steps: int) -> dict[str, Any]:
+    """What a Trainer is given to evaluate on these rows once, before the last of its steps, or after a lone one.
+
+    It gathers logits where it is to compute metrics of them.
+    """
+    from transformers import TrainerCallback
+
+    class BeforeTheLast(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_evaluate = state.global_step == max(steps - 1, 1)
+
+    metrics: dict[str, Any] = {} if job.eval_logits is None else {"compute_metrics": lambda prediction: {}}
+    return {"eval_dataset": rows, "callbacks": [BeforeTheLast()], **metrics}
+
+
+def train(trainer: Any) -> None:
+    """Its steps; what it evaluates between them is a phase of its own."""
+    from tonnage.step import occasions
+
+    evaluate = trainer.evaluate
+
+    def evaluating(*arguments: Any, **options: Any) -> Any:
+        with occasions.phase("evaluate"):
+            return evaluate(*arguments, **options)
+
+    trainer.evaluate = evaluating
+    trainer.train()
 
 
 def settings(job: Job, plan: Plan, world: World, steps: int, by_fsdp: bool = True) -> dict[str, Any]:
@@ -180,6 +210,7 @@ def settings(job: Job, plan: Plan, world: World, steps: int, by_fsdp: bool = Tru
     return {
         **arguments(job, plan, "activation_checkpointing" if newer else "gradient_checkpointing", by_fsdp),
         **_mesh(plan, world),
+        **({} if job.eval_batch is None else {"per_device_eval_batch_size": job.eval_batch}),
         "max_steps": steps,
         "save_strategy": "no",
         "report_to": [],
@@ -239,7 +270,7 @@ def _mesh(plan: Plan, world: World) -> dict[str, Any]:
 HF_TRAINER: Final = Engine(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
-    expresses={**EXPRESSES, **IMAGES},
+    expresses={**EXPRESSES, **IMAGES, **ROWS, "eval_batch": ANY, "eval_logits": ANY},
     accepts=accepts,
     imports=("transformers.trainer",),
     torchs_ddp=True,

@@ -12,7 +12,7 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.engines import hf_trainer
-from tonnage.engines.engine import Engine
+from tonnage.engines.engine import ANY, ROWS, Engine
 from tonnage.techniques import chunked_loss
 from tonnage.techniques.lora import configuration, not_adapted
 from tonnage.techniques.technique import Refusal
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tonnage.engines.given import Rows
     from tonnage.job import Job
     from tonnage.plans import Plan
+    from tonnage.step.model import Batch
     from tonnage.step.step import World
 
 
@@ -79,10 +80,16 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     module = given.network(step)
     chunked_loss.causal_network(module, "SFTTrainer on tokenised rows", "engine hf-trainer")
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
+    besides = {}
+    if job.eval_batch is not None:
+        evaluated = _dataset(given.evaluated(step, module), job.eval_batch, world.size)
+        besides = hf_trainer.evaluation(job, evaluated, steps)
     with tempfile.TemporaryDirectory() as folder, given.contexts(step):
         arguments = SFTConfig(
             output_dir=folder,
             max_length=job.seq_len,
+            packing=job.packing is not None,
+            **({"train_sampling_strategy": "sequential"} if job.lengths else {}),  # the longest come first
             dataset_kwargs={"skip_prepare_dataset": True},
             **hf_trainer.settings(job, plan, world, steps),
         )
@@ -90,15 +97,16 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
             trainer = SFTTrainer(
                 model=module,
                 args=arguments,
-                train_dataset=_dataset(rows),
+                train_dataset=_dataset(rows, job.micro_batch, world.size),
                 processing_class=_tokenizer(),
                 peft_config=None if job.method == "full" else configuration(job),
+                **besides,
             )
         except ValueError as error:
             if _of_peft(error):
                 raise not_adapted(job, error) from error
             raise
-        trainer.train()
+        hf_trainer.train(trainer)
     return trainer
 
 
@@ -108,11 +116,20 @@ def _of_peft(error: ValueError) -> bool:
     return str(frame.f_globals.get("__name__")).startswith("peft.")
 
 
-def _dataset(rows: Rows) -> Any:
+def _dataset(rows: Rows, micro_batch: int, ranks: int) -> Any:
+    """The rows, the same for each rank, with the columns that preparing them makes: of packed ones also how long
+    their documents are."""
     from datasets import Dataset
 
-    made = [rows[index] for index in range(len(rows))]
-    return Dataset.from_dict({name: [row[name][0].tolist() for row in made] for name in made[0]})
+    from tonnage.step.batches import documents_of
+
+    made: list[Batch] = []
+    while len(made) < len(rows):
+        made += [rows[index] for index in range(micro_batch)] * ranks
+    columns = {name: [row[name][0].tolist() for row in made] for name in made[0]}
+    if rows.one.packing is not None:
+        columns["seq_lengths"] = [documents_of(len(ids), rows.one.packing) for ids in columns["input_ids"]]
+    return Dataset.from_dict(columns)
 
 
 def _tokenizer() -> Any:
@@ -128,7 +145,13 @@ def _tokenizer() -> Any:
 TRL: Final = Engine(
     name="trl",
     packages=("trl", "datasets", "accelerate"),
-    expresses={**hf_trainer.EXPRESSES, "loss": ("chunked",), "activation_offload": ("none", "cpu", "cpu-streamed")},
+    expresses={
+        **hf_trainer.EXPRESSES,
+        **ROWS,
+        "eval_batch": ANY,
+        "loss": ("chunked",),
+        "activation_offload": ("none", "cpu", "cpu-streamed"),
+    },
     accepts=accepts,
     unsaid=lambda job: {"loss": "chunked"},
     imports=("transformers.trainer", "trl.trainer.sft_trainer"),

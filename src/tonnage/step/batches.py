@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -32,12 +33,17 @@ def packed(batch: Batch, documents: int) -> Batch:
     rows, length = batch["input_ids"].shape
     if documents > length:
         raise UsageError(f"packing is {documents}, and a sequence has {length} tokens; choose fewer documents.")
-    starts = [index * length // documents for index in range(documents)]
-    ends = [*starts[1:], length]
-    positions = torch.cat([torch.arange(end - start) for start, end in zip(starts, ends, strict=True)])
+    lengths = documents_of(length, documents)
+    positions = torch.cat([torch.arange(one) for one in lengths])
     labels = batch["labels"].clone()
-    labels[:, starts] = IGNORED_LABEL
+    labels[:, positions == 0] = IGNORED_LABEL
     return {**batch, "labels": labels, "position_ids": positions.expand(rows, -1).contiguous()}
+
+
+def documents_of(length: int, documents: int) -> list[int]:
+    """The lengths of so many documents of (nearly) equal length in one sequence of `length` tokens."""
+    ends = [number * length // documents for number in range(documents + 1)]
+    return [end - start for start, end in pairwise(ends)]
 
 
 def padded(batch: Batch, lengths: Sequence[int]) -> Batch:
