@@ -31,6 +31,10 @@ WHY: Final = {
     "loss": "the Trainer calls the network's own loss",
     "activation_offload": "the Trainer moves the inputs of checkpointed layers only",
     "optimizer_offload": "FSDP2 moves parameters and states together: param-offload cpu",
+    "packing": "rows.py joins texts to full rows and does not say where one ends",
+    "lengths": "rows.py joins texts to full rows",
+    "eval_batch": "train.py evaluates nothing",
+    "eval_logits": "train.py evaluates nothing",
     "precision=fp8": "it takes an fp8 recipe of accelerate, which is not the one that was run",
 }
 
