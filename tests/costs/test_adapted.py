@@ -75,3 +75,27 @@ def test_adapters_in_fp32_beside_16_bits_by_hand() -> None:
     assert (forward[1].family, forward[1].dtype) == ("matmul", "fp32")
     assert forward[1].flops == 2 * 10 * 4 * (64 + 64)
     assert backward[1].flops == 2 * forward[1].flops
+
+
+def test_all_but_quantized_products_is_fp32_by_hand() -> None:
+    """10 tokens, width 64: attention and head multiply in fp32, and each product has its rows cast there and back."""
+    narrow = Slice(tokens=10, seq_len=10, trained=False, quantized=True, backend="eager")
+    wide = replace(narrow, wide_between=True, residual_bytes=4)
+    layer, head = operations.layer(LLAMA, wide), operations.head(LLAMA, wide)
+    dtypes = {op.name: op.dtype for op in (*layer.forward, *head.forward)}
+    assert (dtypes["attention"], dtypes["head"], dtypes["query"]) == ("fp32", "fp32", "bf16")
+    [casts] = [op for op in layer.backward if op.name == "casts around products"]
+    assert casts.bytes == sum(6 * 10 * (one.k + one.n) for one in operations.products(LLAMA, wide))
+    assert "casts around products" not in {op.name for op in operations.layer(LLAMA, narrow).forward}
+    moved = [next(op.bytes for op in layer.forward if op.name == "activation") for layer in _both(narrow, wide)]
+    assert moved[1] == 2 * moved[0]
+
+
+def test_adapters_in_fp32_have_those_casts_already() -> None:
+    part = Slice(tokens=10, seq_len=10, trained=False, quantized=True, wide_between=True, residual_bytes=4)
+    adapted = replace(part, lora_rank=4, wide_adapters=True)
+    assert "casts around products" not in {op.name for op in operations.layer(LLAMA, adapted).forward}
+
+
+def _both(*parts: Slice) -> list[operations.Passes]:
+    return [operations.layer(LLAMA, part) for part in parts]

@@ -301,6 +301,28 @@ def test_adapters_are_wide_beside_16_bits_without_autocast(plan, wide):
     assert not Work.of(job(), plan, ONE).wide_adapters
 
 
+@pytest.mark.parametrize(
+    ("plan", "wide"),
+    [
+        (Plan(precision="bf16-true"), True),
+        (Plan(precision="bf16-true", unquantized_dtype="compute"), False),
+        (Plan(precision="bf16-mixed"), False),
+    ],
+)
+def test_what_is_not_quantized_is_fp32_without_autocast(plan, wide):
+    assert Work.of(job(method="qlora"), plan, ONE).wide_between == wide
+    assert not Work.of(job(method="lora"), plan, ONE).wide_between
+
+
+def test_a_quantized_network_in_fp32_takes_longer_for_attention_and_head():
+    narrow, wide = (
+        Work.of(job(method="qlora"), Plan(precision="bf16-true", unquantized_dtype=dtype), ONE)
+        for dtype in ("compute", "fp32")
+    )
+    seconds = [timing(LLAMA, work, ONE, EAGER).step_seconds for work in (narrow, wide)]
+    assert seconds[1] > 1.5 * seconds[0]
+
+
 def test_an_optimizer_that_looks_states_up_is_bound_by_that():
     """27.7 ps a weight of Adam in 8 bits on an H200, whatever the weights' dtype; moving 16 bytes takes 3.8."""
     for precision in ("bf16-true", "fp32"):

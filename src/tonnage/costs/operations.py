@@ -90,6 +90,8 @@ class Slice:
     """Whether they are fp32 and no autocast makes them narrower: inputs are cast to fp32 and multiplied in it."""
     quantized: bool = False
     """Whether frozen weights are dequantized (4 bits) each time they are used."""
+    wide_between: bool = False
+    """Whether what is between a layer's products, and the head, are fp32: products cast what they get and return."""
     experts: bool = False
     """Whether this layer has experts, where the network has."""
     captured: str = "none"
@@ -98,6 +100,11 @@ class Slice:
     """Whether experts' products, their activation and casts are one kernel."""
     experts_whole: bool = False
     """Whether tensor-parallel ranks have experts of their own, rather than parts of each."""
+
+    @property
+    def between(self) -> str:
+        """The dtype of attention, of the head, and of what layers pass over memory."""
+        return "fp32" if self.wide_between else kept_dtype(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +305,7 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     """
     heads = max(shape.heads / part.tp, 1)
     widths = heads * (shape.head_dim + shape.value_dim)
-    dtype = kept_dtype(part.dtype)
+    dtype = part.between
     e = ELEMENT_BYTES[dtype]
     kept = part.tokens * widths * 2 * e
     if part.backend not in ("eager", "math"):
@@ -349,7 +356,7 @@ def _fused_scores(shape: Shape, scores: float, *, backward: bool = False) -> lis
 
 def _pointwise(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
     """Norms, residuals, rotations, activations and dropout, by what is read and written for each element."""
-    e, r = ELEMENT_BYTES[kept_dtype(part.dtype)], part.residual_bytes
+    e, r = ELEMENT_BYTES[part.between], part.residual_bytes
     stream = part.tokens / (part.tp if part.sequence_parallel else 1) * shape.hidden
     rotated = part.tokens * (shape.query_width + shape.key_width) / part.tp * shape.rotary
     turned, turned_back = (2 * e, 2 * e) if part.fused else (12 * e, 14 * e)
@@ -428,7 +435,7 @@ def _routing(shape: Shape, part: Slice, passes: int) -> list[Operation]:
     """Of layers with experts: tokens are gathered by expert and added up again (each k times), a sort between."""
     if not part.experts:
         return []
-    e = ELEMENT_BYTES[kept_dtype(part.dtype)]
+    e = ELEMENT_BYTES[part.between]
     moved = part.tokens * shape.experts_per_token * shape.hidden * 4 * e / (part.tp if part.experts_whole else 1)
     return [Operation("routing", "pointwise", part.dtype, 0, passes * moved, 24 * passes)]
 
@@ -470,13 +477,27 @@ def _weights(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation
     modules = 4 + (3 if shape.parts > 1 else 0)
     if part.quantized:
         step = Operation("dequantize", "copy", part.dtype, 0, weights * 2.5, 2 * modules)
-        return [step], [step]
+        around = _around_products(shape, part)
+        return [step, *around], [step, *around]
     if not part.casts:
         return [], []
     cast = Operation("cast of weights", "copy", part.dtype, 0, weights * 6, modules)
     return [cast], [
         Operation("cast of gradients", "copy", part.dtype, 0, weights * 6, modules)
     ] if part.trained else []
+
+
+def _around_products(shape: Shape, part: Slice) -> list[Operation]:
+    """Casts of what products of 16 bits get (6 k) and return (6 n) where all else is fp32, as much in either pass.
+
+    bitsandbytes' 4-bit product multiplies in its own dtype and returns that of its input; what `_wide_adapter` counts
+    as casts beside an adapter is these.
+    """
+    if not part.wide_between:
+        return []
+    alone = [one for one in products(shape, part) if not (part.wide_adapters and has_adapter(one.name, part.adapted))]
+    moved = sum(6 * one.m * (one.k + one.n) for one in alone)
+    return [Operation("casts around products", "copy", part.dtype, 0, moved, 2 * len(alone))] if alone else []
 
 
 _AFTER_NORM: Final = ("qkv", "query", "key", "value", "query down", "latent down", "gate", "up")
@@ -546,7 +567,7 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     """
     words = shape.vocab / part.tp
     product = Product("head", part.tokens, shape.hidden, words)
-    dtype = kept_dtype(part.dtype)
+    dtype = part.between
     logits = part.tokens * words
     ahead, behind = _loss_bytes(part, loss)
     again = [product.operation(dtype, " again")] if loss == "chunked" else []
@@ -564,7 +585,7 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
 
 def _loss_bytes(part: Slice, loss: str) -> tuple[float, float]:
     """What the loss moves for each logit, forward and backward; see `head`."""
-    e = ELEMENT_BYTES[kept_dtype(part.dtype)]
+    e = ELEMENT_BYTES[part.between]
     if loss == "fused":
         return 2 * e, 0
     if loss == "compiled":

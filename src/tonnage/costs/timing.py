@@ -290,7 +290,8 @@ def _network(
     """An average layer, the embedding and the head; `work` is `Work.of_layers`."""
     backend = work.attention
     if backend == "auto":
-        backend = "efficient" if shape.biased_scores else rates.auto_backend(cluster.device, kept_dtype(work.dtype))
+        between = "fp32" if work.wide_between else kept_dtype(work.dtype)
+        backend = "efficient" if shape.biased_scores else rates.auto_backend(cluster.device, between)
         if backend == "efficient" and shape.kv_heads < shape.heads and not software.fused:
             backend = "math"  # the efficient one has no keys that several queries share
         if shape.keeps_scores:
@@ -302,7 +303,7 @@ def _network(
         ep=work.axes.ep,
         sequence_parallel=work.sequence_parallel and work.axes.tp > 1,
         dtype=work.dtype,
-        residual_bytes=4 if work.autocast else int(ELEMENT_BYTES[kept_dtype(work.dtype)]),
+        residual_bytes=4 if work.autocast or work.wide_between else int(ELEMENT_BYTES[kept_dtype(work.dtype)]),
         fused=software.fused,
         backend=backend,
         trained=not work.lora_rank,
@@ -311,6 +312,7 @@ def _network(
         adapted=work.adapted,
         wide_adapters=work.wide_adapters,
         quantized=work.quantized,
+        wide_between=work.wide_between,
         captured=work.captured,
         experts_fused=work.experts_fused,
         experts_whole=work.experts_whole,

@@ -65,6 +65,8 @@ class Work:
     """Whether they are fp32 beside weights of 16 bits, without autocast."""
     quantized: bool = False
     """Whether frozen weights have 4 bits."""
+    wide_between: bool = False
+    """Whether all that is not quantized is fp32, without autocast, and so is what quantized products return."""
     checkpointing: str = "none"
     """What runs again, of RECOMPUTED."""
     checkpointed_fraction: float = 1.0
@@ -206,6 +208,7 @@ class Work:
             adapted=adapted(job.lora_targets) if frozen else None,
             wide_adapters=frozen and _wide(job, plan),
             quantized=job.method == "qlora",
+            wide_between=_wide_between(job, plan),
             checkpointing=_recomputed(plan),
             checkpointed_fraction=1 / (plan.checkpoint_interval or 1),
             repeats_to_end=plan.checkpointing == "full-reentrant",
@@ -273,6 +276,12 @@ def _wide(job: Job, plan: Plan) -> bool:
         return False
     by_peft = plan.weights_dtype or "fp32"  # which trainers leave as they are
     return (by_peft if engine_of(plan).keeps_adapters else adapters_dtype(job, plan)) == "fp32"
+
+
+def _wide_between(job: Job, plan: Plan) -> bool:
+    """Whether PEFT made fp32 of what is not quantized, and no autocast or policy of FSDP2 makes it narrower again."""
+    narrow = plan.precision in ("bf16-true", "fp16-true")
+    return job.method == "qlora" and narrow and plan.unquantized_dtype == "fp32"
 
 
 def _fuses(plan: Plan) -> bool:

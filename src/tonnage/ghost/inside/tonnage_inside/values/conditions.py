@@ -134,6 +134,7 @@ def _patch_equal(policy: Policy) -> None:
     """Two tensors whose values are known are equal or not; others are not, as ever."""
     torch, original = policy.torch, policy.torch.equal
 
+    @functools.wraps(original)
     def equal(input: Any, other: Any) -> Any:
         result = original(input, other)
         plain = type(input) is torch.Tensor and type(other) is torch.Tensor

@@ -8,11 +8,13 @@ from typing import Any
 def keep(torch: Any) -> None:
     """From now on a replaced function stands for torch's own: a script compiles that, and a pickle names it."""
     builtins, written_in_python = torch.jit._builtins, torch._jit_internal.boolean_dispatched
-    for function in [value for value in vars(torch).values() if isinstance(value, FunctionType)]:
+    places = (torch, torch.nn.functional)
+    found = [(place, value) for place in places for value in vars(place).values() if isinstance(value, FunctionType)]
+    for place, function in found:
         if function.__globals__["__package__"] != __package__:
             continue
         original = inspect.unwrap(function)
-        function.__module__, function.__qualname__ = torch.__name__, function.__name__
+        function.__module__, function.__qualname__ = place.__name__, function.__name__
         operation = builtins._find_builtin(original)
         if operation is not None:
             builtins._register_builtin(function, operation)
