@@ -144,6 +144,18 @@ def test_rows_are_the_plain_loops(worker: Worker, engine: str, rows: dict[str, A
     assert theirs >= full
 
 
+def test_gradients_averaged_each_time_are_not_kept_whole(worker: Worker) -> None:
+    """By the Trainer's accelerator_config as by accelerate's own plugin; parts of them are what two ranks keep."""
+    job = dataclasses.replace(JOB, grad_accum=3)
+    plan: dict[str, Any] = {"shard": "zero3", "optimizer": "adamw-fused"}
+    each, by_accelerate = (
+        run(worker, engine, "8xa100-40gb", job, accum_sync=True, **plan) for engine in ("hf-trainer", "accelerate")
+    )
+    once = run(worker, "hf-trainer", "8xa100-40gb", job, **plan)
+    assert _peak(each, "backward") == pytest.approx(_peak(by_accelerate, "backward"), abs=64 * 1024)
+    assert _peak(once, "backward") - _peak(each, "backward") > PARAMETERS
+
+
 def test_deepspeed_takes_packed_rows(worker: Worker) -> None:
     alone, packed = (
         _peak(run(worker, "deepspeed", job=dataclasses.replace(JOB, packing=packing), attention="eager"), "forward")

@@ -225,3 +225,49 @@ def test_a_micro_batch_beside_a_global_batch_is_kept(stated, sizes):
     found = [one.job for one in candidates(asked) if one.plan.tp * one.plan.cp * one.plan.pp == 1]
     assert {job.micro_batch for job in found} == sizes
     assert {job.micro_batch * job.grad_accum for job in found} == {16}
+
+
+@pytest.mark.parametrize(
+    "constraint", [{"only": ("checkpointing",)}, {"without": ("shard",)}, {"only": ("tp", "pp")}], ids=str
+)
+def test_ranks_that_may_not_divide_a_network_keep_it_alike(constraint):
+    """Or each would train one of its own, which nobody asked for."""
+    asked = question(gpu="4xa100-80gb", **constraint)
+    found = list(candidates(asked))
+    assert found
+    for one in found:
+        together = axes(one.plan, 4, 4).data_parallel * one.plan.cp
+        assert one.plan.shard == ("none" if together == 1 else "ddp")
+
+
+def test_copies_that_nobody_keeps_alike_are_left_out():
+    asked = question(gpu="4xa100-80gb", without=("shard=ddp",), only=("tp",))
+    assert {one.plan.tp for one in candidates(asked)} == {4}
+    named = question(gpu="4xa100-80gb", only=("tp",), stated=("shard",))
+    assert {one.plan.shard for one in candidates(named)} == {"none"}
+
+
+@pytest.mark.parametrize(
+    ("said", "without", "word"),
+    [
+        ({"checkpointing": "full"}, "checkpointing=full", "checkpointing"),
+        ({"checkpointing": "budget=2GiB"}, "checkpointing=budget", "checkpointing"),
+        ({"shard": "zero3"}, "shard", "shard"),
+        ({"tp": 2}, "tp=2", "tp"),
+        ({"accum_sync": True}, "accum-sync", "accum-sync"),
+        ({"optimizer": "adamw-8bit"}, "optimizer", "optimizer"),
+    ],
+)
+def test_what_is_said_and_left_out_is_refused(said, without, word):
+    with pytest.raises(UsageError, match=rf"{word} is said to be .*, and --without {without} leaves that out"):
+        question(gpu="2xa100-80gb", without=(without,), **said)
+    assert question(gpu="2xa100-80gb", without=("cp",), **said)
+
+
+def test_every_nth_layer_is_for_trainers_that_know_nothing_within_one():
+    ours, trainers = (question(gpu="8xa100-80gb", engine=engine) for engine in ("tonnage", "hf-trainer"))
+    assert ours.values("checkpointing") == ("none", "selective", "full")
+    assert trainers.values("checkpointing") == ("none", "every-4", "every-3", "every-2", "full")
+    assert {one.plan.checkpointing for one in candidates(trainers)} == set(trainers.values("checkpointing"))
+    axolotl = question(engine="axolotl", gpu="a100-80gb", precision="bf16-true")
+    assert axolotl.values("checkpointing") == ("none", "full")

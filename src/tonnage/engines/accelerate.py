@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tonnage.step.step import Step, World
     from tonnage.techniques.technique import Refusal
 
-ACCELERATORS_OWN: Final = ("shard", "param_offload")
+ACCELERATORS_OWN: Final = ("shard", "param_offload", "accum_sync")
 """Options that the Accelerator answers for; of `precision`, it is the autocast."""
 
 PLUGINS_OWN: Final = ("checkpointing", "activation_offload")
@@ -57,7 +57,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     step = _described(job, plan, world)
     accelerator = Accelerator(
         mixed_precision=plan.compute_dtype if plan.precision.endswith("-mixed") else "no",
-        gradient_accumulation_steps=job.grad_accum,
+        **_accumulation(job, plan),
         **_sharding(plan, world),
     )
     module = _network(step)
@@ -91,6 +91,14 @@ def _described(job: Job, plan: Plan, world: World) -> Step:
         if technique.option not in own:
             step = technique.apply(step)
     return step
+
+
+def _accumulation(job: Job, plan: Plan) -> dict[str, Any]:
+    if not plan.accum_sync:
+        return {"gradient_accumulation_steps": job.grad_accum}
+    from accelerate.utils import GradientAccumulationPlugin
+
+    return {"gradient_accumulation_plugin": GradientAccumulationPlugin(job.grad_accum, sync_each_batch=True)}
 
 
 def _by_plugin(plan: Plan) -> bool:
@@ -151,6 +159,7 @@ ACCELERATE: Final = Engine(
         "base_dtype": ANY,
         "optimizer": tuple(name for name in choices("optimizer") if name != "muon"),  # which is two optimizers
         "clip_grad_norm": ANY,
+        "accum_sync": ANY,
         "checkpointing": ANY,
         "activation_offload": ANY,
         "shard": ("none", "ddp", *SHARDING),

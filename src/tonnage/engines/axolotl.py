@@ -95,7 +95,7 @@ AXOLOTL: Final = Engine(
     name="axolotl",
     packages=hf_trainer.HF_TRAINER.packages,
     expresses={
-        **hf_trainer.EXPRESSES,
+        **{option: words for option, words in hf_trainer.EXPRESSES.items() if option != "accum_sync"},
         **IMAGES,
         "eval_batch": ANY,
         "precision": ("bf16-mixed", "bf16-true", "fp32"),

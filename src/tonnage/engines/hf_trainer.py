@@ -64,12 +64,16 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "base_dtype": ANY,
     "optimizer": tuple(OPTIMIZERS),
     "clip_grad_norm": ANY,
+    "accum_sync": ANY,
     "checkpointing": ("none", "full", "every-N"),
     "activation_offload": ("none", "cpu"),
     "shard": ("none", "ddp", "zero2", "zero3", "hsdp"),
     "param_offload": ("none", "cpu"),
     "attention": ANY,
 }
+
+EACH_BATCH: Final = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+"""Of `accelerator_config`: gradients are averaged after each micro-batch."""
 
 LAYERS: Final = "FSDP_TRANSFORMER_CLS_TO_WRAP"
 """The variable by which `accelerate launch` says which classes of layers FSDP divides."""
@@ -224,6 +228,7 @@ def arguments(job: Job, plan: Plan, checkpointing: str, by_fsdp: bool = True) ->
     return {
         "per_device_train_batch_size": job.micro_batch,
         "gradient_accumulation_steps": job.grad_accum,
+        **({"accelerator_config": EACH_BATCH} if plan.accum_sync else {}),
         "bf16": plan.precision == "bf16-mixed",
         "fp16": plan.precision == "fp16-mixed",
         **OPTIMIZERS[plan.optimizer],

@@ -10,6 +10,7 @@ import yaml
 
 from tonnage.axes import SHARDING
 from tonnage.engines.accelerate import MOVES, PLUGINS_OWN, moves_inputs
+from tonnage.engines.engine import ANY
 from tonnage.exports import installed, launching
 from tonnage.exports.export import File, Target, Wish, Written, flat
 from tonnage.exports.hf_trainer import reread_job
@@ -155,6 +156,7 @@ ACCELERATE: Final = Target(
     packages=("accelerate", "transformers"),
     expresses={
         **LOOPS,
+        "accum_sync": ANY,
         "activation_offload": ("none", "cpu"),
         "shard": ("none", "ddp", *SHARDING),
         "param_offload": ("none", "cpu"),

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -103,8 +104,12 @@ class _Unclear(Exception):
     """A value that a key is not known to have."""
 
 
+class _IllTyped(Exception):
+    """A value that a key cannot have; says what it can."""
+
+
 Reader = Callable[[Any], Mapping[str, Any]]
-"""Turns the value of a key into options; raises _Unclear."""
+"""Turns the value of a key into options; raises _Unclear, or _IllTyped."""
 
 
 def read(path: Path) -> Given:
@@ -189,6 +194,8 @@ def _given(
             continue
         try:
             said = reader(value)
+        except _IllTyped as possible:
+            raise UnreadableFile(f"{path}: {_shown(key, value)}; it can be {possible}.") from None
         except (_Unclear, UsageError, TypeError, ValueError, KeyError, OverflowError):
             unclear.append(_shown(key, value))
             continue
@@ -308,8 +315,8 @@ def _number(option: str) -> Reader:
     def reader(value: Any) -> Mapping[str, Any]:
         if value == "auto" or value is None:
             return {}
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _Unclear
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _IllTyped("a whole number above zero")
         return {option: value}
 
     return reader
@@ -320,7 +327,7 @@ def _fraction(option: str) -> Reader:
         if value is None:
             return {}
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise _Unclear
+            raise _IllTyped("a number from 0 to below 1")
         return {option: float(value)}
 
     return reader
@@ -330,8 +337,8 @@ def _norm(value: Any) -> Mapping[str, Any]:
     """A norm to clip at; 0 and absent are none."""
     if value in ("auto", None, 0):
         return {}
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _Unclear
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
+        raise _IllTyped("a number above zero")
     return {"clip_grad_norm": float(value)}
 
 
@@ -624,6 +631,7 @@ _TRAINER: Final[Mapping[str, Reader]] = {
     "parallelism_config.dp_replicate_size": _understood,
     "parallelism_config.dp_shard_size": _understood,
     "max_length": _number("seq_len"),
+    "accelerator_config.gradient_accumulation_kwargs.sync_each_batch": _word("accum_sync", {True: True, False: None}),
 }
 
 _AXOLOTL: Final[Mapping[str, Reader]] = {
@@ -669,7 +677,15 @@ _LLAMA_FACTORY: Final[Mapping[str, Reader]] = {
     ),
 }
 
-_STAGE: Final = {stage: name for name, stage in STAGES.items() if name != "none"}
+_STAGES: Final = {stage: name for name, stage in STAGES.items() if name != "none"}
+
+
+def _stage(value: Any) -> Mapping[str, Any]:
+    """Of ZeRO."""
+    if isinstance(value, int | float) and value not in _STAGES:
+        raise _IllTyped(", ".join(map(str, _STAGES)))
+    return _word("shard", _STAGES)(value)
+
 
 _PLACES: Final = {"cpu": "cpu", "nvme": "nvme", "none": None}
 
@@ -680,7 +696,7 @@ _DEEPSPEED: Final[Mapping[str, Reader]] = {
     "gradient_clipping": _norm,
     "bf16.enabled": _understood,
     "fp16.enabled": _understood,
-    "zero_optimization.stage": _word("shard", _STAGE),
+    "zero_optimization.stage": _stage,
     "zero_optimization.offload_optimizer.device": _word("optimizer_offload", _PLACES),
     "zero_optimization.offload_param.device": _word("param_offload", _PLACES),
     **{
@@ -705,7 +721,7 @@ _ACCELERATE: Final[Mapping[str, Reader]] = {
     "parallelism_config.parallelism_config_dp_shard_size": _understood,
     "parallelism_config.parallelism_config_tp_size": _number("tp"),
     "parallelism_config.parallelism_config_cp_size": _number("cp"),
-    "deepspeed_config.zero_stage": _word("shard", _STAGE),
+    "deepspeed_config.zero_stage": _stage,
     "deepspeed_config.gradient_accumulation_steps": _number("grad_accum"),
     "deepspeed_config.gradient_clipping": _norm,
     "deepspeed_config.offload_optimizer_device": _word("optimizer_offload", _PLACES),

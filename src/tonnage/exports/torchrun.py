@@ -71,6 +71,7 @@ def loop_settings(wish: Wish) -> dict[str, Any]:
             "clip_grad_norm": None if plan.clip_grad_norm is None else float(plan.clip_grad_norm),
             "checkpointing": None if plan.checkpointing == "none" else plan.checkpointing,
             "loss": None if plan.loss == "plain" else plan.loss,
+            "sync_each_batch": plan.accum_sync or None,
         }
     )
 
@@ -83,7 +84,6 @@ def _division(wish: Wish) -> dict[str, Any]:
             "shard": None if plan.shard == "none" else plan.shard,
             "param_offload": plan.param_offload == "cpu" or None,
             "replicas": wish.axes.dp_replicate if plan.shard == "hsdp" else None,
-            "sync_each_batch": plan.accum_sync or None,
         }
     )
 

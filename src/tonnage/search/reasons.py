@@ -129,8 +129,9 @@ def does(name: str, plan: Plan) -> str:
 
 def _techniques(plan: Plan, question: Question) -> list[str]:
     names = (*FREE, "shard", *AXES, "pp_schedule", "accum_sync", "optimizer_in_backward", "checkpointing", *OFFLOADS)
-    if _is_alone(plan, question):
-        names = tuple(name for name in names if name != "shard")  # which is how what rests on the host gets there
+    if plan.shard == "ddp" or _is_alone(plan, question):
+        # Several ranks that train one network do that at least; alone it is how what rests on the host gets there.
+        names = tuple(name for name in names if name != "shard")
     given = replace(question.plan, precision=free_wins(question).precision)  # which the card decides
     return [name for name in ("precision", *names) if getattr(plan, name) != getattr(given, name)]
 
@@ -149,7 +150,7 @@ def _without(name: str, chosen: Candidate, question: Question) -> _Without | Non
 
 def _cheaper(name: str, value: Any, question: Question) -> list[Any]:
     if name in ORDER:
-        values = ORDER[name]
+        values = question.values(name)
         if str(value).startswith("budget") or value == FILES:
             return ["none"]
         return list(reversed(values[: values.index(value)])) if value in values else []

@@ -35,14 +35,17 @@ parameters on an H200, measurements/h200-2026-11-20.jsonl): plans with room for 
 
 ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
     "shard": ("none", "ddp", "zero1", "zero2", "hsdp", "zero3"),
-    "checkpointing": ("none", "selective", "full"),
+    "checkpointing": ("none", "every-4", "every-3", "every-2", "selective", "full"),
     "accum_sync": (False, True),
     "optimizer_in_backward": (False, True),
     "activation_offload": ("none", "cpu-streamed", "cpu"),
     "optimizer_offload": ("none", "cpu"),
     "param_offload": ("none", "cpu"),
 }
-"""Values of the options that cost time, from the most memory to the least."""
+"""Values of the options that cost time, from the most memory to the least; of layers that run again see `values`."""
+
+_INTERVALS: Final = ("every-4", "every-3", "every-2")
+"""Every N-th layer runs again: for trainers that cannot choose within layers."""
 
 OFFLOADS: Final = ("activation_offload", "optimizer_offload", "param_offload")
 """Tried only where nothing fits without: the link to the host is slower than anything else."""
@@ -121,6 +124,7 @@ class Question:
         for name in self.methods:
             if name not in METHODS:
                 raise UsageError(f"Unknown method {name!r}; possible: any, {', '.join(METHODS)}.")
+        self._check_left_out()
         divided = replace(self.plan, shard="zero3") if self.is_open("shard") else self.plan  # which ep needs
         axes(divided, self.cluster.gpus, self.cluster.gpus_per_node)  # what the user said can be divided so
         if not 0 <= self.headroom < 1:
@@ -128,6 +132,18 @@ class Question:
         if self.host_memory_bytes is not None and self.host_memory_bytes < MIB:
             said = f"The host's memory is {self.host_memory_bytes} bytes, less than 1 MiB"
             raise UsageError(f"{said}; give its unit too, such as 256GiB.")
+
+    def _check_left_out(self) -> None:
+        """Raise UsageError for what the user both said and left out."""
+        for word in self.without:
+            name = word.partition("=")[0].replace("-", "_")
+            if not self.said(name):
+                continue
+            value = getattr(self.plan, name)
+            kind = str(value).partition("=")[0]
+            if word in (spelled(name), _with_value(name, value), _with_value(name, kind)):
+                said = "on" if value is True else "off" if value is False else value
+                raise UsageError(f"{spelled(name)} is said to be {said}, and --without {word} leaves that out.")
 
     @property
     def budget_bytes(self) -> int:
@@ -167,6 +183,17 @@ class Question:
         """Whether an option may be chosen."""
         word = spelled(name)
         return not self.said(name) and (not self.only or word in self.only) and word not in self.without
+
+    def values(self, name: str) -> tuple[Any, ...]:
+        """Of ORDER what an option may be, whatever was said: some layers are checkpointed and others not only where a
+        trainer has no words for what within each of them."""
+        found = ORDER[name]
+        if name != "checkpointing":
+            return found
+        from tonnage.engines import engine_of
+
+        known = [one for one in found if engine_of(self.plan).has_words(name, one, Plan.checkpointing)]
+        return tuple(one for one in known if one not in _INTERVALS or "selective" not in known)
 
     def may_be(self, name: str, value: Any) -> bool:
         """Whether `without` lets an option have a value."""
@@ -366,12 +393,19 @@ def _of_layout(question: Question, job: Job) -> dict[str, tuple[int, ...]]:
 
 def _of_order(question: Question, offload: bool, files: bool) -> dict[str, tuple[Any, ...]]:
     found = {}
-    for name, values in ORDER.items():
-        if not question.is_open(name) or (name in OFFLOADS and not offload):
+    for name in ORDER:
+        closed = not question.is_open(name)
+        if question.said(name) or (closed and name != "shard") or (name in OFFLOADS and not offload):
             continue
         more = (FILES,) if files and name in OFFLOADS else ()
-        found[name] = tuple(value for value in (*values, *more) if question.may_be(name, value))
+        values = _ALIKE if closed else (*question.values(name), *more)
+        found[name] = tuple(value for value in values if question.may_be(name, value))
     return found
+
+
+_ALIKE: Final = ("none", "ddp")
+"""What `shard` is where it is not to be chosen: whole networks, which several ranks keep alike, or they would train
+one each."""
 
 
 def _of_changes(question: Question) -> dict[str, tuple[str, ...]]:

@@ -10,6 +10,7 @@ from typing import Any
 import job
 import rows
 from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin
 from loop import checkpointed, in_slices, optimizer
 from torch.utils.data import DataLoader
 
@@ -17,7 +18,8 @@ from torch.utils.data import DataLoader
 def main() -> None:
     options = job.options()
     said = job.read()
-    accelerator = Accelerator(gradient_accumulation_steps=said.grad_accum or 1)
+    micro_batches = GradientAccumulationPlugin(said.grad_accum or 1, sync_each_batch=said.sync_each_batch)
+    accelerator = Accelerator(gradient_accumulation_plugin=micro_batches)
     network = in_slices(said, checkpointed(said, job.adapted(said, job.network(said, options.random_weights))))
     dataset = rows.dataset(
         said,
