@@ -255,3 +255,10 @@ def test_options_make_the_same_cluster_again(name, nodes, gpus_per_node, memory_
         gpu_memory_bytes=parse_bytes(said["--gpu-memory"]) if "--gpu-memory" in said else None,
     )
     assert again == made
+
+
+def test_cards_before_ampere_have_no_bf16() -> None:
+    for name in ("t4", "v100-16gb", "rtx-2080-ti"):
+        assert f"{name} does not compute in bf16: its compute capability is 7." in find_device(name).without_bf16
+    assert not find_device("a100-40gb").without_bf16
+    assert not find_device("rtx-3090").without_bf16

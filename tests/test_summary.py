@@ -5,7 +5,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.summary import CURVE_POINTS, units_of
+from tonnage.device import parse_cluster
+from tonnage.summary import CURVE_POINTS, _of_precision, units_of
 
 
 def test_steps_alone_are_shown_mark_by_mark() -> None:
@@ -33,3 +34,11 @@ def test_units_follow_each_other_and_mix_nothing(besides: list[bool]) -> None:
     stretches = sum(before and not after for before, after in pairwise([False, *besides, False]))
     room = max((len(besides) - sum(besides)) // 2, CURVE_POINTS // 4)
     assert sum(besides[unit.start] for unit in units) <= room + stretches
+
+
+def test_a_card_that_goes_round_bf16_is_said() -> None:
+    old, new = parse_cluster("t4"), parse_cluster("a100-40gb")
+    [said] = _of_precision({"precision": "bf16-mixed"}, old)
+    assert "choose --precision fp16-mixed" in said
+    for plan, cluster in (({"precision": "bf16-mixed"}, new), ({"precision": "fp16-mixed"}, old), ({}, old)):
+        assert _of_precision(plan, cluster) == []

@@ -20,6 +20,9 @@ GPUS_PER_NODE: Final = 8
 """GPUs of one machine when only a total is given: the largest common server."""
 
 CPU: Final = "cpu"
+
+BF16_CAPABILITY: Final = (8, 0)
+"""From which compute capability on cards multiply in bf16 (Ampere)."""
 """The name of this machine's processor, where `--gpu` otherwise names a card."""
 
 HERE: Final = "here"
@@ -122,6 +125,17 @@ class Device:
     """Where the figures come from."""
     date: str = ""
     """When they were looked up, YYYY-MM-DD."""
+
+    @property
+    def without_bf16(self) -> str:
+        """That torch computes in bf16 by way of fp32 here, far slower than in fp16; empty for a card that has it."""
+        if self.id == CPU or self.capability >= BF16_CAPABILITY:
+            return ""
+        (major, minor), (first, second) = self.capability, BF16_CAPABILITY
+        return (
+            f"{self.id} does not compute in bf16: its compute capability is {major}.{minor}, and {first}.{second} is "
+            "the first that does"
+        )
 
     @property
     def assumed(self) -> tuple[str, ...]:

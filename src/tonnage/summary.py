@@ -112,7 +112,7 @@ def _of_rank(
         oom=oom,
         curve=_curve(walked),
         steps=steps,
-        notes=(*notes, *_notes(trace, walked), *_lengths(job, steps)),
+        notes=(*notes, *_notes(trace, walked), *_lengths(job, steps), *_of_precision(plan, cluster)),
     )
 
 
@@ -308,6 +308,16 @@ def _peak_after_recovery(trace: Trace, walked: Timeline) -> int:
     ran_out = int(np.flatnonzero(actions == ACTIONS.index("oom")).max(initial=-1))
     since = walked.blocks.born[walked.blocks.born > ran_out]
     return walked.highest_since(int(since.min()) if since.size else ran_out)
+
+
+def _of_precision(plan: dict[str, Any], cluster: Cluster) -> list[str]:
+    """That the card has to go round what was asked of it."""
+    lacking = cluster.device.without_bf16
+    if not lacking or not str(plan.get("precision", "")).startswith("bf16"):
+        return []
+    return [
+        f"{lacking}. torch goes by way of fp32, with as much memory and far slower; choose --precision fp16-mixed."
+    ]
 
 
 def _lengths(job: dict[str, Any], steps: Sequence[StepPeak]) -> list[str]:

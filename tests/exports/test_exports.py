@@ -453,3 +453,10 @@ print({"torch", "transformers", "accelerate", "deepspeed", "trl"} & set(sys.modu
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "set()"
+
+
+def test_a_card_without_bf16_is_said() -> None:
+    notes = {gpu: " ".join(exported("hf-trainer", Plan(), gpus=gpu).notes) for gpu in ("t4", "a100-40gb")}
+    assert "t4 does not compute in bf16" in notes["t4"]
+    assert "bf16" not in notes["a100-40gb"]
+    assert "bf16" not in " ".join(exported("hf-trainer", Plan(precision="fp16-mixed"), gpus="t4").notes)

@@ -104,12 +104,17 @@ def export(job: Job, plan: Plan, cluster: Cluster, model: str, to: Target) -> Ex
         + (" " if variables else "")
         + shlex.join(written.command),
         settings=written.settings,
-        notes=(*written.notes, *_estimated_elsewhere(plan, to)),
+        notes=(*written.notes, *_without_bf16(wish.plan, cluster), *_estimated_elsewhere(plan, to)),
         unexpressed=tuple(
             _said(to, item.name, getattr(job if hasattr(job, item.name) else plan, item.name), new, besides)
             for item, new in missing
         ),
     )
+
+
+def _without_bf16(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    lacking = cluster.device.without_bf16 if plan.precision.startswith("bf16") else ""
+    return (f"{lacking}; torch goes by way of fp32, far slower: plan with precision fp16-mixed.",) if lacking else ()
 
 
 def _unexpressed(job: Job, plan: Plan, to: Target, besides: Any) -> Any:

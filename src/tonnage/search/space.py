@@ -67,9 +67,6 @@ FAMILIES: Final = (*FREE, *ORDER, *AXES, "pp_schedule", "precision", "micro_batc
 _OPTIONS: Final = {spelled(item.name): option for kind in (Job, Plan) for item, option in options(kind)}
 """What is known of every option, by its name on the command line."""
 
-BF16_CAPABILITY: Final = (8, 0)
-"""From which compute capability on cards multiply in bf16 (Ampere)."""
-
 MOST_SEQUENCES: Final = 64
 """Of a micro-batch: beyond, no operation gets faster."""
 
@@ -439,15 +436,11 @@ def _micro_batches(question: Question, most: int) -> Sequence[int]:
 
 def check_precision(question: Question) -> None:
     """Raise UsageError where the user wants bf16 of a card that does not compute in it: torch would, far slower."""
-    device = question.cluster.device
-    wants = question.said("precision") and question.plan.precision.startswith("bf16")
-    if wants and device.capability < BF16_CAPABILITY:
-        raise UsageError(
-            f"{device.id} does not compute in bf16: its compute capability is {device.capability[0]}."
-            f"{device.capability[1]}, and 8.0 is the first that does; choose --precision fp16-mixed, or leave it out."
-        )
+    lacking = question.cluster.device.without_bf16
+    if lacking and question.said("precision") and question.plan.precision.startswith("bf16"):
+        raise UsageError(f"{lacking}; choose --precision fp16-mixed, or leave it out.")
 
 
 def default_precision(cluster: Cluster) -> str:
     """What the card computes in: bf16 from compute capability 8.0 on, before it fp16, with a scaled loss."""
-    return "bf16-mixed" if cluster.device.capability >= BF16_CAPABILITY else "fp16-mixed"
+    return "fp16-mixed" if cluster.device.without_bf16 else "bf16-mixed"
