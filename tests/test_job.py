@@ -69,6 +69,22 @@ def test_lengths_are_plain_numbers(text: str) -> None:
         tiny_job(lengths=text)
 
 
+@pytest.mark.parametrize("said", [{"quant": "int8"}, {"unquantized_dtype": "compute"}], ids=str)
+def test_what_is_of_quantized_weights_is_said_beside_them_alone(said: dict[str, Any]) -> None:
+    for method in ("full", "lora"):
+        with pytest.raises(UsageError, match=f"is of quantized weights, and method {method} has none"):
+            check_said(said, tiny_job("llama", method=method))
+    check_said(said, tiny_job("llama", method="qlora"))
+
+
+def test_lengths_are_cut_only_where_it_was_said() -> None:
+    job = tiny_job("llama", seq_len=64, lengths=("32", "128"))
+    with pytest.raises(UsageError, match=r"lengths go up to 128 tokens, .* say seq-len 128 to cut none"):
+        check_said({"lengths": "32,128"}, job)
+    check_said({"lengths": "32,128", "seq_len": 64}, job)
+    check_said({"lengths": "32,64"}, tiny_job("llama", seq_len=64, lengths=("32", "64")))
+
+
 @pytest.mark.parametrize(("said", "of"), [({"images": 2}, "images"), ({"image_size": "100x100"}, "image-size")])
 def test_a_network_of_text_is_given_no_images(said: dict[str, Any], of: str) -> None:
     with pytest.raises(UsageError, match=f"{of} is about images, and llama reads none; leave it out"):

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.device import parse_cluster
-from tonnage.summary import CURVE_POINTS, _of_precision, units_of
+from tonnage.estimates import StepPeak
+from tonnage.summary import CURVE_POINTS, _lengths, _of_precision, units_of
 
 
 def test_steps_alone_are_shown_mark_by_mark() -> None:
@@ -42,3 +43,11 @@ def test_a_card_that_goes_round_bf16_is_said() -> None:
     assert "choose --precision fp16-mixed" in said
     for plan, cluster in (({"precision": "bf16-mixed"}, new), ({"precision": "fp16-mixed"}, old), ({}, old)):
         assert _of_precision(plan, cluster) == []
+
+
+def test_lengths_that_were_cut_are_said() -> None:
+    steps = [StepPeak(step=number, allocated_bytes=2**20, reserved_bytes=2**21) for number in (1, 2, 3)]
+    [said] = _lengths({"lengths": ("64", "512"), "seq_len": 256}, steps)
+    assert said.startswith("Cut at seq-len, 256 tokens: 1 of 2 lengths, up to 512. Steps with the longest sequences")
+    [said] = _lengths({"lengths": ("64", "256"), "seq_len": 256}, steps)
+    assert "Cut" not in said

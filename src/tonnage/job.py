@@ -121,11 +121,22 @@ class Job:
 
 
 def check_said(said: Mapping[str, Any], job: Job) -> None:
-    """Raise UsageError for an option that was said and means nothing to the job: of adapters, of images."""
+    """Raise UsageError for an option that was said and means nothing to the job (of adapters, quantized weights,
+    images) and for lengths that would be cut where nobody said it."""
     idle = [name for name in ("lora_rank", "lora_targets", "lora_dropout") if name in said and job.method == "full"]
     if idle:
         raise UsageError(
             f"{spelled(idle[0])} is of adapters, and method full has none; say method lora or qlora, or leave it out."
+        )
+    idle = [name for name in ("quant", "unquantized_dtype") if name in said and job.method != "qlora"]
+    if idle:
+        said_so = f"{spelled(idle[0])} is of quantized weights, and method {job.method} has none"
+        raise UsageError(f"{said_so}; say method qlora, or leave it out.")
+    longest = max(map(int, job.lengths), default=0)
+    if "lengths" in said and "seq_len" not in said and longest > job.seq_len:
+        raise UsageError(
+            f"lengths go up to {longest:,} tokens, and sequences are cut at seq-len, which nobody said and is "
+            f"{job.seq_len:,}; say seq-len {longest} to cut none."
         )
     idle = [name for name in ("images", "image_size") if name in said and not _may_see(job.model)]
     if idle:

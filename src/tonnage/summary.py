@@ -326,7 +326,11 @@ def _lengths(job: dict[str, Any], steps: Sequence[StepPeak]) -> list[str]:
         return []
     drawn = [step for step in steps if step.step > LONGEST_STEPS]
     longest = [step for step in steps if step.step <= LONGEST_STEPS]
+    cut = [length for length in map(int, job["lengths"]) if length > job["seq_len"]]
     said = f"Steps with the longest sequences alone: {_highest(longest)}"
+    if cut:
+        of_all = f"{len(cut)} of {counted(len(job['lengths']), 'length')}"
+        said = f"Cut at seq-len, {job['seq_len']:,} tokens: {of_all}, up to {max(cut):,}. {said}"
     if not drawn:
         return [f"{said}. No lengths were drawn: that begins with step {LONGEST_STEPS + 1}, give more --steps."]
     return [f"{said}; with drawn lengths: {_highest(drawn)}."]

@@ -71,7 +71,7 @@ def test_logits_cannot_be_kept_where_there_are_none() -> None:
         occasions.evaluate(ready(tiny_job(eval_batch=1, eval_logits=1), loss="chunked"))
 
 
-@pytest.mark.parametrize(("name", "loss"), [("llama", "fused"), ("t5", "plain")])
+@pytest.mark.parametrize(("name", "loss"), [("llama", "fused"), ("t5", "plain"), ("whisper", "plain")])
 def test_generation_goes_on_to_its_length_with_a_cache(name: str, loss: str) -> None:
     made = ready(tiny_job(name, generate=5), checkpointing="full", loss=loss)
     lengths: list[int] = []
@@ -89,6 +89,21 @@ def test_a_divided_network_generates_within_its_adapters(name: str, method: str)
     pytest.importorskip("peft")
     made = ready(tiny_job(name, method=method, generate=4), shard="zero3")
     made.run(1)
+
+
+@pytest.mark.parametrize(
+    ("plan", "named"),
+    [
+        ({"shard": "zero3"}, "shard zero3"),
+        ({"optimizer_in_backward": True}, "optimizer-in-backward"),
+        ({"precision": "megatron-bf16"}, "precision megatron-bf16"),
+        ({"optimizer": "adafactor"}, "optimizer adafactor"),
+    ],
+)
+def test_what_stands_in_the_way_of_resuming_is_named(plan: dict[str, Any], named: str) -> None:
+    made = ready(tiny_job(resume="cpu"), **plan)
+    with pytest.raises(CannotEstimate, match=f"here there is {named}; leave resume out, or that"):
+        occasions.resume(made)
 
 
 def test_more_tokens_than_a_sequence_has_are_refused() -> None:

@@ -1,5 +1,6 @@
 """A Solution as text for a terminal: the best plan, others beside it, why, how it came about, what was refused."""
 
+import textwrap
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -207,18 +208,18 @@ def _path(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     capacity = solution.question["capacity_bytes"]
     some = "; ~ from runs of a few layers" if not all(stage.whole for stage in solution.path) else ""
     yield title("From the baseline to the plan", text(f"the card has {gib(capacity)}{some}", "dim"), canvas)
-    labels = [
-        ("  " if number else "") + ("+ " if number else "") + s.change for number, s in enumerate(solution.path)
-    ]
-    shown = max(len(label) for label in labels)
-    room = max(20, canvas.width - min(shown, canvas.width // 3) - 17)
+    labels = [("  + " if number else "") + stage.change for number, stage in enumerate(solution.path)]
+    shown = min(max(map(len, labels)), canvas.width // 3)
+    room = max(20, canvas.width - shown - 17)
     most = max(stage.process_bytes for stage in solution.path)
     for label, stage in zip(labels, solution.path, strict=True):
-        line = text(label.ljust(min(shown, canvas.width // 3))[: canvas.width // 3])
+        first, *rest = textwrap.wrap(label, shown, subsequent_indent="    ", break_on_hyphens=False)
+        line = text(first.ljust(shown))
         amount = f"{'' if stage.whole else '~'}{gib(stage.process_bytes)}"
         line.append(f" {amount:>12} ", style=GOOD if stage.fits else BAD)
         line.append_text(_bar(stage, most, capacity, room, canvas))
         yield line
+        yield from map(text, rest)
     yield _legend(solution.path, canvas)
 
 

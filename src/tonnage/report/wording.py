@@ -125,7 +125,7 @@ def _tokens(job: Mapping[str, Any], length: int) -> str:
     said = job.get("lengths")
     texts = said if isinstance(said, list | tuple) else ()  # of a file it may be anything
     drawn = [int(text) for text in texts if isinstance(text, str) and _LENGTH.fullmatch(text)]
-    return f"up to {max(drawn):,} tokens" if drawn else f"{length:,} tokens"
+    return f"up to {min(max(drawn), length):,} tokens" if drawn else f"{length:,} tokens"
 
 
 def samples(number: int) -> str:

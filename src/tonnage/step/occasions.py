@@ -17,7 +17,7 @@ from tonnage.step import model as models
 
 if TYPE_CHECKING:
     from tonnage.job import Job
-    from tonnage.step.step import ReadyStep
+    from tonnage.step.step import ReadyStep, Step
 
 _listeners: list[Callable[[str], None]] = []
 
@@ -106,11 +106,10 @@ def generate(ready: ReadyStep) -> None:
     network = models.hugging_face(ready.model)
     if network is None or not network.can_generate():
         raise CannotEstimate(f"{job.model.name} is not a network of transformers that generates; leave generate out.")
-    prompt = _prompts(job, network, ready.step.world.device)
+    read = _read(ready, network)
     with _inference(ready), _own_forward(network):
         _generating(ready.model, network)(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
+            **read,
             max_new_tokens=job.generate,
             min_new_tokens=job.generate,
             do_sample=False,
@@ -140,6 +139,18 @@ def _own_forward(network: Any) -> Iterator[None]:
             network.forward = replaced
 
 
+_SOUNDS = "input_features"
+"""What a network that writes what it hears is given."""
+
+
+def _read(ready: ReadyStep, network: Any) -> dict[str, torch.Tensor]:
+    """What words are generated from: prompts, or as many sounds."""
+    if network.main_input_name == _SOUNDS:
+        return {_SOUNDS: ready.next_batch()[_SOUNDS]}
+    prompt = _prompts(ready.step.job, network, ready.step.world.device)
+    return {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+
+
 def _prompts(job: Job, network: Any, device: torch.device) -> torch.Tensor:
     length = job.seq_len - (job.generate or 0)
     if network.config.is_encoder_decoder:
@@ -164,8 +175,8 @@ def resume(ready: ReadyStep) -> None:
         )
     if step.shards_parameters or any(type(one) not in _TORCHS for one in ready.optimizers):
         raise CannotEstimate(
-            "Resuming is known for whole parameters with torch's AdamW, SGD or Muon only; leave resume out, or "
-            "choose shard none or ddp and one of these."
+            "Resuming is known for whole parameters with torch's AdamW, SGD or Muon only, and here there is "
+            f"{_in_the_way(step)}; leave resume out, or that."
         )
     place = step.world.device if step.job.resume == "gpu" else torch.device("cpu")
     states = [_states_after_a_step(optimizer) for optimizer in ready.optimizers]
@@ -173,6 +184,18 @@ def resume(ready: ReadyStep) -> None:
     ready.model.load_state_dict(weights)
     for optimizer, state in zip(ready.optimizers, loaded, strict=True):
         optimizer.load_state_dict(state)
+
+
+def _in_the_way(step: Step) -> str:
+    """What of the plan makes the parameters others than whole, or the optimizer another one."""
+    plan = step.plan
+    if plan.shard not in ("none", "ddp"):
+        return f"shard {plan.shard}"
+    if plan.optimizer_in_backward:
+        return "optimizer-in-backward"
+    if plan.optimizer_offload != "none":
+        return f"optimizer-offload {plan.optimizer_offload}"
+    return f"precision {plan.precision}" if plan.precision == "megatron-bf16" else f"optimizer {plan.optimizer}"
 
 
 _TORCHS = (torch.optim.AdamW, torch.optim.SGD, getattr(torch.optim, "Muon", torch.optim.AdamW))
