@@ -134,24 +134,52 @@ SHARDED = {
 IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
 
 
+ATTEMPTS = 12
+"""To see every free of a first step: torch's profiler hears of the program's threads alone, and gloo's own may be the
+last to let go of what was sent; what they let go of counts as there for the rest of the run."""
+
+FIRST_STEP = 4
+"""Boundaries up to its end."""
+
+BESIDE_BYTES = 1024
+"""Of the process group: what its barrier averaged, and a count or two."""
+
+
 def rank_main(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
+    predictions = torch.load(Path(folder) / "predicted")
     found = {}
     with uncollected():  # garbage in cycles is found at moments that differ from run to run
         for name, (network, plan) in SHARDED[world].items():
-            found[name] = measured(tiny_job(network), plan, world_size=world, rank=rank)[0]
+            ours = predictions[name, rank]
+            found[name] = least = torch.full((len(ours),), 2**40)
+            for _ in range(ATTEMPTS):
+                real = measured(tiny_job(network), plan, world_size=world, rank=rank)[0]
+                assert [boundary for boundary, _ in real] == [boundary for boundary, _ in ours]
+                more = [of_real - of_ours for (_, of_real), (_, of_ours) in zip(real, ours, strict=True)]
+                least.copy_(torch.minimum(least, torch.tensor(more)))
+                of_all = least.clone()
+                dist.all_reduce(of_all, dist.ReduceOp.MIN)
+                if int(of_all[:FIRST_STEP].max()) <= BESIDE_BYTES:
+                    break
     torch.save(found, Path(folder) / f"{rank}")
     dist.destroy_process_group()
 
 
-_RUNS: dict[int, list[dict[str, Any]]] = {}
+_RUNS: dict[int, list[dict[str, torch.Tensor]]] = {}
 
 
-def in_processes(world: int) -> list[dict[str, Any]]:
-    """What every rank of real processes (gloo) measured, case by case."""
+def in_processes(world: int) -> list[dict[str, torch.Tensor]]:
+    """By rank and case, how many bytes more were alive at each boundary of real processes (gloo) than predicted."""
     if world not in _RUNS:
+        ours = {
+            (name, rank): predicted(tiny_job(network), plan, world_size=world, rank=rank)[0]
+            for name, (network, plan) in SHARDED[world].items()
+            for rank in range(world)
+        }
         with tempfile.TemporaryDirectory() as folder:
+            torch.save(ours, Path(folder) / "predicted")
             multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
             mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")
             _RUNS[world] = [torch.load(Path(folder) / f"{rank}") for rank in range(world)]
@@ -160,15 +188,14 @@ def in_processes(world: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("world", "name"), [(world, name) for world in SHARDED for name in SHARDED[world]])
 def test_a_ranks_live_bytes_are_those_of_real_processes(world: int, name: str) -> None:
-    """Never more than real, and less by no more than gloo's threads may still hold: parameters sent and received."""
-    architecture, plan = SHARDED[world][name]
-    real = in_processes(world)
-    most_held = sum(2 * 4 * parameter.numel() for parameter in network(tiny_job(architecture)).parameters())
-    for rank in (0, world - 1):
-        ours, _ = predicted(tiny_job(architecture), plan, world_size=world, rank=rank)
-        assert [name for name, _ in ours] == [name for name, _ in real[rank][name]]
-        for (boundary, bytes_ours), (_, bytes_real) in zip(ours, real[rank][name], strict=True):
-            assert 0 <= bytes_real - bytes_ours <= most_held, (rank, boundary)
+    """Never more than real on any rank, and of the first step equal where a rank was seen to let go of everything."""
+    architecture, _ = SHARDED[world][name]
+    most_held = sum(4 * parameter.numel() for parameter in network(tiny_job(architecture)).parameters())
+    more = torch.stack([found[name] for found in in_processes(world)])
+    assert len(more[0]) == 7
+    assert int(more.min()) >= 0
+    assert int(more[:, :FIRST_STEP].min(0).values.max()) <= BESIDE_BYTES, more.tolist()
+    assert int(more.max()) <= most_held + BESIDE_BYTES, more.tolist()
 
 
 def test_an_estimate_for_the_cpu() -> None:
