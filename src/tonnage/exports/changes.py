@@ -168,5 +168,8 @@ def wordless(given: Given) -> tuple[str, ...]:
 
 def _settings(given: Given, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:
     from tonnage import exports
+    from tonnage.techniques import environment
 
-    return exports.export(job, plan, cluster, model, exports.target(given.target)).settings
+    made = exports.export(job, plan, cluster, model, exports.target(given.target))
+    around = {f"{name} (environment)": value for name, value in environment(plan).items()}
+    return {**made.settings, **around}

@@ -35,7 +35,7 @@ parameters on an H200, measurements/h200-2026-11-20.jsonl): plans with room for 
 
 ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
     "shard": ("none", "ddp", "zero1", "zero2", "hsdp", "zero3"),
-    "checkpointing": ("none", "every-4", "every-3", "every-2", "selective", "full"),
+    "checkpointing": ("none", "every-4", "every-2", "selective", "full"),
     "accum_sync": (False, True),
     "optimizer_in_backward": (False, True),
     "activation_offload": ("none", "cpu-streamed", "cpu"),
@@ -44,7 +44,7 @@ ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 """Values of the options that cost time, from the most memory to the least; of layers that run again see `values`."""
 
-_INTERVALS: Final = ("every-4", "every-3", "every-2")
+_INTERVALS: Final = ("every-4", "every-2")
 """Every N-th layer runs again: for trainers that cannot choose within layers."""
 
 OFFLOADS: Final = ("activation_offload", "optimizer_offload", "param_offload")
