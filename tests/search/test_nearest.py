@@ -175,3 +175,13 @@ def test_what_is_missing_is_what_a_whole_run_says():
     found = search(with_memory(1.002), Small(), top=1, explain=False)
     assert found.status == "too_large"
     assert found.nearest.missing_bytes > 0
+
+
+def test_quantized_weights_may_be_quantized_further():
+    asked = question("llama-3.1-8b", "t4", method="qlora")
+    found = {words: (one.plan.quant, one.plan.unquantized_dtype) for words, one in nearest._quantized(asked)}
+    assert found == {"--quant nf4-double": ("nf4-double", "fp32"), "--unquantized-dtype compute": ("nf4", "compute")}
+    said = question("llama-3.1-8b", "t4", method="qlora", quant="nf4-double")
+    assert [words for words, _ in nearest._quantized(said)] == ["--unquantized-dtype compute"]
+    for method in ("full", "lora"):
+        assert list(nearest._quantized(question("llama-3.1-8b", "t4", method=method))) == []

@@ -6,11 +6,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from tonnage.device import GPUS_PER_NODE, Cluster, find_device
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.estimates import Estimate
+from tonnage.options import spelled
 from tonnage.predict import check
 from tonnage.search import space
 from tonnage.search.best import Search, host_bytes, within_host
@@ -131,6 +132,7 @@ def _remedies(question: Question, ghosts: Ghosts) -> Iterator[Remedy]:
     single = (
         _shorter(question),
         _methods(question),
+        _quantized(question),
         _enough(question, ghosts),
         _larger(question),
         _larger_host(question),
@@ -205,6 +207,17 @@ def _methods(question: Question) -> Iterator[Variant]:
     order = ("full", "lora", "qlora")
     for method in order[order.index(question.job.method) + 1 :]:
         yield f"--method {method}", replace(question, job=replace(question.job, method=method))
+
+
+def _quantized(question: Question) -> Iterator[Variant]:
+    """Of quantized weights their scales in fewer bits, then what is not quantized as well."""
+    plan = question.plan
+    if question.job.method != "qlora" or question.methods:
+        return
+    further: dict[str, Any] = {"quant": "nf4-double", "unquantized_dtype": "compute"}
+    for name, value in further.items():
+        if not question.said(name):
+            yield f"--{spelled(name)} {value}", replace(question, plan=replace(plan, **{name: value}))
 
 
 def _more(question: Question) -> Iterator[Variant]:
