@@ -17,6 +17,7 @@ from tonnage.layers.continuing import continued, requests_of
 from tonnage.layers.few import depths_to_continue, is_repetitive, layers_of, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.summary import Run, summarise
+from tonnage.techniques.lora import adapters_dtype
 from tonnage.trace import Trace
 from tonnage.units import counted
 
@@ -251,10 +252,23 @@ def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, step
         plan=asdict(plan),
     )
     found = run.estimate
-    assumed = (*found.coverage.assumed, *_of_copies(plan, cluster))
+    assumed = (*found.coverage.assumed, *_of_copies(plan, cluster), *_of_adapters(job, plan))
     run = replace(run, estimate=replace(found, coverage=replace(found.coverage, assumed=assumed)))
     run = with_time(run, job, plan, cluster)
     return replace(run, estimate=with_buckets(run.estimate, plan, cluster))
+
+
+def _of_adapters(job: Job, plan: Plan) -> tuple[str, ...]:
+    """In what adapters are, where that is less than PEFT makes them in."""
+    from tonnage.engines import engine_of
+
+    narrow = "" if job.method == "full" or engine_of(plan).keeps_adapters else adapters_dtype(job, plan)
+    if plan.weights_dtype is not None or narrow in ("", "fp32"):
+        return ()
+    return (
+        f"adapters are in {narrow}, as the precision says, and so is what they compute; PEFT makes them in fp32 "
+        "where nobody asks it not to, which keeps more for backward: --weights-dtype fp32",
+    )
 
 
 def _of_copies(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
