@@ -161,3 +161,16 @@ def test_torchs_ddp_is_that_of_engines_that_have_no_other() -> None:
     assert by_torchs_ddp(Plan(shard="zero1"))
     assert not by_torchs_ddp(Plan(shard="zero1", precision="megatron-bf16"))
     assert not by_torchs_ddp(Plan(shard="zero2"))
+
+
+def test_sft_leaves_what_is_not_quantized_unless_its_user_has_it_prepared() -> None:
+    trainer, cluster, job = (
+        engine_of(Plan(engine="trl")),
+        parse_cluster("a100-40gb"),
+        tiny_job("llama", method="qlora"),
+    )
+    assert trainer.unsaid(job)["unquantized_dtype"] == "compute"
+    assert "unquantized_dtype" not in trainer.unsaid(tiny_job("llama"))
+    for dtype in ("fp32", "compute"):
+        answer = trainer.accepts(job, Plan(engine="trl", loss="chunked", unquantized_dtype=dtype), cluster)
+        assert answer is None or "bitsandbytes" in answer.reason

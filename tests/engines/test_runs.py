@@ -196,6 +196,17 @@ def test_sfts_packed_rows_are_one_without_padding(worker: Worker) -> None:
     assert _peak(packed, "evaluate") < _peak(packed, "backward")
 
 
+def test_sft_trains_a_quantized_network_as_loaded_or_as_prepared(worker: Worker) -> None:
+    pytest.importorskip("bitsandbytes")
+    job = dataclasses.replace(JOB, method="qlora", lora_rank=4)
+    loaded, prepared = (
+        run(worker, "trl", job=job, loss="chunked", unquantized_dtype=dtype).estimate.peak.by_category["parameter"]
+        for dtype in ("compute", "fp32")
+    )
+    beside = 2 * VOCABULARY * WIDTH + 5 * WIDTH  # embedding, head and norms, 2 bytes more for each
+    assert prepared - loaded == pytest.approx(2 * beside, rel=0.01)
+
+
 def test_sounds_reach_deepspeed_in_its_dtype(worker: Worker) -> None:
     model = ModelRef(name="tiny", kind="config", config=TINY_OF_TESTS["whisper"])
     assert run(worker, "deepspeed", job=Job(model=model, seq_len=16)).estimate.fits

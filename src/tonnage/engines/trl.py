@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Causal language models alone, what a ghost cannot do, and what stands against the Trainer."""
-    return (
-        _other_network(job, plan, cluster)
-        or _masks_on_the_host(plan)
-        or _casts_nothing(job, plan)
-        or hf_trainer.accepts(job, plan, cluster)
-    )
+    return _other_network(job, plan, cluster) or _masks_on_the_host(plan) or hf_trainer.accepts(job, plan, cluster)
 
 
 def _other_network(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -46,16 +41,6 @@ def _other_network(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         name = job.model.config["architectures"][0]
         return Refusal(technique=engine, reason=f"{name} is not a causal language model", instead=other)
     return None
-
-
-def _casts_nothing(job: Job, plan: Plan) -> Refusal | None:
-    if job.method != "qlora" or plan.unquantized_dtype == "compute":
-        return None
-    return Refusal(
-        technique=f"unquantized-dtype={plan.unquantized_dtype}",
-        reason="SFTTrainer leaves what is not quantized as it was loaded",
-        instead="choose unquantized-dtype compute",
-    )
 
 
 def _masks_on_the_host(plan: Plan) -> Refusal | None:
@@ -74,11 +59,14 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     from trl import SFTConfig, SFTTrainer
 
     from tonnage.engines import given
+    from tonnage.techniques.qlora import prepared
 
     given.launch(plan, world)
     step = given.described(job, plan, world)
     module = given.network(step)
     chunked_loss.causal_network(module, "SFTTrainer on tokenised rows", "engine hf-trainer")
+    if job.method == "qlora" and plan.unquantized_dtype == "fp32":
+        module = prepared(module, step)  # by its user: SFTTrainer leaves what is not quantized as it was loaded
     rows = given.Rows(step, module, given.rows_needed(job, world, steps))
     besides = {}
     if job.eval_batch is not None:
@@ -153,7 +141,7 @@ TRL: Final = Engine(
         "activation_offload": ("none", "cpu", "cpu-streamed"),
     },
     accepts=accepts,
-    unsaid=lambda job: {"loss": "chunked"},
+    unsaid=lambda job: {"loss": "chunked", **({"unquantized_dtype": "compute"} if job.method == "qlora" else {})},
     imports=("transformers.trainer", "trl.trainer.sft_trainer"),
     torchs_ddp=True,
     clips=True,

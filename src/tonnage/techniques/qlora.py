@@ -67,7 +67,7 @@ def _refused(reason: str, instead: str) -> Refusal:
 def apply(step: Step) -> Step:
     """Load quantized, cast what is not, add adapters."""
     compute = dtype(step.plan.compute_dtype)
-    changes = (*step.changes, lambda module: _prepared(module, step), lambda module: _adapted(module, step))
+    changes = (*step.changes, lambda module: prepared(module, step), lambda module: _adapted(module, step))
     if step.plan.shard in SHARDING:
         return replace(step, weights_dtype=compute, load=_converted, changes=changes, before_shard=_with_memory)
     return replace(step, weights_dtype=compute, load=loaded, changes=changes)
@@ -188,14 +188,14 @@ def _configuration(plan: Plan, compute: torch.dtype) -> Any:
     )
 
 
-def _prepared(module: nn.Module, step: Step) -> nn.Module:
+def prepared(module: nn.Module, step: Step) -> nn.Module:
     """Frozen, and what is not quantized in fp32 where PEFT is to do so."""
     if step.plan.unquantized_dtype == "compute":
         return module.requires_grad_(False)
     from peft import prepare_model_for_kbit_training
 
-    prepared: nn.Module = prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)
-    return prepared
+    cast: nn.Module = prepare_model_for_kbit_training(module, use_gradient_checkpointing=False)
+    return cast
 
 
 def _adapted(module: nn.Module, step: Step) -> nn.Module:
