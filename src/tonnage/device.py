@@ -20,10 +20,10 @@ GPUS_PER_NODE: Final = 8
 """GPUs of one machine when only a total is given: the largest common server."""
 
 CPU: Final = "cpu"
+"""The name of this machine's processor, where `--gpu` otherwise names a card."""
 
 BF16_CAPABILITY: Final = (8, 0)
 """From which compute capability on cards multiply in bf16 (Ampere)."""
-"""The name of this machine's processor, where `--gpu` otherwise names a card."""
 
 HERE: Final = "here"
 """The name of this machine's GPUs (`tonnage.here`)."""

@@ -138,10 +138,7 @@ def _held(found: TrainingArguments, key: str) -> dict[str, Any]:
         plugin = found.fsdp_plugin_args or {}
         return {f"{key}.{name}": plugin.get(name, False) for name in PLUGIN}
     if key == "accelerator_config":
-        held = value.to_dict().items()
-        return {
-            f"{key}.{name}": inner for name, inner in flat({n: v for n, v in held if isinstance(v, dict)}).items()
-        }
+        return {f"{key}.{name}": inner for name, inner in flat(value.to_dict()).items() if "." in name}
     if isinstance(value, dict):
         return {f"{key}.{name}": inner for name, inner in value.items()}
     return {key: getattr(value, "value", value)}
