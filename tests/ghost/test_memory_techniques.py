@@ -245,6 +245,25 @@ def test_what_comes_besides_the_steps_has_phases(found: Any) -> None:
     assert [step.step for step in found(job).run.estimate.steps] == [1, 2]
 
 
+def test_a_resumed_zero1_holds_its_states_twice(found: Any) -> None:
+    """torch's ZeroRedundancyOptimizer copies what came from a file for itself, and for the optimizer that steps."""
+    resumed = found(dataclasses.replace(JOB, resume="cpu"), "4xa100-40gb", shard="zero1").run
+    first = found(JOB, "4xa100-40gb", shard="zero1").run
+    states = 2 * parameters(found()) * BF16 / 4
+    more = resumed.estimate.peak.allocated_bytes - first.estimate.peak.allocated_bytes
+    assert 0.9 * states < more < 1.3 * states  # parameters are dealt out whole, and not quite evenly
+
+
+@pytest.mark.parametrize(("place", "copies"), [("cpu", 0), ("gpu", 1)])
+def test_divided_states_resume_beside_a_whole_checkpoint_or_none(found: Any, place: str, copies: int) -> None:
+    """A part has weights, gradients and two moments, and the step that makes these as much again as they take."""
+    phases = found(dataclasses.replace(JOB, resume=place), "4xa100-40gb", shard="zero3").run.estimate.phases
+    allocated = {phase.name: phase.allocated_bytes for phase in phases}
+    whole = parameters(found()) * BF16
+    least = (3 * copies + (3 if copies else 4) / 4) * whole
+    assert least < allocated["resume"] < least + whole / 2 + 2 * MIB
+
+
 def test_packed_documents_bring_a_mask(found: Any) -> None:
     assert found(dataclasses.replace(JOB, packing=4)).most("activation") > found().most("activation")
 

@@ -1,7 +1,6 @@
-"""Evaluation, generation and saving beside the steps: when they come, and what they do to the network."""
+"""Evaluation and generation beside the steps: when they come, and what they do to the network."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,94 +90,8 @@ def test_a_divided_network_generates_within_its_adapters(name: str, method: str)
     made.run(1)
 
 
-@pytest.mark.parametrize(
-    ("plan", "named"),
-    [
-        ({"shard": "zero3"}, "shard zero3"),
-        ({"optimizer_in_backward": True}, "optimizer-in-backward"),
-        ({"precision": "megatron-bf16"}, "precision megatron-bf16"),
-        ({"optimizer": "adafactor"}, "optimizer adafactor"),
-    ],
-)
-def test_what_stands_in_the_way_of_resuming_is_named(plan: dict[str, Any], named: str) -> None:
-    made = ready(tiny_job(resume="cpu"), **plan)
-    with pytest.raises(CannotEstimate, match=f"here there is {named}; leave resume out, or that"):
-        occasions.resume(made)
-
-
 def test_more_tokens_than_a_sequence_has_are_refused() -> None:
     with pytest.raises(UsageError, match="a sequence has 24 tokens"):
         occasions.generate(ready(tiny_job(generate=24)))
     with pytest.raises(UsageError, match="give eval-batch"):
         tiny_job(eval_logits=2)
-
-
-@pytest.mark.parametrize("how", ["full", "sharded"])
-def test_saving_reads_every_parameter_and_state(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = ready(tiny_job(save_checkpoint=how))
-    made.run(1)
-    moved = 0
-    original = torch.Tensor.to
-
-    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        nonlocal moved
-        moved += self.numel() if args == ("cpu",) else 0
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(torch.Tensor, "to", to)
-    occasions.save(made)
-    buffers = sum(value.numel() for value in made.model.state_dict().values()) - made.parameters
-    steps_counted = len(list(made.model.parameters()))
-    assert moved == 3 * made.parameters + buffers + steps_counted
-
-
-@pytest.mark.parametrize("how", ["full", "sharded"])
-def test_optimizers_in_backward_of_a_divided_network_are_saved(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = ready(tiny_job(save_checkpoint=how), shard="zero3", optimizer_in_backward=True)
-    saved = 0
-    leaves = occasions.tree_leaves
-
-    def counted(tree: Any) -> Any:
-        nonlocal saved
-        found = leaves(tree)
-        saved += sum(leaf.numel() for leaf in found if isinstance(leaf, torch.Tensor) and leaf.ndim)
-        return found
-
-    monkeypatch.setattr(occasions, "tree_leaves", counted)
-    made.run(1)
-    assert saved == 3 * made.parameters, "weights and both moments"
-
-
-def test_of_states_that_are_divided_by_parameter_a_rank_saves_its_own() -> None:
-    made = ready(tiny_job(save_checkpoint="sharded"), shard="zero1")
-    for parameter in made.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    made.optimizer.step()
-    assert len(occasions._states(made.optimizer, made.step.job)["state"]) == len(list(made.model.parameters()))
-    with pytest.raises(CannotEstimate, match="choose save-checkpoint sharded"):
-        occasions._states(made.optimizer, tiny_job(save_checkpoint="full"))
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused", "sgd", "muon"])
-def test_resuming_brings_the_states_that_a_step_makes(optimizer: str) -> None:
-    def shapes(made: ReadyStep) -> list[Any]:
-        leaves = torch.utils._pytree.tree_leaves([one.state_dict()["state"] for one in made.optimizers])
-        return [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-    stepped, resumed = ready(tiny_job(), optimizer=optimizer), ready(tiny_job(resume="gpu"), optimizer=optimizer)
-    stepped.run(1)
-    occasions.before_steps(resumed)
-    assert shapes(resumed) == shapes(stepped)
-    resumed.run(1)
-
-
-def test_quantized_weights_are_not_resumed() -> None:
-    made = ready(tiny_job())
-    quantized = replace(made, step=replace(made.step, job=tiny_job(method="qlora", resume="cpu")))
-    with pytest.raises(CannotEstimate, match="choose method lora"):
-        occasions.before_steps(quantized)
-
-
-def test_resuming_is_known_for_torchs_optimizers() -> None:
-    with pytest.raises(CannotEstimate, match="AdamW, SGD or Muon only"):
-        ready(tiny_job(resume="cpu"), optimizer_in_backward=True).run(1)

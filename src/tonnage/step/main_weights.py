@@ -49,9 +49,14 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         for copy, gradient, (parameter, _, _) in zip(copies, self._own_gradients(), self._slices, strict=True):
             copy.grad = gradient
             copy.divided = getattr(parameter, "divided", False)  # among ranks of tp
-        self.inner = new(copies)
+        self.parts = {"optimizer": new(copies)}
         super().__init__(copies, {})
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        self._share()
+
+    def _share(self) -> None:
+        """Groups and states are those of the optimizer of the copies."""
+        inner = self.parts["optimizer"]
+        self.param_groups, self.state = inner.param_groups, inner.state
 
     def _own_gradients(self) -> list[torch.Tensor]:
         """The views of the buffer that belong to this rank's copies."""
@@ -65,7 +70,7 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def step(self, closure: Any = None) -> None:
         """Sum the gradients over the ranks, step the copies, write them to the network."""
         self._sum_gradients()
-        self.inner.step()
+        self.parts["optimizer"].step()
         for part, copy in zip(self._slices, self.param_groups[0]["params"], strict=True):
             _elements(part).copy_(copy.detach())
         if self._weights is not None:
@@ -79,6 +84,19 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             _reduce_scatter(self._gradients[self._own], self._gradients, group=self._group)
         else:
             dist.all_reduce(self._gradients, group=self._group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states and the fp32 weights of this rank."""
+        copies = self.param_groups[0]["params"]
+        weights = [copy.detach() for copy in copies]
+        return {"optimizer": self.parts["optimizer"].state_dict(), "weights": weights}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave; the weights are copied into those that are there."""
+        self.parts["optimizer"].load_state_dict(state_dict["optimizer"])
+        self._share()
+        for copy, saved in zip(self.param_groups[0]["params"], state_dict["weights"], strict=True):
+            copy.detach().copy_(saved)
 
     def reload(self) -> None:
         """Take the network's weights anew, after somebody else changed them."""

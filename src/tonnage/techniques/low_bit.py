@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.axes import SHARDING
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -76,6 +77,9 @@ def _technique(family: Family) -> Technique:
         if plan.shard not in family.shards:
             reason = f"{family.package}'s optimizers do not take parameters divided by {plan.shard}"
             return Refusal(technique=name, reason=reason, instead=f"choose shard {' or '.join(family.shards)}")
+        if plan.optimizer == "adamw-4bit" and plan.shard in SHARDING:
+            reason = f"torchao's update of 4-bit states fails on parameters divided by {plan.shard} (torch 2.13)"
+            return Refusal(technique=name, reason=reason, instead="choose optimizer adamw-8bit-ao")
         if plan.optimizer == "adamw-fp8-ao" and cluster.device.capability < FP8_CAPABILITY:
             reason = f"{cluster.device.id} has no fp8 (compute capability 8.9)"
             return Refusal(technique=name, reason=reason, instead="choose optimizer adamw-8bit-ao")

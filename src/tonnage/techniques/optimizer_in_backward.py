@@ -56,6 +56,7 @@ def _in_backward(parameters: list[nn.Parameter], new: NewOptimizer) -> Optimizer
         def __init__(self) -> None:
             super().__init__(parameters, {})
             self.each = {parameter: new([parameter]) for parameter in parameters}
+            self.parts = {str(index): one for index, one in enumerate(self.each.values())}
             for parameter in parameters:
                 parameter.register_post_accumulate_grad_hook(self.update)
 
@@ -69,12 +70,12 @@ def _in_backward(parameters: list[nn.Parameter], new: NewOptimizer) -> Optimizer
 
         def state_dict(self) -> dict[str, Any]:
             """The states of all, by the parameters' order."""
-            return {str(index): one.state_dict() for index, one in enumerate(self.each.values())}
+            return {name: one.state_dict() for name, one in self.parts.items()}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             """What `state_dict` gave."""
-            for index, one in enumerate(self.each.values()):
-                one.load_state_dict(state_dict[str(index)])
+            for name, one in self.parts.items():
+                one.load_state_dict(state_dict[name])
 
     return InBackward()
 

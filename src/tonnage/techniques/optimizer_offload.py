@@ -62,9 +62,9 @@ def offloaded(
         def __init__(self) -> None:
             super().__init__(parameters, {})
             self.pairs = [(parameter, copy(parameter), copy(parameter)) for parameter in parameters[:count]]
-            self.parts = [new([host for _, host, _ in self.pairs])]
+            self.parts = {"host": new([host for _, host, _ in self.pairs])}
             if count < len(parameters):
-                self.parts.append(new(parameters[count:]))
+                self.parts["card"] = new(parameters[count:])
 
         def step(self, closure: Any = None) -> None:
             """Copy gradients down, step on card and host, copy parameters up."""
@@ -72,23 +72,23 @@ def offloaded(
                 for parameter, host, gradient in self.pairs:
                     given = parameter.grad
                     host.grad = None if given is None else gradient.copy_(given, non_blocking=True)
-            for part in self.parts[1:]:
-                part.step()
+            if "card" in self.parts:
+                self.parts["card"].step()
             _finish(parameters[0].device)
             with disk.zeros_on_disk() if in_files else nullcontext():
-                self.parts[0].step()
+                self.parts["host"].step()
             with torch.no_grad():
                 for parameter, host, _ in self.pairs:
                     parameter.copy_(host, non_blocking=True)
 
         def state_dict(self) -> dict[str, Any]:
             """The states of both."""
-            return {str(index): part.state_dict() for index, part in enumerate(self.parts)}
+            return {name: part.state_dict() for name, part in self.parts.items()}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             """What `state_dict` gave."""
-            for index, part in enumerate(self.parts):
-                part.load_state_dict(state_dict[str(index)])
+            for name, part in self.parts.items():
+                part.load_state_dict(state_dict[name])
 
     return OnHost()
 
