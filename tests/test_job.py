@@ -26,6 +26,20 @@ def test_a_global_batch_becomes_accumulation(tokens: int, seq_len: int, ranks: i
     assert (job.grad_accum, job.global_batch_tokens) == (steps, None)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "gpus", "sequences"),
+    [
+        (256_000, 8, 128),  # 256k: 125 sequences are whole too, and no eight GPUs share them
+        (256_000, 5, 125),
+        (258_048, 8, 126),
+        (4_000_000, 32, 2048),
+    ],
+)
+def test_a_round_batch_is_one_that_all_gpus_share(tokens: int, gpus: int, sequences: int) -> None:
+    asked = tiny_job("llama", seq_len=2048, global_batch_tokens=tokens)
+    assert asked.sequences_for(gpus) == sequences
+
+
 @pytest.mark.parametrize("value", ["4M", 2.5, 0, True])
 def test_a_number_is_a_whole_one(value: object) -> None:
     with pytest.raises(UsageError, match=r"seq-len is .*; it must be a whole number of at least 1\."):

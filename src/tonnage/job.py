@@ -100,6 +100,19 @@ class Job:
         """Tokens of one forward pass on one rank."""
         return self.seq_len * self.micro_batch
 
+    def sequences_for(self, gpus: int) -> int:
+        """Of the global batch: of what a round number may mean, what `gpus` can share evenly, else whole sequences.
+
+        Raises UsageError where it is no whole number of them.
+        """
+        shared = next(self._batches(self.seq_len * gpus), None)
+        return replace(self, micro_batch=1).on_ranks(1).grad_accum if shared is None else shared // self.seq_len
+
+    def _batches(self, at_once: int) -> Iterator[int]:
+        """The readings of the global batch, in tokens, that are a multiple of so many."""
+        readings = () if self.global_batch_tokens is None else _readings(self.global_batch_tokens)
+        return (tokens for tokens in readings if tokens % at_once == 0)
+
     def on_ranks(self, ranks: int) -> "Job":
         """The job with `grad_accum` such that `ranks` data-parallel ranks make the global batch exactly.
 
@@ -108,9 +121,8 @@ class Job:
         if self.global_batch_tokens is None:
             return self
         at_once = self.tokens_per_micro_batch * ranks
-        for tokens in _readings(self.global_batch_tokens):
-            if tokens % at_once == 0:
-                return replace(self, global_batch_tokens=None, grad_accum=tokens // at_once)
+        for tokens in self._batches(at_once):
+            return replace(self, global_batch_tokens=None, grad_accum=tokens // at_once)
         below = self.global_batch_tokens // at_once
         nearest = " or ".join(f"{steps * at_once:,}" for steps in (below, below + 1) if steps)
         many = counted(ranks, "rank")

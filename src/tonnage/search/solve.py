@@ -20,6 +20,7 @@ from tonnage.search.space import Question, candidates, check_precision
 from tonnage.search.trade import frontier
 from tonnage.search.unpriced import unknown_because
 from tonnage.solution import Point, Refused, Solution, Stage
+from tonnage.units import counted
 
 Progress = Callable[[str], None]
 
@@ -78,8 +79,7 @@ def _search(
     counts = {**found.counts, "run": ghosts.runs}
     refused = _refused(found)
     if not found.counts["priced"] and not found.counts["below_bound"]:
-        why = "the constraints leave no combination that divides the global batch, the heads and the layers"
-        why += f", with {question.plan.pp} micro-batches for as many stages" if question.plan.pp > 1 else ""
+        why = _undivided(question)
         return Solution(status="unsupported", question=asked, refused=(Refused(what="all", why=why),))
     if not found.found:
         if not found.too_large and not found.counts["below_bound"]:
@@ -113,6 +113,19 @@ def _search(
         frontier=points,
         looked_at={**counts, "run": ghosts.runs},
     )
+
+
+def _undivided(question: Question) -> str:
+    """Why there is no combination at all, with the nearest batches that all GPUs could share."""
+    sequences, gpus, tokens = question.sequences, question.cluster.gpus, question.job.seq_len
+    why = f"the constraints leave no combination that divides {counted(sequences, 'sequence')} a step, the heads and "
+    why += f"the layers among {counted(gpus, 'GPU')}"
+    why += f", with {question.plan.pp} micro-batches for as many stages" if question.plan.pp > 1 else ""
+    if question.job.global_batch_tokens is None or sequences % gpus == 0:
+        return why
+    below = sequences // gpus * gpus
+    nearest_batches = " or ".join(f"{batch * tokens:,}" for batch in (below, below + gpus) if batch)
+    return f"{why}; all of them could share a global batch of {nearest_batches} tokens"
 
 
 def without_engine(question: Question) -> Solution | None:

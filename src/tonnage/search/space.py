@@ -169,8 +169,7 @@ class Question:
             return (
                 job.micro_batch * job.grad_accum * self.cluster.gpus // (self.plan.tp * self.plan.pp * self.plan.cp)
             )
-        one = replace(job, micro_batch=1)
-        return one.on_ranks(1).grad_accum
+        return job.sequences_for(self.cluster.gpus)
 
     def said(self, name: str) -> bool:
         """Whether the user named an option of Plan, or gave it a value other than its default."""
@@ -182,15 +181,17 @@ class Question:
         return not self.said(name) and (not self.only or word in self.only) and word not in self.without
 
     def values(self, name: str) -> tuple[Any, ...]:
-        """Of ORDER what an option may be, whatever was said: some layers are checkpointed and others not only where a
-        trainer has no words for what within each of them."""
-        found = ORDER[name]
-        if name != "checkpointing":
-            return found
+        """Of ORDER what an option may be that the engine has words for, whatever was said: some layers are
+        checkpointed and others not only where a trainer has none for what within each of them."""
+        known = self.expressed(name, ORDER[name])
+        return tuple(one for one in known if one not in _INTERVALS or "selective" not in known)
+
+    def expressed(self, name: str, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Those of an option's values that the engine has words for."""
         from tonnage.engines import engine_of
 
-        known = [one for one in found if engine_of(self.plan).has_words(name, one, Plan.checkpointing)]
-        return tuple(one for one in known if one not in _INTERVALS or "selective" not in known)
+        engine = engine_of(self.plan)
+        return tuple(value for value in values if engine.has_words(name, value, getattr(Plan, name)))
 
     def may_be(self, name: str, value: Any) -> bool:
         """Whether `without` lets an option have a value."""
@@ -382,7 +383,7 @@ def _of_layout(question: Question, job: Job) -> dict[str, tuple[int, ...]]:
         "ep": [size for size in divisors(cluster.gpus) if shape.experts % size == 0] if shape.experts else [1],
     }
     return {
-        name: tuple(size for size in sizes if question.may_be(name, size))
+        name: tuple(size for size in question.expressed(name, sizes) if question.may_be(name, size))
         for name, sizes in possible.items()
         if question.is_open(name) and len(sizes) > 1
     }
