@@ -45,7 +45,8 @@ def _parts(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     if solution.nearest is not None:
         yield from _nearest(solution.nearest)
     yield from _refused(solution)
-    yield Padding(text(facts(solution), "dim"), (1, 0, 0, 0))
+    if solution.status != "unsupported":
+        yield Padding(text(facts(solution), "dim"), (1, 0, 0, 0))
 
 
 def why_not(solution: Solution) -> str:
