@@ -44,8 +44,8 @@ _CARDS: Final = "cards"
 _OF_VALUES: Final = ("RuntimeError", "IndexError", "ValueError", "AssertionError", "KeyError", "ZeroDivisionError")
 """Errors that a number can lead to which was not computed."""
 
-_SIZED: Final = "unique of computed values"
-"""How an assumption begins about the size of a result (`ASSUMED` of `tonnage_inside.values.policy`)."""
+_SIZED: Final = ("unique of computed values", "nonzero() (also boolean indexing")
+"""How assumptions begin about the size of a result (`ASSUMED` of `tonnage_inside.values.policy`)."""
 
 _SECOND: Final = (
     "These figures are of a second run, in which what is computed from small values that are known is computed on "
@@ -164,7 +164,7 @@ def run(
         progress("once more, following what the program computes from small values that are known")
         again = attempt({**given, "TONNAGE_FOLLOW": "1"})
         went_on = again.left.traces and not any(trace.outcome.get("kind") == "failed" for trace in again.left.traces)
-        if went_on and (failed is not None or not _guessed(again.left)):
+        if went_on and (failed is not None or not _guessed(again.left) or _differs(again.left, made.left)):
             made, notes = again, [_note_followed(failed)]
     notes += _judged(made.command, made.left, made.ended, steps, timeout_seconds)
     notes += [_note_shared(card, made.left.named, cluster) for card in made.cards if len(card.holders) > 1]
@@ -224,6 +224,12 @@ def _failed_early(left: Left) -> Trace | None:
 def _guessed(left: Left) -> bool:
     """Whether the size of some result was guessed, which hangs on values that the program computes."""
     return any(text.startswith(_SIZED) for trace in left.traces for text in trace.assumed)
+
+
+def _differs(left: Left, other: Left) -> bool:
+    """Whether some rank held something else, though not everything that a size hangs on is known."""
+    here, there = ({trace.rank: trace.peaks for trace in one.traces} for one in (left, other))
+    return here != there
 
 
 def _note_followed(failed: Trace | None) -> str:

@@ -308,6 +308,15 @@ def test_a_size_that_was_computed_from_known_numbers_is_found_in_a_second_run(dr
     assert answer.run.traces[0].steps == 2
 
 
+def test_rows_that_known_masks_choose_together_are_counted_in_a_second_run(dry_run: Any) -> None:
+    """Though a computed mask selects every element in that run too."""
+    answer = dry_run("unusual.py", "masks")
+    assert any("second run" in note for note in completed(answer).notes)
+    every = 8 * 32 * 4
+    first, second = ({"chosen": 8 * 32, "computed": every}, {"chosen": 8 * 8, "computed": every})
+    assert answer.said == (first, first, second, second)
+
+
 def test_a_script_that_clears_its_environment(dry_run: Any) -> None:
     completed(dry_run("unusual.py", "clears-its-environment"))
 

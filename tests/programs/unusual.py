@@ -163,6 +163,23 @@ def counts_its_boxes() -> None:
         optimizer.step()
 
 
+def chooses_by_masks() -> None:
+    """Rows that two masks choose together, both from the host; and rows that a computed one chooses."""
+    import torch
+
+    layer = torch.nn.Linear(4, 4).cuda()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    attended, labels = torch.ones(8, 32, dtype=torch.long), torch.arange(8 * 32).view(8, 32)
+    attended[:, 24:] = 0
+    labels[:, :16] = -100
+    for _ in range(2):
+        outputs = layer(torch.randn(8, 32, 4, device="cuda"))
+        chosen = outputs[attended.cuda().bool() & (labels.cuda() != -100)]
+        print(json.dumps({"chosen": len(chosen), "computed": len(outputs[outputs > 0])}), flush=True)
+        chosen.sum().backward()
+        optimizer.step()
+
+
 def with_workers() -> None:
     """Data from two forked workers, pinned."""
     import torch
@@ -335,6 +352,8 @@ def main() -> None:
         converges()
     elif what == "counts":
         counts_its_boxes()
+    elif what == "masks":
+        chooses_by_masks()
     elif what == "two-cards":
         on_two_cards()
     elif what == "measures":
