@@ -35,7 +35,7 @@ ACCELERATE = ["--num_processes", "8", "--use_fsdp", "train.py", "--lr", "1"]
         (["python", "-m", "package.train", "x"], ["-m", "package.train", "x"]),
         (["torchrun", "-m", "package.train"], ["-m", "package.train"]),
         (
-            ["deepspeed", "--num_gpus", "2", "train.py", "--deepspeed", "c.json"],
+            ["deepspeed", "--no_local_rank", "train.py", "--deepspeed", "c.json"],
             ["train.py", "--deepspeed", "c.json"],
         ),
     ],
@@ -52,6 +52,21 @@ def test_the_script_of_a_command(command: list[str], script: list[str]) -> None:
         "GROUP_RANK": "1",
         "WORLD_SIZE": "16",
     }
+
+
+@pytest.mark.parametrize(
+    ("command", "started"),
+    [
+        ("deepspeed --num_gpus 8 train.py --deepspeed c.json", "train.py --local_rank=1 --deepspeed c.json"),
+        ("/opt/bin/deepspeed --num_gpus 8 -m pack.train x", "-m pack.train --local_rank=1 x"),
+        ("python -m torch.distributed.launch --nproc-per-node 8 train.py x", "train.py --local-rank=1 x"),
+        ("python -m torch.distributed.launch --use-env train.py x", "train.py x"),
+        ("python train.py deepspeed", "train.py deepspeed"),
+    ],
+)
+def test_launchers_say_the_local_rank_as_an_argument(command: str, started: str) -> None:
+    said, _ = launchers.alone(command.split(), "python3", 9, parse_cluster("2x8xt4"), {})
+    assert said == ["python3", *started.split()]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,9 @@ def alone(
     said = rank_variables(rank, cluster)
     arguments = _of_accelerate(command)
     if arguments is None:
-        return [python, *without_launcher(command)], said
+        script = without_launcher(command)
+        before, name = command[: len(command) - len(script)], 2 if script[0] == "-m" else 1
+        return [python, *script[:name], *_added(before, said["LOCAL_RANK"]), *script[name:]], said
     unwatched = {name: value for name, value in variables.items() if name != "TONNAGE_OUT"}
     started = subprocess.run(
         [python, "-P", "-m", "tonnage_inside.accelerated", *arguments], env=unwatched, capture_output=True, text=True
@@ -32,6 +34,16 @@ def alone(
         raise UsageError(f"accelerate launch does not say what it would start ({reason}); --rank needs that.")
     asked = json.loads(lines[-1])
     return [python, *asked["command"]], {**asked["variables"], **said}
+
+
+def _added(launcher: list[str], local_rank: str) -> list[str]:
+    """What launchers put before the script's own arguments, unless they are told not to (deepspeed/launcher/launch.py,
+    torch/distributed/launch.py)."""
+    if any(Path(word).name == "deepspeed" for word in launcher) and "--no_local_rank" not in launcher:
+        return [f"--local_rank={local_rank}"]
+    if "torch.distributed.launch" in launcher and not {"--use-env", "--use_env"} & set(launcher):
+        return [f"--local-rank={local_rank}"]
+    return []
 
 
 def rank_variables(rank: int, cluster: Cluster) -> dict[str, str]:

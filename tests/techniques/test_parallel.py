@@ -88,6 +88,10 @@ CASES: dict[int, dict[str, Case]] = {
             plan={"cp": 2, "shard": "zero3", "loss": "chunked", "checkpointing": "full"},
             changes={"num_key_value_heads": 4},
         ),
+        "cp offloaded": Case(
+            plan={"cp": 2, "shard": "zero3", "activation_offload": "cpu", "checkpointing": "full"},
+            changes={"num_key_value_heads": 4},
+        ),
         "ep": Case(plan={"ep": 2, "shard": "zero3"}, network="qwen3_moe"),
         "tp lora": Case(plan={"tp": 2}, method=LORA),
         "tp lora whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off", "loss": "chunked"}, method=LORA),

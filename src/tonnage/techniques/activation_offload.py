@@ -41,10 +41,10 @@ AHEAD: Final = 2
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """torch's own offload makes plain tensors, into which those that ranks divide (DTensor) cannot be copied."""
-    if plan.activation_offload == "cpu" and max(plan.tp, plan.cp) > 1:
+    if plan.activation_offload == "cpu" and plan.tp > 1:
         return Refusal(
             technique="activation_offload=cpu",
-            reason="torch's save_on_cpu knows no tensors that are divided among the ranks of tp or cp",
+            reason="torch's save_on_cpu knows no tensors that are divided among the ranks of tp",
             instead="choose activation-offload cpu-streamed, which leaves those on the card, or nvme",
         )
     return None
