@@ -244,7 +244,9 @@ def _checkpointing(plan: Plan, word: str, by_fsdp: bool) -> dict[str, Any]:
         return {word: False}
     wanted = {"every_n_layers": plan.checkpoint_interval, "offload": plan.activation_offload == "cpu" or None}
     said = {name: value for name, value in wanted.items() if value is not None}
-    return {word: True, **({f"{word}_kwargs": said} if said else {})}  # older Trainers take {} for torch's old way
+    if word == "gradient_checkpointing":  # whose own way is torch's older one, which trains no adapters
+        said["use_reentrant"] = False
+    return {word: True, **({f"{word}_kwargs": said} if said else {})}
 
 
 def _by_fsdp(plan: Plan) -> bool:
