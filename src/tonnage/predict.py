@@ -198,11 +198,11 @@ def _from_the_shelf(run: Run) -> Run:
 
 
 def check(job: Job, plan: Plan, cluster: Cluster) -> None:
-    """Raise UsageError with the first reason why the plan's engine cannot run this job."""
+    """Raise UsageError with the reasons why the plan's engine cannot run this job."""
     from tonnage.engines import engine_of
 
-    for refusal in engine_of(plan).refusals(job, plan, cluster):
-        raise UsageError(f"{refusal}")
+    if reasons := engine_of(plan).refusals(job, plan, cluster):
+        raise UsageError(" ".join(map(str, reasons)))
 
 
 def _check_portable(job: Job, plan: Plan, cluster: Cluster, torch_version: str | None) -> None:

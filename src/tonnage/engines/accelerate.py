@@ -51,7 +51,6 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     from accelerate import Accelerator
 
     from tonnage.engines import given
-    from tonnage.step.model import loss_of
 
     given.launch(plan, world)
     step = _described(job, plan, world)
@@ -67,14 +66,16 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
     prepared: tuple[Any, Any, Any] = accelerator.prepare(module, _optimizer(step, module), loader)
     model, optimizer, batches = prepared
+    returned = given.Returned(plan.outputs)
     for batch in batches:
         with accelerator.accumulate(model):
             with given.contexts(step):
-                accelerator.backward(loss_of(model(**batch)))
+                accelerator.backward(returned.loss_of(model(**batch)))
             if plan.clip_grad_norm is not None and accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), plan.clip_grad_norm)
             optimizer.step()
             optimizer.zero_grad()
+            returned.stepped()
     return prepared
 
 
@@ -166,6 +167,7 @@ ACCELERATE: Final = Engine(
         "param_offload": ("none", "cpu"),
         "attention": ANY,
         "loss": ANY,
+        "outputs": ANY,
     },
     accepts=accepts,
     imports=("accelerate",),

@@ -105,7 +105,6 @@ def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int) -> obje
     import torch
 
     from tonnage.engines import given
-    from tonnage.step.model import loss_of
     from tonnage.techniques.precision import dtype
 
     job, world = step.job, step.world
@@ -116,11 +115,13 @@ def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int) -> obje
     takes = dtype(plan.compute_dtype)  # there is no autocast to cast what the network sees and hears
     rows = given.Rows(step, module, given.rows_needed(job, world, steps), takes)
     loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
+    returned = given.Returned(plan.outputs)
     with given.contexts(step):
         for _, batch in zip(range(steps * job.grad_accum), loader, strict=False):
-            loss = loss_of(engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()}))
+            loss = returned.loss_of(engine(**{name: tensor.to(engine.device) for name, tensor in batch.items()}))
             engine.backward(loss)
             engine.step()
+            returned.stepped()
     return engine
 
 
@@ -212,7 +213,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
 DEEPSPEED: Final = Engine(
     name="deepspeed",
     packages=("deepspeed",),
-    expresses={**EXPRESSES, **IMAGES, **ROWS},
+    expresses={**EXPRESSES, **IMAGES, **ROWS, "outputs": ANY},
     accepts=accepts,
     imports=("deepspeed",),
     fuses_adamw=True,

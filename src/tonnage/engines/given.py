@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -156,6 +156,26 @@ def divided(module: nn.Module) -> tuple[str, ...]:
     if network is None or set(network._no_split_modules or ()) <= there:
         return ()
     return tuple(dict.fromkeys(type(layer).__name__ for layer in models.layers(network)))
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What the network returned, kept by a user's own loop as long as the plan says (`techniques.outputs`)."""
+
+    outputs: str
+    """The option of the plan."""
+    kept: list[Any] = field(default_factory=list)
+
+    def loss_of(self, output: Any) -> torch.Tensor:
+        """The loss, beside which the rest stays or goes."""
+        if self.outputs != "freed":
+            self.kept[:] = [output]
+        return models.loss_of(output)
+
+    def stepped(self) -> None:
+        """A step of the loop has ended."""
+        if self.outputs == "step":
+            self.kept.clear()
 
 
 @contextmanager
