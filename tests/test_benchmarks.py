@@ -1,6 +1,7 @@
 """The benchmarks that write pages ask for things that exist."""
 
 import importlib
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -22,22 +23,53 @@ def ladders(monkeypatch: pytest.MonkeyPatch) -> Any:
         sys.modules.pop(name, None)
 
 
-def test_every_rung_is_said_in_options_or_left_out_with_a_reason(ladders: Any) -> None:
+def test_every_rung_is_said_in_options_that_there_are(ladders: Any) -> None:
     for common, rungs in (
         (ladders.TORCHTUNE, ladders.TORCHTUNE_RUNGS),
         (ladders.ANSWER_AI, ladders.ANSWER_AI_RUNGS),
     ):
         for rung in rungs:
-            assert (rung.options is None) == bool(rung.why_not)
             if rung.options is not None:
                 wanted = {**common, **rung.options}
                 parse_cluster(wanted.pop("gpu"))
                 request(wanted.pop("model"), offline=True, **wanted)
 
 
+def test_torchtunes_modules_can_take_every_rung(ladders: Any) -> None:
+    rows = ladders.torchtune_rows()
+    assert {name: len(those) for name, those in rows.items()} == {
+        "torchtune": 10,
+        "normed": 8,
+        "proposed": 8,
+        "eight_bit": 3,
+    }
+    named = set(re.findall(r"(?<!{){(\w+)}", ladders.TEXT.read_text(encoding="utf-8")))
+    assert named == {"torchtune", "proposed", "eight_bit", "answer_ai"}  # "normed" is a column
+    for row in (row for those in rows.values() for row in those):
+        script = importlib.import_module(f"benchmarks.accuracy.scripts.{row.script}")
+        inspect.signature(script.measure).bind(**row.arguments)
+        assert row.arguments.get("packed", True) == (row.name != "baseline")
+
+
 def test_the_published_ladder_is_whole(ladders: Any) -> None:
     published = [rung.published_gib for rung in ladders.TORCHTUNE_RUNGS]
-    assert published[:8] == [25.5, 60.0, 51.0, 42.9, 24.9, 23.1, 21.8, 17.6]
+    assert published == [25.5, 60.0, 51.0, 42.9, 24.9, 23.1, 21.8, 17.6, 8.5, 4.6]
+
+
+def test_changes_in_percent_say_what_was_before_it_was_rounded(ladders: Any) -> None:
+    # 60.0 leaves 59.95 to 60.05 and so 59.95 / 2.4 = 24.979 to 25.021 for the first one, 25.0 no less
+    assert ladders.refined([25.0, 60.0], [140.0]) == pytest.approx([25.0, 60.0])
+    # 25.0 leaves 24.95 to 25.05, 60.1 only 60.05 / 2.4 = 25.0208 and more: in the middle 25.0354
+    assert ladders.refined([25.0, 60.1], [140.0]) == pytest.approx([25.0354, 60.085], abs=1e-4)
+
+
+def test_a_rung_that_was_not_run_says_why(ladders: Any) -> None:
+    row = ladders.torchtune_rows()["torchtune"][1]
+    assert ladders.beside(row, {"error": "no such torch"})[3] == "not run: no such torch"
+    assert ladders.beside(row, {"active": 2 * row.measured["active"], "reserved": 200.0})[3:] == (
+        "+100.00 %",
+        "200.00",
+    )
 
 
 def test_budgets_are_asked_of_models_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,9 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 PUBLISHED: Final = ROOT / "measurements" / "published"
-METRICS: Final = ("allocated", "reserved", "process", "after")
-"""The most of three kinds of memory, and what is allocated after a step."""
+METRICS: Final = ("allocated", "active", "reserved", "process", "after")
+"""The most of four kinds of memory (active: allocated, or freed and not yet past its streams), and what is allocated
+after a step."""
 LISTS: Final = ("software", "software_assumed", "assumed")
 """What a line has as lists."""
 
