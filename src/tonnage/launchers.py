@@ -37,7 +37,7 @@ def alone(
 
 
 def _added(launcher: list[str], local_rank: str) -> list[str]:
-    """What launchers put before the script's own arguments, unless they are told not to (deepspeed/launcher/launch.py,
+    """What launchers put before the script's own arguments, unless told not to (deepspeed/launcher/launch.py,
     torch/distributed/launch.py)."""
     if any(Path(word).name == "deepspeed" for word in launcher) and "--no_local_rank" not in launcher:
         return [f"--local_rank={local_rank}"]

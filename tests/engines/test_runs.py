@@ -60,6 +60,16 @@ def test_trainer_and_accelerate_peak_where_the_plain_loop_does(worker: Worker) -
         assert theirs.peak.by_category["optimizer_state"] == pytest.approx(8 * PARAMETERS, rel=0.01)
 
 
+@pytest.mark.parametrize("engine", ["accelerate", "deepspeed"])
+def test_a_loop_that_keeps_what_the_network_returned_has_logits_through_backward(worker: Worker, engine: str) -> None:
+    freed, kept = (
+        run(worker, engine, outputs=outputs, optimizer="adamw-foreach").estimate.peak.allocated_bytes
+        for outputs in ("freed", "step")
+    )
+    width = 4 if engine == "accelerate" else 2  # which casts what the forward returns
+    assert kept - freed == pytest.approx(512 * VOCABULARY * width, rel=0.1)
+
+
 @pytest.mark.parametrize("shard", ["zero2", "zero3"])
 def test_a_trainer_divides_a_quantized_network_that_is_loaded_whole(worker: Worker, shard: str) -> None:
     """Each rank loads and quantizes all of it; what a rank holds at the optimizer's step is what our loop holds."""

@@ -36,3 +36,12 @@ def test_the_first_form_that_compiles_is_taken() -> None:
     assert (tuner.run(), tuner.compiled) == (2, [-1, 2])
     assert (tuner.run(), tuner.compiled) == (2, [-1, 2, -1, 2]), "another shape of its arguments"
     assert (Autotuner(-1, -2).run(), Autotuner(5).run()) == (-1, 5)
+
+
+def test_inductor_times_its_forms_in_every_run() -> None:
+    module, older = ModuleType("config"), ModuleType("config")
+    module.autotune_local_cache = True  # type: ignore[attr-defined]
+    for each in (module, older):
+        inside("values.tuning").patch_inductor(None, each)
+    assert module.autotune_local_cache is False
+    assert not hasattr(older, "autotune_local_cache")

@@ -2,8 +2,7 @@
 
 What full_finetune_single_device.py and lora_finetune_single_device.py of 1814feb1 do with the configurations
 llama3_2/3B_*_single_device.yaml, in their order and by torchtune's own modules. Neither weights nor rows are read: a
-network as it is initialised has the same tensors, and the packed rows are documents of one length. Where Inductor
-times the forms of a kernel it does so in every run, as on a machine that has not run this before.
+network as it is initialised has the same tensors, and the packed rows are documents of one length.
 """
 
 from __future__ import annotations
@@ -69,10 +68,7 @@ def measure(
     """
     for name in UNREAD:
         sys.modules.setdefault(name, MagicMock(__spec__=ModuleSpec(name, None)))
-    from torch._inductor import config
     from torchtune import modules, training
-
-    config.autotune_local_cache = False  # else forms of a kernel are timed, with copies, the first time only
 
     model = _network(method)
     if compiled:

@@ -52,6 +52,7 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("torch.optim.lbfgs", descent.patch),
     ("torch.distributed.distributed_c10d", lengths.patch_object_exchange),
     ("triton.runtime.autotuner", tuning.patch),
+    ("torch._inductor.config", tuning.patch_inductor),
     ("bitsandbytes.functional", outliers.patch),
     ("deepspeed.ops.op_builder.builder", deepspeed_ops.patch),
     ("transformers.masking_utils", masks.patch),

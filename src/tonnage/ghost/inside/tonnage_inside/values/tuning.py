@@ -1,6 +1,8 @@
 """Triton's autotuner compiles a kernel in every form it is given and takes the fastest: here all take no time.
 
 The first that compiles is the one that it would take; the others, of which there may be a hundred, are left out.
+Inductor times its forms too, on copies of what a kernel writes, and keeps on disk which was fastest: it times them in
+every run here, as on a machine that runs a program for the first time, so that a second run gives the same figures.
 """
 
 from __future__ import annotations
@@ -35,3 +37,9 @@ def patch(_policy: Policy, module: ModuleType) -> None:
         return took
 
     kind.prune_configs, kind._bench = prune_configs, bench
+
+
+def patch_inductor(_policy: Policy, module: ModuleType) -> None:
+    """Of `torch._inductor.config`."""
+    if hasattr(module, "autotune_local_cache"):
+        module.autotune_local_cache = False  # type: ignore[attr-defined]
