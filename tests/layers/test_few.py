@@ -36,6 +36,14 @@ def test_depths_follow_the_pattern_of_layers():
     assert with_layers(of_tiny(layer_types=["a", "b"] * 24), 4).model.config["layer_types"] == ["a", "b", "a", "b"]
 
 
+@pytest.mark.parametrize(("checkpointing", "least"), [("full", 4), ("none", 2), ("selective", 2)])
+def test_a_shallow_network_has_as_many_inputs_under_way_as_a_deep_one(checkpointing, least):
+    """Of layers that run again one piece goes to the host each: two may be leaving, and two on their way back."""
+    plan = Plan(activation_offload="cpu-streamed", checkpointing=checkpointing)
+    assert depths(of_tiny(), plan) == (least, least + 1)
+    assert depths(of_tiny(), replace(plan, activation_offload="cpu")) == (2, 3)
+
+
 @pytest.mark.parametrize("name", ["n_layer", "n_layers"])
 def test_older_families_call_the_number_otherwise(name):
     found = of_tiny()

@@ -13,6 +13,7 @@ from tonnage.axes import SHARDING
 from tonnage.device import Cluster
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.techniques.activation_offload import AHEAD, LEAVING
 
 WORTH: Final = 3
 """The deeper of two runs that only compare has at most so much less than the whole, or the whole is run."""
@@ -214,8 +215,14 @@ def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:
         if first or stages % period:
             return None
         period = stages
-    least = first + (_LEAST_SHARDED if plan.shard in SHARDING else _LEAST)
+    least = first + max(_LEAST_SHARDED if plan.shard in SHARDING else _LEAST, _under_way(plan))
     return least + (layers - least) % period, period
+
+
+def _under_way(plan: Plan) -> int:
+    """Layers whose inputs may be on their way to the host or back at once, where nothing else of them is kept."""
+    streamed = plan.checkpointing in ("full", "full-reentrant") and plan.activation_offload in ("cpu-streamed", "nvme")
+    return LEAVING + AHEAD if streamed else 0
 
 
 def _period(config: Mapping[str, Any], layers: int) -> int | None:
