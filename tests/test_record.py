@@ -111,6 +111,7 @@ OTHERS = {
     "eager attention": (tiny_job("gpt2"), Plan(precision="fp32", attention="eager")),
     "math attention": (tiny_job(), Plan(precision="bf16-true", attention="math")),
     "chunked loss": (tiny_job(), Plan(precision="fp32", loss="chunked")),
+    "norms of 16 bits with weights of 32": (tiny_job("bert"), Plan(precision="bf16-mixed")),
 }
 
 

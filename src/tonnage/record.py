@@ -68,6 +68,8 @@ class Temporaries(Protocol):
 
 _DROPOUT: Final = torch.ops.aten.native_dropout.default
 """Its kernel makes the mask before the result (ATen/native/cuda/Dropout.cu)."""
+_NORMS: Final = {torch.ops.aten.native_layer_norm.default: 2, torch.ops.aten.native_group_norm.default: 1}
+"""Norms, and which of their arguments is the weight."""
 _ALLOCATED: Final = ("segment_alloc", "alloc")
 _FREED: Final = ("free_requested", "free_completed", "segment_free")
 _CODES: Final = {name: code for code, name in enumerate(ACTIONS)}
@@ -187,6 +189,16 @@ def _grouped_mm(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: A
     padded = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
     strides = (padded, 1) if not groups else (rows * padded, padded, 1)
     return a.new_empty_strided((*groups, rows, columns), strides, dtype=dtype)
+
+
+def _normed(op: Any, *args: Any, **options: Any) -> Any:
+    """A norm on the host, which keeps means and deviations of 16-bit inputs in fp32 where its weight is
+    (ATen/native/cpu/mixed_data_type.h); torch's rule says in the input's dtype."""
+    result, *kept = op(*args, **options)
+    weight = args[_NORMS[op]]
+    if weight is not None and weight.dtype == torch.float32:
+        kept = [each.float() for each in kept]
+    return result, *kept
 
 
 def _waited_for(tensor: torch.Tensor) -> torch.Tensor:
@@ -460,6 +472,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         """The operation, or what stands in where torch's rule for fake tensors differs from its kernel."""
         if op is torch.ops._c10d_functional.wait_tensor.default:  # a new tensor for fake ones, the same for real ones
             return _waited_for
+        if op in _NORMS and self.device.type == "cpu":
+            return functools.partial(_normed, op)
         return _grouped_mm if op is torch.ops.aten._grouped_mm.default else op
 
     def _read(self, op: Any, args: Any) -> Any:
