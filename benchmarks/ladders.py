@@ -56,7 +56,8 @@ SOURCE = "https://github.com/pytorch/torchtune"
 
 TORCHTUNE = {"model": "llama-3.2-3b", "gpu": "a100-80gb", "seq_len": 4096, "micro_batch": 2, "precision": "bf16-true"}
 _FUSED = {"optimizer": "adamw-fused"}
-_CHUNKED = {**_FUSED, "loss": "chunked"}
+_COMPILED = {**_FUSED, "compile": "layers"}
+_CHUNKED = {**_COMPILED, "loss": "chunked"}
 _CHECKPOINTED = {**_CHUNKED, "checkpointing": "full"}
 _IN_BACKWARD = {**_CHECKPOINTED, "optimizer_in_backward": True}
 _OFFLOADED = {**_IN_BACKWARD, "activation_offload": "cpu-streamed"}
@@ -79,7 +80,9 @@ TORCHTUNE_RUNGS = (
     TorchtuneRung(
         name="+ packed to 4,096 tokens", published_gib=60.0, arguments=_FULL, options=_FUSED, change_percent=135.16
     ),
-    TorchtuneRung(name="+ compile", published_gib=51.0, arguments=_AND_COMPILED, options=None, change_percent=-14.93),
+    TorchtuneRung(
+        name="+ compile", published_gib=51.0, arguments=_AND_COMPILED, options=_COMPILED, change_percent=-14.93
+    ),
     TorchtuneRung(
         name="+ chunked cross-entropy",
         published_gib=42.9,

@@ -63,6 +63,9 @@ class Plan:
     )
     attention: str = word("auto", "The attention backend; auto: torch chooses.", ("auto", *choices("attention")))
     loss: str = word("plain", "The loss on all logits, or in slices.", ("plain", *choices("loss")))
+    compile: str = word(
+        "none", "What torch.compile works on: each layer, or the network.", ("none", *choices("compile"))
+    )
     outputs: str = word(
         "freed",
         "How long the loop keeps what the network returned: not in backward, through the step, or the next forward.",

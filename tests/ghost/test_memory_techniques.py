@@ -264,6 +264,17 @@ def test_divided_states_resume_beside_a_whole_checkpoint_or_none(found: Any, pla
     assert least < allocated["resume"] < least + whole / 2 + 2 * MIB
 
 
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_compiled_layers_keep_less_for_backward_and_the_same_between(found: Any, checkpointing: str) -> None:
+    plain, compiled = (found(checkpointing=checkpointing, compile=kind).run.estimate for kind in ("none", "layers"))
+    held = [{phase.name: phase.allocated_bytes for phase in each.phases} for each in (plain, compiled)]
+    assert abs(held[0]["other"] - held[1]["other"]) < 64 * 1024
+    kept = held[0]["forward"] - held[1]["forward"]
+    if checkpointing == "none":  # each layer at least the normed inputs of attention and of its MLP in fp32
+        assert kept > LAYERS * 2 * TOKENS * WIDTH * 4 / 2
+    assert compiled.time is None or compiled.time["step_seconds"] is None
+
+
 def test_packed_documents_bring_a_mask(found: Any) -> None:
     assert found(dataclasses.replace(JOB, packing=4)).most("activation") > found().most("activation")
 

@@ -66,6 +66,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "clip_grad_norm": ANY,
     "accum_sync": ANY,
     "checkpointing": ("none", "full", "every-N"),
+    "compile": ("none", "model"),
     "activation_offload": ("none", "cpu"),
     "shard": ("none", "ddp", "zero2", "zero3", "hsdp"),
     "param_offload": ("none", "cpu"),
@@ -233,6 +234,7 @@ def arguments(job: Job, plan: Plan, checkpointing: str, by_fsdp: bool = True) ->
         "fp16": plan.precision == "fp16-mixed",
         **OPTIMIZERS[plan.optimizer],
         **({} if plan.clip_grad_norm is None else {"max_grad_norm": float(plan.clip_grad_norm)}),
+        **({"torch_compile": True} if plan.compile == "model" else {}),
         **_checkpointing(plan, checkpointing, by_fsdp),
         **_sharding(plan, by_fsdp),
     }

@@ -623,6 +623,7 @@ _FSDP: Final[Mapping[str, Reader]] = {
 }
 
 _TRAINER: Final[Mapping[str, Reader]] = {
+    "torch_compile": _word("compile", {True: "model", False: None}),
     **_BATCH,
     **_FSDP,
     "optim": _word("optimizer", _OPTIM),

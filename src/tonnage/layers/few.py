@@ -184,6 +184,7 @@ def is_repetitive(job: Job, plan: Plan) -> bool:
     changes = (
         plan.shard in ("ddp", "zero1")
         or plan.optimizer in COMPILED
+        or plan.compile != "none"
         or plan.attention == "flex"
         or plan.checkpointing.startswith("budget")
     )
@@ -221,7 +222,10 @@ def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:
 
 def _under_way(plan: Plan) -> int:
     """Layers whose inputs may be on their way to the host or back at once, where nothing else of them is kept."""
-    streamed = plan.checkpointing in ("full", "full-reentrant") and plan.activation_offload in ("cpu-streamed", "nvme")
+    streamed = plan.checkpointing in ("full", "full-reentrant") and plan.activation_offload in (
+        "cpu-streamed",
+        "nvme",
+    )
     return LEAVING + AHEAD if streamed else 0
 
 

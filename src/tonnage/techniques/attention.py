@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
+from tonnage.device import CPU
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ AMPERE: Final = (8, 0)
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What is known beforehand to stand against a backend; the rest torch says when it runs."""
-    if plan.attention == "flex" and find_spec("triton") is None:
+    if plan.attention == "flex" and cluster.device.id == CPU:
         return Refusal(
             technique="attention=flex",
-            reason="flex_attention is compiled by triton, which is not installed; uncompiled it keeps all scores",
-            instead="pip install triton, or choose attention auto",
+            reason="flex_attention is compiled, and uncompiled keeps all scores; what is made for the CPU is not run",
+            instead="choose a GPU, or attention auto",
         )
     if plan.attention in ("flash", "cudnn"):
         return _refuse_half_precision_only(plan, cluster)

@@ -42,10 +42,10 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
             reason=f"{job.model.config.get('model_type')} changes its logits ({', '.join(scaled)})",
             instead="choose loss fused or chunked",
         )
-    if plan.loss == "liger" and (find_spec("liger_kernel") is None or find_spec("triton") is None):
+    if plan.loss == "liger" and find_spec("liger_kernel") is None:
         return Refusal(
             technique="loss=liger",
-            reason="the packages liger-kernel and triton are not both installed",
+            reason="the package liger-kernel is not installed",
             instead="pip install liger-kernel, or choose loss fused",
         )
     return None

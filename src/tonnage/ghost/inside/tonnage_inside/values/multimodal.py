@@ -34,7 +34,9 @@ def patch(policy: Policy, module: ModuleType) -> None:
             integers.follow(policy)
 
     def first_call(called: Any, _args: Any) -> None:
-        if type(called) in met or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # asked first: what Dynamo looks at it guards, and `met` grows
+            return
+        if type(called) in met:
             return
         model = getattr(called, "_orig_mod", called)  # of what `torch.compile` has made
         if type(model) not in met:
