@@ -81,3 +81,16 @@ def test_budgets_are_asked_of_models_that_exist(monkeypatch: pytest.MonkeyPatch)
     assert named == {"ours", "sent", "torchs", "whole", "monotonic"}
     for name in ("budget", "budget_network", "asking"):
         sys.modules.pop(name, None)
+
+
+def test_a_step_that_the_scaler_skipped_is_told_from_one_that_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    exactness = importlib.import_module("exactness")
+    half, full = ("llama", "full", "adamw", "none", "fp16-mixed"), ("llama", "full", "adamw", "none", "fp32")
+    assert exactness.kind(full, [0] * 7) == "equal"
+    assert exactness.kind(half, [0, 0, 0, 512, 512, 512, 0]) == "step skipped", "the second step was made"
+    assert exactness.kind(full, [0, 0, 0, 512, 512, 512, 512]) == "other"
+    assert exactness.kind(half, [0, -192, 0, 0, -192, 0, 0]) == "other"
+    all_of_them = exactness.cases(0)
+    assert len(set(all_of_them)) == len(all_of_them) > 15 * 4 * 4 * 6
+    assert exactness.cases(0)[:5] == all_of_them[:5] != exactness.cases(1)[:5]
