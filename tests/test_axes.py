@@ -58,7 +58,8 @@ def test_ranks_of_a_pipeline_differ_by_stage() -> None:
         ({"tp": 8, "pp": 4}, 16, 8, "needs a multiple of 32 GPUs, and there are 16"),
         ({"tp": 3}, 6, 8, "possible: 1, 2, 4, 8"),
         ({"tp": 16}, 16, 8, "must divide the 8 GPUs of a machine"),
-        ({"shard": "zero3", "ep": 3}, 8, 8, "ep 3 must divide the 8 ranks .* possible: 1, 2, 4, 8"),
+        ({"shard": "zero3", "ep": 3}, 8, 8, r"ep 3 must divide the 8 ranks .* possible: 1, 2, 4, 8\."),
+        ({"ep": 8}, 8, 8, "ep 8 must divide the 1 ranks .* under shard zero3 all data-parallel ranks"),
         ({"ep": 2}, 8, 8, "the 1 ranks"),
     ],
 )

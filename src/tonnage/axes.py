@@ -105,9 +105,10 @@ def _axes(sharding: str, pp: int, cp: int, tp: int, ep: int, ranks: int, gpus_pe
     found = Axes(pp=pp, dp_replicate=data // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep)
     if ep > 1 and (found.sharing_experts % ep or ep % tp):
         fitting = ", ".join(str(size) for size in divisors(found.sharing_experts) if size % tp == 0)
+        way_out = "" if sharding in SHARDING else "; under shard zero3 all data-parallel ranks divide them"
         raise UsageError(
             f"ep {ep} must divide the {found.sharing_experts} ranks that divide parameters, and be a multiple "
-            f"of tp {tp}; possible: {fitting}."
+            f"of tp {tp}; possible: {fitting}{way_out}."
         )
     return found
 
