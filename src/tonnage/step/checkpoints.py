@@ -30,15 +30,14 @@ def save(ready: ReadyStep) -> None:
 
     `full`: of the whole network, gathered from the shards; `sharded`: what this rank has.
     """
+    whole = ready.step.job.save_checkpoint == "full"
     states: Any
     if ready.step.shards_parameters:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
-        whole = ready.step.job.save_checkpoint == "full"
         states = get_state_dict(ready.model, _each(ready), options=_options(ready, whole=whole, cpu_offload=whole))
     else:
-        whole_states = ready.step.job.save_checkpoint == "full"
-        states = [_weights(ready), *(_states(optimizer, whole=whole_states) for optimizer in ready.optimizers)]
+        states = [_weights(ready), *(_states(optimizer, whole=whole) for optimizer in ready.optimizers)]
     for tensor in tree_leaves(states):
         if isinstance(tensor, torch.Tensor):
             tensor = getattr(tensor, "_local_tensor", tensor)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tonnage.device import CPU
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -37,6 +36,8 @@ AMPERE: Final = (8, 0)
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What is known beforehand to stand against a backend; the rest torch says when it runs."""
+    from tonnage.device import CPU
+
     if plan.attention == "flex" and cluster.device.id == CPU:
         return Refusal(
             technique="attention=flex",

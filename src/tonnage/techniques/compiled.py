@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tonnage.device import CPU
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """A GPU, whole matrices, and checkpointing that does not look at single operations."""
+    from tonnage.device import CPU
+
     if cluster.device.id == CPU:
         reason, instead = "what Inductor makes for the CPU needs a compiler of C++, and is not run", "choose a GPU"
     elif max(plan.tp, plan.pp, plan.cp, plan.ep) > 1:
