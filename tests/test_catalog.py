@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
@@ -154,3 +155,8 @@ def test_the_catalog_imports_no_torch():
 def test_configurations_are_plain_json():
     for model in MODELS:
         assert json.loads(json.dumps(model.config())) == model.config()
+
+
+def test_the_readme_counts_what_is_there():
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert f"{len(device_names())} GPUs and {len(model_names())} model configurations" in readme

@@ -1,33 +1,17 @@
 """Checkpoints: what saving reads, and that a run which resumes has what a step would have made."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from networks import one_thread, tiny_job  # noqa: F401
+from on_cpu import alone, ready  # noqa: F401
 from tonnage.errors import CannotEstimate
-from tonnage.job import Job
-from tonnage.plans import Plan
 from tonnage.step import checkpoints, occasions
-from tonnage.step import step as steps
 from tonnage.step.step import ReadyStep
-
-
-def ready(job: Job, **choices: Any) -> ReadyStep:
-    torch.manual_seed(0)
-    return steps.build(job, Plan(**{"precision": "fp32", **choices}), device="cpu", initialise=True)
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("how", ["full", "sharded"])

@@ -1,31 +1,14 @@
 """Evaluation and generation beside the steps: when they come, and what they do to the network."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from networks import one_thread, tiny_job  # noqa: F401
+from on_cpu import alone, ready  # noqa: F401
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.job import Job
-from tonnage.plans import Plan
 from tonnage.step import occasions
-from tonnage.step import step as steps
-from tonnage.step.step import ReadyStep
-
-
-def ready(job: Job, **choices: Any) -> ReadyStep:
-    torch.manual_seed(0)
-    return steps.build(job, Plan(**{"precision": "fp32", **choices}), device="cpu", initialise=True)
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture

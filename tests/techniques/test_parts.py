@@ -1,26 +1,17 @@
 """The dtypes of weights and of averaged gradients, beside plain PyTorch."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from networks import one_thread, tiny_job  # noqa: F401
+from on_cpu import alone  # noqa: F401
 from tonnage.device import parse_cluster
 from tonnage.plans import Plan
 from tonnage.step import step as steps
 from tonnage.step.step import ReadyStep
 from tonnage.techniques import refusals
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    yield
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def ready(plan: Plan) -> ReadyStep:
