@@ -467,6 +467,15 @@ def test_a_later_success_replaces_an_earlier_failure(tmp_path: Path) -> None:
     assert recording.failures == {}
 
 
+def test_a_card_whose_facts_were_not_recorded_is_the_catalogs(tmp_path: Path) -> None:
+    import compare
+
+    path = written(tmp_path / "real.jsonl", record_of("a", phase(1, 1, 1)))
+    settings = compare.ghost_settings(compare.read(path))
+    assert (settings["l2_bytes"], settings["total_bytes"]) == ("62914560", 1000)
+    assert "context_bytes" not in settings
+
+
 def test_the_recorded_card_becomes_the_ghosts(tmp_path: Path) -> None:
     import compare
 

@@ -28,6 +28,7 @@ def breadth() -> list[Case]:
         _sharded(),
         _besides(),
         _offloaded(),
+        _by_inductor(),
         _compiled(),
         _quantized(),
     )
@@ -169,7 +170,7 @@ def _besides() -> list[Case]:
 
 
 def _networks() -> list[Case]:
-    """Architectures that `matrix.py` has none of: speech, images beside text, latent attention, sinks."""
+    """Architectures that `matrix.py` has none of: speech, images beside text, latent and linear attention, sinks."""
     return [
         case("whisper-small", seq_len=448, micro_batch=8),
         case("qwen2.5-vl-3b", precision="bf16-true", seq_len=2048, traced=True),
@@ -182,6 +183,7 @@ def _networks() -> list[Case]:
         case("granite-3.3-2b", precision="bf16-true", seq_len=2048, checkpointing="full"),
         case("opt-1.3b", seq_len=2048, micro_batch=2),
         case("pythia-1.4b", seq_len=2048, micro_batch=2),
+        case("qwen3.5-8-layers", precision="bf16-true", seq_len=2048, traced=True, profiled=True),
     ]
 
 
@@ -200,6 +202,31 @@ def _repeated() -> list[Case]:
         case(**BASE, shard="zero3", awaited=False, traced=True),
         case(**BASE, awaited=False),
         case(**BASE, awaited=False, activation_offload="cpu-streamed"),
+    ]
+
+
+def _by_inductor() -> list[Case]:
+    """Layers and networks under torch.compile."""
+    layers: dict[str, Any] = {**BASE, "compile": "layers"}
+    return [
+        case(**layers, traced=True, profiled=True),
+        case(**layers, checkpointing="full", traced=True),
+        case(**layers, method="lora", profiled=True),
+        case(**layers, precision="bf16-true", optimizer="adamw-fused", loss="chunked", profiled=True),
+        case(**layers, shard="zero3"),
+        case(**layers, activation_offload="cpu-streamed"),
+        case(**layers, lengths=("512", "1024", "2048")),
+        case(**BASE, compile="model", traced=True, profiled=True),
+        case(**BASE, compile="model", engine="hf-trainer"),
+        case(**{**SMALL, "compile": "layers"}),
+        case("qwen3-1.7b", precision="bf16-true", seq_len=2048, micro_batch=2, compile="layers", profiled=True),
+        case("gemma-2-2b", precision="bf16-true", seq_len=2048, compile="layers"),
+        case(**{**EIGHT, "compile": "layers"}, precision="bf16-true", optimizer="adafactor", micro_batch=2),
+        case(**{**EIGHT, "compile": "layers"}, method="lora", micro_batch=2),
+        case("qwen2.5-1.5b", seq_len=4096, checkpointing="full", compile="layers"),
+        case("gpt2-medium", seq_len=1024, micro_batch=8, compile="layers", profiled=True),
+        case("bert-large", seq_len=512, micro_batch=16, compile="layers"),
+        case("mixtral-4-layers", precision="bf16-true", seq_len=1024, compile="layers", optimizer="adafactor"),
     ]
 
 

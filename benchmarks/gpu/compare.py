@@ -24,6 +24,8 @@ from typing import Any, Final
 
 import packed
 
+from tonnage.device import find_device
+from tonnage.errors import UnknownDevice
 from tonnage.units import GIB
 
 HERE: Final = Path(__file__).parent
@@ -151,9 +153,18 @@ def _run_on_ghost(real: Recording, options: argparse.Namespace, folder: Path) ->
 
 
 def ghost_settings(real: Recording) -> dict[str, Any]:
-    """The recorded card as the ghost's settings; Hopper's where the facts of the card were not recorded."""
+    """The recorded card as the ghost's settings: by its own facts, else the catalog's, else Hopper's."""
     versions = next(iter(real.cases.values()))["versions"]
-    properties = real.facts.get("device", {}).get("properties", {})
+    properties = real.facts.get("device", {}).get("properties")
+    return {
+        **(_of_catalog(versions["gpu"]) if properties is None else _by_facts(properties)),
+        "name": versions["gpu"],
+        "total_bytes": versions["total_bytes"],
+        "capability": versions["capability"],
+    }
+
+
+def _by_facts(properties: Line) -> dict[str, Any]:
     found = {
         "sms": properties.get("multi_processor_count"),
         "threads_per_sm": properties.get("max_threads_per_multi_processor"),
@@ -162,12 +173,17 @@ def ghost_settings(real: Recording) -> dict[str, Any]:
         "shared_per_sm_bytes": properties.get("shared_memory_per_multiprocessor"),
         "registers_per_sm": properties.get("regs_per_multiprocessor"),
     }
-    return {
-        "name": versions["gpu"],
-        "total_bytes": versions["total_bytes"],
-        "capability": versions["capability"],
-        **{key: value for key, value in found.items() if value is not None},
-    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _of_catalog(name: str) -> dict[str, Any]:
+    """What the catalog has of the card of this name, but for its context, which records leave out; or nothing."""
+    try:
+        settings = find_device(name).ghost_settings()
+    except UnknownDevice:
+        return {}
+    known = {key.removeprefix("GHOST_").lower(): value for key, value in settings.items()}
+    return {key: value for key, value in known.items() if key != "context_bytes"}
 
 
 def peaks(record: Line) -> Peaks:
