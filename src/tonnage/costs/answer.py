@@ -64,8 +64,6 @@ def price(job: Job, plan: Plan, cluster: Cluster, work: Work | None = None) -> T
         raise CannotEstimate("The time of a network that a factory builds is not known; its memory is.")
     if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0], plan.param_offload):
         raise CannotEstimate("How fast this machine's files are is not known, so neither is the step's time.")
-    if plan.compile != "none":
-        raise CannotEstimate("How long compiled kernels take is not known, so neither is the step's time.")
     work, code = work or Work.of(job, plan, cluster), software_of(plan.engine)
     found = stacks(job)
     if found[0].shape.vocab and len(found) == 1:

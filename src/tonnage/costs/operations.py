@@ -100,6 +100,10 @@ class Slice:
     """Whether experts' products, their activation and casts are one kernel."""
     experts_whole: bool = False
     """Whether tensor-parallel ranks have experts of their own, rather than parts of each."""
+    compiled: bool = False
+    """Whether Inductor made kernels of the layer (costs/compiled.py)."""
+    masked: bool = False
+    """Whether attention is given a mask, and so computes what it hides."""
 
     @property
     def between(self) -> str:
@@ -294,6 +298,12 @@ def seen_tokens(shape: Shape, seq_len: int) -> float:
     return shape.window_fraction * windowed + (1 - shape.window_fraction) * every
 
 
+_UNMASKED: Final = (1.0, 1.0)
+_MASKED: Final = {"cudnn": (2.6, 2.15), "efficient": (1.8, 1.5)}
+"""Seconds of attention, forward and backward, that is given a causal mask / of attention that knows it is causal: our
+H200's and H100's `op sdpa` in measurements, over 2,048 tokens."""
+
+
 def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
     """Scores, softmax and their product with the values; backward has five products where forward has two.
 
@@ -310,9 +320,10 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     kept = part.tokens * widths * 2 * e
     if part.backend not in ("eager", "math"):
         flops = 2.0 * part.tokens * seen_tokens(shape, part.seq_len) * widths
+        ahead, behind = _MASKED.get(part.backend, _UNMASKED) if part.masked and shape.causal else _UNMASKED
         return (
-            [Operation("attention", "attention", dtype, flops, kept)],
-            [Operation("attention backward", "attention", dtype, 2.5 * flops, 2 * kept, 2)],
+            [Operation("attention", "attention", dtype, ahead * flops, kept)],
+            [Operation("attention backward", "attention", dtype, 2.5 * behind * flops, 2 * kept, 2)],
         )
     scores = part.tokens * part.seq_len * heads
     flops = 2.0 * part.tokens * part.seq_len * widths
@@ -360,7 +371,7 @@ def _pointwise(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     stream = part.tokens / (part.tp if part.sequence_parallel else 1) * shape.hidden
     rotated = part.tokens * (shape.query_width + shape.key_width) / part.tp * shape.rotary
     turned, turned_back = (2 * e, 2 * e) if part.fused else (12 * e, 14 * e)
-    active = part.tokens * _inner_width(shape, part) / part.tp * _active(shape, part, e)
+    active = part.tokens * inner_width(shape, part) / part.tp * _active(shape, part, e)
     added = stream * 6 * r + _dropped(shape, stream, r)
 
     def passing(name: str, moved: float, kernels: int) -> Operation:
@@ -390,7 +401,8 @@ def _few(part: Slice, kernels: int) -> int:
     return 1 if part.fused else kernels
 
 
-def _inner_width(shape: Shape, part: Slice) -> int:
+def inner_width(shape: Shape, part: Slice) -> int:
+    """Values of a token inside the feed-forward network: or of all experts that it goes through."""
     if not part.experts:
         return shape.intermediate
     return shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
@@ -399,14 +411,15 @@ def _inner_width(shape: Shape, part: Slice) -> int:
 def _active(shape: Shape, part: Slice, e: float) -> float:
     """Bytes of an activation for each inner value: SiLU (2 e) and the gate's product (3 e), or GELU (2 e).
 
-    Written out, GELU's tanh formula is eight kernels, of which autocast runs the power and what follows in fp32: 60.
+    Written out, GELU's tanh formula is eight kernels (18 e); autocast runs the power and what follows in fp32 (60).
     A squared ReLU is written out in fused codes too (torch.pow(relu(x), 2), which NeMo does not compile): 4 e, and in
     backward 10 e.
     """
     if shape.squared_activation:
         return 14 / 3 * e  # over three passes, of which backward has two
     if not shape.gated:
-        return 60 if shape.stepwise_activation and not part.fused else 2 * e
+        written_out = 60 if part.residual_bytes > e else 18 * e
+        return written_out if shape.stepwise_activation and not part.fused else 2 * e
     return 3 * e if part.fused else 5 * e
 
 
@@ -562,8 +575,9 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     Bytes of the loss for each of T V logits: eager code casts to fp32 (e + 4) and takes the logarithm of the softmax
     (8), backward writes its gradient (12) and casts it (4 + e); codes with a loss divided by words do the softmax in
     steps (24 more, 6 more), which compiled are four (cast and maximum 6, exponentials 8, their division 8, gradient
-    with its cast 6: Megatron-LM's fused_cross_entropy.py); a fused loss reads and writes logits once (2 e); in slices
-    as the plain one, with the product once more.
+    with its cast 6: Megatron-LM's fused_cross_entropy.py); in a network that Inductor compiled whole (`inductor`) two
+    kernels, which take an H200 as long as 5.5 and 7 bytes a logit of 16 bits; a fused loss reads and writes logits
+    once (2 e); in slices as the plain one, with the product once more.
     """
     words = shape.vocab / part.tp
     product = Product("head", part.tokens, shape.hidden, words)
@@ -590,4 +604,6 @@ def _loss_bytes(part: Slice, loss: str) -> tuple[float, float]:
         return 2 * e, 0
     if loss == "compiled":
         return 22, 6
+    if loss == "inductor":
+        return 5.5, 7
     return (36 + e, 22 + e) if part.fused else (12 + e, 16 + e)

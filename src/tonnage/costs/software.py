@@ -31,6 +31,10 @@ class Software:
     """Whether pipeline stages get layers by their cost; False: equally many."""
     kernel_seconds: float = 6e-6
     """Of the host for each kernel that it launches."""
+    compiled_kernel_seconds: float = 1e-5
+    """Of the host for each that compiled code launches, without modules or autograd between."""
+    compiled_call_seconds: float = 0.0
+    """Of the host for each pass through compiled code: its guards, and autograd's function around it."""
     looped_kernel_seconds: float = 0.0
     """Of the host for each of those that a loop over experts launches, where it is not Python's; 0: the same."""
     matmul_factor: float = 1.0

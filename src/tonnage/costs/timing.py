@@ -6,8 +6,8 @@ from functools import lru_cache
 from math import log2
 from typing import Final
 
+from tonnage.costs import compiled, operations, rates, schedule
 from tonnage.costs import host as on_host
-from tonnage.costs import operations, rates, schedule
 from tonnage.costs.adapted import has_adapter
 from tonnage.costs.collectives import Fabric, Group, far_bytes_per_second, has_links, near_bytes_per_second
 from tonnage.costs.operations import ELEMENT_BYTES, Passes, Slice, kept_dtype
@@ -42,6 +42,15 @@ guessed, and its recorded step says 33; paged AdamW's is what its recorded step 
 UNMEASURED: Final = ("adamw-4bit", "adamw-8bit-ao", "adamw-fp8-ao")
 """Optimizers whose bytes are a guess, with no source: torchao's, compiled for each parameter."""
 
+_NARROW: Final = 0.6
+"""Seconds of an optimizer with states of 16 bits / with states of 32, which are twice the bytes: 0.60 of the kernels
+of AdamW (foreach) in steps of 1.7 and 1.2 billion weights on an H200, 0.56 to 0.68 of `op optimizer` for Adam and SGD
+on it and on an H100 (measurements)."""
+
+_BY_BYTES: Final = ("adafactor", "muon")
+"""Optimizers of which that was not seen: with half the bytes they take half as long (Adafactor: two steps of 8
+billion weights within 4 %)."""
+
 OPTIMIZER_CYCLES: Final = {"adamw-8bit": 7.2, "paged-adamw-8bit": 7.2, "lion-8bit": 4.1}
 """Cycles of a multiprocessor for each weight, of bitsandbytes' optimizers that look each new state up in a table of
 256: that takes longer than moving it.  27.7 ps a weight of Adam's kernel on an H200 and 15.7 of Lion's, at its 132
@@ -50,11 +59,23 @@ multiprocessors' highest clock (measurements/h200-2026-11-26.jsonl); as long wit
 _USUAL_CLOCK: Final = 1.7e9
 """Of a card whose clock the catalog does not have."""
 
-LAUNCHES: Final = {"adamw-loop": 14, "muon": 60, "adafactor": 30}
-"""Kernels that an optimizer launches for each tensor, where it takes them one by one."""
+LAUNCHES: Final = {"adamw-loop": 14, "muon": 60, "adafactor": 30, **dict.fromkeys(UNMEASURED, 60)}
+"""Kernels that an optimizer launches for each tensor, where it takes them one by one.  Of torchao's what one step
+says in which the host decided: 8-bit AdamW of 290 tensors took 0.18 s more than torch's, on an H200 as all these."""
 
 _LAUNCH_SECONDS: Final = 10e-6
 """Of the host for a kernel of an optimizer, which launches them in a loop without modules or autograd between."""
+
+_GATHERED_TENSOR_SECONDS: Final = 75e-6
+_UPDATED_TENSOR_SECONDS: Final = 200e-6
+"""Of the host under FSDP2, for each tensor of weights each time it is gathered, and for each that an optimizer takes
+as a DTensor without a fused kernel: Llama 3.2 1B on an H200 with adapters (592 tensors, 224 of them trained) took
+0.177 s a step for 0.094 without FSDP2, and whole 0.125 for 0.123 (measurements/h200-2026-11-26b.jsonl)."""
+
+_GATHERED_4BIT_SECONDS: Final = 500e-6
+_INT8_PRODUCT_SECONDS: Final = 600e-6
+"""The same of a tensor that bitsandbytes quantized, and of a pass through a product by LLM.int8: what one step each
+has beyond all else (QLoRA of Llama 3.2 1B on an H200, as above)."""
 
 _HOOKS_SECONDS: Final = 3.1e-3
 """Of the host for each pass through a layer whose weights DeepSpeed's stage 3 gathers, by hooks around each module:
@@ -118,6 +139,8 @@ class _Pass:
     """Traffic of tensor, context and expert parallelism that nothing hides."""
     waits: float
     """Latencies of its collectives."""
+    calls: float = 0.0
+    """Passes through compiled code, that launches all of its kernels; 0: none is compiled."""
 
     def seconds(self, software: Software) -> float:
         """As long as the card works or as long as the host launches and waits, whichever is longer."""
@@ -126,8 +149,11 @@ class _Pass:
     def host(self, software: Software) -> float:
         """Of the host: launching each kernel, waiting for each collective, what it takes to run a layer again."""
         kernels, looped = (self.card.kernels + self.again.kernels), (self.card.looped + self.again.looped)
-        in_loops = software.looped_kernel_seconds or software.kernel_seconds
-        launching = (kernels - looped) * software.kernel_seconds + looped * in_loops
+        if self.calls:
+            launching = kernels * software.compiled_kernel_seconds + self.calls * software.compiled_call_seconds
+        else:
+            in_loops = software.looped_kernel_seconds or software.kernel_seconds
+            launching = (kernels - looped) * software.kernel_seconds + looped * in_loops
         return launching + self.repeats * software.again_seconds + self.waits
 
 
@@ -135,6 +161,7 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
     """The seconds of a step.  Raises CannotEstimate where a rate that matters is not known."""
     reached = rates.card(cluster.device)
     layers, embedding, head = _network(shape, work.of_layers, cluster, reached, software)
+    layers = replace(layers, waits=layers.waits + _gathering_host(shape, work))
     split = split_of(shape, work, software)
     ends = _ends(split, embedding, head)
     layer_seconds = layers.seconds(software)
@@ -155,7 +182,8 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
     stalls = _stalls(work, software)
     averaging = _averaging(shape, work, cluster, fabric, software, weights, own.card.total * 2 / 3)
     trained = trained_weights(shape, work, weights)
-    card_update = _update(shape, work, cluster, reached, trained / work.state_shards)
+    ahead = work.grad_accum * max(max(stages) - own.host(software), 0.0)
+    card_update = _update(shape, work, cluster, reached, trained / work.state_shards, ahead)
     card_update += _bucketing(work, cluster, reached, trained)
     host_update = on_host.update_seconds(trained / work.state_shards, work, cluster)
     update = card_update + host_update
@@ -176,7 +204,7 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
     }
     peak = rates.peak_flops(cluster.device, work.dtype)
     gpus = work.axes.ranks
-    low, high, assumed = _interval(shape, work, cluster, reached, software)
+    low, high, assumed = _interval(shape, work, cluster, reached, software, host / step)
     return Timing(
         step_seconds=step,
         low_seconds=step * low,
@@ -235,7 +263,30 @@ def _own(layers: int, each: _Pass, ends: Iterable[_Pass]) -> _Pass:
     for end in ends:
         card, again = card + end.card, again + end.again
         exchange, waits = exchange + end.exchange, waits + end.waits
-    return _Pass(card, again, each.repeats * layers, exchange, waits)
+    return _Pass(card, again, each.repeats * layers, exchange, waits, each.calls * layers)
+
+
+def _gathering_host(shape: Shape, work: Work) -> float:
+    """Seconds of the host for a layer of a micro-batch, whose tensors FSDP2 gathers one by one."""
+    if not work.unpacked:
+        return 0.0
+    each = _tensors(shape, work) * _GATHERED_TENSOR_SECONDS
+    each += _modules(shape) * _GATHERED_4BIT_SECONDS * work.quantized
+    return each * (2 if work.gathers_again else 1)
+
+
+def _modules(shape: Shape) -> int:
+    return 7 if shape.gated else 6
+
+
+def _tensors(shape: Shape, work: Work, *, trained: bool = False) -> int:
+    """Tensors of a layer, or those of them that are trained: matrices and norms, or two of each adapter."""
+    frozen = _modules(shape) + shape.norms
+    if not work.lora_rank:
+        return frozen
+    part = Slice(tokens=1, seq_len=1)
+    adapters = 2 * sum(has_adapter(one.name, work.adapted) for one in operations.products(shape, part))
+    return adapters if trained else frozen + adapters
 
 
 # ---- one micro-batch -------------------------------------------------------------------------------------------
@@ -253,7 +304,7 @@ def _parts(
     def both(passes: Passes) -> Seconds:
         return seconds(passes.forward) + seconds(passes.backward)
 
-    one = operations.layer(shape, part)
+    one = compiled.layer(shape, part) if part.compiled else operations.layer(shape, part)
     again = seconds(tuple(op for op in one.forward if _runs_again(op, recomputed, stops_early)))
     return (both(one), again), both(operations.embedding(shape, part)), both(operations.head(shape, part, loss))
 
@@ -292,8 +343,10 @@ def _network(
     between = "fp32" if work.wide_between else kept_dtype(work.dtype)
     if backend == "auto":
         backend = "efficient" if shape.biased_scores else rates.auto_backend(cluster.device, between)
-        if backend == "efficient" and shape.kv_heads < shape.heads and not software.fused:
-            backend = "math"  # the efficient one has no keys that several queries share
+        if work.masked and backend == "flash":
+            backend = "efficient"  # flash attention takes no mask
+        if backend == "efficient" and shape.kv_heads < shape.heads and not (software.fused or work.masked):
+            backend = "math"  # the efficient one has no keys that queries share; beside a mask they are copied
         if shape.keeps_scores:
             backend = "eager"
     part = Slice(
@@ -316,12 +369,15 @@ def _network(
         captured=work.captured,
         experts_fused=work.experts_fused,
         experts_whole=work.experts_whole,
+        compiled=work.compiled != "none",
+        masked=work.masked,
     )
     recomputed, stops = work.checkpointing, _stops_early(shape, work, software)
-    (both, again), embedding, head = _parts(shape, part, cluster.device, reached, work.loss, recomputed, stops)
+    loss = "inductor" if (work.compiled, work.loss) == ("model", "plain") else work.loss
+    (both, again), embedding, head = _parts(shape, part, cluster.device, reached, loss, recomputed, stops)
     if shape.experts:
         (routed, routed_again), _, _ = _parts(
-            shape, replace(part, experts=True), cluster.device, reached, work.loss, recomputed, stops
+            shape, replace(part, experts=True), cluster.device, reached, loss, recomputed, stops
         )
         share = shape.expert_layers / shape.layers
         both = both * (1 - share) + routed * share
@@ -330,6 +386,8 @@ def _network(
         adding = operations.layer_weights(shape, part) * work.accumulated_bytes
         both = both + Seconds(memory=adding / (rates.bandwidth(cluster.device) * reached.memory), kernels=4)
     exchange, waits = _tensor_exchange(shape, work, cluster, reached, software)
+    if work.int8:
+        waits += _INT8_PRODUCT_SECONDS * _modules(shape) * (2 + work.checkpointed_fraction * (recomputed == "full"))
     waits += _HOOKS_SECONDS * (2 + work.checkpointed_fraction * (recomputed == "full")) * work.hooked
     if recomputed == "selective":
         both, again = (part + Seconds(kernels=CHOOSING * part.kernels) for part in (both, again))
@@ -342,8 +400,9 @@ def _network(
         exchange += _handing_to_experts(shape, work, cluster, reached, software, both.total)
     again = again.scaled(*factors) * work.checkpointed_fraction
     repeats = work.checkpointed_fraction if recomputed != "none" else 0.0
+    calls = 0.0 if work.compiled == "none" else (2 + repeats) / (shape.layers if work.compiled == "model" else 1)
     return (
-        _Pass(both, again, repeats, exchange, waits),
+        _Pass(both, again, repeats, exchange, waits, calls),
         _Pass(embedding.scaled(*factors), Seconds(), 0.0, *_rings(shape, work, cluster, reached, software, 2)),
         _Pass(
             head.scaled(*factors) * shape.predicted,
@@ -680,21 +739,27 @@ def _alike(work: Work, ranks: int, cluster: Cluster) -> Group:
 # ---- the optimizer ---------------------------------------------------------------------------------------------
 
 
-def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, trained: float) -> float:
-    """Seconds of the optimizer's step on the card, for so many weights of which a part may be the host's."""
+def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, trained: float, ahead: float) -> float:
+    """Seconds of the optimizer's step on the card, for so many weights of which a part may be the host's.
+
+    `ahead`: seconds for which the card is still busy with the passes when the host begins to launch the step.
+    """
     if work.param_offload:
         return 0.0
     pure = max(work.weight_bytes, work.gradient_bytes) < 4 and not work.main_weights  # then so are the states
-    scale = work.weight_bytes / 4 if pure else 1.0
+    narrow = work.weight_bytes / 4 if work.optimizer in _BY_BYTES else _NARROW
+    scale = narrow if pure else 1.0
     moved = trained * OPTIMIZER_BYTES[work.optimizer] * scale
     clip = trained * 3 * work.gradient_bytes if work.clipped else 0.0
     seconds = 1 / (rates.bandwidth(cluster.device) * reached.memory)
     passing = max(moved * seconds, trained * _seconds_to_look_up(work.optimizer, cluster.device)) + clip * seconds
     if work.optimizer == "muon":
         passing += _newton_schulz(shape, trained, cluster, reached)
-    modules = 7 if shape.gated else 6
-    launches = LAUNCHES.get(work.optimizer, 1) * shape.layers / work.axes.pp * (modules + shape.norms)
-    return (1 - work.optimizer_offload) * max(passing, launches * _LAUNCH_SECONDS)
+    each = LAUNCHES.get(work.optimizer, 1) * _LAUNCH_SECONDS
+    if work.unpacked and work.optimizer != "adamw-fused":
+        each = max(each, _UPDATED_TENSOR_SECONDS)
+    tensors = _tensors(shape, work, trained=True) * shape.layers / work.axes.pp
+    return (1 - work.optimizer_offload) * max(passing, tensors * each - ahead)
 
 
 def _bucketing(work: Work, cluster: Cluster, reached: Card, trained: float) -> float:
@@ -731,12 +796,26 @@ _WIDE: Final = 2.7
 four steps; github.com/ljm565/universal-llm-trainer, docs/gpu_test.md, rows padded to 8,192 tokens)."""
 
 
+_HOSTS: Final = (0.82, 1.22)
+"""Measured / predicted of steps that wait for the host, 9 of 10 of 71 on four machines with an H200 or an H100: their
+processors differ, and so does one of them from hour to hour (0.090 and 0.106 s of one step)."""
+
+_WAITING: Final = 0.03
+"""Part of a step from which on it counts as waiting for the host."""
+
+
 def _interval(
-    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software
+    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, waiting: float
 ) -> tuple[float, float, tuple[str, ...]]:
-    """Factors of the interval's ends, and what is assumed."""
+    """Factors of the interval's ends, and what is assumed; `waiting`: part of the step in which the card does."""
     low, high = software.low_factor, software.high_factor
     assumed: list[str] = []
+    if waiting > _WAITING:
+        low, high = min(low, _HOSTS[0]), max(high, _HOSTS[1])
+        assumed.append(
+            f"time: for {100 * waiting:.0f} % of the step the card waits for the host to launch kernels, and hosts "
+            f"differ: 9 of 10 such steps took {_HOSTS[0]} to {_HOSTS[1]} times as long as predicted"
+        )
     if work.lora_rank:
         low, high = low**_ADAPTERS, high**_ADAPTERS
     if reached.capability not in software.capabilities or cluster.gpus > software.most_gpus:
@@ -768,7 +847,10 @@ def _interval(
         )
     if work.optimizer in UNMEASURED:
         times = OPTIMIZER_BYTES[work.optimizer] / OPTIMIZER_BYTES["adamw-fused"]
-        assumed.append(f"time: {work.optimizer} was not measured; taken for {times:.1f} times as long as adamw-fused")
+        assumed.append(
+            f"time: {work.optimizer} was measured only where launching its kernels takes longer than running them; "
+            f"these are taken for {times:.1f} times as long as adamw-fused"
+        )
     if work.optimizer_offload or work.param_offload:
         low, high = low**1.5, high**1.5
         assumed.append(on_host.assumption(cluster))

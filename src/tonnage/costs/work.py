@@ -65,6 +65,8 @@ class Work:
     """Whether they are fp32 beside weights of 16 bits, without autocast."""
     quantized: bool = False
     """Whether frozen weights have 4 bits."""
+    int8: bool = False
+    """Whether they have 8, and are multiplied as LLM.int8 does."""
     wide_between: bool = False
     """Whether all that is not quantized is fp32, without autocast, and so is what quantized products return."""
     checkpointing: str = "none"
@@ -75,6 +77,8 @@ class Work:
     """Whether a layer that runs again does so to its end, whatever its software stops at."""
     attention: str = "auto"
     """The backend; `auto`: what torch chooses on the card."""
+    masked: bool = False
+    """Whether attention that keeps no scores is given a mask, and so computes what it hides."""
     experts_overlapped: bool = False
     """Whether tokens are handed to experts while another micro-batch computes."""
     experts_fused: bool = False
@@ -88,6 +92,8 @@ class Work:
     """Whether each expert gets equally many rows and is multiplied by a product of its own."""
     captured: str = "none"
     """Launches that a CUDA graph replays: `none`, `part` (all but those of experts' products) or `all`."""
+    compiled: str = "none"
+    """What Inductor made kernels of: `none`, `layers` (one by one) or `model` (the network as a whole)."""
     loss: str = "plain"
     """`plain`, `compiled` (where it is divided by words), `chunked` or `fused`."""
     optimizer: str = "adamw"
@@ -188,11 +194,12 @@ class Work:
         by_zero = engine.by_zero
         if by_zero and not frozen:
             weight_bytes = int(ELEMENT_BYTES[compute])
+        masked = _masked(job, plan)
         return Work(
             seq_len=job.seq_len,
             micro_batch=job.micro_batch,
             grad_accum=job.grad_accum,
-            packing=job.packing or 1,
+            packing=1 if masked else job.packing or 1,
             axes=layout,
             schedule=plan.pp_schedule,
             virtual_stages=plan.pp_stages if plan.pp_schedule == "interleaved" else 1,
@@ -208,11 +215,14 @@ class Work:
             adapted=adapted(job.lora_targets) if frozen else None,
             wide_adapters=frozen and _wide(job, plan),
             quantized=job.method == "qlora",
+            int8=job.method == "qlora" and plan.quant == "int8",
             wide_between=_wide_between(job, plan),
             checkpointing=_recomputed(plan),
             checkpointed_fraction=1 / (plan.checkpoint_interval or 1),
             repeats_to_end=plan.checkpointing == "full-reentrant",
             attention="eager" if plan.engine == "megatron" else plan.attention,  # without Transformer Engine
+            masked=masked,
+            compiled=plan.compile,
             loss=plan.loss,
             optimizer="adamw-fused" if _fuses(plan) else plan.optimizer,
             clipped=plan.clip_grad_norm is not None or engine.clips,
@@ -268,6 +278,11 @@ def _whole_gradient_bytes(plan: Plan, weight_bytes: int) -> int:
         return int(ELEMENT_BYTES[plan.reduce_dtype])
     computed = int(ELEMENT_BYTES[plan.compute_dtype]) if engine_of(plan).reduces_as_computed else weight_bytes
     return min(weight_bytes, computed)
+
+
+def _masked(job: Job, plan: Plan) -> bool:
+    """Whether transformers makes a mask for torch's attention: for packed documents, and wherever it is traced."""
+    return plan.attention not in ("eager", "flex") and ((job.packing or 1) > 1 or plan.compile == "model")
 
 
 def _wide(job: Job, plan: Plan) -> bool:
