@@ -100,6 +100,22 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Offer:
+    """What the question left closed and would make the best plan faster."""
+
+    what: str
+    """What to say: `--compile layers`."""
+    why: str
+    """What it does, and why it is not chosen unasked."""
+    step_seconds: float
+    """Of the best plan with it, by the time model; it was not run."""
+    low_seconds: float
+    """Lower end of the interval."""
+    high_seconds: float
+    """Upper end."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Remedy:
     """What would make a job fit that does not."""
 
@@ -143,6 +159,8 @@ class Solution:
     """Faster plans that do not fit, and techniques that cannot be used here."""
     frontier: tuple[Point, ...] = ()
     """Where it was asked for."""
+    offers: tuple[Offer, ...] = ()
+    """What was not asked for and would be faster."""
     nearest: Nearest | None = None
     """Where nothing fits."""
     unpriced: str | None = None
@@ -160,6 +178,7 @@ class Solution:
             "path": [asdict(stage) for stage in self.path],
             "refused": [asdict(refused) for refused in self.refused],
             "frontier": [_with_plan(point) for point in self.frontier],
+            "offers": [asdict(offer) for offer in self.offers],
             "nearest": None if self.nearest is None else _with_plan(self.nearest),
             "unpriced": self.unpriced,
             "looked_at": self.looked_at,

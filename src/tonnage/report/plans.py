@@ -44,6 +44,7 @@ def _parts(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     yield from _frontier(solution)
     if solution.nearest is not None:
         yield from _nearest(solution.nearest)
+    yield from _offers(solution, canvas)
     yield from _refused(solution)
     if solution.status != "unsupported":
         yield Padding(text(facts(solution), "dim"), (1, 0, 0, 0))
@@ -292,6 +293,19 @@ def _remedy(remedy: Remedy) -> tuple[Text, str, str, str]:
         f"{seconds(remedy.step_seconds)} a step",
         "" if rate is None else f"{rate:,.0f} tokens/s a GPU",
     )
+
+
+def _offers(solution: Solution, canvas: Canvas) -> Iterator[Part]:
+    if not solution.offers:
+        return
+    yield title("Faster if you say so", text("priced, not run", "dim"), canvas)
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(no_wrap=True)
+    rows.add_column(no_wrap=True)
+    rows.add_column()
+    for offer in solution.offers:
+        rows.add_row(text(offer.what, "bold"), f"{seconds(offer.step_seconds)} a step", text(offer.why, "dim"))
+    yield Padding(rows, (0, 0, 0, 2))
 
 
 def _refused(solution: Solution) -> Iterator[Part]:

@@ -14,6 +14,7 @@ from tonnage.search.best import Search
 from tonnage.search.filling import fill
 from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import nearest, refusal, smallest
+from tonnage.search.offers import offers
 from tonnage.search.pricing import fastest_first
 from tonnage.search.reasons import looks, path, reasons
 from tonnage.search.space import Question, candidates, check_precision
@@ -111,6 +112,7 @@ def _search(
         path=stages,
         refused=refused,
         frontier=points,
+        offers=offers(choices[0], question) if explain else (),
         looked_at={**counts, "run": ghosts.runs},
     )
 
