@@ -150,8 +150,8 @@ def _vtrain(raw: Raw) -> Row:
     work = Work(
         seq_len=raw["seq_len"], micro_batch=raw["micro_batch"],
         grad_accum=raw["global_batch"] // (raw["micro_batch"] * raw["dp"]), axes=axes, sequence_parallel=False,
-        dtype="fp16", weight_bytes=2, gradient_bytes=2, autocast=False, accumulated_bytes=6, checkpointing="full",
-        attention="eager", optimizer="adamw-fused", clipped=True, shard="ddp",
+        dtype="fp16", weight_bytes=2, gradient_bytes=2, main_weights=True, autocast=False, accumulated_bytes=6,
+        checkpointing="full", attention="eager", optimizer="adamw-fused", clipped=True, shard="ddp",
     )  # fmt: skip
     several = raw["n_gpus"] > 8
     return Row(

@@ -4,8 +4,8 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from solutions import Formula, question
 
+from solutions import Formula, question
 from tonnage.costs.answer import price
 from tonnage.report import plans, plans_html
 from tonnage.search.solve import search
