@@ -629,6 +629,20 @@ def test_torchaos_optimizers_take_the_host_long_and_the_card_no_longer_than_what
     assert torchs.optimizer_seconds < 0.25 * alone.optimizer_seconds
 
 
+def test_torchtitans_own_checkpointing_runs_every_second_product_again():
+    """Half of the products' forward seconds more than op-level checkpointing that keeps them all."""
+    chosen = Plan(checkpointing="selective", shard="zero3")
+    works = [Work.of(job(seq_len=8192), replace(chosen, engine=name), EIGHT) for name in ("tonnage", "torchtitan")]
+    assert [work.checkpointing for work in works] == ["selective", "alternate"]
+    ours, half, full = (
+        timing(LLAMA, replace(works[0], checkpointing=way), EIGHT, EAGER).recompute_seconds
+        for way in ("selective", "alternate", "full")
+    )
+    products = 32 * 2.0 * 8192 * 6.98e9 / 32 / (989.5e12 * rates.card(EIGHT.device).matmul) * EAGER.matmul_factor
+    assert half - ours == pytest.approx(products / 2, rel=0.05)
+    assert ours < half < full
+
+
 def test_states_of_16_bits_take_six_tenths_of_those_of_32():
     narrow = timing(LLAMA, PLAIN, ONE, EAGER).optimizer_seconds
     wide = timing(LLAMA, replace(PLAIN, weight_bytes=4, gradient_bytes=4), ONE, EAGER).optimizer_seconds

@@ -304,6 +304,17 @@ def test_torchtitan_divides_moments(worker: Worker) -> None:
     assert halves["activation"] < 0.6 * whole["activation"]
 
 
+def test_torchtitan_compiles_its_blocks(worker: Worker) -> None:
+    """Fewer tensors wait for backward; weights and moments stay."""
+    options = {"attention": "flash", "shard": "zero3"}
+    plain, compiled = (
+        run(worker, "torchtitan", "8xa100-40gb", rank=3, compile=kind, **options).estimate.peak.by_category
+        for kind in ("none", "layers")
+    )
+    assert compiled["activation"] < plain["activation"]
+    assert compiled["optimizer_state"] == pytest.approx(plain["optimizer_state"], rel=0.01)
+
+
 def test_megatrons_bytes_of_a_parameter(worker: Worker) -> None:
     """bf16 weights, fp32 gradients, and fp32 weights and moments, of which each of N ranks has an Nth with zero1."""
     options = {"precision": "megatron-bf16"}

@@ -338,6 +338,15 @@ def test_torchtitan_has_llamas_of_its_own() -> None:
         assert file(exported("torchtitan", job=job), "recipe.json")["flavor"] == name.rpartition("-")[2].upper()
 
 
+@pytest.mark.parametrize(("target", "key"), [("axolotl", "torch_compile"), ("llama-factory", "torch_compile")])
+def test_finetuners_compile_the_network_as_a_whole(target: str, key: str) -> None:
+    plan = {"precision": "bf16-true"}
+    assert said_in_yaml(exported(target, Plan(compile="model", **plan)))[key] is True
+    assert key not in said_in_yaml(exported(target, Plan(**plan)))
+    layers = exported(target, Plan(compile="layers", **plan))
+    assert "compile" in {left.option for left in layers.unexpressed}
+
+
 def test_torchtitan_runs_without_cuda_graphs_as_it_was_estimated() -> None:
     assert file(exported("torchtitan"), "recipe.json")["training"]["disable_cuda_graphs"] is True
 

@@ -47,6 +47,7 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
     ],
     "torchtitan": [
         ({**FULL, "shard": "hsdp", "tp": 2, "checkpointing": "selective", "loss": "chunked"}, {}, "2x8xa100-80gb"),
+        ({**FULL, "shard": "zero3", "compile": "layers"}, {}, "8xa100-80gb"),
         (
             {"attention": "flash", "precision": "bf16-true", "optimizer": "adamw-loop"},
             {"micro_batch": 2},
@@ -56,14 +57,16 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
     "axolotl": [
         ({**FULL, "precision": "bf16-true", "shard": "hsdp", "checkpointing": "full"}, {}, "2x8xa100-80gb"),
         ({"attention": "eager", "loss": "liger"}, {"method": "qlora", "lora_targets": ("q_proj",)}, "a100-80gb"),
+        ({"compile": "model"}, {"method": "lora"}, "a100-80gb"),
     ],
     "llama-factory": [
         ({**FULL, "shard": "zero3", "checkpointing": "full-reentrant"}, {}, "8xa100-80gb"),
-        ({"precision": "bf16-true", "attention": "eager"}, {"method": "lora"}, "a100-80gb"),
+        ({"precision": "bf16-true", "attention": "eager", "compile": "model"}, {"method": "lora"}, "a100-80gb"),
     ],
     "torchrun": [
         ({**FULL, "loss": "chunked", "shard": "hsdp", "checkpointing": "selective"}, {}, "2x8xa100-80gb"),
         ({"precision": "fp16-mixed", "accum_sync": True, "shard": "ddp"}, {"method": "lora"}, "8xt4"),
+        ({**FULL, "shard": "zero3", "compile": "layers"}, {}, "8xa100-80gb"),
     ],
 }
 """For each target plans, jobs and GPUs that together use most of its settings."""

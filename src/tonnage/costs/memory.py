@@ -96,7 +96,7 @@ def offloaded_bytes(shape: Shape, work: Work) -> float:
     """
     _, r, along = _elements(work)
     entering = work.tokens * shape.hidden * r / along
-    if work.checkpointing == "selective":
+    if work.checkpointing in ("selective", "alternate"):
         return entering
     whole = (1.0 if work.copies_beside else SAVED_AGAIN) * used_bytes(shape, work) + _scores_bytes(shape, work)
     if not work.copies_beside or (work.autocast and not work.lora_rank):

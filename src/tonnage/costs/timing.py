@@ -85,6 +85,7 @@ stages 0 to 2, which have none."""
 _ATTENTION_NAMES: Final = ("attention", "scores", "softmax", "rotation")
 _BEFORE_ATTENTION: Final = ("qkv", "query", "key", "value", "query down", "query up", "latent down", "latent up")
 _NAMED: Final = {"latent": ("query up", "latent up", "rotation"), "norms": ("norms", "activation", "clamp")}
+_BY_OPERATION: Final = ("selective", "alternate")
 _AROUND_EXPERTS: Final = ("router", "shared up", "shared down", "routing", "norms", "activation", "clamp")
 _LAST: Final = {"full": "down", "attention-module": "output"}
 """Of what runs again whole: its last product."""
@@ -306,6 +307,8 @@ def _parts(
 
     one = compiled.layer(shape, part) if part.compiled else operations.layer(shape, part)
     again = seconds(tuple(op for op in one.forward if _runs_again(op, recomputed, stops_early)))
+    if recomputed == "alternate":
+        again += seconds(tuple(op for op in one.forward if op.family == "matmul")) * 0.5
     return (both(one), again), both(operations.embedding(shape, part)), both(operations.head(shape, part, loss))
 
 
@@ -316,7 +319,7 @@ def _runs_again(op: operations.Operation, recomputed: str, stops_early: bool) ->
         return op.name in _ATTENTION_NAMES
     if recomputed == "attention-module":
         return op.name in (*_BEFORE_ATTENTION, *_ATTENTION_NAMES, "output")
-    if recomputed == "selective":
+    if recomputed in _BY_OPERATION:
         return op.family not in ("matmul", "attention", "copy")
     if recomputed == "experts":
         return op.grouped or op.name in _AROUND_EXPERTS
@@ -389,7 +392,7 @@ def _network(
     if work.int8:
         waits += _INT8_PRODUCT_SECONDS * _modules(shape) * (2 + work.checkpointed_fraction * (recomputed == "full"))
     waits += _HOOKS_SECONDS * (2 + work.checkpointed_fraction * (recomputed == "full")) * work.hooked
-    if recomputed == "selective":
+    if recomputed in _BY_OPERATION:
         both, again = (part + Seconds(kernels=CHOOSING * part.kernels) for part in (both, again))
     of_experts = software.fused_expert_factor if work.experts_fused else software.expert_factor
     if work.experts_even:

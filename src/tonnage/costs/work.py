@@ -14,9 +14,12 @@ from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.techniques.lora import adapters_dtype
 
-RECOMPUTED: Final = ("none", "full", "attention", "attention-module", "selective", "latent", "norms", "experts")
+RECOMPUTED: Final = (
+    *("none", "full", "attention", "attention-module", "selective", "alternate", "latent", "norms", "experts"),
+)
 """What of a checkpointed layer runs again: nothing, all, its attention without and with the projections, all but its
-matrix products, what widens compressed queries, keys and values, its norms and activation, its norms and experts."""
+matrix products, the same and every second of these, what widens compressed queries, keys and values, its norms and
+activation, its norms and experts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,4 +318,6 @@ def _recomputed(plan: Plan) -> str:
     if plan.checkpoint_interval or plan.checkpointing.startswith("budget"):
         return "full"
     known = {"full-reentrant": "full", "sqrt": "full"}
+    if plan.engine == "torchtitan":
+        known["selective"] = "alternate"  # torchtitan.distributed.activation_checkpoint counts them
     return known.get(plan.checkpointing, plan.checkpointing)

@@ -39,7 +39,7 @@ DTYPES: Final = {
 }
 """`TrainingConfig` for each precision; gradients are reduced in float32 in all of them."""
 
-OWN: Final = ("precision", "optimizer", "checkpointing", "attention", "loss")
+OWN: Final = ("precision", "optimizer", "checkpointing", "attention", "loss", "compile")
 """Options for which it has its own code, whatever a card can do."""
 
 BACKENDS: Final = {"auto": "flex", "flex": "flex", "flash": "varlen"}
@@ -106,7 +106,7 @@ def settings(job: Job, plan: Plan, world: World, steps: int, spmd_backend: str) 
     """The fields of `Trainer.Config` that say what the plan says."""
     from torchtitan.components.checkpoint import CheckpointManager
     from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
-    from torchtitan.config import TrainingConfig
+    from torchtitan.config import CompileConfig, TrainingConfig
 
     optimizer = default_adamw(lr=1e-4)
     optimizer.implementation = IMPLEMENTATIONS[plan.optimizer]
@@ -129,6 +129,7 @@ def settings(job: Job, plan: Plan, world: World, steps: int, spmd_backend: str) 
         ),
         "parallelism": parallelism,
         "activation_checkpoint": _checkpointing(plan),
+        "compile": CompileConfig(enable=plan.compile == "layers"),
         "checkpoint": CheckpointManager.Config(enable=False),
         **_made_up(),
     }
@@ -313,6 +314,7 @@ TORCHTITAN: Final = Engine(
         "sequence_parallel": ANY,
         "attention": tuple(BACKENDS),
         "loss": ("plain", "chunked"),
+        "compile": ("none", "layers"),
     },
     accepts=accepts,
     imports=("torchtitan.trainer",),

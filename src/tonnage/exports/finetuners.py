@@ -25,6 +25,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "shard": ("none", "ddp", *SHARDING),
     "param_offload": ("none", "cpu"),
     "loss": ("plain", "liger"),
+    "compile": ("none", "model"),
 }
 """What both have words for."""
 
@@ -42,5 +43,6 @@ def shared(wish: Wish) -> dict[str, Any]:
     return {
         "gradient_accumulation_steps": job.grad_accum,
         "max_grad_norm": None if plan.clip_grad_norm is None else float(plan.clip_grad_norm),
+        **({"torch_compile": True} if plan.compile == "model" else {}),
         **lora,
     }

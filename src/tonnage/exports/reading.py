@@ -622,8 +622,10 @@ _FSDP: Final[Mapping[str, Reader]] = {
     for name in ("version", "reshard_after_forward", "sharding_strategy")
 }
 
+_COMPILES: Final = _word("compile", {True: "model", "auto": "model", False: None, None: None})
+
 _TRAINER: Final[Mapping[str, Reader]] = {
-    "torch_compile": _word("compile", {True: "model", False: None}),
+    "torch_compile": _COMPILES,
     **_BATCH,
     **_FSDP,
     "optim": _word("optimizer", _OPTIM),
@@ -636,6 +638,7 @@ _TRAINER: Final[Mapping[str, Reader]] = {
 }
 
 _AXOLOTL: Final[Mapping[str, Reader]] = {
+    "torch_compile": _COMPILES,
     **_BATCH,
     **_FSDP,
     "base_model": _model,
@@ -658,6 +661,7 @@ _AXOLOTL: Final[Mapping[str, Reader]] = {
 }
 
 _LLAMA_FACTORY: Final[Mapping[str, Reader]] = {
+    "torch_compile": _COMPILES,
     **_BATCH,
     "model_name_or_path": _model,
     "cutoff_len": _number("seq_len"),

@@ -84,6 +84,7 @@ def _division(wish: Wish) -> dict[str, Any]:
             "shard": None if plan.shard == "none" else plan.shard,
             "param_offload": plan.param_offload == "cpu" or None,
             "replicas": wish.axes.dp_replicate if plan.shard == "hsdp" else None,
+            "compile": None if plan.compile == "none" else plan.compile,
         }
     )
 
@@ -102,6 +103,7 @@ TORCHRUN: Final = Target(
         "shard": ("none", "ddp", "zero1", "zero2", "zero3", "hsdp"),
         "accum_sync": ANY,
         "param_offload": ("none", "cpu"),
+        "compile": ANY,
     },
     why=WHY,
     engine="tonnage",

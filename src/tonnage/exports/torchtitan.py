@@ -30,6 +30,7 @@ FIELDS: Final = (
 WHY: Final = {
     "method": "torchtitan trains whole networks",
     "checkpointing": "its activation checkpointing is full or selective",
+    "compile": "it compiles its blocks one by one",
     "attention": "its attention is FlexAttention or variable-length flash attention",
     "shard=zero1": "torchtitan divides by FSDP2",
     "optimizer": "its AdamW is torch's, as a loop, foreach or fused",
@@ -84,6 +85,7 @@ def settings(wish: Wish) -> dict[str, Any]:
         },
         "optimizer": {"implementation": engine.IMPLEMENTATIONS[plan.optimizer]},
         "activation_checkpoint": plan.checkpointing,
+        "compile": {"enable": plan.compile == "layers"},
         "loss": plan.loss,
     }
 
@@ -111,7 +113,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
     said = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
     found = {
         f"{part}.{name}": getattr(getattr(config, part), name)
-        for part in ("training", "parallelism", "optimizer")
+        for part in ("training", "parallelism", "optimizer", "compile")
         for name in said[part]
     }
     kinds = {None: "none", "FullAC": "full", "SelectiveAC": "selective"}

@@ -70,11 +70,12 @@ def _likely_kept(shape: Shape, work: Work) -> float:
         return 0.0
     t = work.axes.tp
     gathered = 4.0 * shape.hidden * work.tokens * (1 - 1 / t) if work.sequence_parallel else 0.0
-    if work.checkpointing != "selective":
+    if work.checkpointing not in ("selective", "alternate"):
         return kept_bytes(shape, work) + gathered
     products = shape.query_width + 2 * shape.key_width + (2 if shape.gated else 1) * _inner_width(shape)
     routed = shape.hidden * (shape.experts_per_token if shape.experts else 0)  # what comes out of each expert
-    return 2.0 * work.tokens * ((products + 3 * shape.hidden) / t + routed) + gathered
+    kept = 0.5 if work.checkpointing == "alternate" else 1.0
+    return 2.0 * work.tokens * ((kept * products + 3 * shape.hidden) / t + routed) + gathered
 
 
 def _copies(shape: Shape, work: Work, in_flight: int) -> float:
@@ -190,7 +191,7 @@ def _activations(shape: Shape, work: Work) -> float:
     elif work.checkpointing == "selective":
         whole = beside + hidden + inner
     else:
-        whole = 0 if work.checkpointing == "full" else fed  # `attention`: all but what attention keeps
+        whole = 0 if work.checkpointing in ("full", "alternate") else fed  # `attention`: all but what attention keeps
     divided = whole / work.axes.tp + hidden / (work.axes.tp if work.sequence_parallel else 1)
     return 2.0 * work.tokens * layers * divided
 

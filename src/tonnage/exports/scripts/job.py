@@ -66,6 +66,8 @@ class Job:
     """Whether divided parameters rest on the host."""
     replicas: int | None = None
     """Groups of ranks that each have all parameters (hsdp)."""
+    compile: str | None = None
+    """What torch.compile makes kernels of: layers (one by one) or model."""
     sync_each_batch: bool = False
     """Whether gradients are averaged after every micro-batch."""
 

@@ -59,6 +59,16 @@ def sharded(said: job.Job, model: nn.Module) -> nn.Module:
     return fully_shard(model, **options)
 
 
+def compiled(said: job.Job, model: nn.Module) -> nn.Module:
+    """Kernels of Inductor's, made at the first step: of each layer inside its checkpoint and its gathered weights."""
+    if said.compile == "layers":
+        for layer in layers(model):
+            layer.compile()
+    elif said.compile == "model":
+        model.compile()
+    return model
+
+
 def distributed(said: job.Job, model: nn.Module, device: torch.device) -> nn.Module:
     """The network on its ranks."""
     if said.shard in FSDP2:
@@ -142,7 +152,7 @@ def main() -> None:
         dist.init_process_group("cpu:gloo,cuda:nccl" if said.param_offload else "nccl", device_id=device)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     network = job.adapted(said, job.network(said, options.random_weights))
-    model = distributed(said, in_slices(said, checkpointed(said, network)), device)
+    model = compiled(said, distributed(said, in_slices(said, checkpointed(said, network)), device))
     update = made_optimizer(said, model)
     scaler = torch.amp.GradScaler("cuda", enabled=said.precision == "fp16-mixed")
     rows_a_step = (said.micro_batch or 1) * (said.grad_accum or 1) * ranks

@@ -34,6 +34,7 @@ def training() -> Trainer.Config:
     checkpointing = CHECKPOINTING[said["activation_checkpoint"]]
     config.activation_checkpoint = checkpointing() if checkpointing is not None else None
     config.optimizer.implementation = said["optimizer"]["implementation"]
+    config.compile.enable = said["compile"]["enable"]
     plain = CrossEntropyLoss.Config(global_vocab_size=config.model_spec.model.vocab_size)
     config.loss = ChunkedLossWrapper.Config(loss_fn=plain) if said["loss"] == "chunked" else plain
     return config
