@@ -21,6 +21,10 @@ _AS_THEY_ARE: Final = ("matmul", "attention", "copy")
 """Families that Inductor makes nothing else of; copies are casts and dequantized weights."""
 
 
+_BIASED: Final = {"qkv": ("qkv", "query", "key", "value"), "qkvo": ("qkv", "query", "key", "value", "output")}
+"""Products that have a bias; of `all` each."""
+
+
 @lru_cache(maxsize=4096)
 def layer(shape: Shape, part: Slice) -> Passes:
     """One layer's operations."""
@@ -81,8 +85,8 @@ def _biases(shape: Shape, part: Slice, e: float) -> float:
     """Bytes of the sums that are the gradients of biases: the gradient of each product's result is read once more."""
     if not shape.biases or not part.trained:
         return 0.0
-    apart = ("gate", "up", "down") if shape.biases != "all" else ()
-    return sum(one.m * one.n * e for one in operations.products(shape, part) if one.name not in apart)
+    biased = _BIASED.get(shape.biases)
+    return sum(one.m * one.n * e for one in operations.products(shape, part) if not biased or one.name in biased)
 
 
 def _scores(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:

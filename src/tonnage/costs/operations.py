@@ -402,7 +402,7 @@ def _few(part: Slice, kernels: int) -> int:
 
 
 def inner_width(shape: Shape, part: Slice) -> int:
-    """Values of a token inside the feed-forward network: or of all experts that it goes through."""
+    """Values of a token inside the feed-forward network, or inside all experts that it goes through."""
     if not part.experts:
         return shape.intermediate
     return shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate

@@ -32,7 +32,8 @@ class Software:
     kernel_seconds: float = 6e-6
     """Of the host for each kernel that it launches."""
     compiled_kernel_seconds: float = 1e-5
-    """Of the host for each that compiled code launches, without modules or autograd between."""
+    """Of the host for each that compiled code launches, without modules or autograd between: taken for as long as one
+    of an optimizer's."""
     compiled_call_seconds: float = 0.0
     """Of the host for each pass through compiled code: its guards, and autograd's function around it."""
     looped_kernel_seconds: float = 0.0

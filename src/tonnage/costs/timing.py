@@ -69,7 +69,7 @@ _LAUNCH_SECONDS: Final = 10e-6
 _GATHERED_TENSOR_SECONDS: Final = 75e-6
 _UPDATED_TENSOR_SECONDS: Final = 200e-6
 """Of the host under FSDP2, for each tensor of weights each time it is gathered, and for each that an optimizer takes
-as a DTensor without a fused kernel: Llama 3.2 1B on an H200 with adapters (592 tensors, 224 of them trained) took
+as a DTensor without a fused kernel: Llama 3.2 1B on an H200 with adapters (368 tensors in layers, 224 of them trained) took
 0.177 s a step for 0.094 without FSDP2, and whole 0.125 for 0.123 (measurements/h200-2026-11-26b.jsonl)."""
 
 _GATHERED_4BIT_SECONDS: Final = 500e-6
@@ -354,7 +354,7 @@ def _network(
             backend = "eager"
     part = Slice(
         tokens=work.tokens,
-        seq_len=work.seq_len // work.packing,
+        seq_len=work.seq_len // (1 if work.masked else work.packing),
         tp=work.axes.tp,
         ep=work.axes.ep,
         sequence_parallel=work.sequence_parallel and work.axes.tp > 1,
@@ -800,11 +800,11 @@ four steps; github.com/ljm565/universal-llm-trainer, docs/gpu_test.md, rows padd
 
 
 _HOSTS: Final = (0.82, 1.22)
-"""Measured / predicted of steps that wait for the host, 9 of 10 of 71 on four machines with an H200 or an H100: their
-processors differ, and so does one of them from hour to hour (0.090 and 0.106 s of one step)."""
+"""Measured / predicted of steps that wait for the host, 9 of 10 of 71 in four recordings of H200s and an H100
+(measurements): machines' processors differ."""
 
 _WAITING: Final = 0.03
-"""Part of a step from which on it counts as waiting for the host."""
+"""Part of a step from which on it counts as waiting for the host: what those 71 were chosen by."""
 
 
 def _interval(
@@ -848,6 +848,13 @@ def _interval(
             "time: no step of quantized weights beside fp32 ones without autocast was recorded; four that were "
             f"published took up to {_WIDE:.1f} times as long as predicted"
         )
+    if work.compiled != "none":
+        assumed.append(
+            "time: what compiled layers move was counted on an H200, where 9 of 12 other steps were within 8 %; "
+            "capped scores and Mixtral's experts were 14 and 32 % off"
+        )
+    if work.int8 or (work.quantized and work.unpacked):
+        assumed.append("time: LLM.int8, and quantized weights under FSDP2, take the host what one step each says")
     if work.optimizer in UNMEASURED:
         times = OPTIMIZER_BYTES[work.optimizer] / OPTIMIZER_BYTES["adamw-fused"]
         assumed.append(

@@ -197,12 +197,11 @@ class Work:
         by_zero = engine.by_zero
         if by_zero and not frozen:
             weight_bytes = int(ELEMENT_BYTES[compute])
-        masked = _masked(job, plan)
         return Work(
             seq_len=job.seq_len,
             micro_batch=job.micro_batch,
             grad_accum=job.grad_accum,
-            packing=1 if masked else job.packing or 1,
+            packing=job.packing or 1,
             axes=layout,
             schedule=plan.pp_schedule,
             virtual_stages=plan.pp_stages if plan.pp_schedule == "interleaved" else 1,
@@ -224,7 +223,7 @@ class Work:
             checkpointed_fraction=1 / (plan.checkpoint_interval or 1),
             repeats_to_end=plan.checkpointing == "full-reentrant",
             attention="eager" if plan.engine == "megatron" else plan.attention,  # without Transformer Engine
-            masked=masked,
+            masked=_masked(job, plan),
             compiled=plan.compile,
             loss=plan.loss,
             optimizer="adamw-fused" if _fuses(plan) else plan.optimizer,

@@ -191,7 +191,8 @@ def _activations(shape: Shape, work: Work) -> float:
     elif work.checkpointing == "selective":
         whole = beside + hidden + inner
     else:
-        whole = 0 if work.checkpointing in ("full", "alternate") else fed  # `attention`: all but what attention keeps
+        nothing_sure = ("full", "alternate")  # of the latter, which of its products are kept hangs on their order
+        whole = 0 if work.checkpointing in nothing_sure else fed  # `attention`: all but what attention keeps
     divided = whole / work.axes.tp + hidden / (work.axes.tp if work.sequence_parallel else 1)
     return 2.0 * work.tokens * layers * divided
 
