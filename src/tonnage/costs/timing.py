@@ -69,8 +69,9 @@ _LAUNCH_SECONDS: Final = 10e-6
 _GATHERED_TENSOR_SECONDS: Final = 75e-6
 _UPDATED_TENSOR_SECONDS: Final = 200e-6
 """Of the host under FSDP2, for each tensor of weights each time it is gathered, and for each that an optimizer takes
-as a DTensor without a fused kernel: Llama 3.2 1B on an H200 with adapters (368 tensors in layers, 224 of them trained) took
-0.177 s a step for 0.094 without FSDP2, and whole 0.125 for 0.123 (measurements/h200-2026-11-26b.jsonl)."""
+as a DTensor without a fused kernel: Llama 3.2 1B on an H200 with adapters (368 tensors in layers, 224 of them
+trained) took 0.177 s a step for 0.094 without FSDP2, and whole 0.125 for 0.123
+(measurements/h200-2026-11-26b.jsonl)."""
 
 _GATHERED_4BIT_SECONDS: Final = 500e-6
 _INT8_PRODUCT_SECONDS: Final = 600e-6
