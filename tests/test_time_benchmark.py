@@ -8,6 +8,7 @@ from statistics import median
 from types import SimpleNamespace
 
 import pytest
+from benchmarks.gpu.packed import unpack
 from benchmarks.gpu.recorded import asked
 from benchmarks.gpu.recorded import card as card_of
 from benchmarks.time import blind, coverage, kinds, regret
@@ -18,7 +19,9 @@ from benchmarks.time.recipes import completed, of_experts, of_release
 from benchmarks.time.rows import OWN, UNSEEN, Left, load, own, own_stacks, read
 
 from tonnage.axes import Axes
-from tonnage.costs.rates import card
+from tonnage.costs.compiled import layer
+from tonnage.costs.operations import Slice
+from tonnage.costs.rates import card, seconds
 from tonnage.costs.shape import Shape
 from tonnage.costs.software import Software
 from tonnage.costs.timing import timing
@@ -327,3 +330,53 @@ def test_compiled_steps_that_taught_nothing_are_as_far_off_as_the_docs_say():
     within = sum(part < 0.08 for part in others)
     said = f"median {100 * median(others):.1f} %, {within} of 12 within 8 %"
     assert said in (Path(__file__).parents[1] / "docs" / "time.md").read_text()
+
+
+GAVE = {
+    "lora/bf16-mixed/adamw/ckpt-none/seq2048/mb2/shard-zero3": "FSDP2's host, for each tensor",
+    "qlora/bf16-mixed/adamw/ckpt-full/seq2048/mb2/shard-zero3": "the same of quantized tensors",
+    "qlora/bf16-mixed/adamw/ckpt-full/seq2048/mb2/quant-int8": "LLM.int8's host",
+    "full/bf16-mixed/adamw-8bit-ao/ckpt-none/seq1024/mb4": "torchao's launches",
+}
+"""Ends of the names of steps, and what was read off them."""
+
+
+def test_steps_that_gave_a_constant_are_met() -> None:
+    off = {}
+    for line in (RECORDED.read_text() + COMPILED.read_text()).splitlines():
+        record = json.loads(line)
+        end = record.get("case", "").partition("/")[2]
+        if end in GAVE:
+            (job, plan), cluster = asked(record), card_of(record)
+            found = timing(Shape.of(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
+            off[GAVE[end]] = found.step_seconds / record["timing"]["median_seconds"] - 1
+    assert set(off) == set(GAVE.values())
+    assert max(abs(part) for part in off.values()) < 0.1, off
+
+
+COUNTED = (
+    "llama-3.2-1b/full/bf16-mixed/adamw/ckpt-none/seq2048/mb2/compile-layers",
+    "llama-3.2-1b/full/bf16-true/adamw-fused/ckpt-none/seq2048/mb2/loss-chunked/compile-layers",
+)
+"""Steps on whose kernels the bytes of compiled layers were counted, those without adapters, which multiply too."""
+
+
+def test_inductors_kernels_take_as_long_as_the_bytes_that_were_counted() -> None:
+    """What is between products at the memory's rate, and the least of each kernel."""
+    records = {line["case"]: line for line in map(json.loads, COMPILED.read_text().splitlines())}
+    lines = COMPILED.with_name("h200-2026-11-26b.events.jsonl").read_text().splitlines()
+    events = {line["case"]: line for line in map(json.loads, lines)}
+    for name in COUNTED:
+        kernels = unpack(events[name]["kernels"])
+        pairs = zip(kernels["name"], kernels["duration"], strict=True)
+        real = sum(duration for number, duration in pairs if "triton" in kernels["names"][number]) / 1e9
+        (job, plan), cluster = asked(records[name]), card_of(records[name])
+        shape, work = Shape.of(job.model.config), Work.of(job, plan, cluster)
+        part = Slice(
+            tokens=work.tokens, seq_len=work.seq_len, residual_bytes=4 if work.autocast else 2, backend="cudnn",
+            casts=work.autocast, compiled=True,
+        )  # fmt: skip
+        passes = layer(shape, part)
+        between = [op for op in (*passes.forward, *passes.backward) if op.family not in ("matmul", "attention")]
+        found = seconds(between, cluster.device, card(cluster.device), backend="cudnn", seq_len=work.seq_len)
+        assert found.total * shape.layers == pytest.approx(real, rel=0.12), name

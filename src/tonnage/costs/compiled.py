@@ -3,8 +3,9 @@
 Products and attention stay as they are.  What is between two of them is one kernel, that reads what comes from them
 and from the residual stream and writes what the next one takes; how many bytes each moves stands beside it, and was
 counted on the kernels of three steps of Llama 3.2 1B on an H200 (measurements/h200-2026-11-26b.events.jsonl: under
-autocast, in bf16, with LoRA), whose seconds are those of these bytes within 10 %.  Letters:
-costs/shape.py; e bytes of an element of the computation, r bytes of one of the residual stream.
+autocast, in bf16, with LoRA).  With the least of each kernel they take as long as the former two's within 12 %
+(tests/test_time_benchmark.py).  Letters: costs/shape.py; e bytes of an element of the computation, r bytes of one of
+the residual stream.
 """
 
 from collections.abc import Iterable, Iterator
