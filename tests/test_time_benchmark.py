@@ -20,9 +20,9 @@ from benchmarks.time.rows import OWN, UNSEEN, Left, load, own, own_stacks, read
 
 from tonnage.axes import Axes
 from tonnage.costs.compiled import layer
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.operations import Slice
 from tonnage.costs.rates import card, seconds
-from tonnage.costs.shape import Shape
 from tonnage.costs.software import Software
 from tonnage.costs.timing import timing
 from tonnage.costs.work import Work
@@ -298,7 +298,7 @@ def test_optimizers_take_as_long_as_in_their_recorded_steps():
     for record in records:
         if of_bitsandbytes.fullmatch(record.get("case", "")):
             (job, plan), cluster = asked(record), card_of(record)
-            shape = Shape.of(job.model.config)
+            shape = read_shape(job.model.config)
             found = timing(shape, Work.of(job, plan, cluster), cluster, known("eager"))
             off[plan.optimizer] = found.step_seconds / record["timing"]["median_seconds"] - 1
     assert set(off) == {"lion", "lion-8bit", "adamw-8bit", "paged-adamw", "paged-adamw-8bit"}
@@ -322,7 +322,7 @@ def test_compiled_steps_that_taught_nothing_are_as_far_off_as_the_docs_say():
         record = json.loads(line)
         if "/compile-" in record["case"] and record.get("timing"):
             (job, plan), cluster = asked(record), card_of(record)
-            found = timing(Shape.of(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
+            found = timing(read_shape(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
             off[record["case"]] = found.step_seconds / record["timing"]["median_seconds"] - 1
     assert set(TAUGHT) <= set(off)
     others = sorted(abs(part) for case, part in off.items() if case not in TAUGHT)
@@ -348,7 +348,7 @@ def test_steps_that_gave_a_constant_are_met() -> None:
         end = record.get("case", "").partition("/")[2]
         if end in GAVE:
             (job, plan), cluster = asked(record), card_of(record)
-            found = timing(Shape.of(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
+            found = timing(read_shape(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
             off[GAVE[end]] = found.step_seconds / record["timing"]["median_seconds"] - 1
     assert set(off) == set(GAVE.values())
     assert max(abs(part) for part in off.values()) < 0.1, off
@@ -371,7 +371,7 @@ def test_inductors_kernels_take_as_long_as_the_bytes_that_were_counted() -> None
         pairs = zip(kernels["name"], kernels["duration"], strict=True)
         real = sum(duration for number, duration in pairs if "triton" in kernels["names"][number]) / 1e9
         (job, plan), cluster = asked(records[name]), card_of(records[name])
-        shape, work = Shape.of(job.model.config), Work.of(job, plan, cluster)
+        shape, work = read_shape(job.model.config), Work.of(job, plan, cluster)
         part = Slice(
             tokens=work.tokens, seq_len=work.seq_len, residual_bytes=4 if work.autocast else 2, backend="cudnn",
             casts=work.autocast, compiled=True,

@@ -19,6 +19,7 @@ from benchmarks.time.rows import ROOT, Raw, Row, read
 
 from tonnage.axes import Axes
 from tonnage.catalog import find_model
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.shape import Shape
 from tonnage.costs.software import Software, software
 from tonnage.costs.timing import model_flops
@@ -193,7 +194,7 @@ def _qwen3(raw: Raw) -> Row:
 def _catalog(name: str) -> Shape:
     known = find_model(name)
     assert known is not None
-    return Shape.of(known.config())
+    return read_shape(known.config())
 
 
 # ---- BERT on SQuAD: NVIDIA's example, by NVIDIA and by Lambda

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from tonnage.catalog import find_model
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.shape import Shape
 
 _CATALOG: Final = {
@@ -51,7 +52,7 @@ def shape_of(name: str, layers: int | None = None) -> Shape | None:
     key = name.lower().replace(" dev", "").replace(" finetuning sft", "").replace(" finetuning lora", "").strip()
     known = find_model(_CATALOG[key]) if key in _CATALOG else None
     if known is not None:
-        return Shape.of({**known.config(), **({"num_hidden_layers": layers} if layers else {})})
+        return read_shape({**known.config(), **({"num_hidden_layers": layers} if layers else {})})
     given = _GIVEN.get(key)
     if given is None:
         return None

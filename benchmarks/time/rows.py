@@ -19,6 +19,7 @@ from benchmarks.time.networks import shape_of
 
 from tonnage.axes import Axes
 from tonnage.costs.answer import price
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 from tonnage.device import Cluster, Device, find_device
@@ -393,7 +394,7 @@ def _own(raw: Raw) -> Row:
     name = cluster.device.id.partition("-")[0]
     return Row(
         source=f"own {name.upper()}", software="eager", model=job.model.name, cluster_name=name,
-        shape=Shape.of(job.model.config), work=Work.of(job, plan, cluster), cluster=cluster,
+        shape=read_shape(job.model.config), work=Work.of(job, plan, cluster), cluster=cluster,
         seconds=raw["timing"]["median_seconds"], raw=raw,
     )  # fmt: skip
 

@@ -6,8 +6,8 @@ import pytest
 
 from tonnage.catalog import find_model
 from tonnage.costs import compiled, operations
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.operations import Slice
-from tonnage.costs.shape import Shape
 from tonnage.costs.software import software
 from tonnage.costs.timing import timing
 from tonnage.costs.work import Work
@@ -15,10 +15,10 @@ from tonnage.device import Cluster, find_device
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
 
-LLAMA = Shape.of(find_model("llama-3.2-1b").config())
-GPT2 = Shape.of(find_model("gpt2-medium").config())
-QWEN3 = Shape.of(find_model("qwen3-1.7b").config())
-GEMMA = Shape.of(find_model("gemma-2-2b").config())
+LLAMA = read_shape(find_model("llama-3.2-1b").config())
+GPT2 = read_shape(find_model("gpt2-medium").config())
+QWEN3 = read_shape(find_model("qwen3-1.7b").config())
+GEMMA = read_shape(find_model("gemma-2-2b").config())
 PURE = Slice(tokens=4096, seq_len=2048, backend="cudnn", compiled=True)
 MIXED = replace(PURE, residual_bytes=4, casts=True)
 ONE = Cluster(device=find_device("h200"))

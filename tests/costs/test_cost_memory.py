@@ -7,6 +7,7 @@ import torch
 
 from networks import tiny_job
 from tonnage.axes import Axes
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.memory import (
     SAVED_AGAIN,
     kept_bytes,
@@ -96,7 +97,7 @@ def test_operations_save_about_so_often_what_is_kept(name, sizes):
         config.pop("layer_types", None)
         job = replace(job, model=replace(job.model, config=config))
         saved.append(saved_bytes(steps.build(job, plan, device="cpu")))
-    used = used_bytes(Shape.of(config), Work.of(job, plan, parse_cluster("a100-80gb")))
+    used = used_bytes(read_shape(config), Work.of(job, plan, parse_cluster("a100-80gb")))
     assert saved[1] - saved[0] == pytest.approx(SAVED_AGAIN * used, rel=0.25)
 
 
@@ -112,7 +113,7 @@ def test_scores_are_saved_as_counted():
             saved[attention, layers] = saved_bytes(steps.build(job, plan, device="cpu"))
     more = saved["eager", 2] - saved["eager", 1] - (saved["auto", 2] - saved["auto", 1])
     streamed = replace(WORK, seq_len=512, activation_offload=True, copies_beside=True, attention="eager")
-    scores = offloaded_bytes(Shape.of(config), streamed) - used_bytes(Shape.of(config), streamed)
+    scores = offloaded_bytes(read_shape(config), streamed) - used_bytes(read_shape(config), streamed)
     assert more == pytest.approx(scores, rel=0.1)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tonnage.catalog import find_model, model_names
-from tonnage.costs.shape import Shape
+from tonnage.costs.kinds import read_shape
 from tonnage.errors import CannotEstimate
 
 UNKNOWN_KINDS = {"gemma3", "t5", "vit", "qwen2_5_vl", "qwen3_vl", "llava", "whisper"}
@@ -16,13 +16,13 @@ def test_weights_are_the_published_number_or_the_kind_is_refused(name):
     config = model.config()
     if config["model_type"] in UNKNOWN_KINDS:
         with pytest.raises(CannotEstimate, match="is not known; its memory is"):
-            Shape.of(config)
+            read_shape(config)
     else:
-        assert Shape.of(config).parameters == model.parameters
+        assert read_shape(config).parameters == model.parameters
 
 
 def test_active_weights_of_mixtral():
-    shape = Shape.of(find_model("mixtral-8x7b").config())
+    shape = read_shape(find_model("mixtral-8x7b").config())
     left_out = 32 * 6 * 3 * 4096 * 14336  # layers x experts not chosen x matrices
     assert shape.active_parameters == shape.parameters - left_out
     assert shape.active_parameters == pytest.approx(12.9e9, rel=0.01)  # the model card says 12.9 B
@@ -32,13 +32,13 @@ def test_a_field_that_is_missing_is_named():
     config = find_model("llama-3.1-8b").config()
     del config["intermediate_size"]
     with pytest.raises(CannotEstimate, match="does not say 'intermediate_size'"):
-        Shape.of(config)
+        read_shape(config)
 
 
 def test_windows_are_read_by_layer():
-    assert Shape.of(find_model("gemma-3-1b").config()).window_fraction == pytest.approx(5 / 6)
-    assert Shape.of(find_model("gpt-oss-20b").config()).window_fraction == 0.5
-    assert Shape.of(find_model("mistral-7b-v0.3").config()).window is None
+    assert read_shape(find_model("gemma-3-1b").config()).window_fraction == pytest.approx(5 / 6)
+    assert read_shape(find_model("gpt-oss-20b").config()).window_fraction == 0.5
+    assert read_shape(find_model("mistral-7b-v0.3").config()).window is None
 
 
 @pytest.mark.parametrize(
@@ -54,4 +54,4 @@ def test_windows_are_read_by_layer():
 def test_dimensions_that_are_no_numbers_are_unknown(name, changed, said):
     config = {**find_model(name).config(), **changed}
     with pytest.raises(CannotEstimate, match=said):
-        Shape.of(config)
+        read_shape(config)

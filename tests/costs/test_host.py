@@ -7,7 +7,7 @@ import pytest
 from tonnage.axes import Axes
 from tonnage.catalog import find_model
 from tonnage.costs.host import copy_seconds, update_seconds
-from tonnage.costs.shape import Shape
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.software import software
 from tonnage.costs.timing import timing
 from tonnage.costs.work import Work
@@ -15,7 +15,7 @@ from tonnage.device import Cluster, find_device
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
 
-LLAMA = Shape.of(find_model("llama-3.1-8b").config())
+LLAMA = read_shape(find_model("llama-3.1-8b").config())
 ONE = Cluster(device=find_device("h200"))
 EIGHT = Cluster(device=find_device("h200"), gpus_per_node=8)
 SIXTEEN = Cluster(device=find_device("h200"), gpus_per_node=8, nodes=2)

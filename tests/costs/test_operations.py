@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tonnage.catalog import find_model
 from tonnage.costs import operations, rates
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.operations import Slice
 from tonnage.costs.shape import Shape
 from tonnage.device import find_device
@@ -77,7 +78,7 @@ def test_products_and_attention_are_those_of_torchs_counter(kind):
     ids = torch.zeros(3, 16, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         network(input_ids=ids, use_cache=False).logits.sum().backward()
-    shape = Shape.of({"model_type": kind, **config.to_dict()})
+    shape = read_shape({"model_type": kind, **config.to_dict()})
     part = Slice(tokens=48, seq_len=16, dtype="fp32", residual_bytes=4, backend="eager")
     layers = shape.layers * operations.layer(shape, part).flops
     counted = counter.get_total_flops()
@@ -85,7 +86,7 @@ def test_products_and_attention_are_those_of_torchs_counter(kind):
     assert layers + operations.head(shape, part).flops == pytest.approx(counted, abs=rotations + 1)
 
 
-MIXTRAL = Shape.of(find_model("mixtral-8x7b").config())
+MIXTRAL = read_shape(find_model("mixtral-8x7b").config())
 
 
 def of_experts(**fields):
@@ -137,7 +138,7 @@ def test_experts_are_cast_one_by_one_unless_one_kernel_does_it_all():
     assert loop[0] > fused[0]
 
 
-GPT_OSS = Shape.of(find_model("gpt-oss-20b").config())
+GPT_OSS = read_shape(find_model("gpt-oss-20b").config())
 
 
 def test_clamped_experts_with_biases_take_passes_that_one_kernel_spares():

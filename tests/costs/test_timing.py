@@ -10,8 +10,8 @@ from tonnage.axes import Axes
 from tonnage.catalog import find_model
 from tonnage.costs import rates
 from tonnage.costs import timing as timings
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.memory import STATE_BYTES, offloaded_bytes
-from tonnage.costs.shape import Shape
 from tonnage.costs.software import software, software_of, softwares
 from tonnage.costs.timing import model_flops, split_of, timing
 from tonnage.costs.work import Work
@@ -21,8 +21,8 @@ from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
 from tonnage.techniques import choices
 
-LLAMA = Shape.of(find_model("llama-3.1-8b").config())
-MIXTRAL = Shape.of(find_model("mixtral-8x7b").config())
+LLAMA = read_shape(find_model("llama-3.1-8b").config())
+MIXTRAL = read_shape(find_model("mixtral-8x7b").config())
 ONE = Cluster(device=find_device("h200"))
 EIGHT = Cluster(device=find_device("h100-80gb"), gpus_per_node=8)
 MANY = Cluster(device=find_device("h100-80gb"), gpus_per_node=8, nodes=8)
@@ -168,7 +168,7 @@ def test_what_of_a_layer_runs_again_takes_its_part():
 
 
 def test_small_steps_wait_for_the_host_and_large_ones_do_not():
-    small = Shape.of(find_model("smollm2-135m").config())
+    small = read_shape(find_model("smollm2-135m").config())
     assert timing(small, replace(PLAIN, seq_len=128), ONE, EAGER).bound_by == "host"
     assert timing(LLAMA, PLAIN, ONE, EAGER).bound_by == "compute"
 
@@ -214,7 +214,7 @@ def test_adapters_and_experts_widen_the_interval():
     low, high = EAGER.low_factor, EAGER.high_factor
     adapters = timing(LLAMA, replace(PLAIN, lora_rank=16), ONE, EAGER)
     assert relative(adapters) == pytest.approx((low**1.2, high**1.2))
-    mixtral = Shape.of(find_model("mixtral-8x7b").config())
+    mixtral = read_shape(find_model("mixtral-8x7b").config())
     assert relative(timing(mixtral, PLAIN, ONE, EAGER)) == pytest.approx((low**2.5, high**2.5))
 
 
@@ -506,7 +506,7 @@ def test_experts_in_one_kernel_have_a_factor_of_their_own():
 
 
 def test_running_a_layer_again_costs_the_host_more_than_its_kernels():
-    small = Shape.of(find_model("smollm2-135m").config())
+    small = read_shape(find_model("smollm2-135m").config())
     work = replace(PLAIN, seq_len=256, checkpointing="full")
     with_it, without = (
         timing(small, work, ONE, replace(EAGER, again_seconds=seconds)).step_seconds for seconds in (1e-3, 0.0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
-from tonnage.costs.shape import Shape
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.work import Work
 from tonnage.device import parse_cluster
 from tonnage.job import Job
@@ -33,7 +33,7 @@ def test_frozen_weights_rest_in_the_dtype_of_computation(worker):
     job = tiny_job("llama", seq_len=512, method="lora")
     cluster = parse_cluster("a100-40gb")
     run = estimate(job, Plan(), cluster, worker=worker).estimate
-    least = least_bytes(Shape.of(job.model.config), Work.of(job, Plan(), cluster))
+    least = least_bytes(read_shape(job.model.config), Work.of(job, Plan(), cluster))
     assert 0 < least <= run.peak.allocated_bytes
 
 
@@ -45,7 +45,7 @@ def test_below_every_run(worker, name):
     cluster = parse_cluster(gpu)
     run = estimate(job, plan, cluster, worker=worker, rank=0).estimate
     least = least_bytes(
-        Shape.of(job.model.config), Work.of(job, plan, cluster), gradients_go=plan.optimizer_in_backward
+        read_shape(job.model.config), Work.of(job, plan, cluster), gradients_go=plan.optimizer_in_backward
     )
     assert 0 < least <= run.peak.allocated_bytes
 
@@ -94,7 +94,7 @@ def test_below_what_engines_hold_between_micro_batches(worker, name):
 )
 def test_what_divides_a_network_decides_what_a_rank_has(plan, bytes_a_weight):
     """Llama-3.1-8B on four cards, with micro-batches to be summed."""
-    shape = Shape.of(resolve("llama-3.1-8b", offline=True).config)
+    shape = read_shape(resolve("llama-3.1-8b", offline=True).config)
     plan = replace(plan, checkpointing="full", activation_offload="cpu")
     work = Work.of(replace(tiny_job("llama", seq_len=8), grad_accum=2), plan, parse_cluster("4xa100-80gb"))
     assert least_bytes(shape, work) == pytest.approx(bytes_a_weight * 8_030_261_248, rel=1e-3, abs=1)
@@ -103,7 +103,7 @@ def test_what_divides_a_network_decides_what_a_rank_has(plan, bytes_a_weight):
 def test_by_hand():
     """Llama-3.1-8B: pure bf16 with AdamW 2 + 2 + 4 bytes a parameter before the step; frozen under adapters 2."""
     job = tiny_job("llama", seq_len=128)
-    shape = Shape.of(resolve("llama-3.1-8b", offline=True).config)
+    shape = read_shape(resolve("llama-3.1-8b", offline=True).config)
     work = Work.of(job, Plan(precision="bf16-true"), parse_cluster("a100-80gb"))
     assert least_bytes(shape, work) == pytest.approx(8 * 8_030_261_248, rel=1e-3)
     adapters = Work.of(tiny_job("llama", seq_len=8, method="lora"), Plan(), parse_cluster("a100-80gb"))
@@ -126,7 +126,7 @@ def test_the_text_of_a_network_that_sees_needs_no_more_than_all_of_it(worker, na
 
 def test_quantized_weights_are_gathered_as_they_rest():
     """Of Llama-3.1-8B in 4 bits on two cards: half a byte for a weight, and as much again where they stay whole."""
-    shape = Shape.of(resolve("llama-3.1-8b", offline=True).config)
+    shape = read_shape(resolve("llama-3.1-8b", offline=True).config)
     for shard, copies in (("zero3", 0.5), ("zero2", 1.5)):
         plan = Plan(shard=shard, checkpointing="full", activation_offload="cpu")
         work = Work.of(tiny_job("llama", seq_len=8, method="qlora"), plan, parse_cluster("2xrtx-3090"))

@@ -59,7 +59,7 @@ def _between(shape: Shape, part: Slice) -> Passes:
     ahead = stream * (4 * r + 5 * e + after * 2 * e + masks)
     behind = stream * (6 * r + 6 * e + (r + e if r != e else 0) + after * 3 * e + masks) + _biases(shape, part, e)
     turned = part.tokens * (shape.query_width + shape.key_width) * (shape.rotary or shape.head_norms) * 2 * e
-    normed = part.tokens * (shape.query_width + shape.key_width) * e * shape.head_norms
+    normed = part.tokens * (shape.query_width + shape.key_width) * e * bool(shape.head_norms)
     inner = part.tokens * operations.inner_width(shape, part) * e
     scores, scores_back = _scores(shape, part)
 

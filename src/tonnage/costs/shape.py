@@ -1,44 +1,12 @@
-"""The dimensions of a Transformer that decide how long it computes, read from a Hugging Face configuration.
+"""The dimensions of a Transformer that decide how long it computes.
 
 Letters used in this package: L layers, h width of the residual stream, f width of the feed-forward network, V words
 of the vocabulary, s tokens of a sequence, b sequences of a micro-batch, T = b s tokens, P parameters, t ranks of
 tensor parallelism.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
-
-from tonnage.errors import CannotEstimate
-
-_LLAMA_LIKE: Final = frozenset(
-    {
-        "llama",
-        "mistral",
-        "mixtral",
-        "qwen2",
-        "qwen3",
-        "qwen3_moe",
-        "gemma2",
-        "gemma3_text",
-        "phi3",
-        "olmo2",
-        "granite",
-    }
-    | {"deepseek_v2", "deepseek_v3", "gpt_oss"}
-)
-"""Root-mean-square norms, rotary positions, a gated feed-forward network, fields named as Llama's."""
-
-_NORMS: Final = {"gemma2": 4, "gemma3_text": 4}
-"""Norms of a layer where there are not two."""
-
-_NORMED_LAST: Final = ("gemma2", "gemma3_text", "olmo2")
-"""Whose layers have a norm after their last product."""
-
-_BIASED: Final = {"qwen2": "qkv", "gpt_oss": "qkvo", "gpt2": "all", "gpt_neox": "all", "opt": "all", "phi": "all"}
-_STEPWISE: Final = ("gelu_new", "gelu_fast", "gelu_python")
-_DROPOUTS: Final = ("resid_pdrop", "dropout", "hidden_dropout_prob", "hidden_dropout")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +43,8 @@ class Shape:
     """Norms of a layer."""
     head_norms: bool = False
     """Whether queries and keys are normalised."""
+    head_norm_parameters: int = 0
+    """Weights of a layer's norms of queries and keys."""
     rotary: float = 1.0
     """Part of each head that is rotated by its position; 0: learned positions."""
     positions: int = 0
@@ -119,34 +89,8 @@ class Shape:
     """Matrices whose parameters are separate in the eager code: 1 where query, key and value are one matrix."""
     extra_parameters: int = 0
     """Parameters outside layers, embedding and head that take no time to speak of."""
-
-    @staticmethod
-    def of(config: Mapping[str, Any]) -> "Shape":
-        """The Shape of a config.json.  Raises CannotEstimate with one line for a kind it does not know."""
-        known = _KNOWN.get(id(config))
-        if known is None or known[0] != config:
-            if len(_KNOWN) >= _MOST_KNOWN:
-                _KNOWN.clear()
-            known = _KNOWN[id(config)] = dict(config), Shape._read(config)
-        return known[1]
-
-    @staticmethod
-    def _read(config: Mapping[str, Any]) -> "Shape":
-        kind = config.get("model_type")
-        reader = {
-            **dict.fromkeys(_LLAMA_LIKE, _llama),
-            **{"gpt2": _gpt2, "gpt_neox": _neox, "opt": _opt, "phi": _phi, "bert": _bert, "modernbert": _modernbert},
-        }.get(str(kind))
-        if reader is None:
-            raise CannotEstimate(
-                f"The time of a {kind!r} network is not known; its memory is. Known: decoders and BERT."
-            )
-        try:
-            return _usable(reader(config))
-        except KeyError as missing:
-            raise CannotEstimate(f"The configuration of this {kind} network does not say {missing}.") from None
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise CannotEstimate(f"The dimensions of this {kind} network cannot be read ({error}).") from None
+    unmeasured: str = ""
+    """The kind of network, where no step of its kind was measured."""
 
     @property
     def query_width(self) -> int:
@@ -185,8 +129,7 @@ class Shape:
     @property
     def norm_parameters(self) -> int:
         """Weights of one layer's norms."""
-        of_heads = 2 * self.head_dim if self.head_norms else 0
-        return self.norms * self.hidden * (1 if self.rms_norm else 2) + of_heads
+        return self.norms * self.hidden * (1 if self.rms_norm else 2) + self.head_norm_parameters
 
     @cached_property
     def dense_layer_parameters(self) -> int:
@@ -233,200 +176,3 @@ class Shape:
     def active_parameters(self) -> int:
         """Weights that a token is multiplied with."""
         return self.parameters - self.expert_layers * (self.experts - self.experts_per_token) * self.expert_parameters
-
-
-_NUMBERS: Final = {"int": (int,), "int | None": (int, type(None)), "float": (int, float)}
-"""By a field's annotation the types of its value; truth values and texts are made here, not read."""
-
-
-def _usable(shape: Shape) -> Shape:
-    """The same Shape; ValueError where a field is no number, as one that transformers has a default for."""
-    for item in fields(shape):
-        value = getattr(shape, item.name)
-        allowed = _NUMBERS.get(str(getattr(item.type, "__name__", item.type)))
-        if allowed is not None and (isinstance(value, bool) or not isinstance(value, allowed)):
-            raise ValueError(f"{item.name} is {'not stated' if value is None else repr(value)[:40]}")
-    return shape
-
-
-_MOST_KNOWN: Final = 64
-_KNOWN: Final[dict[int, tuple[dict[str, Any], Shape]]] = {}
-"""Shapes by the identity of their configuration, with what that said: a search asks for one ten thousand times."""
-
-
-def _head_dim(config: Mapping[str, Any], heads: int) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // heads)
-
-
-def _llama(config: Mapping[str, Any]) -> Shape:
-    kind, heads = config["model_type"], config["num_attention_heads"]
-    tied = {"gemma2": True, "gemma3_text": True}.get(kind, False)
-    latent = config.get("kv_lora_rank") or 0
-    head_dim = _head_dim(config, heads)
-    if latent:
-        head_dim = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
-    window, fraction = _window(config)
-    wide_norms = {"olmo2": config["hidden_size"] + (config.get("num_key_value_heads") or heads) * head_dim}
-    per_layer_sinks = heads if kind == "gpt_oss" else 0
-    extra = config["num_hidden_layers"] * (wide_norms.get(kind, 0) + per_layer_sinks)
-    return Shape(
-        layers=config["num_hidden_layers"],
-        hidden=config["hidden_size"],
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=head_dim,
-        value_dim=config["v_head_dim"] if latent else head_dim,
-        intermediate=config["intermediate_size"],
-        gated=True,
-        vocab=config["vocab_size"],
-        tied=bool(config.get("tie_word_embeddings", tied)),
-        ends_in_norm=kind in _NORMED_LAST,
-        norms=_NORMS.get(kind, 2),
-        head_norms=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
-        biases=_BIASED.get(kind, "qkvo" if config.get("attention_bias") else ""),
-        parts=1 if kind == "phi3" else 3,
-        query_rank=config.get("q_lora_rank") or 0,
-        latent_rank=latent,
-        rotary_dim=config["qk_rope_head_dim"] if latent else 0,
-        keeps_scores=kind == "gpt_oss" or bool(config.get("attn_logit_softcapping")),
-        window=window,
-        window_fraction=fraction,
-        extra_parameters=extra,
-        clamped_activation=kind == "gpt_oss",
-        **_experts(config),
-    )
-
-
-def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of Shape that are about experts."""
-    experts = next(
-        (config[name] for name in ("num_local_experts", "num_experts", "n_routed_experts") if config.get(name)), 0
-    )
-    if not experts:
-        return {}
-    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
-    dense = config.get("first_k_dense_replace", 0) + len(config.get("mlp_only_layers") or ())
-    if config.get("decoder_sparse_step", 1) != 1 or config.get("moe_layer_freq", 1) != 1:
-        raise CannotEstimate("The time of a network with experts in every second layer only is not known.")
-    return {
-        "experts": experts,
-        "experts_per_token": config["num_experts_per_tok"],
-        "expert_intermediate": inner,
-        "shared_intermediate": inner * (config.get("n_shared_experts") or 0),
-        "dense_layers": dense,
-    }
-
-
-def _window(config: Mapping[str, Any]) -> tuple[int | None, float]:
-    """Tokens of the sliding window, and the part of the layers that have it."""
-    window = config.get("sliding_window")
-    if not window or config.get("use_sliding_window") is False:
-        return None, 0.0
-    kinds = config.get("layer_types")
-    if kinds:
-        return window, sum(kind == "sliding_attention" for kind in kinds) / len(kinds)
-    if config["model_type"] == "gemma2":
-        return window, 0.5
-    every = config.get("sliding_window_pattern")
-    return window, (every - 1) / every if every else 1.0
-
-
-def _gpt2(config: Mapping[str, Any]) -> Shape:
-    h, heads = config["n_embd"], config["n_head"]
-    return _classic(
-        config,
-        layers=config["n_layer"],
-        hidden=h,
-        heads=heads,
-        intermediate=config.get("n_inner") or 4 * h,
-        tied=bool(config.get("tie_word_embeddings", True)),
-        positions=config.get("n_positions", 1024),
-        parts=1,
-    )
-
-
-def _opt(config: Mapping[str, Any]) -> Shape:
-    return _classic(
-        config,
-        intermediate=config["ffn_dim"],
-        tied=bool(config.get("tie_word_embeddings", True)),
-        positions=config["max_position_embeddings"] + 2,  # OPT's positions begin at 2
-    )
-
-
-def _neox(config: Mapping[str, Any]) -> Shape:
-    return _classic(config, rotary=config.get("rotary_pct", 0.25), parts=1)
-
-
-def _phi(config: Mapping[str, Any]) -> Shape:
-    return _classic(
-        config,
-        rotary=config.get("partial_rotary_factor", 0.5),
-        norms=1,  # attention and feed-forward network share one
-        extra_parameters=config["vocab_size"],  # the head has a bias
-    )
-
-
-def _bert(config: Mapping[str, Any]) -> Shape:
-    h = config["hidden_size"]
-    head = h * h + h + 2 * h + config["vocab_size"]  # transform, its norm, bias of the words
-    return _classic(
-        config,
-        ends_in_norm=True,
-        causal=False,
-        tied=bool(config.get("tie_word_embeddings", True)),
-        positions=config.get("max_position_embeddings", 512) + config.get("type_vocab_size", 2),
-        biases="all",
-        extra_parameters=head,  # the norm after the embedding stands for the final one that BERT has not
-    )
-
-
-def _modernbert(config: Mapping[str, Any]) -> Shape:
-    """ModernBERT, whose configurations may leave out what is usual; two of three layers see a window."""
-    h, heads = config.get("hidden_size", 768), config.get("num_attention_heads", 12)
-    vocab, every = config.get("vocab_size", 50368), config.get("global_attn_every_n_layers", 3)
-    return Shape(
-        layers=config.get("num_hidden_layers", 22),
-        hidden=h,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=h // heads,
-        value_dim=h // heads,
-        intermediate=config.get("intermediate_size", 1152),
-        gated=True,
-        vocab=vocab,
-        tied=bool(config.get("tie_word_embeddings", True)),
-        causal=False,
-        rms_norm=False,
-        biased_scores=True,  # the window is a mask
-        window=config.get("local_attention", 128),
-        window_fraction=1 - 1 / every,
-        extra_parameters=h * h + vocab,  # the head's own layer, and the bias of the words
-    )
-
-
-def _classic(config: Mapping[str, Any], **known: Any) -> Shape:
-    """A network with layer norms, biases and a feed-forward network without a gate."""
-    heads = known.pop("heads", None) or config["num_attention_heads"]
-    h = known.pop("hidden", None) or config["hidden_size"]
-    head_dim = h // heads
-    values: dict[str, Any] = {
-        "layers": config.get("num_hidden_layers"),
-        "hidden": h,
-        "heads": heads,
-        "kv_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": head_dim,
-        "value_dim": head_dim,
-        "intermediate": config.get("intermediate_size"),
-        "gated": False,
-        "vocab": config["vocab_size"],
-        "tied": bool(config.get("tie_word_embeddings", False)),
-        "rms_norm": False,
-        "rotary": 0.0,
-        "dropout": any(config.get(name) for name in _DROPOUTS),
-        "stepwise_activation": (config.get("activation_function") or config.get("hidden_act")) in _STEPWISE
-        or (config["model_type"] == "gpt2" and "activation_function" not in config),
-        "biases": "all",
-        "parts": 3,
-    }
-    return Shape(**values | known)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.shape import Shape
 from tonnage.errors import CannotEstimate
 from tonnage.job import USUAL_IMAGE, Job
@@ -32,7 +33,7 @@ def stacks(job: Job) -> tuple[Stack, ...]:
     kind = str(config.get("model_type"))
     reader = _READERS.get(kind)
     if reader is None:
-        return (Stack(name="layers", shape=Shape.of(config), seq_len=job.seq_len),)
+        return (Stack(name="layers", shape=read_shape(config), seq_len=job.seq_len),)
     try:
         return reader(job, config)
     except KeyError as missing:
@@ -147,7 +148,7 @@ def _images_and_text(job: Job, config: Mapping[str, Any]) -> tuple[Stack, ...]:
     kind = str(text.get("model_type") or config["model_type"]).removesuffix("_text")
     kind = _WORDS.get(kind, kind)
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
-    shape = Shape.of({**text, "model_type": kind, **({} if tied is None else {"tie_word_embeddings": tied})})
+    shape = read_shape({**text, "model_type": kind, **({} if tied is None else {"tie_word_embeddings": tied})})
     words = Stack(name="text", shape=shape, seq_len=job.seq_len)
     if not job.images:
         return (words,)

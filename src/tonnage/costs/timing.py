@@ -794,6 +794,8 @@ _EXPERTS: Final = 2.5
 _ADAPTERS: Final = 1.2
 """Powers of a code's interval that hold 8 of 10 steps of networks with experts and with adapters."""
 
+_UNMEASURED_KIND: Final = 1.5
+"""The same for a kind of network of which no step was measured: assumed, as for a card."""
 
 _WIDE: Final = 2.7
 """Measured / predicted of QLoRA without autocast at most: 43.0 s of Llama 2 13B on an H100, for 15.8 (1.8 to 2.7 of
@@ -840,6 +842,11 @@ def _interval(
         assumed.append("time: the network between machines is what machines with this card usually have")
     if cluster.gpus_per_node > 1 and cluster.device.nvlink_bridged:
         assumed.append("time: no NVLink bridges, which connect two of these cards and are bought apart from them")
+    if shape.unmeasured:
+        low, high = low**_UNMEASURED_KIND, high**_UNMEASURED_KIND
+        assumed.append(
+            f"time: no step of a {shape.unmeasured!r} network was measured; counted from what its code computes"
+        )
     if shape.experts:
         low, high = low**_EXPERTS, high**_EXPERTS
         assumed.append("time: with layers of experts it was 3 to 16 % off on networks left out, sometimes 40 %")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tonnage.axes import SHARDING, axes, divisors
-from tonnage.costs.shape import Shape
+from tonnage.costs.kinds import read_shape
 from tonnage.device import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
@@ -372,7 +372,7 @@ def _of_layout(question: Question, job: Job) -> dict[str, tuple[int, ...]]:
     """Sizes of the parallel dimensions that divide what they divide."""
     cluster = question.cluster
     try:
-        shape = Shape.of(job.model.config)
+        shape = read_shape(job.model.config)
     except CannotEstimate:  # what divides its heads and layers is not known
         return {}
     heads = [size for size in divisors(cluster.gpus_per_node) if not (shape.heads % size or shape.kv_heads % size)]
