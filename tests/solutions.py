@@ -79,6 +79,9 @@ class Formula:
         self.looked += candidates
         return [of_run(self._answer(one, cluster)) for one in candidates]
 
+    def worked(self, candidate: Candidate, cluster: Cluster) -> None:
+        """Nothing is launched here."""
+
     def ahead(self, asks: Sequence[tuple[Candidate, bool]], cluster: Cluster) -> None:
         self.foreseen += [one for one, _ in asks]
 

@@ -67,6 +67,7 @@ def estimate(
         worker=worker,
         source=source,
         fresh=fresh,
+        seen=True,
         progress=progress,
     ).estimate
 

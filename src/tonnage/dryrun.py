@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tonnage import launchers, trackers
+from tonnage import launchers, trackers, worked
 from tonnage import trace as traces
 from tonnage.buckets import with_buckets_of_script
 from tonnage.catalog import ghost_settings
+from tonnage.costs.answer import played, saying
 from tonnage.device import CPU, Cluster
 from tonnage.errors import TrialFailed, UsageError
+from tonnage.estimates import Estimate
 from tonnage.ghost import cards, running
 from tonnage.ghost.process import NO_CACHING, any_libraries, environment, interpreter, programs
 from tonnage.ghost.scratch import scratch
@@ -177,7 +179,18 @@ def run(
         notes=notes,
     )
     told = tuple(_told(card, made.left.named) for card in made.cards)
-    return replace(summed, estimate=replace(with_buckets_of_script(summed.estimate), cards=told))
+    estimate = _with_time(with_buckets_of_script(summed.estimate), made.left.traces, cluster)
+    return replace(summed, estimate=replace(estimate, cards=told))
+
+
+def _with_time(estimate: Estimate, ranks: Sequence[Trace], cluster: Cluster) -> Estimate:
+    """The estimate with a step's seconds, or with why they are not known."""
+    seen = [trace.worked for trace in ranks if trace.worked is not None]
+    if seen:
+        return played(estimate, seen, cluster)
+    compiled = any(trace.script.get("compiled") for trace in ranks)
+    why = "what torch.compile made is not seen" if compiled else "the command ended without a further one"
+    return saying(estimate, f"time: unknown. The operations of a step are counted in one more; {why}.")
 
 
 def _prepared(
@@ -467,7 +480,7 @@ def _lives(process: str) -> bool:
 
 def _left(folder: Path) -> Left:
     """What is in the folder; of several processes with one rank the one that ran out of memory, or came farthest."""
-    found = {path.stem: traces.load(path) for path in sorted(folder.glob("*.trace"))}
+    found = {path.stem: _counted(path) for path in sorted(folder.glob("*.trace"))}
     by_rank: dict[int, list[Trace]] = {}
     for trace in sorted(found.values(), key=_importance):
         by_rank.setdefault(trace.rank, []).append(trace)
@@ -481,6 +494,11 @@ def _left(folder: Path) -> Left:
         failed=tuple(json.loads(path.read_text()) for path in _by_age(folder.glob("*.failed"))),
         reached=(folder / "reached").exists(),
     )
+
+
+def _counted(path: Path) -> Trace:
+    """A process's trace, with what the operations of a further step work, where that was counted."""
+    return replace(traces.load(path), worked=worked.load(path.with_suffix(".worked")))
 
 
 def _by_age(paths: Iterable[Path]) -> list[Path]:

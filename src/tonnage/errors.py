@@ -8,6 +8,7 @@
     |   +-- UnreadableModel
     |   +-- UnreadableFile
     |   +-- GhostUnavailable
+    |   +-- UnknownNetwork
     +-- UnwritableFile        (3)   an answer that could not be put where it was asked for
     +-- TrialFailed           (5)   the user's script, or the step, failed for a reason other than memory
 
@@ -54,6 +55,10 @@ class UnreadableFile(CannotEstimate):
 
 class GhostUnavailable(CannotEstimate):
     """This machine cannot run a ghost GPU as asked (platform, missing libraries, no CUDA build of torch)."""
+
+
+class UnknownNetwork(CannotEstimate):
+    """A network whose dimensions are not known, so that its seconds cannot be computed from them."""
 
 
 class UnwritableFile(TonnageError):

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tonnage.axes import axes
 from tonnage.buckets import with_buckets
-from tonnage.costs.answer import with_time
+from tonnage.costs.answer import is_better_seen, with_time
 from tonnage.device import CPU, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.garbage import uncollected
@@ -20,6 +20,7 @@ from tonnage.summary import Run, summarise
 from tonnage.techniques.lora import adapters_dtype
 from tonnage.trace import Trace
 from tonnage.units import counted
+from tonnage.worked import Worked
 
 STEPS: Final = 3
 """The first makes optimizer states, the second holds them beside activations, the third is as all others."""
@@ -43,6 +44,7 @@ def estimate(
     worker: Any = None,
     source: str = "ghost",
     fresh: bool = False,
+    seen: bool = False,
     progress: Progress = lambda text: None,
 ) -> Run:
     """Run `steps` optimizer steps of one rank on a ghost of the cluster's card, in a process of its own.
@@ -56,7 +58,8 @@ def estimate(
     With `repeated`, of one step on a ghost, so many more ask the allocator for what that one asked, without its
     program.  With `few_layers`, that one step is not made either where networks of a few layers say what it asks for
     (`tonnage.layers`).  Where the same was run before, its Trace is taken from the shelf (`tonnage.shelf`), and
-    nothing is run, unless `fresh`.
+    nothing is run, unless `fresh`.  With `seen`, where a network's dimensions do not say its seconds, the operations
+    of a step are counted as they are launched (`costs.played`).
 
     Raises UsageError when a technique refuses the job, CannotEstimate when the model cannot be built,
     GhostUnavailable when no ghost can run here.
@@ -70,7 +73,19 @@ def estimate(
         raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
     with ExitStack() as stack:
         asked = _Asked(
-            job, plan, cluster, steps, repeated, few_layers, torch_version, worker, source, fresh, progress, stack
+            job,
+            plan,
+            cluster,
+            steps,
+            repeated,
+            few_layers,
+            torch_version,
+            worker,
+            source,
+            fresh,
+            seen,
+            progress,
+            stack,
         )
         found = [asked.trace(one) for one in (laid.different if rank is None else (rank,))]
     with uncollected():  # it is made of many small things that all stay
@@ -86,7 +101,8 @@ def trace(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, work
     job = job.on_ranks(axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel)
     check(job, plan, cluster)
     with ExitStack() as stack:
-        asked = _Asked(job, plan, cluster, steps, 0, False, None, worker, "ghost", False, lambda text: None, stack)
+        said = (steps, 0, False, None, worker, "ghost", False, False, lambda text: None)
+        asked = _Asked(job, plan, cluster, *said, stack)
         return asked.trace(rank)[0]
 
 
@@ -104,6 +120,7 @@ class _Asked:
     worker: Any
     source: str
     fresh: bool
+    seen: bool
     progress: Progress
     stack: ExitStack
 
@@ -126,7 +143,8 @@ class _Asked:
         asked = {**self._request(rank), "source": self.source, "depths": depths}
         key = shelf.key(asked, version)
         kept = shelf.find(key) if key is not None and not self.fresh else None
-        if kept is not None:
+        counting = self.seen and self.source == "ghost" and is_better_seen(job, plan, cluster)
+        if kept is not None and (kept.worked is not None or not counting):
             return kept, True
         trace = self._continued(rank, depths) if depths is not None else None
         written = None
@@ -134,6 +152,8 @@ class _Asked:
             trace = self._imitated(rank)
         elif trace is None:
             trace, written = self._run(rank), self._worker().trace_file
+        if counting and trace.outcome["kind"] == "completed":
+            trace, written = replace(trace, worked=self._counted(rank)), None
         if key is not None and key == shelf.key(asked, version):  # nothing was installed meanwhile
             shelf.keep(key, trace, written)
         return trace, False
@@ -149,6 +169,17 @@ class _Asked:
 
         self.progress(f"imitating {counted(self.steps, 'step')} on one {self.cluster.device.id}")
         return step.run(self.job, self.plan, self.cluster, rank=rank, steps=self.steps)
+
+    def _counted(self, rank: int) -> Worked | None:
+        """What the operations of a step work, where its second one can be made while they are counted."""
+        self.progress("counting the operations of a step, for its seconds")
+        try:
+            found: Worked = self._worker().worked(self.job, self.plan, self.cluster, rank=rank)
+        except CannotEstimate:
+            if self._worker().closed:
+                raise
+            return None
+        return found
 
     def _run(self, rank: int) -> Trace:
         run = partial(self._worker().run, self.job, self.plan, self.cluster, rank=rank)
@@ -254,7 +285,7 @@ def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, step
     found = run.estimate
     assumed = (*found.coverage.assumed, *_of_copies(plan, cluster), *_of_adapters(job, plan))
     run = replace(run, estimate=replace(found, coverage=replace(found.coverage, assumed=assumed)))
-    run = with_time(run, job, plan, cluster)
+    run = with_time(run, job, plan, cluster, [trace.worked for trace in traces if trace.worked is not None])
     return replace(run, estimate=with_buckets(run.estimate, plan, cluster))
 
 

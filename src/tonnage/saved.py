@@ -46,6 +46,9 @@ _DAMAGE: Final = (
     struct.error,
 )
 
+_MAY_BE_ABSENT: Final = ("low_seconds", "high_seconds", "tokens_per_second_per_gpu")
+"""Of these what may be unknown where the seconds are known: a script's tokens are."""
+
 _TIMES: Final = ("step_seconds", "low_seconds", "high_seconds", "tokens_per_second_per_gpu", "mfu")
 
 Value = TypeVar("Value")
@@ -117,7 +120,7 @@ def _check_times(time: dict[str, Any]) -> None:
     """A step's seconds and what follows from them: numbers or absent, all of them there where the seconds are."""
     for name in _TIMES:
         value = time.get(name)
-        missing = value is None and (time.get("step_seconds") is None or name in ("low_seconds", "high_seconds"))
+        missing = value is None and (time.get("step_seconds") is None or name in _MAY_BE_ABSENT)
         if not missing and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
             raise UnreadableFile(f"The saved estimate is damaged: time: {name} is a {type(value).__name__}.")
 

@@ -16,7 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tonnage import worked as works
 from tonnage.errors import UnreadableFile
+from tonnage.worked import Worked
 
 FORMAT_VERSION: Final = 1
 
@@ -171,6 +173,8 @@ class Trace:
     """Columns action, address, size, stream, mark of the allocator's trace."""
     log: bytes = b""
     """The ghost's log, records of 64 bytes (`struct ghost_record`); empty when not recorded."""
+    worked: Worked | None = None
+    """What the operations of one of the steps work, where that was counted."""
 
     @property
     def event_count(self) -> int:
@@ -229,7 +233,7 @@ def write(trace: Trace, archive: zipfile.ZipFile, prefix: str = "") -> None:
     """Put a Trace into an open archive, its members' names starting with `prefix`."""
     document: dict[str, Any] = {"format_version": FORMAT_VERSION}
     for item in fields(Trace):
-        if item.name not in ("marks", "claims", "event_columns", "log"):
+        if item.name not in ("marks", "claims", "event_columns", "log", "worked"):
             document[item.name] = getattr(trace, item.name)
     document["marks"] = marks_to_json(trace.marks)
     document["claims"] = [[claim.mark, claim.address, claim.category] for claim in trace.claims]
@@ -237,6 +241,8 @@ def write(trace: Trace, archive: zipfile.ZipFile, prefix: str = "") -> None:
     for name, column in trace.event_columns.items():
         archive.writestr(f"{prefix}events.{name}", _little_endian(column).tobytes())
     archive.writestr(f"{prefix}log", trace.log)
+    if trace.worked is not None:
+        works.write(trace.worked, archive, prefix)
 
 
 def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
@@ -251,14 +257,19 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Trace:
         columns = {name: _column(_member(archive, f"{prefix}events.{name}")) for name in EVENT_COLUMNS}
         marks = _marks_from_json(document.pop("marks"))
         claims = _claims_from_json(document.pop("claims"))
-        known = {item.name for item in fields(Trace)}
+        known = {item.name for item in fields(Trace)} - {"worked"}
         plain = {name: value for name, value in document.items() if name in known}
         for name in ("assumed", "names"):
             plain[name] = tuple(str(text) for text in plain.get(name, ()))
         for name in ("repeated", "layers"):
             plain[name] = tuple(int(number) for number in plain.get(name, ()))
         trace = Trace(
-            **plain, marks=marks, claims=claims, event_columns=columns, log=_member(archive, f"{prefix}log")
+            **plain,
+            marks=marks,
+            claims=claims,
+            event_columns=columns,
+            log=_member(archive, f"{prefix}log"),
+            worked=works.read(archive, prefix),
         )
     except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, OSError, EOFError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())

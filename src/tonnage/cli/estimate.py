@@ -110,6 +110,7 @@ def estimate(
             torch_version=torch,
             source=source,
             fresh=fresh,
+            seen=True,
             progress=say,
         )
     return deliver(run.estimate, lambda: run.traces, wanted)

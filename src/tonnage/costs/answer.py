@@ -1,24 +1,33 @@
 """The time of an Estimate: what the time model says of a Job under a Plan, or why it says nothing."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tonnage.axes import axes
 from tonnage.costs.blend import blended
+from tonnage.costs.played import priced
 from tonnage.costs.software import software_of
 from tonnage.costs.stacks import stacks
 from tonnage.costs.timing import Timing, timing, together
 from tonnage.costs.work import Work
 from tonnage.device import Cluster
-from tonnage.errors import CannotEstimate
+from tonnage.errors import CannotEstimate, UnknownNetwork
 from tonnage.estimates import Estimate
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.summary import Run
+from tonnage.worked import Worked
 
 
-def with_time(run: Run, job: Job, plan: Plan, cluster: Cluster) -> Run:
-    """The run with the seconds of a step in its estimate, or with a sentence why they are not known."""
-    return replace(run, estimate=timed(run.estimate, job, plan, cluster))
+def with_time(run: Run, job: Job, plan: Plan, cluster: Cluster, seen: Sequence[Worked] = ()) -> Run:
+    """The run with the seconds of a step in its estimate, or with a sentence why they are not known.
+
+    `seen`: what the operations of a step work, of each rank of which that was counted.
+    """
+    estimate = run.estimate
+    known = played(estimate, seen, cluster, job, plan) if seen else timed(estimate, job, plan, cluster)
+    return replace(run, estimate=known)
 
 
 def timed(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Estimate:
@@ -26,10 +35,10 @@ def timed(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Estimat
     try:
         known = price_of_run(estimate, job, plan, cluster)
     except CannotEstimate as error:
-        return _saying(estimate, f"time: unknown. {error}")
+        return saying(estimate, f"time: unknown. {error}")
     code = software_of(plan.engine)
     said = f"time: costs of {code.name} code, calibrated on {code.rows}"
-    return _saying(replace(estimate, time=as_time(known)), said, *known.assumed)
+    return saying(replace(estimate, time=as_time(known)), said, *known.assumed)
 
 
 def price_of_run(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Timing:
@@ -50,7 +59,60 @@ def price_of_run(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> 
     return blended(none, full, selective, run_again)
 
 
-def _saying(estimate: Estimate, *sentences: str) -> Estimate:
+def is_better_seen(job: Job, plan: Plan, cluster: Cluster) -> bool:
+    """Whether a step's seconds are not known from the network's dimensions, or only roughly (several stacks)."""
+    if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0], plan.param_offload):
+        return False
+    try:
+        if job.model.kind == "config" and len(stacks(job)) > 1:
+            return True
+        price(job, plan, cluster)
+    except UnknownNetwork:
+        return True
+    except CannotEstimate:
+        return False
+    return False
+
+
+def played(
+    estimate: Estimate, seen: Sequence[Worked], cluster: Cluster, job: Job | None = None, plan: Plan | None = None
+) -> Estimate:
+    """The estimate with the seconds of a step of which each operation was seen; job and plan are none of a script."""
+    try:
+        if plan is not None:
+            _check_seen(plan)
+        found = max((priced(one, cluster, software_of("tonnage")) for one in seen), key=lambda one: one.step_seconds)
+    except CannotEstimate as error:
+        return saying(estimate, f"time: unknown. {error}")
+    said = f"time: of {found.operations:,} operations of a step, counted as they were launched and priced one by one"
+    tokens = None if job is None or plan is None else _tokens(job, plan, cluster)
+    time = {
+        "step_seconds": found.step_seconds,
+        "low_seconds": found.low_seconds,
+        "high_seconds": found.high_seconds,
+        "tokens_per_second_per_gpu": None if tokens is None else tokens / found.step_seconds,
+        "mfu": found.mfu,
+        "bound_by": found.bound_by,
+    }
+    return saying(replace(estimate, time=time), f"{said}, at the pace of {found.rows}", *found.assumed)
+
+
+def _check_seen(plan: Plan) -> None:
+    """Raise CannotEstimate where ranks or the host are waited for, which no rank's own step shows."""
+    if plan.pp > 1:
+        raise CannotEstimate("How long the stages of a pipeline wait for each other was not seen.")
+    if plan.optimizer_offload != "none" or plan.param_offload != "none":
+        raise CannotEstimate("How long the host takes to update was not seen.")
+
+
+def _tokens(job: Job, plan: Plan, cluster: Cluster) -> float:
+    """Of the step on each GPU."""
+    laid = axes(plan, cluster.gpus, cluster.gpus_per_node)
+    return job.seq_len * job.micro_batch * job.grad_accum * laid.data_parallel / laid.ranks
+
+
+def saying(estimate: Estimate, *sentences: str) -> Estimate:
+    """The estimate with further sentences about what is modelled."""
     coverage = estimate.coverage
     return replace(estimate, coverage=replace(coverage, modelled=(*coverage.modelled, *sentences)))
 
@@ -61,7 +123,7 @@ def price(job: Job, plan: Plan, cluster: Cluster, work: Work | None = None) -> T
     Raises CannotEstimate where a network, a card or a link is not known.
     """
     if job.model.kind != "config":
-        raise CannotEstimate("The time of a network that a factory builds is not known; its memory is.")
+        raise UnknownNetwork("The time of a network that a factory builds is not known; its memory is.")
     if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0], plan.param_offload):
         raise CannotEstimate("How fast this machine's files are is not known, so neither is the step's time.")
     work, code = work or Work.of(job, plan, cluster), software_of(plan.engine)
@@ -71,7 +133,7 @@ def price(job: Job, plan: Plan, cluster: Cluster, work: Work | None = None) -> T
     layout = work.axes
     if max(layout.tp, layout.pp, layout.cp, layout.ep) > 1:
         kind = job.model.config["model_type"]
-        raise CannotEstimate(f"The time of a {kind!r} network divided otherwise than by its data is not known.")
+        raise UnknownNetwork(f"The time of a {kind!r} network divided otherwise than by its data is not known.")
     timings = [
         timing(
             one.shape,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from tonnage.costs.shape import Shape
-from tonnage.errors import CannotEstimate
+from tonnage.errors import UnknownNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ _KNOWN: Final[dict[int, tuple[dict[str, Any], Shape]]] = {}
 
 
 def read_shape(config: Mapping[str, Any]) -> Shape:
-    """The Shape of a config.json.  Raises CannotEstimate with one line for a kind it does not know."""
+    """The Shape of a config.json.  Raises UnknownNetwork with one line for a kind it does not know."""
     known = _KNOWN.get(id(config))
     if known is None or known[0] != config:
         if len(_KNOWN) >= _MOST_KNOWN:
@@ -132,13 +132,13 @@ def _read(config: Mapping[str, Any]) -> Shape:
     reader = _llama if kind in _DECODERS else _OTHERS.get(kind)
     if reader is None:
         known = f"Known: {len(KINDS)} kinds of decoders and encoders of text."
-        raise CannotEstimate(f"The time of a {kind!r} network is not known; its memory is. {known}")
+        raise UnknownNetwork(f"The time of a {kind!r} network is not known; its memory is. {known}")
     try:
         return _usable(replace(reader(config), unmeasured="" if kind in TIMED else kind))
     except KeyError as missing:
-        raise CannotEstimate(f"The configuration of this {kind} network does not say {missing}.") from None
+        raise UnknownNetwork(f"The configuration of this {kind} network does not say {missing}.") from None
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise CannotEstimate(f"The dimensions of this {kind} network cannot be read ({error}).") from None
+        raise UnknownNetwork(f"The dimensions of this {kind} network cannot be read ({error}).") from None
 
 
 _NUMBERS: Final = {"int": (int,), "int | None": (int, type(None)), "float": (int, float)}

@@ -299,7 +299,7 @@ def seen_tokens(shape: Shape, seq_len: int) -> float:
 
 
 _UNMASKED: Final = (1.0, 1.0)
-_MASKED: Final = {"cudnn": (2.6, 2.15), "efficient": (1.8, 1.5)}
+MASKED: Final = {"cudnn": (2.6, 2.15), "efficient": (1.8, 1.5)}
 """Seconds of attention, forward and backward, that is given a causal mask / of attention that knows it is causal: our
 H200's and H100's `op sdpa` in measurements, over 2,048 tokens."""
 
@@ -320,7 +320,7 @@ def _attention(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operati
     kept = part.tokens * widths * 2 * e
     if part.backend not in ("eager", "math"):
         flops = 2.0 * part.tokens * seen_tokens(shape, part.seq_len) * widths
-        ahead, behind = _MASKED.get(part.backend, _UNMASKED) if part.masked and shape.causal else _UNMASKED
+        ahead, behind = MASKED.get(part.backend, _UNMASKED) if part.masked and shape.causal else _UNMASKED
         return (
             [Operation("attention", "attention", dtype, ahead * flops, kept)],
             [Operation("attention backward", "attention", dtype, 2.5 * behind * flops, 2 * kept, 2)],

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tonnage.costs.kinds import read_shape
 from tonnage.costs.shape import Shape
-from tonnage.errors import CannotEstimate
+from tonnage.errors import UnknownNetwork
 from tonnage.job import USUAL_IMAGE, Job
 
 
@@ -28,7 +28,7 @@ class Stack:
 
 
 def stacks(job: Job) -> tuple[Stack, ...]:
-    """The stacks of a job's network.  Raises CannotEstimate with one line for a kind that is not known."""
+    """The stacks of a job's network.  Raises UnknownNetwork with one line for a kind that is not known."""
     config = job.model.config
     kind = str(config.get("model_type"))
     reader = _READERS.get(kind)
@@ -37,7 +37,7 @@ def stacks(job: Job) -> tuple[Stack, ...]:
     try:
         return reader(job, config)
     except KeyError as missing:
-        raise CannotEstimate(f"The configuration of this {kind} network does not say {missing}.") from None
+        raise UnknownNetwork(f"The configuration of this {kind} network does not say {missing}.") from None
 
 
 def _plain(**known: Any) -> Shape:

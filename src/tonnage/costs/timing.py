@@ -172,7 +172,7 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
         stages[place] += end.seconds(software)
     slowest = stages.index(max(stages))
     own = _own(split.layers[slowest], layers, [end for place, end in ends if place == slowest])
-    fabric = _data_fabric(cluster, reached, software)
+    fabric = data_fabric(cluster, reached, software)
     sends = _sends(shape, work, cluster, fabric, software)
     gathers = _gathers(shape, work, cluster, fabric, software, layers)
     weights = _rank_weights(shape, work)
@@ -535,7 +535,7 @@ def _tensor_fabric(work: Work, cluster: Cluster, reached: Card, software: Softwa
 @lru_cache(maxsize=256)
 def _matrix_fabric(cluster: Cluster, reached: Card, software: Software, piped: bool, far: bool) -> Fabric:
     """Rings of tensor-parallel ranks."""
-    fabric = _data_fabric(cluster, reached, software)
+    fabric = data_fabric(cluster, reached, software)
     if piped and software.piped_rank_seconds:
         each = software.piped_far_rank_seconds if far else software.piped_rank_seconds
         return replace(fabric, call_seconds=each, hop_seconds=each, far_hop_seconds=each)  # as often as ranks
@@ -548,7 +548,7 @@ def _matrix_fabric(cluster: Cluster, reached: Card, software: Software, piped: b
 
 
 @lru_cache(maxsize=256)
-def _data_fabric(cluster: Cluster, reached: Card, software: Software) -> Fabric:
+def data_fabric(cluster: Cluster, reached: Card, software: Software) -> Fabric:
     """Rings of data-parallel ranks; of as many hops as a machine has GPUs one leaves it."""
     network, g = far_bytes_per_second(cluster), cluster.gpus_per_node
     return Fabric(
@@ -786,7 +786,7 @@ def _newton_schulz(shape: Shape, trained: float, cluster: Cluster, reached: Card
     return trained * each / (rates.peak_flops(cluster.device, "bf16") * reached.matmul)
 
 
-_ELSEWHERE: Final = ((0.87, 1.2), (0.87, 1.3), (0.87, 1.25))
+ELSEWHERE: Final = ((0.87, 1.2), (0.87, 1.3), (0.87, 1.25))
 """Measured / predicted that hold 8 of 10 steps on clusters unlike those that calibrated their code, on one GPU, in
 one machine, on several: the blind test's (docs/time.md)."""
 
@@ -802,11 +802,11 @@ _WIDE: Final = 2.7
 four steps; github.com/ljm565/universal-llm-trainer, docs/gpu_test.md, rows padded to 8,192 tokens)."""
 
 
-_HOSTS: Final = (0.82, 1.22)
+HOSTS: Final = (0.82, 1.22)
 """Measured / predicted of steps that wait for the host, 9 of 10 of 71 in four recordings of H200s and an H100
 (measurements): machines' processors differ."""
 
-_WAITING: Final = 0.03
+WAITING: Final = 0.03
 """Part of a step from which on it counts as waiting for the host: what those 71 were chosen by."""
 
 
@@ -816,16 +816,13 @@ def _interval(
     """Factors of the interval's ends, and what is assumed; `waiting`: part of the step in which the card does."""
     low, high = software.low_factor, software.high_factor
     assumed: list[str] = []
-    if waiting > _WAITING:
-        low, high = min(low, _HOSTS[0]), max(high, _HOSTS[1])
-        assumed.append(
-            f"time: for {100 * waiting:.0f} % of the step the card waits for the host to launch kernels, and hosts "
-            f"differ: 9 of 10 such steps took {_HOSTS[0]} to {_HOSTS[1]} times as long as predicted"
-        )
+    if waiting > WAITING:
+        low, high = min(low, HOSTS[0]), max(high, HOSTS[1])
+        assumed.append(of_hosts(waiting))
     if work.lora_rank:
         low, high = low**_ADAPTERS, high**_ADAPTERS
     if reached.capability not in software.capabilities or cluster.gpus > software.most_gpus:
-        least, most = _ELSEWHERE[0 if cluster.gpus == 1 else 1 if cluster.nodes == 1 else 2]
+        least, most = ELSEWHERE[0 if cluster.gpus == 1 else 1 if cluster.nodes == 1 else 2]
         low, high = min(low, least), max(high, most)
         assumed.append(
             "time: no steps of this code on such a cluster were used; elsewhere 8 of 10 were "
@@ -833,11 +830,7 @@ def _interval(
         )
     if not reached.known:
         low, high = low**1.5, high**1.5
-        major, minor = cluster.device.capability
-        assumed.append(
-            f"time: no card of capability {major}.{minor} was measured; taken to reach the parts of its peaks that "
-            f"one of {reached.capability} does"
-        )
+        assumed.append(of_card(cluster.device, reached))
     if cluster.nodes > 1 and cluster.network_bytes_per_second is None:
         assumed.append("time: the network between machines is what machines with this card usually have")
     if cluster.gpus_per_node > 1 and cluster.device.nvlink_bridged:
@@ -873,3 +866,20 @@ def _interval(
         low, high = low**1.5, high**1.5
         assumed.append(on_host.assumption(cluster))
     return low, high, tuple(assumed)
+
+
+def of_hosts(waiting: float) -> str:
+    """What is said of a step in which the card waits for the host for such a part."""
+    return (
+        f"time: for {100 * waiting:.0f} % of the step the card waits for the host to launch kernels, and hosts "
+        f"differ: 9 of 10 such steps took {HOSTS[0]} to {HOSTS[1]} times as long as predicted"
+    )
+
+
+def of_card(device: Device, reached: Card) -> str:
+    """What is said of a card like which none was measured."""
+    major, minor = device.capability
+    return (
+        f"time: no card of capability {major}.{minor} was measured; taken to reach the parts of its peaks that "
+        f"one of {reached.capability} does"
+    )

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from tonnage import trace
+from tonnage import trace, worked
 from tonnage.catalog import ghost_settings
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, of_kind
@@ -24,6 +24,7 @@ from tonnage.job import Job
 from tonnage.layers.requests import Requests
 from tonnage.plans import Plan
 from tonnage.trace import Trace
+from tonnage.worked import Worked
 
 _PROGRAM: Final = ("-P", "-m", "tonnage.ghost.worker")
 """What the ghost process runs; files of the folder it is started in stand in for no library."""
@@ -110,6 +111,17 @@ class Worker:
         requests.write(path)
         asked = request(job, plan, cluster, rank=rank, steps=1, repeated=repeated)
         return requests.traced(self._traced(asked | {"requests": str(path)}))
+
+    def worked(self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0) -> Worked:
+        """What the operations of one rank's second step work.  Raises CannotEstimate as `run` does."""
+        path = self._folder / "worked"
+        path.unlink(missing_ok=True)
+        asked = request(job, plan, cluster, rank=rank, steps=2)
+        self._traced(asked | {"worked": str(path), "every_event": True})
+        found = worked.load(path)
+        if found is None:
+            raise CannotEstimate("The step ended early, so that its operations are not known.")
+        return found
 
     def _traced(self, asked: dict[str, Any]) -> Trace:
         self._check_open()

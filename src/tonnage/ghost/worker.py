@@ -21,7 +21,19 @@ from dataclasses import fields
 from typing import Any, Final, TextIO
 
 import torch
-from tonnage_inside import decided, kernels, native, outcome, pairs, repeating, requested, shortcuts, values, written
+from tonnage_inside import (
+    decided,
+    kernels,
+    native,
+    outcome,
+    pairs,
+    repeating,
+    requested,
+    shortcuts,
+    values,
+    worked,
+    written,
+)
 from tonnage_inside.watch import Watch
 
 from tonnage import inputs
@@ -189,7 +201,10 @@ def _do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> 
             asked = requested.read(request["requests"], watch)
             asked.make()
         else:
-            built.append(engine_of(plan).run(job, plan, world, request["steps"]))
+            if "worked" in request:
+                built.append(_counted(request, job, plan, world, watch, ghost))
+            else:
+                built.append(engine_of(plan).run(job, plan, world, request["steps"]))
         gc.disable()  # what follows leaves no cycles, and this process ends with it
         if request["repeated"]:
             before = asked.columns() if asked is not None else written.event_columns(torch, watch)
@@ -206,6 +221,23 @@ def _do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> 
     written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
     decided.leave(_decisions(request))
     return {"error": None, "seconds": time.perf_counter() - began}
+
+
+def _counted(
+    request: dict[str, Any], job: Job, plan: Plan, world: World, watch: Watch, ghost: native.Native
+) -> object:
+    """Run the job's steps and write down what the operations of the last of them work."""
+    counted = worked.Worked(torch, ghost, lambda: watch.marks[-1][1])
+
+    def begin(steps: int) -> None:
+        if steps == request["steps"] - 1:
+            counted.start()
+
+    watch.on_step = begin
+    ran = engine_of(plan).run(job, plan, world, request["steps"])
+    counted.stop()
+    counted.write(request["worked"], lambda mark: watch.marks[mark][1])
+    return ran
 
 
 _BESIDE: Final = ("shard", "activation_offload", "optimizer_offload", "param_offload")

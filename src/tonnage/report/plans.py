@@ -73,7 +73,10 @@ def _headline(solution: Solution) -> Table:
                 rows.add_row("", text(question["limit"]))
         rows.add_row(Text("FITS", style=GOOD), text(describe(best.candidate, whole=True), "bold"))
         rows.add_row("", text(f"{asked}; {batch}"))
-        rows.add_row("", text(_speed(best) if solution.unpriced is None else order(solution)))
+        if best.estimate.time["step_seconds"] is not None:
+            rows.add_row("", text(_speed(best)))
+        if solution.unpriced is not None:
+            rows.add_row("", text(order(solution)))
         if (held := on_host(best, question["host_memory_bytes"])) is not None:
             rows.add_row("", text(held))
     elif solution.nearest is not None:
@@ -96,8 +99,10 @@ def _batch(question: dict[str, Any]) -> str:
 
 
 def order(solution: Solution) -> str:
-    """What stands in place of seconds."""
-    return f"ranked without seconds: {RANKED}. {solution.unpriced}"
+    """By what plans are ranked where the time model says nothing; those that were found may have seconds."""
+    counted = any(one.estimate.time["step_seconds"] is not None for one in solution.plans)
+    seconds = " Seconds are of each plan's operations, counted on the ghost." if counted else ""
+    return f"ranked without seconds: {RANKED}. {solution.unpriced}{seconds}"
 
 
 def on_host(choice: Choice, memory_bytes: int | None) -> str | None:

@@ -76,7 +76,10 @@ def _answer(solution: Solution) -> Iterator[str]:
         yield f'<p class="answer fits">{text(describe(best.candidate, whole=True))}</p>'
         step, tokens, mfu, bound = rates(best.estimate.time)
         speed = f"{step} a step, {tokens} tokens/s a GPU, MFU {mfu}, bound by {bound}"
-        yield f"<p>{text(order(solution) if solution.unpriced else speed)}</p>"
+        if best.estimate.time["step_seconds"] is not None:
+            yield f"<p>{text(speed)}</p>"
+        if solution.unpriced is not None:
+            yield f"<p>{text(order(solution))}</p>"
         yield f"<p>{gib(best.estimate.peak.process_bytes)} at the peak</p>"
         if (held := on_host(best, question["host_memory_bytes"])) is not None:
             yield f"<p>{text(held)}</p>"

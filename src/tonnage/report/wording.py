@@ -282,9 +282,11 @@ def pace(estimate: Estimate) -> str:
     time = estimate.time
     low, high = time.get("low_seconds"), time.get("high_seconds")
     around = f" ({_seconds(low)} to {_seconds(high)})" if low and high else ""
+    rate = time["tokens_per_second_per_gpu"]
+    tokens = "" if rate is None else f"{rate:,.0f} tokens/s a GPU, "  # of a script nobody knows its tokens
     return (
-        f"about {_seconds(time['step_seconds'])} s{around}, {time['tokens_per_second_per_gpu']:,.0f} tokens/s a GPU, "
-        f"MFU {100 * time['mfu']:.0f} %, bound by {time['bound_by']}"
+        f"about {_seconds(time['step_seconds'])} s{around}, {tokens}MFU {100 * time['mfu']:.0f} %, "
+        f"bound by {time['bound_by']}"
     )
 
 

@@ -25,6 +25,7 @@ from tonnage.search.depth import Look, Need, extrapolated, of_run, seen
 from tonnage.search.pricing import shape_of
 from tonnage.search.turns import Turns
 from tonnage.solution import Candidate
+from tonnage.worked import Worked
 
 if TYPE_CHECKING:
     from tonnage.ghost.pool import Worker
@@ -50,7 +51,7 @@ interleaved one two rounds of its ranks; what it holds for all of a step from th
 Failure: TypeAlias = UsageError | CannotEstimate
 """Why a candidate could not be run."""
 
-Answer: TypeAlias = Estimate | Look | Failure
+Answer: TypeAlias = Estimate | Look | Worked | Failure
 """Of one run."""
 
 
@@ -125,6 +126,12 @@ class Ghosts:
             answers = [self._turns.ask(_look(candidate, cluster)).result()]  # it may be the cut that does not fit
         return _needed(candidate, _of_readable(answers))
 
+    def worked(self, candidate: Candidate, cluster: Cluster) -> Worked | None:
+        """What the operations of a step of its likely fullest rank work; None where it could not be counted."""
+        rank = _likely_fullest(candidate, cluster)
+        answer = self._turns.ask(_Run(candidate, cluster, 2, 0, rank, looks=False, counts=True)).result()
+        return answer if isinstance(answer, Worked) else None
+
     def ahead(self, asks: Sequence[tuple[Candidate, bool]], cluster: Cluster) -> None:
         """Say what is likely to be asked next, in place of what was said before: idle workers run it meanwhile.
 
@@ -198,18 +205,22 @@ class _Run:
     rank: int
     looks: bool
     """Whether only what it needs is asked for."""
+    counts: bool = False
+    """Whether what the operations of a step work is asked for, in place of memory."""
 
     @property
     def key(self) -> tuple[Any, ...]:
         """What decides the answer; a model's configuration, which cannot be hashed, as it is written."""
         job = self.candidate.job
         shape = tuple(getattr(job, item.name) for item in fields(job) if item.name != "model")
-        rest = (self.candidate.plan, self.cluster, self.steps, self.repeated, self.rank, self.looks)
+        rest = (self.candidate.plan, self.cluster, self.steps, self.repeated, self.rank, self.looks, self.counts)
         return (job.model.name, repr(job.model.config), *shape, *rest)
 
-    def on(self, worker: Worker) -> Estimate | Look:
+    def on(self, worker: Worker) -> Estimate | Look | Worked:
         """The answer, with what the rank holds for the micro-batches that are not run."""
         asked, plan = self.candidate.job, self.candidate.plan
+        if self.counts:
+            return worker.worked(asked, plan, self.cluster, rank=self.rank)
         job = replace(asked, grad_accum=micro_batches_run(self.candidate))
         each = waiting.waiting_bytes(self.candidate, self.cluster, self.rank)
         more = (asked.grad_accum - job.grad_accum) * each

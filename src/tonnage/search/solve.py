@@ -11,6 +11,7 @@ from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
 from tonnage.garbage import uncollected
 from tonnage.search.best import Search
+from tonnage.search.counted import with_seconds
 from tonnage.search.filling import fill
 from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import nearest, refusal, smallest
@@ -93,7 +94,7 @@ def _search(
                 refused = (Refused(what="all", why=against), *refused)
             return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
         return Solution(status="too_large", question=asked, refused=refused, nearest=near, looked_at=counts)
-    choices = list(found.choices())
+    choices = with_seconds(found.choices(), ghosts, question, progress)
     stages: tuple[Stage, ...] = ()
     if explain:
         progress("taking each technique back, to see what it is for")

@@ -52,6 +52,7 @@ def _torch_is_here(torch: ModuleType, script: Script, told: dict[str, str]) -> N
     source = told.get("TONNAGE_SOURCE", "ghost")
     recorded = recording.Recording(watch, told["TONNAGE_OUT"], source, lambda: [*policy.assumed(), *watch.left_out()])
     watch.on_stop = recorded.stop
+    watch.on_end = recorded.end
     watch.script = script
     watch.start()
     torch.cuda._lazy_call(lambda: untouched.keep(torch))

@@ -97,6 +97,12 @@ class Native:
         """How many records there are."""
         return int(self._library.ghost_log_count())
 
+    def launched(self, since: int) -> int:
+        """How many kernels, copies, fills and operations of libraries the records hold from this one on."""
+        count = self.log_count() - since
+        kinds = ctypes.string_at(self._library.ghost_log_data() + 64 * since, 64 * count)[::64] if count > 0 else b""
+        return sum(map(kinds.count, _LAUNCHED))
+
     def make_requests(self, asked: "Asked", allocator: tuple[Any, Any]) -> None:
         """Ask an allocator's two functions for C as far as they can be asked; how far that was is noted."""
         self._library.ghost_make_requests(ctypes.byref(asked), *allocator)
@@ -141,6 +147,10 @@ class Native:
     def unknown_workspaces(self) -> dict[str, int]:
         """Workspaces whose size only a closed library knows, which count 0 bytes: who asked, to count."""
         return _counts(self._library.ghost_unknown_workspaces)
+
+
+_LAUNCHED = (1, 2, 3, 4, 5, 13)
+"""Kinds of records (`RECORD_KERNEL` and so on in ghost.h)."""
 
 
 class Asked(ctypes.Structure):

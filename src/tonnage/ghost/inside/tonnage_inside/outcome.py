@@ -127,7 +127,7 @@ def _stop_if_done(watch: Any, error: BaseException) -> None:
     A pipeline's first stage begins with its forward, the others with what they receive.
     """
     if watch.is_done() and is_parted(watch.torch, error):
-        watch.on_stop()
+        watch.on_end()
 
 
 def hear_spawned(torch: Any, watch: Any, store: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
@@ -20,6 +21,7 @@ from typing import Any, NoReturn
 from . import host, outcome, written
 from .untouched import peaks
 from .watch import Watch
+from .worked import Worked
 
 STOP = "stop"
 """The name of the pipe; tonnage makes it, and holds its writing end open as long as the program may run."""
@@ -56,6 +58,16 @@ def _write(folder: str, name: str, document: dict[str, Any]) -> None:
         os.replace(draft, path)
 
 
+LEAST_SECONDS = 30.0
+"""How long the step that is counted may take at the least; else as long as all before it."""
+
+
+def _has_compiled() -> bool:
+    """Whether the program's layers are compiled: what they do is then seen by no mode of the dispatcher."""
+    frames = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COUNTER", 0)
+    return bool(frames)
+
+
 def _name() -> str:
     """What a reader would call this process: the program's file, and which of its processes it is."""
     program = os.path.basename(getattr(sys, "argv", [""])[0]) or "python"
@@ -75,6 +87,7 @@ class Recording:
         self._leave = os._exit
         self._process: int | None = None
         self._written = threading.Lock()
+        self._counted: Worked | None = None
 
     def begin(self) -> None:
         """This process uses the GPU from now on: one that was forked off before, too."""
@@ -108,15 +121,49 @@ class Recording:
                 written.write(path, self.watch, ended, self.assumed(), self.source)
 
     def stop(self) -> None:
-        """The steps are done: write the trace and end the process."""
+        """The steps are done: write the trace, count what the operations of one more work, and end the process."""
+        if os.getpid() != self._process:
+            return
+        if self._counted is not None:
+            self._end_counting(self._counted)
+        if self.watch.script is not None:
+            self.watch.script.said["compiled"] = _has_compiled()
+        self.write()
+        if not self._begin_counting():
+            self._flush_and_leave(0)
+
+    def end(self) -> None:
+        """The steps are done, and there can be no further one."""
         if os.getpid() == self._process:
             self.write()
             self._flush_and_leave(0)
 
+    def _begin_counting(self) -> bool:
+        """Whether the step that begins now is counted; whatever becomes of it, the trace is written."""
+        watch = self.watch
+        if watch.native is None or _has_compiled():
+            return False
+        self._counted = Worked(watch.torch, watch.native, lambda: watch.marks[-1][1])
+        took = time.perf_counter() - watch.began
+        late = threading.Timer(max(LEAST_SECONDS, took), self._flush_and_leave, (0,))
+        late.daemon = True
+        late.start()
+        self._counted.start()
+        return True
+
+    def _end_counting(self, counted: Worked) -> None:
+        if counted.stop():
+            with contextlib.suppress(OSError):  # tonnage has given up and removed the folder
+                counted.write(os.path.join(self.folder, f"{self._process}.worked"), self._phase)
+        self._flush_and_leave(0)
+
+    def _phase(self, mark: int) -> str:
+        return str(self.watch.marks[mark][1])
+
     def leave_at_once(self, status: int) -> NoReturn:
         """In place of os._exit."""
         self.write()
-        self._leave(status)
+        self._leave(status if self._counted is None else 0)
 
     def at_exit(self) -> None:
         """Python is about to end by itself.
@@ -127,6 +174,8 @@ class Recording:
         if os.getpid() != self._process:
             return
         self.write()
+        if self._counted is not None:  # it ended, or failed, in a step that nobody asked for
+            self._flush_and_leave(0)
         if self.ended and self.ended.get("error") != "KeyboardInterrupt":
             self._flush_and_leave(1)
 

@@ -55,6 +55,8 @@ class Watch:
         self.stop_after_steps = stop_after_steps
         self.address = address or functools.partial(cuda_address, torch)
         self.on_stop: Callable[[], None] = lambda: None
+        self.on_end: Callable[[], None] = lambda: None
+        self.on_step: Callable[[int], None] = lambda steps: None
         self.unwritten = list(unwritten)
         self.marks: list[tuple[int, str, str]] = [(0, "load", "")]
         self.claims: list[tuple[int, int, str]] = []
@@ -529,6 +531,7 @@ class Watch:
         self._stepped = self._backward_seen = False
         self._passes = 0
         self.steps += 1
+        self.on_step(self.steps)
         if self._are_enough(self.steps):
             self.on_stop()
         if self.native is not None:

@@ -1,0 +1,215 @@
+"""What the operations of a step multiply, read and write, counted as they are dispatched.
+
+A mode of torch's dispatcher sees each operation with its tensors, in backward too.  It is on only where seconds are
+asked for and memory has been recorded: it may change when a tensor is freed.  Operations that launch nothing (views,
+allocations) count nothing.
+"""
+
+import json
+import os
+import zipfile
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+ROW = ("phase", "name", "family", "dtype", "flops", "bytes", "kernels", "aligned", "causal", "tokens")
+"""What is counted of an operation.  Families: `product`, `attention`, `pass`; `tokens`: keys of an attention."""
+
+_OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "set_")
+"""Operations in place that read nothing of what they write."""
+
+_ROWS = ("embedding", "index_select", "gather", "take", "index", "take_along_dim", "_embedding_bag")
+"""Operations that read of a table only what they return."""
+
+_SCATTERED = (
+    "index_put_",
+    "scatter_",
+    "scatter_add_",
+    "index_add_",
+    "index_copy_",
+    "index_fill_",
+    "_index_put_impl_",
+)
+"""Operations that write of a table only what they are given."""
+
+
+_LEFT = ("grads",)
+"""What a fused optimizer may write (gradients that a scaler scaled) and as a rule does not."""
+
+
+class Worked:
+    """Counts the operations of one process while it is on; `phase` tells in which phase one is."""
+
+    def __init__(self, torch: Any, native: Any, phase: Callable[[], str]) -> None:
+        self._torch = torch
+        self._native = native
+        self._phase = phase
+        self._flops = _flops(torch)
+        self._mode: Any = None
+        self._rows: dict[tuple[Any, ...], int] = {}
+        self._places = array("q")
+        self._began = self._ended = 0
+
+    def start(self) -> None:
+        """Count from now on."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        worked, torch = self, self._torch
+
+        class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is not imported where types are checked
+            """Does what it is asked to, and counts it."""
+
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                if any(_dispatches(kind, torch) for kind in types):
+                    return NotImplemented  # what it does with its plain tensors comes here later
+                return worked._count(func, args, kwargs or {})
+
+        self._began = self._native.log_count()
+        self._mode = Mode()
+        self._mode.__enter__()
+
+    def stop(self) -> bool:
+        """No more.  Whether all was counted: a program with such modes of its own may have taken this one away."""
+        from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+        self._ended = self._native.log_count()
+        if _get_current_dispatch_mode() is not self._mode:
+            return False
+        self._mode.__exit__(None, None, None)
+        return True
+
+    def write(self, path: str, phases: Callable[[int], str]) -> None:
+        """Into a file that `tonnage.worked` reads; `phases` tells the phase of a mark."""
+        log = self._native.log_bytes()[64 * self._began : 64 * self._ended]
+        marks = sorted({int.from_bytes(log[at : at + 4], "little") for at in range(4, len(log), 64)})
+        document = {
+            "rows": [list(row) for row in self._rows],
+            "names": self._native.names(),
+            "phases": {str(mark): phases(mark) for mark in marks},
+        }
+        partial = f"{path}.partial"
+        with zipfile.ZipFile(partial, "w") as archive:
+            archive.writestr("worked.json", json.dumps(document))
+            archive.writestr("worked.places", self._places.tobytes())
+            archive.writestr("worked.log", log)
+        os.replace(partial, path)
+
+    def _count(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        before = self._native.log_count()
+        result = func(*args, **kwargs)
+        after = self._native.log_count()
+        kernels = self._native.launched(before) if after > before else 0
+        if kernels:
+            row = (self._phase(), *self._row(func, args, kwargs, result, kernels))
+            self._places.extend(
+                (self._rows.setdefault(row, len(self._rows)), before - self._began, after - self._began)
+            )
+        return result
+
+    def _row(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any, kernels: int) -> tuple[Any, ...]:
+        name = func._schema.name.partition("::")[2]
+        given = [tensor for tensor in self._tensors((args, kwargs)) if tensor.is_cuda]
+        returned = [tensor for tensor in self._tensors(result) if tensor.is_cuda]
+        moved = self._moved(func, name, args, kwargs, given, returned)
+        first = next((tensor for tensor in given if tensor.is_floating_point()), None)
+        dtype = "" if first is None else str(first.dtype).removeprefix("torch.")
+        flops = self._flops_of(func, name, args, kwargs, result, given, returned)
+        if not flops:
+            return name, "pass", dtype, 0, moved, kernels, True, False, 0
+        if dtype == "float32" and self._torch.backends.cuda.matmul.allow_tf32:
+            dtype = "tf32"
+        if "attention" in name:
+            causal = bool(_argument(func, args, kwargs, "is_causal"))
+            masked = any(_argument(func, args, kwargs, one) is not None for one in ("attn_bias", "bias"))
+            tokens = int(_argument(func, args, kwargs, "key").shape[-2])
+            name = f"{name} masked" if masked else name
+            return name, "attention", dtype, flops, moved, kernels, True, causal, tokens
+        aligned = all(_is_aligned(tensor) for tensor in given if tensor.dim() >= 2)
+        return name, "product", dtype, flops, moved, kernels, aligned, False, 0
+
+    def _flops_of(
+        self,
+        func: Any,
+        name: str,
+        args: Any,
+        kwargs: dict[str, Any],
+        result: Any,
+        given: list[Any],
+        returned: list[Any],
+    ) -> int:
+        if name == "_grouped_mm":
+            left, right = given[0], given[1]
+            return int(2 * left.shape[0] * left.shape[1] * right.shape[-1])
+        formula = self._flops.get(func._overloadpacket)
+        return int(formula(*args, **kwargs, out_val=result)) if formula is not None else 0
+
+    def _moved(
+        self, func: Any, name: str, args: Any, kwargs: dict[str, Any], given: list[Any], returned: list[Any]
+    ) -> int:
+        """Bytes read and written."""
+        written = [
+            tensor
+            for argument, value in _named(func, args, kwargs)
+            if argument.alias_info is not None and argument.alias_info.is_write and argument.name not in _LEFT
+            for tensor in self._tensors(value)
+            if tensor.is_cuda
+        ]
+        inplace = {id(tensor) for tensor in written}
+        if name in _ROWS:
+            return sum(2 * _bytes(tensor) for tensor in returned) + sum(map(_bytes, given[1:]))
+        if name in _SCATTERED:
+            values = [tensor for tensor in given if id(tensor) not in inplace]
+            return sum(3 * _bytes(tensor) for tensor in values)
+        overwrites = name.removeprefix("_foreach_") in _OVERWRITES or "out" in func._overloadname
+        read = [tensor for tensor in given if not (overwrites and id(tensor) in inplace)]
+        new = [tensor for tensor in returned if id(tensor) not in inplace]
+        return sum(map(_bytes, (*read, *written, *new)))
+
+    def _tensors(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, self._torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            for each in value:
+                yield from self._tensors(each)
+        elif isinstance(value, dict):
+            for each in value.values():
+                yield from self._tensors(each)
+
+
+def _dispatches(kind: Any, torch: Any) -> bool:
+    """Whether a class of tensors (DTensor, a quantized one) does operations by others."""
+    return kind.__torch_dispatch__ not in (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
+
+
+def _flops(torch: Any) -> dict[Any, Callable[..., int]]:
+    """Torch's own formulas, by operation."""
+    from torch.utils.flop_counter import flop_registry
+
+    return dict(flop_registry)
+
+
+def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Arguments of the schema with what was given for them."""
+    for place, argument in enumerate(func._schema.arguments):
+        if place < len(args) and not argument.kwarg_only:
+            yield argument, args[place]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+def _argument(func: Any, args: Any, kwargs: dict[str, Any], name: str) -> Any:
+    return next((value for argument, value in _named(func, args, kwargs) if argument.name == name), None)
+
+
+def _bytes(tensor: Any) -> int:
+    """Bytes of its own elements: of those that are one in memory (an expanded tensor's) one."""
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride or size <= 1 else 1
+    return int(count * tensor.element_size()) if tensor.numel() else 0
+
+
+def _is_aligned(tensor: Any) -> bool:
+    """Whether rows begin at multiples of 16 bytes."""
+    longest = max((stride for stride in tensor.stride()), default=1)
+    return bool(longest * tensor.element_size() % 16 == 0)

@@ -1,0 +1,34 @@
+"""A loop of which one step more is made than was asked for: what becomes of that one."""
+
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+STEPS = 3
+
+
+def main() -> None:
+    how = sys.argv[1]
+    model = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)).cuda()
+    run: Any = torch.compile(model) if how == "compiled" else model
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = 0
+    while how != "ends" or step < STEPS:
+        if how == "fails" and step == STEPS:
+            run = nn.Sequential(model, nn.Linear(7, 7).cuda())
+        if how == "gives-up" and step == STEPS:
+            model(torch.randn(8, 1024, device="cuda"))
+            sys.exit(3)
+        with FlopCounterMode(display=False) if how == "counts" else nullcontext():
+            run(torch.randn(512, 1024, device="cuda")).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+
+
+if __name__ == "__main__":
+    main()
