@@ -94,6 +94,10 @@ def resolve(model: str | PathLike[str], *, offline: bool = False) -> ModelRef:
     return _unknown(model)
 
 
+NOT_APPLIED: Final = "quantization is not applied"
+"""How the source of a configuration ends whose weights are published quantized."""
+
+
 def is_factory(model: str) -> bool:
     """Whether it is `package.module:function`, which is imported and called."""
     return _FACTORY.fullmatch(model) is not None
@@ -123,7 +127,7 @@ def _from_path(path: Path) -> ModelRef:
 def _reference(name: str, config: dict[str, Any], where: str) -> ModelRef:
     quantized = config.get("quantization_config")
     method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else None
-    note = f"; its {method} quantization is not applied" if method else ""
+    note = f"; its {method} {NOT_APPLIED}" if method else ""
     shaping = {key: value for key, value in config.items() if key not in _NOT_THE_NETWORK}
     return ModelRef(name=name, kind="config", config=shaping, source=where + note)
 

@@ -15,6 +15,7 @@ from tonnage.garbage import uncollected
 from tonnage.job import Job
 from tonnage.layers.continuing import continued, requests_of
 from tonnage.layers.few import depths_to_continue, is_repetitive, layers_of, roomy, with_layers
+from tonnage.modelref import NOT_APPLIED
 from tonnage.plans import Plan
 from tonnage.summary import Run, summarise
 from tonnage.techniques.lora import adapters_dtype
@@ -283,10 +284,21 @@ def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, step
         plan=asdict(plan),
     )
     found = run.estimate
-    assumed = (*found.coverage.assumed, *_of_copies(plan, cluster), *_of_adapters(job, plan))
+    assumed = (*found.coverage.assumed, *of_checkpoint(job), *_of_copies(plan, cluster), *_of_adapters(job, plan))
     run = replace(run, estimate=replace(found, coverage=replace(found.coverage, assumed=assumed)))
     run = with_time(run, job, plan, cluster, [trace.worked for trace in traces if trace.worked is not None])
     return replace(run, estimate=with_buckets(run.estimate, plan, cluster))
+
+
+def of_checkpoint(job: Job) -> tuple[str, ...]:
+    """Where a configuration says that its weights are published quantized: that they are not so here."""
+    _, found, quantized = job.model.source.rpartition("; its ")
+    if not found or not quantized.endswith(NOT_APPLIED):
+        return ()
+    return (
+        f"the checkpoint's {quantized}: weights are as the precision says; --method qlora has them in 4 bits, "
+        "--quant int8 in 8, by bitsandbytes",
+    )
 
 
 def _of_adapters(job: Job, plan: Plan) -> tuple[str, ...]:

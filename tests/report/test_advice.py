@@ -5,6 +5,7 @@ from dataclasses import replace
 import estimates
 from tonnage.estimates import Estimate
 from tonnage.report.advice import advice
+from tonnage.units import GIB
 
 
 def options(estimate: Estimate) -> list[str]:
@@ -73,6 +74,30 @@ def test_foreach_temporaries_only_in_the_optimizer():
     in_step = replace(estimate, oom=replace(estimate.oom, phase="optimizer", message=""), plan={"optimizer": "adamw"})
     assert "--optimizer adamw-fused" in options(in_step)
     assert "--optimizer adamw-fused" not in options(replace(in_step, oom=estimate.oom))
+
+
+MAKING = "torch/optim/adam.py:178 _init_group"
+
+
+def test_moments_that_were_still_to_be_made_are_what_is_at_stake():
+    """No temporaries yet, and pieces of the cache would not have held what was to come."""
+    estimate = estimates.full_card()
+    held = {**estimate.peak.by_category, "gradient": 16 * GIB, "optimizer_state": 4 * GIB}
+    making = replace(
+        estimate,
+        oom=replace(estimate.oom, phase="optimizer", step=1, stack=(MAKING,)),
+        peak=replace(estimate.peak, by_category=held),
+        plan={"optimizer": "adamw", "optimizer_offload": "none"},
+    )
+    (item,) = [one for one in advice(making) if one.what == "--optimizer-offload cpu"]
+    assert "take 32.00 GiB, of which 28.00 GiB were still to be made" in item.why
+    assert "--optimizer adamw-8bit" in options(making)
+    assert "--optimizer adamw-fused" not in options(making)
+    assert "--allocator expandable" not in options(making)
+    script = replace(making, plan={})
+    assert options(script) == [], "which pieces of the cache would not have helped either"
+    made = replace(making, peak=replace(making.peak, by_category={**held, "optimizer_state": 32 * GIB}))
+    assert "--optimizer-offload cpu" not in options(made)
 
 
 def test_chunked_loss_when_the_request_is_as_large_as_the_logits():

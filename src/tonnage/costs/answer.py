@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 from tonnage.axes import axes
-from tonnage.costs.blend import blended
+from tonnage.costs.blend import averaged, blended, padded_lengths
 from tonnage.costs.played import priced
 from tonnage.costs.software import software_of
 from tonnage.costs.stacks import stacks
@@ -126,6 +127,8 @@ def price(job: Job, plan: Plan, cluster: Cluster, work: Work | None = None) -> T
         raise UnknownNetwork("The time of a network that a factory builds is not known; its memory is.")
     if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0], plan.param_offload):
         raise CannotEstimate("How fast this machine's files are is not known, so neither is the step's time.")
+    if job.lengths:
+        return _of_lengths(job, plan, cluster)
     work, code = work or Work.of(job, plan, cluster), software_of(plan.engine)
     found = stacks(job)
     if found[0].shape.vocab and len(found) == 1:
@@ -147,6 +150,21 @@ def price(job: Job, plan: Plan, cluster: Cluster, work: Work | None = None) -> T
     tokens = last.seq_len * last.sequences * work.micro_batch * work.grad_accum
     names = ", ".join(one.name for one in found)
     return together(timings, tokens, f"time: of {names}, one after the other; tokens are those of {last.name}")
+
+
+def _of_lengths(job: Job, plan: Plan, cluster: Cluster) -> Timing:
+    """Of micro-batches whose sequences are as long as is drawn, each padded to its longest."""
+    lengths = [min(int(length), job.seq_len) for length in job.lengths]
+    padded = padded_lengths(lengths, job.seq_len, job.micro_batch)
+    found: dict[Timing, float] = {}
+    for length, often in padded.items():
+        alike = replace(job, lengths=(), seq_len=max(1, round(length)))
+        one = price(alike, plan, cluster)
+        found[one] = found.get(one, 0.0) + often
+    filled = mean(lengths) / sum(length * often for length, often in padded.items())
+    of_drawn = averaged(found, filled)
+    said = f"time: an average over the drawn lengths; {100 * filled:.0f} % of the tokens are no padding, and counted"
+    return replace(of_drawn, assumed=(*of_drawn.assumed, said))
 
 
 def as_time(known: Timing) -> dict[str, Any]:

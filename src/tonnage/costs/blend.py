@@ -1,7 +1,8 @@
-"""Seconds of a step whose layers run again in part: between those of the same step with nothing and all of it."""
+"""Seconds between those of other steps: of layers that run again in part, of batches that are unlike each other."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from statistics import mean
 from typing import Any, Final
 
 from tonnage.costs.timing import Timing
@@ -39,3 +40,40 @@ def blended(none: Timing, full: Timing, selective: Timing, run_again: Mapping[st
         mfu=none.mfu * none.step_seconds / step,
         bound_by=nearer.bound_by,
     )
+
+
+_GROUPS: Final = 16
+"""Of drawn lengths, each of which has its mean."""
+
+
+def padded_lengths(lengths: Sequence[int], longest: int, sequences: int) -> dict[float, float]:
+    """How long micro-batches of so many sequences are, whose lengths are drawn alike: each length and how often.
+
+    A micro-batch is padded to its longest sequence; none is longer than `longest`.
+    """
+    drawn = sorted(min(length, longest) for length in lengths)
+    each = -(-len(drawn) // _GROUPS)
+    found: dict[float, float] = {}
+    below = 0
+    for group in (drawn[start : start + each] for start in range(0, len(drawn), each)):
+        reached = below + len(group)
+        often = (reached / len(drawn)) ** sequences - (below / len(drawn)) ** sequences
+        found[mean(group)] = found.get(mean(group), 0.0) + often
+        below = reached
+    return found
+
+
+def averaged(found: Mapping[Timing, float], filled: float) -> Timing:
+    """The Timing of steps of which each comes so often; `filled`: the part of their tokens that is no padding."""
+
+    def average(name: str) -> float:
+        return sum(often * float(getattr(one, name)) for one, often in found.items())
+
+    longest = max(found, key=lambda one: one.step_seconds)
+    seconds: dict[str, Any] = {
+        item.name: average(item.name) for item in fields(Timing) if item.name.endswith("_seconds")
+    }
+    step = seconds["step_seconds"]
+    tokens = sum(often * one.tokens_per_second_per_gpu * one.step_seconds for one, often in found.items())
+    used = sum(often * one.mfu * one.step_seconds for one, often in found.items())
+    return replace(longest, **seconds, tokens_per_second_per_gpu=filled * tokens / step, mfu=filled * used / step)

@@ -582,19 +582,28 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     words = shape.vocab / part.tp
     product = Product("head", part.tokens, shape.hidden, words)
     dtype = part.between
+    padded = loss == "inductor"  # which makes rows begin at multiples of 16 bytes (torch/_inductor, pad_mm)
     logits = part.tokens * words
     ahead, behind = _loss_bytes(part, loss)
     again = [product.operation(dtype, " again")] if loss == "chunked" else []
     slices = 8 if loss != "plain" else 1
     norm = _norm(shape, part, part.tokens * shape.hidden / shape.norms, 0)
     return Passes(
-        (norm, product.operation(dtype), Operation("loss", "loss", dtype, 0, logits * ahead, 6 * slices)),
+        (
+            norm,
+            _padded(product.operation(dtype), padded),
+            Operation("loss", "loss", dtype, 0, logits * ahead, 6 * slices),
+        ),
         (
             *again,
-            product.operation(dtype, " backward", 2 if part.trained else 1),
+            _padded(product.operation(dtype, " backward", 2 if part.trained else 1), padded),
             Operation("loss backward", "loss", dtype, 0, logits * behind, 6 * slices),
         ),
     )
+
+
+def _padded(operation: Operation, padded: bool) -> Operation:
+    return replace(operation, aligned=True) if padded else operation
 
 
 def _loss_bytes(part: Slice, loss: str) -> tuple[float, float]:

@@ -44,7 +44,19 @@ def advice(estimate: Estimate) -> list[Advice]:
 def _has_just_begun(estimate: Estimate) -> bool:
     """True when the card was full before the first backward pass: more requests like this one would follow."""
     oom = estimate.oom
-    return oom is not None and oom.step <= 1 and oom.phase in ("load", "forward")
+    began = oom is not None and oom.step <= 1 and oom.phase in ("load", "forward")
+    return began or _unmade_states(estimate) > 0
+
+
+def _unmade_states(estimate: Estimate) -> int:
+    """Bytes of Adam's two moments that were still to be made when memory ran out while they were; else 0.
+
+    They are as large as the gradients, each.
+    """
+    oom, held = estimate.oom, estimate.peak.by_category
+    if oom is None or not any("optim/adam" in frame and "_init_group" in frame for frame in oom.stack):
+        return 0
+    return max(0, 2 * held.get("gradient", 0) - held.get("optimizer_state", 0))
 
 
 def _fragmentation(estimate: Estimate) -> Advice | None:
@@ -52,6 +64,8 @@ def _fragmentation(estimate: Estimate) -> Advice | None:
     lack = _shortage(estimate)
     asked, cached = lack.asked_bytes, lack.unallocated_bytes
     if asked is None or cached is None or asked > cached + (lack.free_bytes or 0) or _is_expandable(estimate):
+        return None
+    if _unmade_states(estimate) > cached:  # what would have been asked for next is more than lay unused
         return None
     named = variable(estimate.versions.get("torch"))
     setting = "--allocator expandable" if estimate.plan else f"{named}=expandable_segments:True"
@@ -115,6 +129,20 @@ def _states(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
             f"they can be divided among {gpus} ranks",
             at_stake_bytes=sum(states) * (gpus - 1) // gpus,
         )
+    if unmade := _unmade_states(estimate):
+        moments = 2 * states[1]
+        if plan.get("optimizer_offload") == "none":
+            yield Advice(
+                what="--optimizer-offload cpu",
+                why=f"Adam's moments take {gib(moments)}, of which {gib(unmade)} were still to be made; the host can "
+                "hold them",
+                at_stake_bytes=moments,
+            )
+        yield Advice(
+            what="--optimizer adamw-8bit",
+            why=f"Adam's moments take {gib(moments)}; of 8 bits (bitsandbytes, another mathematics) a fourth of it",
+            at_stake_bytes=3 * moments // 4,
+        )
     if estimate.job.get("method") == "full" and sum(states[1:]):
         yield Advice(
             what="--method lora",
@@ -125,7 +153,8 @@ def _states(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
 
 def _temporaries(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
     oom, plan = estimate.oom, estimate.plan
-    if oom is not None and oom.phase == "optimizer" and plan.get("optimizer") in ("adamw", "adamw-foreach"):
+    foreach = plan.get("optimizer") in ("adamw", "adamw-foreach")
+    if oom is not None and oom.phase == "optimizer" and foreach and not _unmade_states(estimate):
         yield Advice(
             what="--optimizer adamw-fused",
             why="it ran out in the optimizer, where the foreach implementation makes temporaries as large as the "

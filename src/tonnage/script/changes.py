@@ -89,24 +89,29 @@ class Change:
 def changes(
     now: Understood, best: Candidate, facts: Facts, question: Question, ghosts: Ghosts, command: Sequence[str]
 ) -> tuple[Change, ...]:
-    """All that lies between the script and a plan, each taken back on its own and run again."""
+    """What lies between the script and a plan, each taken back on its own and run again; what is for nothing is not
+    said."""
     groups = [name for name in GROUPS if _taken_back(name, now, best) != best]
     without = [_taken_back(name, now, best) for name in groups]
     needs = ghosts.need([best, *without], question.cluster)
     found = []
     for name, candidate, need in zip(groups, without, needs[1:], strict=True):
         settings = tuple(_settings(name, candidate, best, facts, command))
-        if settings:
-            found.append(
-                Change(
-                    technique=name,
-                    settings=settings,
-                    why=OF_VALUES.get(str(getattr(best.plan, name, None)), WHY[name]),
-                    saves_bytes=saved(need, needs[0]),
-                    costs_seconds=difference(best, candidate, question),
-                )
-            )
+        change = Change(
+            technique=name,
+            settings=settings,
+            why=OF_VALUES.get(str(getattr(best.plan, name, None)), WHY[name]),
+            saves_bytes=saved(need, needs[0]),
+            costs_seconds=difference(best, candidate, question),
+        )
+        if settings and not _is_for_nothing(change):
+            found.append(change)
     return tuple(found)
+
+
+def _is_for_nothing(change: Change) -> bool:
+    """Whether more is needed with it, and no less time."""
+    return change.saves_bytes is not None and change.saves_bytes < 0 and (change.costs_seconds or 0.0) >= 0
 
 
 def _taken_back(group: str, now: Understood, best: Candidate) -> Candidate:

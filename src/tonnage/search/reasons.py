@@ -72,6 +72,10 @@ PATH: Final = (
 """In what order techniques are added: what is free first, then what costs least."""
 
 
+_NO_TIME: Final = 5e-4
+"""Part of a step that is not worth a word."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Without:
     """A plan with one technique taken back to the next cheaper value."""
@@ -196,7 +200,8 @@ def _reason(
         fits = need <= question.budget_bytes and (run is None or run.fits)
         why += f"; {instead} {said}, {'which fits as well' if fits else 'too much'}"
         if fits and costs is not None:
-            why += ", but slower" if costs < 0 else " at no less time" if costs == 0 else ""
+            nothing = _NO_TIME * (choice.estimate.time["step_seconds"] or 0.0)
+            why += ", but slower" if costs < -nothing else " at no less time" if costs <= nothing else ""
     value = "on" if one.value is True else one.value
     return Reason(technique=f"{spelled(one.name)}={value}", why=f"{why}.", saves_bytes=saved, costs_seconds=costs)
 

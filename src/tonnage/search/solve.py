@@ -7,9 +7,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from tonnage.device import CPU
 from tonnage.engines import engine_of
-from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
+from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.garbage import uncollected
+from tonnage.predict import of_checkpoint
 from tonnage.search.best import Search
 from tonnage.search.counted import with_seconds
 from tonnage.search.filling import fill
@@ -20,8 +22,9 @@ from tonnage.search.pricing import fastest_first
 from tonnage.search.reasons import looks, path, reasons
 from tonnage.search.space import Question, candidates, check_precision
 from tonnage.search.trade import frontier
+from tonnage.search.undone import without_unwanted, without_useless
 from tonnage.search.unpriced import unknown_because
-from tonnage.solution import Point, Refused, Solution, Stage
+from tonnage.solution import Choice, Point, Refused, Solution, Stage
 from tonnage.units import counted
 
 Progress = Callable[[str], None]
@@ -43,6 +46,10 @@ def solve(
     nothing can be run.
     """
     check_precision(question)
+    if question.cluster.device.id == CPU:
+        raise UsageError(
+            "A plan is for GPUs, and cpu is none: name a card with --gpu; estimate --gpu cpu records a step."
+        )
     with Ghosts(progress, torch=torch_version) as ghosts:
         return search(question, ghosts, top=top, pareto=pareto, explain=explain, progress=progress)
 
@@ -65,6 +72,8 @@ def _search(
     question: Question, ghosts: Ghosts, *, top: int, pareto: bool, explain: bool, progress: Progress
 ) -> Solution:
     asked = _asked(question)
+    for said in of_checkpoint(question.job):
+        progress(f"note: {said}")
     if (without := without_engine(question)) is not None:
         return without
     found = Search(question, ghosts, progress, partial(looks, question=question) if explain else lambda best: ())
@@ -99,7 +108,7 @@ def _search(
     if explain:
         progress("taking each technique back, to see what it is for")
         ghosts.ahead([(one, False) for one in looks(choices[0].candidate, question)], question.cluster)
-        choices[0] = replace(choices[0], reasons=reasons(choices[0], question, ghosts))
+        choices[0] = _explained(without_useless(choices[0], question, ghosts), question, ghosts)
         stages = path(choices[0], question, ghosts)
     points: tuple[Point, ...] = ()
     if pareto:
@@ -116,6 +125,13 @@ def _search(
         offers=offers(choices[0], question) if explain else (),
         looked_at={**counts, "run": ghosts.runs},
     )
+
+
+def _explained(best: Choice, question: Question, ghosts: Ghosts) -> Choice:
+    """The best plan with its reasons; without what, by these, only costs memory."""
+    said = replace(best, reasons=reasons(best, question, ghosts))
+    less = without_unwanted(said, question, ghosts)
+    return said if less is said else replace(less, reasons=reasons(less, question, ghosts))
 
 
 def _undivided(question: Question) -> str:

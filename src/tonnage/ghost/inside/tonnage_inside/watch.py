@@ -80,6 +80,7 @@ class Watch:
         self._passes = 0
         self._whole_step = False
         self._stepping = False
+        self._updating: Callable[[], Any] = lambda: None
         self._trained: set[int] = set()
         self._trained_found = False
         self._trainers = 0
@@ -372,6 +373,7 @@ class Watch:
     def _before_step(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.mark("optimizer", "")
         self._stepping = True
+        self._updating = weakref.ref(optimizer)
         updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         trains = self._backward_seen or self._backward_depth  # DeepSpeed steps master copies to have their states
         if trains and self._rounds.first_time(optimizer):
@@ -381,6 +383,11 @@ class Watch:
                 self.claim(parameter, "optimizer_state")  # master copies that no module owns
             if parameter.grad is not None:
                 self.claim(parameter.grad, "gradient")
+
+    def _claim_states(self, optimizer: Any) -> None:
+        for state in optimizer.state.values() if optimizer is not None else ():
+            for tensor in tensors_in(state, self.torch.Tensor):
+                self.claim(tensor, "optimizer_state")
 
     def _trains_here(self, parameter: Any) -> bool:
         """Whether it is trained on the device that is watched."""
@@ -450,9 +457,7 @@ class Watch:
         self._stepping = False
         inside = "optimizer" if self._whole_step else "backward" if self._backward_depth else "other"
         self.mark(inside, "")
-        for state in optimizer.state.values():
-            for tensor in tensors_in(state, self.torch.Tensor):
-                self.claim(tensor, "optimizer_state")
+        self._claim_states(optimizer)
         if self._stepped or self._backward_seen or self._backward_depth:
             self._stepped = self._went_on = True
             self._aside = self._on_another_stream()
@@ -599,6 +604,8 @@ class Watch:
         if self.script is not None:  # a program that we did not write
             self._find_parameters()
         self._claim_gradients()
+        if self._stepping:  # memory ran out on the way: what was made of its states is there
+            self._claim_states(self._updating())
         for module in (part for root in list(self._roots) for part in root.modules()):
             if "run_again" in vars(module):  # what a budget of activations came to
                 self.model["run_again"] = module.run_again

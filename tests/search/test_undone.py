@@ -1,0 +1,58 @@
+"""Free techniques that cost the best plan memory are not in it."""
+
+from dataclasses import replace
+
+import pytest
+
+from solutions import Formula, question
+from tonnage.device import Cluster
+from tonnage.errors import UsageError
+from tonnage.estimates import Estimate
+from tonnage.search.solve import search, solve
+from tonnage.solution import Candidate
+
+MORE = 2**20
+
+
+class Holes(Formula):
+    """Stands where Ghosts stand, on which one technique's plans need a MiB more."""
+
+    def __init__(self, name: str, value: str) -> None:
+        super().__init__()
+        self.name, self.value = name, value
+
+    def _answer(self, candidate: Candidate, cluster: Cluster) -> Estimate:  # type: ignore[override]
+        found = Formula._answer(candidate, cluster)
+        if getattr(candidate.plan, self.name) != self.value:
+            return found
+        return replace(found, peak=replace(found.peak, process_bytes=found.peak.process_bytes + MORE))
+
+
+def test_expandable_segments_that_cost_memory_are_taken_back() -> None:
+    asked = question(gpu="8xh100-80gb")
+    plain = search(asked, Formula(), top=2).plans[0]
+    best, second = search(asked, Holes("allocator", "expandable"), top=2).plans
+    assert plain.candidate.plan.allocator == "expandable"
+    assert best.candidate.plan == replace(plain.candidate.plan, allocator="default")
+    assert best.estimate.peak.process_bytes == plain.estimate.peak.process_bytes
+    assert best.estimate.time == plain.estimate.time
+    assert "allocator=expandable" not in [reason.technique for reason in best.reasons]
+    assert second.candidate.plan.allocator == "expandable"
+
+
+def test_what_was_asked_for_stays() -> None:
+    asked = question(gpu="8xh100-80gb", allocator="expandable")
+    best = search(asked, Holes("allocator", "expandable"), top=1).plans[0]
+    assert best.candidate.plan.allocator == "expandable"
+    without = question(gpu="8xh100-80gb", without=("allocator=default",))
+    assert search(without, Holes("allocator", "expandable"), top=1).plans[0].candidate.plan.allocator == "expandable"
+
+
+def test_what_saves_time_stays_though_it_costs_memory() -> None:
+    best = search(question(gpu="8xh100-80gb"), Holes("optimizer", "adamw-fused"), top=1).plans[0]
+    assert best.candidate.plan.optimizer == "adamw-fused"
+
+
+def test_a_plan_is_for_gpus() -> None:
+    with pytest.raises(UsageError, match="cpu is none"):
+        solve(question(gpu="cpu"))
