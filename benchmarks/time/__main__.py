@@ -5,6 +5,7 @@
     python -m benchmarks.time --regret        how much of the best measured throughput our picks reach
     python -m benchmarks.time --kept          errors with the catalog as it is, nothing calibrated
     python -m benchmarks.time --blind         only sources that no code was calibrated on: first answers, and now
+    python -m benchmarks.time --played FILE   recorded steps whose operations are counted on a ghost (minutes a file)
 
 `--rows FILE` reads other rows than measurements/published/throughput (JSON lines, also compressed, with the fields of
 those files); with `--kept` and `--regret --kept` a file of rows never seen is judged with what is in the catalog.
@@ -19,11 +20,12 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
-from benchmarks.time import blind, coverage, kinds, regret
+from benchmarks.time import blind, coverage, kinds, played, regret
 from benchmarks.time.calibration import CALIBRATIONS, calibrated, known, leaving_out, toml, with_interval
 from benchmarks.time.fit import errors, summary
 from benchmarks.time.rows import PUBLISHED, UNSEEN, Row, load, own, own_stacks
 
+from tonnage.costs.played import Pace
 from tonnage.costs.software import Software
 
 PUBLISHED_ERRORS = {
@@ -43,7 +45,11 @@ def main() -> int:
     parser.add_argument("--kernels", action="store_true", help="kernels of our own steps beside the cards' tables")
     parser.add_argument("--blind", action="store_true", help="only sources that no code was calibrated on")
     parser.add_argument("--kept", action="store_true", help="calibrate nothing: take the catalog's constants")
+    parser.add_argument("--played", type=Path, help="a recording; with --calibrate: print the pace of times.toml")
     options = parser.parse_args()
+    if options.played:
+        _played(options.played, options.calibrate)
+        return 0
     if options.kernels:
         _kernels()
         return 0
@@ -71,6 +77,25 @@ def main() -> int:
         _other_kinds()
         _left_out(left)
     return 0
+
+
+def _played(path: Path, calibrate: bool) -> None:
+    steps, left = [], []
+    for one in played.seen(path):
+        if isinstance(one, str):
+            left.append(one)
+        else:
+            steps.append(one)
+    pace = played.calibrated(steps) if calibrate else Pace.usual()
+    print("\n".join(played.toml(pace) if calibrate else played.table(steps, pace)))
+    found = [step.error(pace) for step in steps]
+    told = summary(found)
+    within = sum(pace.low_factor <= 1 / (1 + error) <= pace.high_factor for error in found)
+    print(
+        f"\n{told['rows']} steps: median {100 * told['median']:.1f} %, 90th percentile {100 * told['p90']:.1f} %, "
+        f"bias {100 * told['bias']:+.1f} %; {within} within {pace.low_factor} to {pace.high_factor}"
+    )
+    print("\n".join(["", "left out:", *left]))
 
 
 def _names(rows: Iterable[Row]) -> list[str]:

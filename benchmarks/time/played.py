@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, quantiles
 from typing import Any, Final
@@ -58,8 +58,8 @@ def seen(path: Path) -> Iterator[Seen | str]:
 
 def _counted(record: dict[str, Any], worker: Worker) -> Seen | str:
     job, plan = asked(record)
-    if plan.compile != "none":
-        return f"{record['case']}: compiled"
+    if plan.compile != "none" or plan.optimizer_offload != "none" or plan.param_offload != "none":
+        return f"{record['case']}: compiled, or updated on the host"
     try:
         worked = worker.worked(job, plan, card(record))
     except TonnageError as error:
@@ -79,9 +79,15 @@ def calibrated(steps: Sequence[Seen]) -> Pace:
     return replace(best, low_factor=round(measured[0], 2), high_factor=round(measured[-1], 2))
 
 
-def table(steps: Iterable[Seen]) -> Iterator[str]:
+def toml(pace: Pace) -> Iterator[str]:
+    """Its table in times.toml."""
+    yield "[pace]"
+    for name, value in asdict(pace).items():
+        yield f"{name} = {json.dumps(value)}"
+
+
+def table(steps: Iterable[Seen], pace: Pace) -> Iterator[str]:
     """A line for each step."""
-    pace = Pace.usual()
     yield "| step | measured s | predicted, % off |"
     yield "|---|---:|---:|"
     for step in steps:

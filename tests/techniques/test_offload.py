@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
+from tonnage.device import parse_cluster
 from tonnage.errors import UsageError
 from tonnage.plans import Plan
 from tonnage.step import step as steps
-from tonnage.techniques import activation_offload, disk
+from tonnage.techniques import activation_offload, disk, optimizer_offload
 from tonnage.techniques.activation_offload import _in_memory, _Packed, _Streamed
 from tonnage.techniques.optimizer_offload import offloaded
 
@@ -186,3 +188,12 @@ def test_states_are_saved_with_their_part() -> None:
     saved = made.optimizer.state_dict()
     made.optimizer.load_state_dict(saved)
     assert len(saved["host"]["state"]) == len(list(made.model.parameters()))
+
+
+def test_states_of_weights_on_the_host_are_there_already():
+    """What is told to leave out is what was said too much."""
+    job, cluster = tiny_job("llama"), parse_cluster("8xh100-80gb")
+    both = Plan(shard="zero3", optimizer_offload="cpu", param_offload="cpu")
+    assert "leave it out" in str(optimizer_offload.accepts(job, both, cluster))
+    alone = replace(both, param_offload="none")
+    assert "choose param-offload cpu" in str(optimizer_offload.accepts(job, alone, cluster))

@@ -101,8 +101,12 @@ def _batch(question: dict[str, Any]) -> str:
 def order(solution: Solution) -> str:
     """By what plans are ranked where the time model says nothing; those that were found may have seconds."""
     counted = any(one.estimate.time["step_seconds"] is not None for one in solution.plans)
-    seconds = " Seconds are of each plan's operations, counted on the ghost." if counted else ""
-    return f"ranked without seconds: {RANKED}. {solution.unpriced}{seconds}"
+    if counted:
+        return (
+            f"found without seconds: {RANKED}; those of the plans that are shown are of their operations, counted on "
+            f"the ghost. {solution.unpriced}"
+        )
+    return f"ranked without seconds: {RANKED}. {solution.unpriced}"
 
 
 def on_host(choice: Choice, memory_bytes: int | None) -> str | None:

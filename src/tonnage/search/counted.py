@@ -10,6 +10,7 @@ from tonnage.costs.answer import is_better_seen, played
 from tonnage.device import Cluster
 from tonnage.search.memory import Ghosts
 from tonnage.search.space import Question
+from tonnage.search.words import describe
 from tonnage.solution import Candidate, Choice
 
 _FEW = 2
@@ -19,14 +20,22 @@ _FEW = 2
 def with_seconds(
     choices: Sequence[Choice], ghosts: Ghosts, question: Question, say: Callable[[str], None]
 ) -> list[Choice]:
-    """The choices in their order, with seconds where they had none and their steps can be counted."""
+    """The choices, with seconds where they had none and steps can be counted; if all have them, fastest first."""
     cluster, found = question.cluster, []
     for choice in choices:
         if choice.estimate.time["step_seconds"] is None and _is_counted(choice.candidate, cluster):
             say("counting the operations of a step of each plan, for its seconds")
             choice = replace(choice, estimate=replace(choice.estimate, time=_time(choice, ghosts, cluster)))
         found.append(choice)
-    return found
+    if len(found) < 2 or not all(_is_counted(one.candidate, cluster) and _rate(one) for one in found):
+        return found
+    best, *others = sorted(found, key=_rate, reverse=True)
+    return [replace(best, name="best"), *(replace(one, name=describe(one.candidate)) for one in others)]
+
+
+def _rate(choice: Choice) -> float:
+    """Tokens a second; 0 where they are not known."""
+    return choice.estimate.time["tokens_per_second_per_gpu"] or 0.0
 
 
 def _is_counted(candidate: Candidate, cluster: Cluster) -> bool:

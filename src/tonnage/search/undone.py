@@ -19,9 +19,17 @@ from tonnage.solution import Candidate, Choice, Reason
 _ROUGH: Final = ("allocator",)
 """What looks say least of: how far blocks lie apart."""
 
+_ROOMY: Final = 0.8
+"""Part of the card up to which a plan leaves room; where it does not, one more run would be seconds for nothing."""
+
 
 def without_useless(choice: Choice, question: Question, ghosts: Ghosts) -> Choice:
-    """The choice without free techniques of which no look says enough and that cost memory."""
+    """The choice without free techniques of which no look says enough and that cost memory.
+
+    Of a plan that nearly fills the card it is not asked: there they are what they are for.
+    """
+    if choice.estimate.peak.process_bytes > _ROOMY * question.budget_bytes:
+        return choice
     return _without(choice, [name for name in _ROUGH if _is_ours(name, choice, question)], question, ghosts)
 
 

@@ -34,6 +34,8 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Only whole parameters, and torch's own optimizers."""
     if plan.shard not in ("none", "ddp"):
         reason, instead = f"shard is {plan.shard}, which divides parameters or states", "choose param-offload cpu"
+        if plan.param_offload == "cpu":
+            instead = "leave it out: what param-offload cpu keeps on the host is updated there"
     elif plan.optimizer not in TORCHS:
         reason, instead = f"{plan.optimizer} is not made for the host", "choose optimizer adamw"
     else:
