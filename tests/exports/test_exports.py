@@ -469,3 +469,17 @@ def test_a_card_without_bf16_is_said() -> None:
     assert "t4 does not compute in bf16" in notes["t4"]
     assert "bf16" not in notes["a100-40gb"]
     assert "bf16" not in " ".join(exported("hf-trainer", Plan(precision="fp16-mixed"), gpus="t4").notes)
+
+
+def test_what_a_trainer_itself_needs_is_asked_with_what_is_written():
+    """The plan's own value is one that its engine would refuse."""
+    (said,) = [
+        note for note in exported("deepspeed", Plan(optimizer="adamw-fused", shard="zero2")).notes if "itself" in note
+    ]
+    assert said.endswith("tonnage estimate --plan FILE --engine deepspeed --optimizer adamw.")
+
+
+def test_a_card_without_bf16_is_not_told_to_plan_what_was_planned():
+    notes = " ".join(exported("axolotl", Plan(precision="fp16-mixed"), gpus="t4").notes)
+    assert "axolotl has no words for fp16-mixed, export to another target" in notes
+    assert "plan with precision" not in notes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,7 +105,11 @@ def export(job: Job, plan: Plan, cluster: Cluster, model: str, to: Target) -> Ex
         + (" " if variables else "")
         + shlex.join(written.command),
         settings=written.settings,
-        notes=(*written.notes, *_without_bf16(wish.plan, cluster), *_estimated_elsewhere(plan, to)),
+        notes=(
+            *written.notes,
+            *_without_bf16(wish.plan, plan, to, cluster),
+            *_estimated_elsewhere(plan, to, _in_their_place(job, plan, missing)),
+        ),
         unexpressed=tuple(
             _said(to, item.name, getattr(job if hasattr(job, item.name) else plan, item.name), new, besides)
             for item, new in missing
@@ -112,9 +117,25 @@ def export(job: Job, plan: Plan, cluster: Cluster, model: str, to: Target) -> Ex
     )
 
 
-def _without_bf16(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
-    lacking = cluster.device.without_bf16 if plan.precision.startswith("bf16") else ""
-    return (f"{lacking}; torch goes by way of fp32, far slower: plan with precision fp16-mixed.",) if lacking else ()
+def _without_bf16(written: Plan, plan: Plan, to: Target, cluster: Cluster) -> tuple[str, ...]:
+    """That the card has no bf16, which is written: as planned, or since the target has no words for what is."""
+    lacking = cluster.device.without_bf16 if written.precision.startswith("bf16") else ""
+    if not lacking:
+        return ()
+    instead = "plan with precision fp16-mixed"
+    if not plan.precision.startswith("bf16"):
+        instead = f"{to.name} has no words for {plan.precision}, export to another target"
+    return (f"{lacking}; torch goes by way of fp32, far slower: {instead}.",)
+
+
+def _in_their_place(job: Job, plan: Plan, missing: Sequence[tuple[Any, Any]]) -> str:
+    """Options of `estimate` for what is written in place of what the target has no words for."""
+    said = []
+    for item, new in missing:
+        old = getattr(job if hasattr(job, item.name) else plan, item.name)
+        if isinstance(new, str) and new != old:
+            said.append(f" --{spelled(item.name)} {new}")
+    return "".join(said)
 
 
 def _unexpressed(job: Job, plan: Plan, to: Target, besides: Any) -> Any:
@@ -191,7 +212,7 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _estimated_elsewhere(plan: Plan, to: Target) -> tuple[str, ...]:
+def _estimated_elsewhere(plan: Plan, to: Target, instead: str) -> tuple[str, ...]:
     """The plan's own estimate is that of whoever ran it."""
     if plan.engine == (to.engine or "tonnage"):
         return ()
@@ -204,7 +225,7 @@ def _estimated_elsewhere(plan: Plan, to: Target) -> tuple[str, ...]:
         return (f"{to.name} is not run on a ghost: its own memory may differ from the plan's estimate.",)
     return (
         f"The plan was estimated with engine {plan.engine}; what {to.name} itself needs: "
-        f"tonnage estimate --plan FILE --engine {to.engine}.",
+        f"tonnage estimate --plan FILE --engine {to.engine}{instead}.",
     )
 
 
