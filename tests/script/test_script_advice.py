@@ -15,7 +15,7 @@ from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
 from tonnage.script.changes import expandable
 from tonnage.script.facts import understood
-from tonnage.units import GIB
+from tonnage.units import GIB, gib
 
 COMMAND = ["python", "train.py", "--per_device_train_batch_size", "4"]
 OPTIONS = {
@@ -131,6 +131,18 @@ def test_nothing_is_advised_that_was_not_carried(run):
     found, _ = run(facts(options=OPTIONS), 90 * GIB, *[80 * GIB] * 3)
     assert (found.status, found.after) == ("too_large", None)
     assert len(found.failed) == 2  # after that, by what the script needed more than its plan, nothing is left
+
+
+def test_where_nothing_fits_it_is_said_what_comes_nearest(monkeypatch):
+    scripts = Scripts(facts(options=OPTIONS), 90 * GIB)
+    monkeypatch.setattr(advice, "_run", scripts)
+    monkeypatch.setattr(advice, "Ghosts", Ghosts)
+    found = advise(Asked(command=COMMAND, cluster=parse_cluster("rtx-3080"), said={}))
+    assert found.status == "too_large"
+    near = found.solution.nearest
+    said = " ".join(render(found).split())
+    assert "DOES NOT FIT by none of its settings: with " in said
+    assert f"it needs {gib(near.needed_bytes)}, which is {gib(near.missing_bytes)} too much" in said
 
 
 def test_a_script_that_fails_with_the_changes(run, monkeypatch):

@@ -12,6 +12,7 @@ from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part
 from tonnage.report.plans import cost, saving, seconds
 from tonnage.script.advice import Advice
 from tonnage.script.changes import Change
+from tonnage.search.words import describe
 from tonnage.solution import Refused
 from tonnage.units import counted, gib
 
@@ -70,7 +71,11 @@ def _left(advice: Advice) -> str:
     """Why there is no plan."""
     found = advice.solution
     if found is not None and found.nearest is not None:
-        return f"whatever its settings: {gib(found.nearest.missing_bytes)} missing, at least"
+        near = found.nearest
+        return (
+            f"by none of its settings: with {describe(near.candidate)} it needs {gib(near.needed_bytes)}, which is "
+            f"{gib(near.missing_bytes)} too much; a smaller batch or shorter sequences would need less"
+        )
     return found.refused[0].why if found is not None and found.refused else "no combination is left"
 
 
