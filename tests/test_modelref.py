@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import string
 from pathlib import Path
@@ -334,3 +335,13 @@ def test_a_published_configuration_in_full_is_read_as_the_catalog_has_it(written
         **{"transformers_version": "4.40.1"},
     }
     assert model.config().items() <= resolve(written(published)).config.items()
+
+
+@pytest.mark.parametrize("written", ["Infinity", '{"__float__": "Infinity"}'])
+def test_infinite_limits_are_read_however_transformers_wrote_them(tmp_path, written):
+    file = tmp_path / "config.json"
+    file.write_text(f'{{"model_type": "mamba2", "hidden_size": 64, "time_step_limit": [0.0, {written}]}}')
+    assert read_config(file)["time_step_limit"] == [0.0, math.inf]
+    file.write_text(f'{{"model_type": "mamba2", "hidden_size": {written}}}')
+    with pytest.raises(UnreadableModel, match="hidden_size is not finite"):
+        read_config(file)

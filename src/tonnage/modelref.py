@@ -227,7 +227,7 @@ def _read(file: Path) -> bytes:
 
 def _parse(file: Path, content: bytes) -> Any:
     try:
-        return json.loads(content.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        return json.loads(content.decode("utf-8-sig"), parse_constant=_constant, object_hook=_infinite)
     except json.JSONDecodeError as error:
         raise UnreadableModel(
             f"{str(file)!r} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
@@ -240,8 +240,19 @@ def _parse(file: Path, content: bytes) -> Any:
         raise UnreadableModel(f"{str(file)!r} holds a number that cannot be read: {str(error)[:80]!r}.") from None
 
 
-def _refuse_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
+def _constant(text: str) -> float:
+    """`Infinity`, as Mamba's limits of time steps have it; whatever is not a number is refused."""
+    if text not in _INFINITE:
+        raise ValueError(f"{text} is not JSON")
+    return float(text)
+
+
+_INFINITE: Final = ("Infinity", "-Infinity")
+
+
+def _infinite(part: dict[str, Any]) -> Any:
+    """The same as transformers 5 writes it: {"__float__": "Infinity"}."""
+    return float(part["__float__"]) if len(part) == 1 and part.get("__float__") in _INFINITE else part
 
 
 def _are_texts(value: Any) -> bool:
