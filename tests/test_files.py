@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tonnage.errors import UnwritableFile, UsageError
-from tonnage.files import check_places, replacing, write_text
+from tonnage.files import check_free, check_places, replacing, write_text
 
 
 def test_nothing_is_left_of_what_failed(tmp_path: Path) -> None:
@@ -77,3 +77,13 @@ def test_two_answers_are_not_put_into_one_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"Two answers are to go into .*/a; name another file for one of them"):
         check_places(tmp_path / "a", tmp_path / "sub" / ".." / "a")
     check_places(Path("/dev/null"), Path("/dev/null"))
+
+
+def test_a_file_in_the_way_is_replaced_only_where_it_is_said(tmp_path: Path) -> None:
+    place = tmp_path / "train.py"
+    check_free(None, place, force=False)
+    place.touch()
+    with pytest.raises(UsageError, match=r"train\.py exists; name another file, or add --force"):
+        check_free(None, place, force=False)
+    check_free(place, force=True)
+    check_free(Path("/dev/null"), force=False)

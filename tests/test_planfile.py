@@ -70,16 +70,19 @@ HEAD = 'schema_version = 1\nmodel = "gpt2"\ngpu = "t4"\n'
 @pytest.mark.parametrize(
     ("text", "error", "word"),
     [
-        ("", UnreadableFile, "schema_version"),
+        ("", UnreadableFile, "is no plan file: it has no schema_version"),
         ("schema_version = 2", UnreadableFile, "reads 1"),
         ("schema_version = true", UnreadableFile, "reads 1"),
         ("schema_version = 1.0", UnreadableFile, "reads 1"),
         ("{", UnreadableFile, "cannot|can be read"),
-        ('schema_version = 1\ngpu = "t4"', UsageError, "model must be"),
+        ('schema_version = 1\ngpu = "t4"', UsageError, 'model is missing; add a line such as model = "gpt2"'),
+        ('schema_version = 1\nmodel = "gpt2"', UsageError, "gpu is missing; add a line such as gpu"),
+        ('schema_version = 1\nmodel = "gpt2"\ngpu = 4', UsageError, "gpu must be a text, and is 4"),
+        (HEAD + "[job]\nseq_len = 2026-11-27", UsageError, "whole number, and is 2026-11-27"),
         (HEAD + "cake = 1", UsageError, "unknown key 'cake'"),
         (HEAD + "[plan]\nchekpointing = 'full'", UsageError, "unknown key 'chekpointing'.*checkpointing"),
         (HEAD + "[plan]\ntp = '4'", UsageError, "tp must be a whole number"),
-        (HEAD + "[plan]\ntp = true", UsageError, "tp must be a whole number"),
+        (HEAD + "[plan]\ntp = true", UsageError, "tp must be a whole number, and is true"),
         (HEAD + "[plan]\noptimizer_in_backward = 1", UsageError, "true or false"),
         (HEAD + "[job]\nlora_dropout = '0.1'", UsageError, "lora_dropout must be a number"),
         (HEAD + "[job]\nlora_targets = 'q_proj'", UsageError, "list of texts"),
@@ -139,3 +142,13 @@ def test_a_plans_model_is_the_files_unless_another_is_said(tmp_path):
     path.write_text(planfile.text(kept(), gpu="t4"))
     assert planfile.read(path).network(None) == 'odd "name"'
     assert planfile.read(path).network("gpt2") == "gpt2"
+
+
+def test_a_folder_is_kept_by_its_whole_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "gpt2"):
+        (tmp_path / name).mkdir()
+    assert planfile.found_anywhere("./mine") == planfile.found_anywhere("mine") == str(tmp_path / "mine")
+    assert planfile.found_anywhere("../" + tmp_path.name) == str(tmp_path)
+    for other in ("gpt2", "org/name", "their.net:build", "a" * 5000, "\0"):  # a catalog's name before a folder's
+        assert planfile.found_anywhere(other) == other

@@ -204,7 +204,7 @@ def test_traces_that_claim_too_much_are_refused(tmp_path, monkeypatch):
 def test_seconds_that_are_no_numbers_are_refused(changed, tmp_path):
     path, estimate = tmp_path / "run", timed()
     saved.save(path, replace(estimate, time={**estimate.time, **changed}))
-    with pytest.raises(UnreadableFile, match=f"time: {next(iter(changed))} is a"):
+    with pytest.raises(UnreadableFile, match=f"time: {next(iter(changed))} is .*, and no number from 0 on"):
         saved.load_estimate(path)
 
 
@@ -275,6 +275,37 @@ def test_what_cannot_be_written_is_known_before_the_work(tmp_path):
         with pytest.raises(UnwritableFile, match="cannot be written"):
             files.check_writable(tmp_path / name)
     files.check_writable(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ([], "its fields are not those that tonnage writes"),
+        ({}, "no estimate of tonnage: it has no schema_version"),
+        ({"schema_version": 2}, "has schema_version 2; this tonnage reads 1"),
+        ({"schema_version": 1}, "it has no peak"),
+        ({"schema_version": 1, "peak": []}, "its fields are not those that tonnage writes"),
+        ({**estimates.fitting().to_json(), "rank": None}, "estimate: rank is missing"),
+        ({**estimates.fitting().to_json(), "rank": "0"}, "estimate: rank is a text"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_of_a_reader(document, words, tmp_path):
+    path = tmp_path / "odd"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("estimate.json", json.dumps(document))
+    with pytest.raises(UnreadableFile, match=words) as caught:
+        saved.load_estimate(path)
+    assert not any(word in str(caught.value) for word in ("Error", "NoneType", "attribute", "None"))
+
+
+def test_its_own_files_are_known(tmp_path):
+    path = tmp_path / "run"
+    assert not saved.is_saved(path)
+    for content in (b"", b"print()", b"PK\x05\x06" + bytes(18), b"PK\x05\x06" + b"x" * 40):
+        path.write_bytes(content)
+        assert not saved.is_saved(path)
+    saved.save(path, estimates.fitting())
+    assert saved.is_saved(path)
 
 
 def test_random_bytes_are_never_anything_else_than_unreadable(tmp_path):

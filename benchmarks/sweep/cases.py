@@ -15,6 +15,7 @@ from tonnage.device import Cluster, parse_cluster
 from tonnage.engines import ENGINES
 from tonnage.engines.engine import ANY
 from tonnage.errors import UsageError
+from tonnage.idle import check_idle
 from tonnage.job import Job, ModelRef
 from tonnage.modelref import resolve
 from tonnage.options import Option, listed, options
@@ -82,7 +83,7 @@ def families() -> tuple[str, ...]:
 def case(
     number: str, networks: Sequence[str] = (), layers: Sequence[int] = LAYERS, engine: str | None = None
 ) -> Case:
-    """The case of a number: the first of a series that no technique refuses."""
+    """The case of a number: the first of a series that no technique refuses, and no command line."""
     rng = random.Random(number)
     names = networks or families()
     while True:
@@ -91,6 +92,7 @@ def case(
             found = found if engine is None else _in_its_words(rng, found, engine)
             axes(found.plan, found.cluster.gpus, found.cluster.gpus_per_node)
             predict.check(found.job, found.plan, found.cluster)
+            check_idle(_said(found.job) | _said(found.plan), found.plan, found.cluster.gpus)
         except UsageError:
             continue
         return found

@@ -48,6 +48,7 @@ def estimate(
     Raises UsageError, CannotEstimate and their kinds; not fitting is an answer (`Estimate.fits`).
     """
     from tonnage import predict
+    from tonnage.idle import check_idle
     from tonnage.job import check_said
 
     job, said = request(model, job, plan, offline=offline, **options)
@@ -55,6 +56,7 @@ def estimate(
     if cluster is not None and gpu is not None:
         raise UsageError("Both cluster and gpu are given; leave one out.")
     cards = _cluster(cluster if gpu is None else gpu, gpus, gpu_memory)
+    check_idle(options, said, cards.gpus)
     made, repeated = (steps, 0) if steps is not None else predict.usual_steps(job, said, cards, source)
     return predict.estimate(
         job,
@@ -98,9 +100,10 @@ def plan(
     between them, which are compared.  Raises UsageError, CannotEstimate and their kinds; that nothing fits is an
     answer (`Solution.status`).
     """
-    from tonnage.search.backwards import card_asked
+    from tonnage.search.backwards import card_asked, check_cards
 
     cards = _cluster(card_asked(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
+    check_cards(find, cards, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory)
     asked = question(
         model,
         cards,
@@ -130,18 +133,25 @@ def question(
 
     `limits` are further fields of the Question.  Raises UsageError.
     """
+    from tonnage.idle import check_idle
     from tonnage.job import check_said
-    from tonnage.search.backwards import cluster_asked
+    from tonnage.search.backwards import check_looked_for, cluster_asked, most_gpus
+    from tonnage.search.contradictions import check_possible
     from tonnage.search.space import Question, methods_named
 
     said = options if said is None else said
+    check_looked_for(find, said)
     methods = methods_named(said.get("method", ""))
     first = {"method": methods[0]} if methods else {}
     job, given = request(model, offline=offline, **{**options, **first})
     if not methods:
         check_said(said, job)
     cluster = cluster_asked(find, cards, given)
-    return Question(job=job, plan=given, cluster=cluster, stated=tuple(said), methods=methods, **limits)
+    asked = Question(job=job, plan=given, cluster=cluster, stated=tuple(said), methods=methods, **limits)
+    check_idle(said, given, most_gpus(find, cluster), asked.is_undecided)
+    if find is None:  # else cards, lengths and batches are tried that nobody has said
+        check_possible(asked)
+    return asked
 
 
 def answer(asked: "Question", find: str | None = None, **how: Any) -> "Solution":

@@ -183,10 +183,12 @@ class Estimate:
     def from_json(document: dict[str, Any]) -> "Estimate":
         """The Estimate that `to_json` wrote.  Raises UnreadableFile."""
         try:
-            if document.get("schema_version") != SCHEMA_VERSION:
+            version = document.get("schema_version")
+            if version is None:
+                raise UnreadableFile("It is no estimate of tonnage: it has no schema_version.")
+            if version != SCHEMA_VERSION:
                 raise UnreadableFile(
-                    f"The estimate has schema version {document.get('schema_version')!r}; "
-                    f"this tonnage reads {SCHEMA_VERSION}."
+                    f"The estimate has schema_version {version!r}; this tonnage reads {SCHEMA_VERSION}."
                 )
             values = {name: value for name, value in document.items() if name != "schema_version"}
             oom = values.get("oom")
@@ -204,8 +206,7 @@ class Estimate:
             }
             return Estimate(**values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UnreadableFile(f"The estimate is damaged ({reason}).") from error
+            raise UnreadableFile(f"The estimate is damaged: {_damage(error)}; save it again.") from error
 
     def verdict(self) -> str:
         """One sentence: fits or not, with the numbers that decide."""
@@ -220,6 +221,13 @@ class Estimate:
         from tonnage.report.html import fragment
 
         return fragment(self)
+
+
+def _damage(error: Exception) -> str:
+    """What is wrong with a document, in words of one who has not read this code."""
+    if isinstance(error, KeyError):
+        return f"it has no {error.args[0]}"
+    return "its fields are not those that tonnage writes"
 
 
 def _card(values: dict[str, Any]) -> dict[str, Any]:

@@ -97,5 +97,12 @@ def check_places(*paths: Path | None) -> None:
             raise UsageError(f"Two answers are to go into {path}; name another file for one of them.")
 
 
+def check_free(*paths: Path | None, force: bool) -> None:
+    """Raise UsageError where a file is in the way that may not be replaced; devices and pipes keep nothing."""
+    for path in paths:
+        if path is not None and path.is_file() and not force:
+            raise UsageError(f"{path} exists; name another file, or add --force to replace it.")
+
+
 def _unwritable(path: Path, error: OSError) -> UnwritableFile:
     return UnwritableFile(f"{path} cannot be written ({error.strerror or error}); nothing was changed.")

@@ -6,12 +6,14 @@ the keys that are.
 """
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tonnage.catalog import find_model
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.files import read_text
 from tonnage.job import Job
@@ -31,7 +33,7 @@ class PlanFile:
     """What such a file says."""
 
     model: str
-    """As on the command line."""
+    """As on the command line; a folder or file by its whole path, in older files from where they were written."""
     gpu: str
     """As on the command line: `4x8xh100-80gb`."""
     gpu_memory_bytes: int | None
@@ -54,6 +56,17 @@ class PlanFile:
     def under(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """These options, with those that were `said` in their place."""
         return {**self.options, **said}
+
+
+def found_anywhere(model: str) -> str:
+    """A model as it was asked for; a folder or file by its whole path, so that it is found from other folders too."""
+    if find_model(model) is not None:
+        return model
+    try:
+        path = Path(model).expanduser()
+        return os.path.abspath(path) if path.exists() else model
+    except (OSError, ValueError, RuntimeError):  # no name of a file at all
+        return model
 
 
 def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None, model: str | None = None) -> str:
@@ -90,8 +103,12 @@ def read(path: Path) -> PlanFile:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise UnreadableFile(f"{path} is not a plan that can be read ({' '.join(str(error).split())}).") from error
     version = document.pop("schema_version", None)
+    if version is None:
+        raise UnreadableFile(
+            f"{path} is no plan file: it has no schema_version; give a file that tonnage plan --save wrote."
+        )
     if type(version) is not int or version != SCHEMA_VERSION:  # True and 1.0 are equal to 1
-        raise UnreadableFile(f"{path} has schema_version {version!r}; this tonnage reads {SCHEMA_VERSION}.")
+        raise UnreadableFile(f"{path} has schema_version {_shown(version)}; this tonnage reads {SCHEMA_VERSION}.")
     known = ("model", "gpu", "gpu_memory_bytes", *_TABLES)
     _only(document, known, f"{path}")
     found: dict[str, Any] = {}
@@ -118,15 +135,18 @@ def _only(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None
 
 def _word(document: Mapping[str, Any], name: str, path: Path) -> str:
     value = document.get(name)
+    if value is None:
+        example = {"model": "gpt2", "gpu": "8xh100-80gb"}[name]
+        raise UsageError(f"{path}: {name} is missing; add a line such as {name} = {_toml(example)}.")
     if not isinstance(value, str) or not value:
-        raise UsageError(f"{path}: {name} must be a text, and is {value!r}.")
+        raise UsageError(f"{path}: {name} must be a text, and is {_shown(value)}.")
     return value
 
 
 def _memory(document: Mapping[str, Any], path: Path) -> int | None:
     value = document.get("gpu_memory_bytes")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise UsageError(f"{path}: gpu_memory_bytes must be a whole number above zero, and is {value!r}.")
+        raise UsageError(f"{path}: gpu_memory_bytes must be a whole number above zero, and is {_shown(value)}.")
     return value
 
 
@@ -147,8 +167,16 @@ def _checked(value: Any, option: Option, where: str) -> Any:
         value = float(value)
     wrong = not isinstance(value, kind) or (kind is int and isinstance(value, bool))
     if wrong or (kind is list and not all(isinstance(item, str) for item in value)):
-        raise UsageError(f"{where} must be {called}, and is {value!r}.")
+        raise UsageError(f"{where} must be {called}, and is {_shown(value)}.")
     return tuple(value) if kind is list else value
+
+
+def _shown(value: Any) -> str:
+    """A value as the file has it, where that is short to say."""
+    try:
+        return _toml(value)
+    except TypeError:  # a date
+        return str(value)
 
 
 def _toml(value: Any) -> str:

@@ -67,6 +67,15 @@ def load_estimate(path: Path) -> Estimate:
     return _guarded(path, lambda: _verified(estimates.load(_there(path))))
 
 
+def is_saved(path: Path) -> bool:
+    """Whether a file is an archive that `save` wrote, as far as its list of members says."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "estimate.json" in archive.namelist()
+    except _DAMAGE:
+        return False
+
+
 def _there(path: Path) -> Path:
     if path.is_file():
         return path
@@ -122,7 +131,8 @@ def _check_times(time: dict[str, Any]) -> None:
         value = time.get(name)
         missing = value is None and (time.get("step_seconds") is None or name in _MAY_BE_ABSENT)
         if not missing and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-            raise UnreadableFile(f"The saved estimate is damaged: time: {name} is a {type(value).__name__}.")
+            found = value if type(value) in (int, float) else _kind(value)
+            raise UnreadableFile(f"The saved estimate is damaged: time: {name} is {found}, and no number from 0 on.")
 
 
 def _check(value: object, expected: Any, where: str) -> None:
@@ -144,9 +154,15 @@ def _check(value: object, expected: Any, where: str) -> None:
     elif expected is Any:
         _check_plain(value, where)
     elif type(value) is not expected:
-        raise UnreadableFile(f"The saved estimate is damaged: {where} is a {type(value).__name__}.")
+        raise UnreadableFile(f"The saved estimate is damaged: {where} is {_kind(value)}.")
     elif expected is int and not 0 <= cast(int, value) < _MAX_NUMBER:
         raise UnreadableFile(f"The saved estimate is damaged: {where} is out of range.")
+
+
+def _kind(value: object) -> str:
+    """What kind of value it is, in JSON's words."""
+    known = {dict: "an object", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
+    return "missing" if value is None else known.get(type(value), "a list")
 
 
 def _check_plain(value: object, where: str) -> None:

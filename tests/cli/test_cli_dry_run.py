@@ -36,6 +36,16 @@ def test_the_report_is_about_the_command(tonnage, calls):
     assert "python train.py --epochs 3 on H100-80GB" in tonnage("dry-run", "--gpu", "t4", "--", "x").out
 
 
+def test_a_script_is_not_replaced_by_its_report(tonnage, calls, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("print()")
+    for option in ("--save", "--html", "--snapshot"):
+        ended = tonnage("dry-run", "--gpu", "t4", option, str(script), "--", "python", str(script))
+        assert (ended.code, calls.command, script.read_text()) == (2, None, "print()")
+        assert is_one_line(ended.err)
+    assert tonnage("dry-run", "--gpu", "t4", "--html", str(script), "--force", "--", "python", "x").code == 0
+
+
 def test_a_failed_script_is_5(tonnage, calls):
     calls.error = TrialFailed("The command ended with exit code 1.")
     ended = tonnage("dry-run", "--gpu", "t4", "--", "false")

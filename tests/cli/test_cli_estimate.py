@@ -162,6 +162,52 @@ def test_a_file_that_cannot_be_written_stops_before_the_work(tonnage, calls, tmp
         assert calls.job is None
 
 
+def test_only_what_tonnage_wrote_is_replaced_unless_it_is_said(tonnage, calls, tmp_path):
+    mine, page, kept, picture = (tmp_path / name for name in ("train.py", "page.html", "run.tonnage", "z.pickle"))
+    own = ("--html", str(page), "--save", str(kept))
+    for _ in range(2):
+        assert tonnage("estimate", "gpt2", "--gpu", "t4", *own).code == 0
+    mine.write_text("print()")
+    picture.write_bytes(b"recorded by torch")
+    for option, path in (("--save", mine), ("--html", mine), ("--html", kept), ("--save", page)):
+        calls.job, before = None, path.read_bytes()
+        ended = tonnage("estimate", "gpt2", "--gpu", "t4", option, str(path))
+        assert (ended.code, ended.out, calls.job, path.read_bytes()) == (2, "", None, before)
+        assert is_one_line(ended.err)
+        assert f"{path} exists; name another file, or add --force" in ended.err
+    assert tonnage("estimate", "gpt2", "--gpu", "t4", "--snapshot", str(picture)).code == 2
+    assert tonnage("estimate", "gpt2", "--gpu", "t4", "--save", str(mine), "--force").code == 0
+    assert saved.load_estimate(mine) == calls.estimate
+
+
+def test_the_cpu_has_no_allocator_to_draw(tonnage, calls, tmp_path):
+    ended = tonnage("estimate", "gpt2", "--gpu", "cpu", "--snapshot", str(tmp_path / "z.pickle"))
+    assert (ended.code, calls.job) == (2, None)
+    assert is_one_line(ended.err)
+    assert "--snapshot is of a GPU's caching allocator, and the CPU has none" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("--accum-sync", "accum-sync: it needs several GPUs that average gradients"),
+        ("--sequence-parallel on", "sequence-parallel on is of the ranks of tp"),
+        ("--pp-schedule 1f1b", "pp-schedule is of pipelines"),
+        ("--pp-stages 3", "pp-stages is of pipelines"),
+        ("--save-checkpoint sharded", "save-checkpoint sharded is of networks that several GPUs divide"),
+    ],
+)
+def test_what_is_said_of_nothing_is_refused(tonnage, calls, tmp_path, said, reason):
+    for command in ("estimate", "plan"):
+        ended = tonnage(command, "gpt2", "--offline", "--gpu", "t4", *said.split())
+        assert (ended.code, calls.job) == (2, None)
+        assert is_one_line(ended.err)
+        assert reason in ended.err
+    path = tmp_path / "plan.toml"
+    path.write_text('schema_version = 1\nmodel = "gpt2"\ngpu = "8xt4"\n[plan]\nshard = "zero3"\naccum_sync = true\n')
+    assert tonnage("estimate", "--offline", "--plan", str(path), "--gpu", "t4").code == 0  # the file's does no harm
+
+
 def test_a_full_disk_does_not_cost_the_answer(tonnage, calls):
     ended = tonnage("estimate", "gpt2", "--gpu", "t4", "--save", "/dev/full")
     assert ended.code == 3

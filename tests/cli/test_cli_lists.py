@@ -52,3 +52,11 @@ def test_a_configuration_needs_an_exact_name(tonnage):
     ended = tonnage("models", "gpt", "--config")
     assert (ended.code, ended.out) == (2, "")
     assert "'gpt'" in ended.err
+
+
+def test_the_page_of_formats_is_of_all_of_them(tonnage):
+    assert tonnage("formats", "--markdown").out.startswith("# Number formats")
+    for other in ("nf4", "--json"):
+        ended = tonnage("formats", other, "--markdown")
+        assert (ended.code, ended.out) == (2, "")
+        assert f"--markdown prints the page of all formats, and {other} asks for another" in ended.err

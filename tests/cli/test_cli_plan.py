@@ -8,6 +8,7 @@ from lines import is_one_line
 import estimates
 import tonnage as package
 from tonnage import planfile
+from tonnage.errors import UsageError
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
 from tonnage.search import backwards, solve
@@ -69,3 +70,50 @@ def test_a_method_that_is_none(tonnage, asked):
     assert is_one_line(ended.err)
     assert "'dora'" in ended.err
     assert "any, full, lora, qlora" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("--gpu t4 --timeout 5", "--timeout 5 is for a script"),
+        ("--gpu t4 --find min-gpu", "looks for the card, and --gpu says it"),
+        ("--gpu 4xt4 --find min-gpus", "looks for the number of GPUs, and --gpu says 4"),
+        ("--gpu t4 --find max-seq-len --seq-len 512", "leave --seq-len out"),
+        ("--gpu t4 --attention flash", "needs compute capability 8.0, and t4 has 7.5"),
+    ],
+)
+def test_what_contradicts_itself_is_not_searched(tonnage, asked, said, reason):
+    ended = tonnage("plan", "gpt2", "--offline", *said.split())
+    assert (ended.code, ended.out, asked) == (2, "", [])
+    assert is_one_line(ended.err)
+    assert reason in ended.err
+
+
+def test_the_same_in_python():
+    for find, given in (("min-gpu", {"gpu": "t4"}), ("min-gpus", {"gpu": "t4", "gpus": 8})):
+        with pytest.raises(UsageError, match="looks for the"):
+            package.plan("gpt2", find=find, offline=True, **given)
+    for command in (package.plan, package.estimate):
+        with pytest.raises(UsageError, match="needs several GPUs that average"):
+            command("gpt2", gpu="t4", accum_sync=True, offline=True)
+
+
+def test_a_number_of_gpus_that_is_looked_for_may_be_several(tonnage, monkeypatch):
+    begun: list[Question] = []
+    answer = Solution(status="unsupported", question={"gpu": "t4", "gpu_memory_bytes": None})
+    monkeypatch.setattr(backwards, "backwards", lambda find, question, **others: begun.append(question) or answer)
+    said = ("--gpu", "t4", "--find", "min-gpus", "--accum-sync", "--json")
+    assert tonnage("plan", "gpt2", "--offline", *said).code == 1
+    assert begun[0].plan.accum_sync
+
+
+def test_a_folder_is_found_from_other_folders(tonnage, monkeypatch, tmp_path):
+    job = Job(model=ModelRef(name="mine", kind="config"))
+    found = Choice(name="best", candidate=Candidate(job=job, plan=Plan()), estimate=estimates.fitting())
+    solution = Solution(status="found", question={"gpu": "t4", "gpu_memory_bytes": None}, plans=(found,))
+    monkeypatch.setattr(solve, "solve", lambda question, **others: solution)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(tonnage("models", "gpt2", "--config").out)
+    assert tonnage("plan", "./mine", "--gpu", "t4", "--save", "plan.toml", "--json").code == 0
+    assert planfile.read(tmp_path / "plan.toml").model == str(tmp_path / "mine")

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 from lines import is_one_line
@@ -34,6 +35,26 @@ def test_width_follows_the_terminal(kept, tonnage, monkeypatch):
 def test_page(kept, tonnage, tmp_path):
     tonnage("report", str(kept), "--html", str(tmp_path / "page.html"))
     assert "DOES NOT FIT" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_page_takes_the_place_of_a_page_alone(kept, tonnage, tmp_path):
+    page, mine = tmp_path / "page.html", tmp_path / "mine.html"
+    mine.write_text("<!DOCTYPE html><p>mine")
+    assert [tonnage("report", str(kept), "--html", str(page)).code for _ in range(2)] == [1, 1]
+    for path in (mine, kept):
+        ended = tonnage("report", str(kept), "--html", str(path))
+        assert (ended.code, ended.out) == (2, "")
+        assert "add --force" in ended.err
+    assert tonnage("report", str(kept), "--html", str(mine), "--force").code == 1
+    assert "DOES NOT FIT" in mine.read_text(encoding="utf-8")
+
+
+def test_the_cpu_has_no_allocator_to_draw(tonnage, tmp_path):
+    path, made = tmp_path / "run.tonnage", estimates.fitting()
+    saved.save(path, replace(made, cluster={**made.cluster, "gpu": "cpu"}))
+    ended = tonnage("report", str(path), "--snapshot", str(tmp_path / "z.pickle"))
+    assert (ended.code, ended.out) == (2, "")
+    assert "the CPU has none" in ended.err
 
 
 def test_snapshot_needs_a_trace(kept, tonnage, tmp_path):

@@ -160,6 +160,52 @@ def test_who_asks_for_a_card_need_not_give_one():
     assert module.card_asked(None, None) is None
 
 
+@pytest.mark.parametrize(
+    ("find", "given", "reason"),
+    [
+        ("min-gpu", {"gpu": "t4"}, "looks for the card, and --gpu says it"),
+        ("min-gpu", {"gpu_memory": 2**34}, "looks for the card, and --gpu-memory says it"),
+        ("min-gpu", {"here": True}, "looks for the card, and --here says it"),
+        ("min-gpus", {"gpu": "t4", "gpus": 64}, "the number of GPUs, and --gpus says 64; .*: --gpu t4"),
+        ("min-gpus", {"gpu": "4xt4"}, "the number of GPUs, and --gpu says 4; .*: --gpu t4"),
+    ],
+)
+def test_cards_that_are_looked_for_are_not_given(find, given, reason):
+    cluster = parse_cluster(given.get("gpu", "t4"), gpus=given.get("gpus"))
+    with pytest.raises(UsageError, match=reason):
+        module.check_cards(find, cluster, **given)
+
+
+@pytest.mark.parametrize(
+    ("find", "given"),
+    [
+        ("min-gpus", {"gpu": "t4"}),
+        ("min-gpus", {"here": True}),
+        ("min-gpu", {"gpus": 8}),
+        ("max-seq-len", {"gpu": "t4", "gpus": 8}),
+        (None, {"gpu": "t4", "gpus": 8}),
+    ],
+)
+def test_the_others_are(find, given):
+    module.check_cards(find, parse_cluster("t4", gpus=8 if given.get("here") else given.get("gpus")), **given)
+
+
+@pytest.mark.parametrize(
+    ("find", "said", "reason"),
+    [
+        ("max-seq-len", "seq_len", "leave --seq-len out"),
+        ("max-micro-batch", "micro_batch", "leave --micro-batch out"),
+        ("max-micro-batch", "global_batch_tokens", "leave --global-batch-tokens out and say grad-accum"),
+    ],
+)
+def test_what_is_looked_for_is_not_said(find, said, reason):
+    with pytest.raises(UsageError, match=reason):
+        module.check_looked_for(find, {said: 512})
+    for other in (None, "min-gpus", "min-gpu"):
+        module.check_looked_for(other, {said: 512})
+    module.check_looked_for(find, {"grad_accum": 4})
+
+
 def test_cards_that_are_too_small_by_any_count_are_not_run(monkeypatch):
     asked = []
     looked = Formula.need

@@ -111,6 +111,19 @@ def test_gradients_of_one_gpu_leave_after_each_micro_batch_where_weights_rest_on
     assert {plan.param_offload for plan in found if plan.accum_sync} == {"cpu"}
 
 
+def test_gradients_that_are_said_to_be_averaged_each_time_may_be_those_of_one_micro_batch():
+    said = [one.plan for one in candidates(question("llama-3.2-1b", "2xt4", accum_sync=True, tp=1, pp=1, cp=1))]
+    assert {plan.accum_sync for plan in said} == {True}
+    unsaid = candidates(question("llama-3.2-1b", "2xt4", stated=("tp", "pp", "cp")))
+    assert {one.plan.accum_sync for one in unsaid} == {False}
+
+
+def test_sharding_that_is_left_out_follows_from_the_layout():
+    assert question(without=("shard",)).is_undecided("shard")
+    assert not question(without=("tp",)).is_undecided("tp")
+    assert not question(stated=("shard",)).is_undecided("shard")
+
+
 def test_what_is_said_of_sharding_is_taken_into_account_by_offload():
     found = [one.plan for one in candidates(question("llama-3.2-1b", "4xt4", shard="zero3"), offload=True)]
     assert {plan.shard for plan in found} == {"zero3"}

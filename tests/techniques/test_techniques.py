@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from networks import tiny, tiny_job
-from tonnage.device import Cluster, find_device
+from tonnage.device import Cluster, find_device, host_device
 from tonnage.errors import UsageError
 from tonnage.job import METHODS, Job, ModelRef
 from tonnage.plans import Plan
@@ -133,6 +133,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({}, {"compile": "layers", "checkpointing": "selective"}, H100, "chooses among operations"),
         ({}, {"compile": "model", "checkpointing": "budget=1GiB"}, H100, "chooses among operations"),
         ({}, {"compile": "layers", "activation_offload": "cpu"}, H100, "another layout"),
+        ({}, {"allocator": "expandable"}, Cluster(device=host_device(2**34)), "the CPU has none"),
     ],
 )
 def test_refusals_say_why_and_what_instead(

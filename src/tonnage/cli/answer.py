@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.errors import UnwritableFile
+from tonnage.device import CPU
+from tonnage.errors import UnwritableFile, UsageError
 
 if TYPE_CHECKING:
     from tonnage.estimates import Estimate
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _WIDEST: Final = 120  # a reader's eye loses the line beyond
 _UNWATCHED_WIDTH: Final = 100  # what a pipe or a file gets
+_BEGINNING_BYTES: Final = 2**14  # a page's title comes before what tells that it is ours
 _GLYPHS: Final = "█▓▒░▚▞╱▪·▕▏│└┴─▁×"
 
 
@@ -33,11 +35,39 @@ class Wanted:
     snapshot: Path | None = None
     """Where a snapshot of the worst rank goes."""
 
-    def check(self) -> None:
-        """Find out before the work whether the files can be written.  Raises UnwritableFile and UsageError."""
-        from tonnage.files import check_places
+    def check(self, *, force: bool) -> None:
+        """Find out before the work whether the files can be written.  Raises UnwritableFile and UsageError.
+
+        Without `force` only what tonnage itself wrote there is replaced.  A snapshot may be torch's own recording.
+        """
+        from tonnage.files import check_free, check_places
 
         check_places(self.html, self.save, self.snapshot)
+        ours = ((self.html, _is_page), (self.save, _is_saved))
+        check_free(*(path for path, wrote in ours if path and not wrote(path)), self.snapshot, force=force)
+
+    def check_card(self, gpu: str) -> None:
+        """Raise UsageError for a snapshot of a card that has no caching allocator."""
+        if self.snapshot is not None and gpu == CPU:
+            raise UsageError("--snapshot is of a GPU's caching allocator, and the CPU has none; leave it out.")
+
+
+def _is_saved(path: Path) -> bool:
+    from tonnage import saved
+
+    return path.is_file() and saved.is_saved(path)
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file is a page that tonnage wrote."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            begun = file.read(_BEGINNING_BYTES)
+    except OSError:
+        return False
+    return begun.startswith(b"<!DOCTYPE html>") and b'<div class="tonnage">' in begun
 
 
 def deliver(estimate: "Estimate", traces: Callable[[], Sequence["Trace"]], wanted: Wanted) -> int:

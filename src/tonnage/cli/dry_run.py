@@ -6,6 +6,7 @@ import typer
 
 from tonnage.cli.options import (
     CARD,
+    Force,
     Gpu,
     GpuMemory,
     Gpus,
@@ -48,6 +49,7 @@ def dry_run(
     html: Html = None,
     save: Save = None,
     snapshot: Snapshot = None,
+    force: Force = False,
 ) -> int:
     """Your own script, unchanged, for a few optimizer steps on GPUs that aren't there; then it is stopped."""
     from tonnage import dryrun
@@ -55,7 +57,7 @@ def dry_run(
     from tonnage.cli.progress import progress
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
-    wanted.check()
+    wanted.check(force=force)
     cluster = cluster_of(gpu, gpus, gpu_memory, here)
     with progress(moving=False) as say:
         run = dryrun.run(

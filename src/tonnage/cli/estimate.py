@@ -8,6 +8,7 @@ import typer
 from tonnage.cli.options import (
     CARD,
     PLAN,
+    Force,
     Gpu,
     GpuMemory,
     Gpus,
@@ -74,6 +75,7 @@ def estimate(
     html: Html = None,
     save: Save = None,
     snapshot: Snapshot = None,
+    force: Force = False,
     **options: Any,
 ) -> int:
     """Will it fit, and where do the bytes go? The real training step on a ghost GPU, from a model's name alone."""
@@ -82,10 +84,11 @@ def estimate(
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError
+    from tonnage.idle import check_idle
     from tonnage.job import check_said
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
-    wanted.check()
+    wanted.check(force=force)
     said = options
     if plan is not None:
         kept = planfile.read(plan)
@@ -96,8 +99,10 @@ def estimate(
     if model is None:
         raise UsageError("No MODEL was given; name one (`tonnage models` lists some), or a --plan FILE.")
     cluster = cluster_of(gpu, gpus, gpu_memory, here)
+    wanted.check_card(cluster.device.id)
     with progress() as say:
         job, techniques = request(model, offline=offline, **options)
+        check_idle(said, techniques, cluster.gpus)
         check_said(said if "method" in said else options, job)  # another method leaves the file's adapters idle
         made, repeated = (steps, 0) if steps is not None else predict.usual_steps(job, techniques, cluster, source)
         run = predict.estimate(

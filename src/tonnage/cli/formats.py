@@ -17,8 +17,12 @@ def formats(
 ) -> int:
     """Number formats: bits, range, smallest step, which GPUs compute in them, and when a loss must be scaled."""
     from tonnage.cli.answer import emit, print_json
+    from tonnage.errors import UsageError
     from tonnage.formats import FORMATS, find_format
 
+    if markdown and (name or json):
+        other = name or "--json"
+        raise UsageError(f"--markdown prints the page of all formats, and {other} asks for another; leave one out.")
     chosen = (find_format(name),) if name else FORMATS
     if json:
         print_json(_document(chosen[0]) if name else [_document(found) for found in chosen])

@@ -144,6 +144,12 @@ Snapshot = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force", help="Let the files take the place of others that tonnage did not write.", rich_help_panel=OUTPUT
+    ),
+]
 
 
 def cluster_of(gpu: str | None, gpus: int | None, gpu_memory: int | None, here: bool) -> "Cluster":

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tonnage.solution import Solution
 
 SEARCH = "What may be chosen"
+TIMEOUT_SECONDS = 900
 
 
 def _option(name: str, text: str, metavar: str, panel: str = SEARCH) -> Any:
@@ -67,7 +68,9 @@ def plan(
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Also run the frontier of memory and speed.", rich_help_panel=OUTPUT)
     ] = False,
-    timeout: Annotated[int, count("--timeout", "Seconds for each run of a script.", CARD)] = 900,
+    timeout: Annotated[
+        int | None, count("--timeout", f"Seconds for each run of a script; default: {TIMEOUT_SECONDS}.", CARD)
+    ] = None,
     torch: TorchVersion = None,
     offline: Offline = False,
     json: Json = False,
@@ -90,14 +93,12 @@ def plan(
 
     --method any (or full,lora) compares methods.
     """
-    from tonnage.files import check_places
-    from tonnage.search.backwards import card_asked
+    from tonnage.files import check_free, check_places
+    from tonnage.search.backwards import card_asked, check_cards
 
     outputs = _Outputs(json=json, html=html, save=save)
     check_places(save, html)
-    for path in (save, html):
-        if path is not None and path.exists() and not force:
-            raise UsageError(f"{path} exists; name another file, or add --force.")
+    check_free(save, html, force=force)
     cluster = cluster_of(gpu if here else card_asked(find, gpu), gpus, gpu_memory, here)
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
@@ -112,12 +113,15 @@ def plan(
         asked = Asked(
             command=model_or_command,
             cluster=cluster,
-            said=_of_plan_alone(options),
+            said=_of_plan_alone(options, cluster),
             **limits,
-            timeout_seconds=float(timeout),
+            timeout_seconds=float(TIMEOUT_SECONDS if timeout is None else timeout),
             torch_version=torch,
         )
         return _of_script(asked, json=json)
+    if timeout is not None:
+        raise UsageError(f"--timeout {timeout} is for a script, each run of which it ends; a MODEL has none. {_OUT}")
+    check_cards(find, cluster, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory, here=here)
     if here and host_memory is None:
         from tonnage import machine
 
@@ -155,6 +159,7 @@ class _Outputs:
             write_text(self.html, page(solution))
         if self.save is not None and solution.plans:
             cards = {name: solution.question[name] for name in ("gpu", "gpu_memory_bytes")}  # those that were found
+            model = planfile.found_anywhere(model)
             write_text(self.save, planfile.text(solution.plans[0], **cards, model=model))
         return {"found": 0, "unknown": 3}.get(solution.status, 1)
 
@@ -213,22 +218,26 @@ def _is_command(given: list[str]) -> bool:
     return True
 
 
+_OUT = "Leave it out."
+
+
 def _refuse(given: dict[str, Any]) -> None:
     """Options that say nothing about a script."""
     for name, value in given.items():
         if value:
-            raise UsageError(f"--{name} is for a MODEL; a script is run as it is. Leave it out.")
+            raise UsageError(f"--{name} is for a MODEL; a script is run as it is. {_OUT}")
 
 
-def _of_plan_alone(said: dict[str, Any]) -> dict[str, Any]:
+def _of_plan_alone(said: dict[str, Any], cluster: "Cluster") -> dict[str, Any]:
     """What was said, of Plan.  Raises UsageError for what cannot be, and for what the script itself says."""
+    from tonnage.idle import check_idle
     from tonnage.plans import Plan
 
     of_plan = {item.name for item in fields(Plan)} - {"engine"}
     for name in said:
         if name not in of_plan:
             raise UsageError(f"--{spelled(name)} is what the script itself says; change it there.")
-    Plan(**said)
+    check_idle(said, Plan(**said), cluster.gpus, lambda name: name not in said)
     return said
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.cli.options import Html, Json, Snapshot
+from tonnage.cli.options import Force, Html, Json, Snapshot
 
 if TYPE_CHECKING:
     from tonnage.trace import Trace
@@ -16,6 +16,7 @@ def report(
     json: Json = False,
     html: Html = None,
     snapshot: Snapshot = None,
+    force: Force = False,
 ) -> int:
     """Show a saved estimate again. Nothing is run, and nothing in the file is executed."""
     from tonnage import saved
@@ -23,8 +24,9 @@ def report(
     from tonnage.errors import UnreadableFile
 
     wanted = Wanted(json=json, html=html, snapshot=snapshot)
-    wanted.check()
+    wanted.check(force=force)
     estimate = saved.load_estimate(file)
+    wanted.check_card(str(estimate.cluster.get("gpu")))
 
     def traces() -> "list[Trace]":
         found = sorted(saved.load_traces(file), key=lambda trace: trace.rank != estimate.rank)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import lcm
-from typing import Final
+from typing import Any, Final
 
 from tonnage.axes import divisors
 from tonnage.device import GPUS_PER_NODE, Cluster, device_names, find_device
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates import Estimate
+from tonnage.options import spelled
 from tonnage.plans import Plan
 from tonnage.search.best import fits
 from tonnage.search.depth import Need
@@ -28,6 +29,8 @@ STEP_TOKENS: Final = 1024
 LONGEST: Final = 2**20
 MOST_GPUS: Final = 1024
 
+_MAX_SEQ_LEN: Final = "max-seq-len"
+
 _MAX_MICRO_BATCH: Final = "max-micro-batch"
 
 _MIN_GPUS: Final = "min-gpus"
@@ -35,7 +38,13 @@ _MIN_GPUS: Final = "min-gpus"
 _MIN_GPU: Final = "min-gpu"
 """What asks for a card, of which none need be given."""
 
-FINDS: Final = ("max-seq-len", _MAX_MICRO_BATCH, _MIN_GPUS, _MIN_GPU)
+FINDS: Final = (_MAX_SEQ_LEN, _MAX_MICRO_BATCH, _MIN_GPUS, _MIN_GPU)
+
+_LOOKED_FOR: Final[Mapping[str, Mapping[str, str]]] = {
+    _MAX_SEQ_LEN: {"seq_len": ""},
+    _MAX_MICRO_BATCH: {"micro_batch": "", "global_batch_tokens": " and say grad-accum, of which it is"},
+}
+"""Options that say what is looked for, and what may be said in their place."""
 
 Variant = tuple[str, Question]
 """What was changed, in words, and the question then."""
@@ -44,6 +53,42 @@ Variant = tuple[str, Question]
 def card_asked(find: str | None, gpu: str | None) -> str | None:
     """The card that a question begins with: the one that was given, or any where it is a card that is asked for."""
     return device_names()[0] if gpu is None and find == _MIN_GPU else gpu
+
+
+def check_cards(
+    find: str | None,
+    cluster: Cluster,
+    *,
+    gpu: str | Cluster | None = None,
+    gpus: int | None = None,
+    gpu_memory: str | int | None = None,
+    here: bool = False,
+) -> None:
+    """Raise UsageError where the card, or the number of cards, that is looked for was said."""
+    if find == _MIN_GPU:
+        given = {"--gpu": gpu, "--gpu-memory": gpu_memory, "--here": here or None}
+        said = next((name for name, value in given.items() if value is not None), None)
+        if said is not None:
+            raise UsageError(f"--find {find} looks for the card, and {said} says it; leave one of the two out.")
+    if find == _MIN_GPUS and (gpus is not None or (cluster.gpus > 1 and not here)):
+        said = "--gpu" if gpus is None else "--gpus"
+        raise UsageError(
+            f"--find {find} looks for the number of GPUs, and {said} says {cluster.gpus}; give the card alone: "
+            f"--gpu {cluster.device.id if cluster.device.id in device_names() else 'NAME'}."
+        )
+
+
+def check_looked_for(find: str | None, said: Mapping[str, Any]) -> None:
+    """Raise UsageError where an option says what is looked for."""
+    for name, instead in _LOOKED_FOR.get(find or "", {}).items():
+        if name in said:
+            what = f"--find {find} looks for what --{spelled(name)} says"
+            raise UsageError(f"{what}; leave --{spelled(name)} out{instead}, or leave --find out.")
+
+
+def most_gpus(find: str | None, cluster: Cluster) -> int:
+    """How many GPUs the answer may have."""
+    return MOST_GPUS if find == _MIN_GPUS else cluster.gpus
 
 
 def cluster_asked(find: str | None, cluster: Cluster, plan: Plan) -> Cluster:
@@ -90,7 +135,7 @@ def backwards(
                     raise
                 return False
 
-        edge = {"max-seq-len": _longest, _MAX_MICRO_BATCH: _largest, _MIN_GPUS: _fewest, _MIN_GPU: _smallest}[find]
+        edge = {_MAX_SEQ_LEN: _longest, _MAX_MICRO_BATCH: _largest, _MIN_GPUS: _fewest, _MIN_GPU: _smallest}[find]
         found = edge(question, possible, progress)
         if found is None:
             least = _of_micro_batch(question, 1) if find == _MAX_MICRO_BATCH else question
@@ -98,7 +143,7 @@ def backwards(
         words, asked = found
         solution = search(asked, ghosts, top=top, pareto=pareto, progress=progress)
     said = {"find": find, "found": words}
-    if find == "max-seq-len" and asked.job.seq_len == _positions(asked) < LONGEST:
+    if find == _MAX_SEQ_LEN and asked.job.seq_len == _positions(asked) < LONGEST:
         said["limit"] = "no longer one was tried: the network's positions end there"
     return replace(solution, question={**solution.question, **said})
 

@@ -180,6 +180,11 @@ class Question:
         word = spelled(name)
         return not self.said(name) and (not self.only or word in self.only) and word not in self.without
 
+    def is_undecided(self, name: str) -> bool:
+        """Whether it may come to have several values: an open option, and `shard`, which follows from the layout
+        where it is left out (`_ALIKE`)."""
+        return self.is_open(name) or (name == "shard" and not self.said(name))
+
     def values(self, name: str) -> tuple[Any, ...]:
         """Of ORDER what an option may be that the engine has words for, whatever was said: some layers are
         checkpointed and others not only where a trainer has none for what within each of them."""
@@ -248,7 +253,7 @@ def candidates(
     Combinations that cannot be (heads that do not divide, a global batch that does not) are left out; whether the
     techniques themselves take the job is asked later, of those that are worth it.
     """
-    batch = question.sequences
+    batch, synced = question.sequences, question.said("accum_sync")
     for method in question.methods or (question.job.method,):
         base = replace(question.job, method=method, global_batch_tokens=None)
         jobs: dict[tuple[int, int], Job] = {}  # few differ, and each is checked when it is made
@@ -264,7 +269,9 @@ def candidates(
             for micro_batch, accumulation in dict.fromkeys((sizes[0], sizes[-1])) if ends and sizes else sizes:
                 if accumulation < plan.pp or (plan.optimizer_in_backward and accumulation > 1):
                     continue
-                if plan.accum_sync and (accumulation == 1 or (ranks * plan.cp == 1 and plan.param_offload == "none")):
+                if plan.accum_sync and not synced and accumulation == 1:
+                    continue  # which is the same without
+                if plan.accum_sync and ranks * plan.cp == 1 and plan.param_offload == "none":
                     continue
                 size = micro_batch, accumulation
                 job = jobs.get(size) or jobs.setdefault(

@@ -4,13 +4,35 @@ An environment setting, read when torch first touches a GPU.  torch 2.9 renamed 
 and 2.8 read the old name only.
 """
 
-from typing import Final
+from __future__ import annotations
 
-from tonnage.techniques.technique import Technique
+from typing import TYPE_CHECKING, Final
+
+from tonnage.techniques.technique import Refusal, Technique
+
+if TYPE_CHECKING:
+    from tonnage.device import Cluster
+    from tonnage.job import Job
+    from tonnage.plans import Plan
+
+
+def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """A GPU: the host's memory has no caching allocator."""
+    from tonnage.device import CPU
+
+    if cluster.device.id != CPU:
+        return None
+    return Refusal(
+        technique=f"allocator={plan.allocator}",
+        reason="it is a setting of the GPU's caching allocator, and the CPU has none",
+        instead="choose allocator default",
+    )
+
 
 EXPANDABLE: Final = Technique(
     option="allocator",
     values=("expandable",),
+    accepts=accepts,
     environment={
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",

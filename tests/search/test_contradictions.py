@@ -1,0 +1,62 @@
+"""Options that stand against each other whatever is chosen, and those that do not."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from solutions import question
+from tonnage.engines import engine
+from tonnage.errors import UsageError
+from tonnage.search.contradictions import check_possible
+from tonnage.search.space import Question
+
+
+def asked(gpu: str, model: str = "smollm2-135m", **said: Any) -> Question:
+    return question(model, gpu, stated=tuple(said), seq_len=1024, **said)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said", "reason"),
+    [
+        ("t4", {"attention": "flash"}, "attention=flash: it needs compute capability 8.0, and t4 has 7.5"),
+        ("a100-40gb", {"optimizer_in_backward": True, "clip_grad_norm": 1.0}, "clipping needs the norm"),
+        ("a100-40gb", {"weights_dtype": "fp32", "precision": "bf16-true"}, "weights compute in their own dtype"),
+        ("a100-40gb", {"shard": "hsdp"}, "shard=hsdp: it needs several nodes"),
+        ("2xa100-40gb", {"tp": 2, "loss": "fused"}, "tp=2: loss fused takes a whole head"),
+        ("2xa100-40gb", {"pp": 2}, "pp=2: a step has 1 micro-batch, fewer than stages"),
+        ("cpu", {"allocator": "expandable"}, "allocator=expandable: .*the CPU has none"),
+    ],
+)
+def test_what_estimate_refuses_whatever_is_chosen_is_refused(gpu: str, said: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        check_possible(asked(gpu, **said))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "said"),
+    [
+        ("t4", {}),
+        ("2xa100-40gb", {"loss": "fused"}),
+        ("a100-40gb", {"param_offload": "cpu"}),  # which needs a sharding, and that is open
+        ("2xt4", {"tp": 2}),  # fp16 stands against it, which nobody said
+        ("2xa100-40gb", {"pp": 2, "global_batch_tokens": 4096}),
+    ],
+)
+def test_what_hangs_on_open_options_is_left_to_the_search(gpu: str, said: dict[str, Any]) -> None:
+    check_possible(asked(gpu, **said))
+
+
+def test_a_default_that_is_laid_out_otherwise_is_no_contradiction() -> None:
+    """Experts are divided under sharded data parallelism, which is open and not the default."""
+    check_possible(asked("8xh100-80gb", "mixtral-8x7b", ep=8))
+
+
+def test_a_trainer_that_is_missing_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "installed", lambda package: None)
+    check_possible(asked("a100-40gb", engine="torchtitan"))
+
+
+def test_what_nobody_said_is_no_contradiction() -> None:
+    one = asked("t4", attention="flash")
+    check_possible(replace(one, stated=()))
