@@ -16,11 +16,12 @@ from tonnage.worked import Operation, Worked
 
 STEP = Worked(
     operations=(
-        Operation("forward", "mm", "product", "bfloat16", 2 * 3 * 4 * 5, 94, 1, True, False, 0),
-        Operation("backward", "mul", "pass", "float32", 0, 24, 2, True, False, 0),
+        Operation("forward", "mm", "product", "bfloat16", 2 * 3 * 4 * 5, 94, 1, True, False, 0, 2),
+        Operation("backward", "mul", "pass", "float32", 0, 24, 2, True, False, 0, 2),
     ),
     numbers=array("q", [0, 0, 1, 1, 2, 4]),
     phases={3: "forward", 4: "backward"},
+    passed_on={"optimizer": 4},
     names=("", "kernel"),
     log=b"".join(struct.pack("<BBHIIIIIIIQQQQ", 1, 0, 0, 3, 1, *range(5), *range(4)) for _ in range(4)),
 )

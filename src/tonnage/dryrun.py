@@ -116,12 +116,14 @@ def run(
     rank: int | None = None,
     torch_version: str | None = None,
     variables: Mapping[str, str] | None = None,
+    seconds: bool = True,
     progress: Progress = lambda text: None,
 ) -> Run:
     """Run `command` on ghost cards until `steps` optimizer steps are done, and sum up what each rank did.
 
     `rank` runs only this rank of the cluster's, in one process and without the command's launcher (torchrun,
     accelerate launch, deepspeed), which is how hundreds of ranks are tried on a laptop.
+    With `seconds` one step more is made when these are, and its operations are counted (`costs.played`).
     A command that is stopped at the time limit is summed up when every rank made two steps.  One that fails in its
     first step, maybe for a value that no ghost computes, is run once more with what can be computed on the host.
     The command's output goes to standard error.  Raises TrialFailed when it fails for a reason other than memory,
@@ -148,6 +150,7 @@ def run(
     def attempt(inherit: Mapping[str, str] | None) -> Attempt:
         with scratch("tonnage-") as folder:
             prepared = _prepared(torch, cluster, steps, inherit, folder)
+            prepared |= {"TONNAGE_COUNTED": "1"} if seconds else {}
             asked = command
             if rank is not None:
                 asked, said = launchers.alone(command, python, rank, cluster, prepared)
@@ -179,7 +182,9 @@ def run(
         notes=notes,
     )
     told = tuple(_told(card, made.left.named) for card in made.cards)
-    estimate = _with_time(with_buckets_of_script(summed.estimate), made.left.traces, cluster)
+    estimate = with_buckets_of_script(summed.estimate)
+    if seconds:
+        estimate = _with_time(estimate, made.left.traces, cluster)
     return replace(summed, estimate=replace(estimate, cards=told))
 
 

@@ -97,6 +97,10 @@ class Point:
     """By the time model."""
     tokens_per_second_per_gpu: float
     """By the time model."""
+    whole: bool
+    """Whether it was run whole; else a look at a few layers says what it needs."""
+    fits: bool
+    """Whether that is within the card, less its headroom."""
 
 
 @dataclass(frozen=True, kw_only=True)

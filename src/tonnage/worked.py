@@ -43,6 +43,8 @@ class Operation(NamedTuple):
     """Of an attention: whether a token sees only those before it."""
     tokens: int
     """Keys of an attention."""
+    tensors: int
+    """How many it was given."""
 
 
 class Record(NamedTuple):
@@ -70,6 +72,8 @@ class Worked:
     """Three for each operation in order: which of `operations` it was, its first record, the one behind its last."""
     phases: dict[int, str]
     """Of each mark that records carry."""
+    passed_on: dict[str, int]
+    """By phase: tensors of classes of their own (DTensor), which do operations by others, in Python."""
     names: tuple[str, ...]
     """Names of kernels and collectives; the log points at them by index."""
     log: bytes
@@ -102,6 +106,7 @@ def read(archive: zipfile.ZipFile, prefix: str = "") -> Worked | None:
             operations=tuple(map(_operation, document["rows"])),
             numbers=numbers,
             phases={int(mark): str(phase) for mark, phase in document["phases"].items()},
+            passed_on={str(phase): int(count) for phase, count in document["passed_on"].items()},
             names=tuple(map(str, document["names"])),
             log=archive.read(f"{prefix}{_LOG}"),
         )
@@ -116,6 +121,7 @@ def write(worked: Worked, archive: zipfile.ZipFile, prefix: str = "") -> None:
     document = {
         "rows": [list(one) for one in worked.operations],
         "phases": {str(mark): phase for mark, phase in worked.phases.items()},
+        "passed_on": worked.passed_on,
         "names": list(worked.names),
     }
     archive.writestr(f"{prefix}{_DOCUMENT}", json.dumps(document))
@@ -135,13 +141,12 @@ def load(path: Path) -> Worked | None:
 
 
 def _operation(row: list[Any]) -> Operation:
-    phase, name, family, dtype, flops, moved, kernels, aligned, causal, tokens = row
+    phase, name, family, dtype, flops, moved, kernels, aligned, causal, tokens, tensors = row
     numbers = (int(flops), int(moved), int(kernels))
-    if min(*numbers, int(tokens)) < 0:
+    if min(*numbers, int(tokens), int(tensors)) < 0:
         raise ValueError(f"{name} works less than nothing")
-    return Operation(
-        str(phase), str(name), str(family), str(dtype), *numbers, bool(aligned), bool(causal), int(tokens)
-    )
+    texts = (str(phase), str(name), str(family), str(dtype))
+    return Operation(*texts, *numbers, bool(aligned), bool(causal), int(tokens), int(tensors))
 
 
 def _check(worked: Worked) -> None:

@@ -36,24 +36,25 @@ def record(kind, stream=0, *, name=0, ranks=0, moved=0, address=0, mark=0, flags
     return struct.pack("<BBHIIIIIIIQQQQ", kind, 0, flags, mark, name, ranks, 0, 0, 0, 0, stream, moved, address, 0)
 
 
-def step(records, operations=(), places=(), phases=None):
+def step(records, operations=(), places=(), phases=None, passed_on=None):
     """Records, with operations at places (number, first record, the one behind)."""
     numbers = array("q", [number for place in places for number in place])
     return Worked(
         operations=tuple(operations),
         numbers=numbers,
         phases=phases or {0: "forward"},
+        passed_on=passed_on or {},
         names=NAMES,
         log=b"".join(records),
     )
 
 
 def moving(moved, phase="forward", kernels=1):
-    return Operation(phase, "mul", "pass", "bfloat16", 0, moved, kernels, True, False, 0)
+    return Operation(phase, "mul", "pass", "bfloat16", 0, moved, kernels, True, False, 0, 2)
 
 
 def multiplying(flops, moved=0, phase="forward"):
-    return Operation(phase, "mm", "product", "bfloat16", flops, moved, 1, True, False, 0)
+    return Operation(phase, "mm", "product", "bfloat16", flops, moved, 1, True, False, 0, 2)
 
 
 def passing_seconds(moved, kernels=1):
@@ -116,6 +117,19 @@ def test_parts_that_run_again_take_the_host_longer():
     assert seconds(worked, pace=pace) == pytest.approx(5 * 1e-3 + 2 * 0.1)
 
 
+def test_tensors_that_are_gathered_and_passed_on_take_the_host_each_its_time():
+    gather = Operation("forward", "all_gather_copy_in", "pass", "bfloat16", 0, 1, 1, True, False, 0, 9)
+    pace = replace(PACE, kernel_seconds=1e-3, updating_kernel_seconds=1e-3, passed_on_seconds=1e-4)
+    phases = {0: "forward", 1: "optimizer"}
+    records = [record(KERNEL), record(KERNEL, mark=1), record(KERNEL, mark=1)]
+    plain = step(records, phases=phases)
+    assert seconds(plain, pace=pace) == pytest.approx(3e-3)
+    gathered = step(records, [gather], [(0, 0, 1)], phases)
+    assert seconds(gathered, pace=pace) == pytest.approx(3e-3 + 9 * timing.GATHERED_TENSOR_SECONDS)
+    passed_on = step(records, phases=phases, passed_on={"optimizer": 40, "backward": 7})
+    assert seconds(passed_on, pace=pace) == pytest.approx(3e-3 + 40 * 1e-4)
+
+
 def gathering(waits):
     """A gather of 7 GB on a stream of its own, and a pass of 200 GB that waits for it, or does not.
 
@@ -170,7 +184,7 @@ def test_half_of_a_causal_attention_is_computed_and_all_of_a_masked_one():
         flops, tokens = 4 * 10**12, 8192
         return step(
             [record(KERNEL)],
-            [Operation("forward", name, "attention", "bfloat16", flops, 0, 1, True, causal, tokens)],
+            [Operation("forward", name, "attention", "bfloat16", flops, 0, 1, True, causal, tokens, 3)],
             [(0, 0, 1)],
         )
 

@@ -69,6 +69,7 @@ def _run(
     rank: int | None = None,
     timeout_seconds: float = 240.0,
     variables: tuple[tuple[str, str], ...] = (),
+    seconds: bool = False,
 ) -> Answer:
     """Runs a program of tests/programs on the ghost."""
     command = [*launcher, str(PROGRAMS / program), *arguments]
@@ -82,6 +83,7 @@ def _run(
                 rank=rank,
                 timeout_seconds=timeout_seconds,
                 variables={**os.environ, "OMP_NUM_THREADS": "1", **dict(variables)},
+                seconds=seconds,
             )
         except TonnageError as reason:
             error = reason

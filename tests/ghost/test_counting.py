@@ -108,7 +108,7 @@ def test_a_network_of_unknown_dimensions_gets_seconds_where_they_are_asked_for(w
 
 def test_a_script_gets_the_seconds_of_a_further_step(dry_run: Any) -> None:
     """Two matrices of 4 M weights and 512 rows: 3 products of each but the first one's input gradient."""
-    answer = dry_run("further.py", "goes-on", gpu="h200")
+    answer = dry_run("further.py", "goes-on", gpu="h200", seconds=True)
     found = answer.run.estimate
     assert answer.run.traces[0].steps == 3
     worked = answer.run.traces[0].worked
@@ -131,10 +131,16 @@ def test_a_script_gets_the_seconds_of_a_further_step(dry_run: Any) -> None:
     ],
 )
 def test_what_becomes_of_a_further_step_changes_no_answer(dry_run: Any, how: str, why: str) -> None:
-    answer = dry_run("further.py", how, gpu="h200")
+    answer = dry_run("further.py", how, gpu="h200", seconds=True)
     assert answer.error is None, answer.output
     found = answer.run.estimate
     assert found.fits
     assert answer.run.traces[0].steps == 3
     assert found.time["step_seconds"] is None
     assert any(why in one for one in found.coverage.modelled)
+
+
+def test_several_stacks_are_counted_and_keep_their_wide_interval(worker: Worker) -> None:
+    time = estimate(tiny_job("t5"), Plan(), CARD, worker=worker, seen=True).estimate.time
+    assert time["low_seconds"] <= 0.7 * time["step_seconds"]
+    assert time["high_seconds"] >= 1.7 * time["step_seconds"]

@@ -18,9 +18,14 @@ UNKNOWN = {"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None,
 def worked(flops: int) -> Worked:
     """A step of one product."""
     record = struct.pack("<BBHIIIIIIIQQQQ", 13, 0, 0, 0, 0, *[0] * 9)
-    product = Operation("forward", "mm", "product", "bfloat16", flops, 0, 1, True, False, 0)
+    product = Operation("forward", "mm", "product", "bfloat16", flops, 0, 1, True, False, 0, 2)
     return Worked(
-        operations=(product,), numbers=array("q", [0, 0, 1]), phases={0: "forward"}, names=("",), log=record
+        operations=(product,),
+        numbers=array("q", [0, 0, 1]),
+        phases={0: "forward"},
+        passed_on={},
+        names=("",),
+        log=record,
     )
 
 

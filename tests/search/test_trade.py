@@ -1,12 +1,16 @@
 """The frontier of memory and speed, by a formula."""
 
+from dataclasses import replace
+
 import pytest
 
 from solutions import Formula, possible, question
+from tonnage.report import plans
 from tonnage.search.pricing import fastest_first
 from tonnage.search.solve import search
 from tonnage.search.space import candidates
 from tonnage.search.trade import MOST_POINTS
+from tonnage.units import gib
 
 
 @pytest.mark.parametrize(
@@ -34,3 +38,16 @@ def test_the_frontier_ends_with_the_smallest_of_those_that_can_be_run():
     able = [one.candidate for one in order if possible(asked, one.candidate)]
     least = min(need.process_bytes for need in ghosts.need(able, asked.cluster))
     assert search(asked, ghosts, pareto=True).frontier[-1].process_bytes == least
+
+
+def test_points_say_whether_they_fit_and_were_run():
+    asked = question(gpu="rtx-4090", model="llama-3.2-3b")
+    found = search(asked, Formula(), top=2, pareto=True)
+    assert {point.fits for point in found.frontier} == {True, False}
+    for point in found.frontier:
+        assert point.fits == (point.process_bytes <= asked.budget_bytes)
+    text = " ".join(plans.render(found).split())
+    assert text.count("more than the card has") == len([point for point in found.frontier if not point.fits])
+    look = next(point for point in found.frontier if not point.fits)
+    assert plans.needed(look) == gib(look.process_bytes)
+    assert plans.needed(replace(look, whole=False)) == f"~{gib(look.process_bytes)}"

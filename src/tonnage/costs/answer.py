@@ -10,7 +10,7 @@ from tonnage.costs.blend import averaged, blended, padded_lengths
 from tonnage.costs.played import priced
 from tonnage.costs.software import software_of
 from tonnage.costs.stacks import stacks
-from tonnage.costs.timing import Timing, timing, together
+from tonnage.costs.timing import STACKED, Timing, timing, together
 from tonnage.costs.work import Work
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UnknownNetwork
@@ -65,7 +65,7 @@ def is_better_seen(job: Job, plan: Plan, cluster: Cluster) -> bool:
     if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0], plan.param_offload):
         return False
     try:
-        if job.model.kind == "config" and len(stacks(job)) > 1:
+        if _has_stacks(job):
             return True
         price(job, plan, cluster)
     except UnknownNetwork:
@@ -73,6 +73,14 @@ def is_better_seen(job: Job, plan: Plan, cluster: Cluster) -> bool:
     except CannotEstimate:
         return False
     return False
+
+
+def _has_stacks(job: Job) -> bool:
+    """Whether a network has several stacks of layers, of which few steps were measured."""
+    try:
+        return job.model.kind == "config" and len(stacks(job)) > 1
+    except UnknownNetwork:
+        return False
 
 
 def played(
@@ -87,10 +95,11 @@ def played(
         return saying(estimate, f"time: unknown. {error}")
     said = f"time: of {found.operations:,} operations of a step, counted as they were launched and priced one by one"
     tokens = None if job is None or plan is None else _tokens(job, plan, cluster)
+    low, high = STACKED if job is not None and _has_stacks(job) else (1.0, 1.0)
     time = {
         "step_seconds": found.step_seconds,
-        "low_seconds": found.low_seconds,
-        "high_seconds": found.high_seconds,
+        "low_seconds": min(found.low_seconds, low * found.step_seconds),
+        "high_seconds": max(found.high_seconds, high * found.step_seconds),
         "tokens_per_second_per_gpu": None if tokens is None else tokens / found.step_seconds,
         "mfu": found.mfu,
         "bound_by": found.bound_by,

@@ -6,14 +6,14 @@ is told to wait for.  For networks whose dimensions are not known (`kinds`), and
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from tonnage.costs import operations, rates
 from tonnage.costs.collectives import Fabric, Group
 from tonnage.costs.rates import Card, Seconds
 from tonnage.costs.software import Software
-from tonnage.costs.timing import ELSEWHERE, HOSTS, WAITING, data_fabric, of_card, of_hosts
+from tonnage.costs.timing import ELSEWHERE, GATHERED_TENSOR_SECONDS, HOSTS, WAITING, data_fabric, of_card, of_hosts
 from tonnage.device import Cluster, Device
 from tonnage.errors import CannotEstimate
 from tonnage.worked import Operation, Record, Worked
@@ -33,6 +33,9 @@ _BACKENDS: Final = ("cudnn", "flash", "efficient")
 _SENT: Final = ("Send", "Recv")
 """Exchanges of two ranks, of which one waits for what the other does before."""
 
+_GATHERED: Final = "all_gather_copy_in"
+"""FSDP2's operation that puts a layer's tensors into one buffer, each by Python of its own."""
+
 _READS_LITTLE: Final = ("nll_loss_forward",)
 """Operations that read next to nothing of what they are given."""
 
@@ -47,6 +50,8 @@ class Pace:
     """The same of an optimizer's."""
     again_seconds: float
     """Of the host for each part that is about to run again, besides its kernels."""
+    passed_on_seconds: float
+    """Of the host for each tensor of a class of its own (DTensor) that is given to an operation."""
     product: float
     """Times the card's seconds: of products,"""
     attention: float
@@ -111,11 +116,11 @@ def priced(worked: Worked, cluster: Cluster, software: Software, pace: Pace | No
             flops[_DTYPES.get(operation.dtype, "bf16")] += operation.flops
     exchanged, slowing = _exchanges(records, fabric, cluster)
     copied = {place: _copy_seconds(records[place], device, reached) for place in _crossing(records)}
-    step = _step(records, worked.phases, lasting | exchanged | copied, pace)
-    at_once = replace(pace, kernel_seconds=0.0, updating_kernel_seconds=0.0, again_seconds=0.0)
+    asking = _asking(worked, records, pace)
+    step = _step(records, lasting | exchanged | copied, asking)
     without = {
-        "communication": _step(records, worked.phases, lasting | dict.fromkeys((*exchanged, *copied), 0.0), pace),
-        "host": _step(records, worked.phases, lasting | exchanged | copied, at_once),
+        "communication": _step(records, lasting | dict.fromkeys((*exchanged, *copied), 0.0), asking),
+        "host": _step(records, lasting | exchanged | copied, {}),
     }
     moving = sum(exchanged.values()) + sum(copied.values())
     if moving:  # what is computed beside an exchange is slowed down
@@ -155,6 +160,31 @@ def _interval(
         low, high = low**1.5, high**1.5
         assumed.append(of_card(cluster.device, reached))
     return low, high, tuple(assumed)
+
+
+def _asking(worked: Worked, records: Sequence[Record], pace: Pace) -> dict[int, float]:
+    """Of the host, before each launch: Python, autograd, and what FSDP2 and DTensor do for each tensor."""
+    found: dict[int, float] = {}
+    launches = Counter[str]()
+    before = ""
+    for place, record in enumerate(records):
+        if record.kind in _LAUNCHED or record.kind == _COLLECTIVE:
+            phase = worked.phases.get(record.mark, "")
+            found[place] = pace.updating_kernel_seconds if phase == "optimizer" else pace.kernel_seconds
+            found[place] += pace.again_seconds if phase == "recompute" != before else 0.0
+            launches[phase] += 1
+            before = phase
+    each = {
+        phase: count * pace.passed_on_seconds / max(launches[phase], 1) for phase, count in worked.passed_on.items()
+    }
+    for place in found:
+        found[place] += each.get(worked.phases.get(records[place].mark, ""), 0.0)
+    for number, first, last in worked.places():
+        operation = worked.operations[number]
+        if operation.name == _GATHERED:
+            launched = next(place for place in range(first, last) if place in found)
+            found[launched] += operation.tensors * GATHERED_TENSOR_SECONDS
+    return found
 
 
 def _spread(seconds: float, records: Sequence[Record], lasting: dict[int, float], first: int, last: int) -> None:
@@ -246,12 +276,12 @@ def _whole_bytes(record: Record) -> int:
     return record.bytes * (record.grid[0] if record.name in ("AllGather", "ReduceScatter") else 1)
 
 
-def _step(records: Sequence[Record], phases: Mapping[int, str], lasting: Mapping[int, float], pace: Pace) -> float:
+def _step(records: Sequence[Record], lasting: Mapping[int, float], asking: Mapping[int, float]) -> float:
     """Seconds of a step behind one like it."""
     clocks = _Clocks()
-    clocks.play(records, phases, lasting, pace)
+    clocks.play(records, lasting, asking)
     begin = clocks.latest()
-    clocks.play(records, phases, lasting, pace)
+    clocks.play(records, lasting, asking)
     return clocks.latest() - begin
 
 
@@ -267,17 +297,11 @@ class _Clocks:
         """When all are."""
         return max(self.host, *self.streams.values()) if self.streams else self.host
 
-    def play(
-        self, records: Iterable[Record], phases: Mapping[int, str], lasting: Mapping[int, float], pace: Pace
-    ) -> None:
+    def play(self, records: Iterable[Record], lasting: Mapping[int, float], asking: Mapping[int, float]) -> None:
         """Ask for all of it."""
-        before = ""
         for place, record in enumerate(records):
             if record.kind in _LAUNCHED or record.kind == _COLLECTIVE:
-                phase = phases.get(record.mark, "")
-                self.host += pace.updating_kernel_seconds if phase == "optimizer" else pace.kernel_seconds
-                self.host += pace.again_seconds if phase == "recompute" != before else 0.0
-                before = phase
+                self.host += asking.get(place, 0.0)
                 begin = max(self.host, self.streams.get(record.stream, 0.0))
                 self.streams[record.stream] = begin + lasting.get(place, 0.0)
             elif record.kind == _EVENT:

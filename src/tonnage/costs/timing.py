@@ -66,7 +66,7 @@ says in which the host decided: 8-bit AdamW of 290 tensors took 0.18 s more than
 _LAUNCH_SECONDS: Final = 10e-6
 """Of the host for a kernel of an optimizer, which launches them in a loop without modules or autograd between."""
 
-_GATHERED_TENSOR_SECONDS: Final = 75e-6
+GATHERED_TENSOR_SECONDS: Final = 75e-6
 _UPDATED_TENSOR_SECONDS: Final = 200e-6
 """Of the host under FSDP2, for each tensor of weights each time it is gathered, and for each that an optimizer takes
 as a DTensor without a fused kernel: Llama 3.2 1B on an H200 with adapters (368 tensors in layers, 224 of them
@@ -232,7 +232,7 @@ def together(found: Sequence[Timing], tokens: float, assumed: str) -> Timing:
     """
     seconds = {name: sum(getattr(one, name) for one in found) for name in _SUMMED}
     step = seconds["step_seconds"]
-    low, high = _STACKED
+    low, high = STACKED
     ends = {"low_seconds": min(seconds["low_seconds"], step * low)}
     ends["high_seconds"] = max(seconds["high_seconds"], step * high)
     longest = max(found, key=lambda one: one.step_seconds)
@@ -247,7 +247,7 @@ def together(found: Sequence[Timing], tokens: float, assumed: str) -> Timing:
 
 _SUMMED: Final = tuple(item.name for item in fields(Timing) if item.name.endswith("_seconds"))
 
-_STACKED: Final = (0.7, 1.7)
+STACKED: Final = (0.7, 1.7)
 """Measured / predicted of the six steps of ViT-large and T5-base on our H200: the least and the most."""
 
 
@@ -272,7 +272,7 @@ def _gathering_host(shape: Shape, work: Work) -> float:
     """Seconds of the host for a layer of a micro-batch, whose tensors FSDP2 gathers one by one."""
     if not work.unpacked:
         return 0.0
-    each = _tensors(shape, work) * _GATHERED_TENSOR_SECONDS
+    each = _tensors(shape, work) * GATHERED_TENSOR_SECONDS
     each += _modules(shape) * _GATHERED_4BIT_SECONDS * work.quantized
     return each * (2 if work.gathers_again else 1)
 

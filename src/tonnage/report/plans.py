@@ -272,12 +272,22 @@ def _frontier(solution: Solution) -> Iterator[Part]:
     for justify in ("right", "right", "right", "left"):
         rows.add_column(justify=justify, no_wrap=justify == "right")  # type: ignore[arg-type]
     for point in solution.frontier:
-        rows.add_row(gib(point.process_bytes), seconds(point.step_seconds), *_rate(point))
+        rows.add_row(needed(point), seconds(point.step_seconds), *_rate(point))
     yield Padding(rows, (0, 0, 0, 2))
 
 
+def needed(point: Point) -> str:
+    """What a plan of the frontier needs; ~ where a look at a few layers says so."""
+    return gib(point.process_bytes) if point.whole else f"~{gib(point.process_bytes)}"
+
+
+def named(point: Point) -> str:
+    """A plan of the frontier, and that it does not fit, if so."""
+    return describe(point.candidate) + ("" if point.fits else " (more than the card has)")
+
+
 def _rate(point: Point) -> tuple[str, Text]:
-    return f"{point.tokens_per_second_per_gpu:,.0f} tokens/s", text(describe(point.candidate))
+    return f"{point.tokens_per_second_per_gpu:,.0f} tokens/s", text(named(point))
 
 
 def _nearest(nearest: Nearest) -> Iterator[Part]:

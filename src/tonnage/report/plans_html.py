@@ -6,7 +6,7 @@ from typing import Final
 from tonnage.report import markup
 from tonnage.report.markup import key, table, text
 from tonnage.report.palette import LOOKS
-from tonnage.report.plans import cost, facts, on_host, order, rates, saving, seconds, why_not
+from tonnage.report.plans import cost, facts, named, needed, on_host, order, rates, saving, seconds, why_not
 from tonnage.search.words import describe
 from tonnage.solution import Choice, Solution, Stage
 from tonnage.units import gib
@@ -45,10 +45,10 @@ def _parts(solution: Solution, title: str) -> Iterator[str]:
             ("peak", "step", "tokens/s a GPU", "plan"),
             [
                 (
-                    gib(point.process_bytes),
+                    needed(point),
                     seconds(point.step_seconds),
                     f"{point.tokens_per_second_per_gpu:,.0f}",
-                    text(describe(point.candidate)),
+                    text(named(point)),
                 )
                 for point in solution.frontier
             ],

@@ -30,13 +30,14 @@ def frontier(
         return ()
     chosen = _spread(list(_falling(timed, question)))
     answers = ghosts.need([one.candidate for one in chosen], question.cluster)
-    points = [_of_choice(choice) for choice in shown]
+    budget = question.budget_bytes
+    points = [_of_choice(choice, budget) for choice in shown]
     for one, answer in zip(chosen, answers, strict=True):
         run = ghosts.made(one.candidate, question.cluster)
         if run is not None and run.fits:  # which says more than a look
-            points.append(_of_look(one, run.peak.process_bytes))
+            points.append(_of_priced(one, run.peak.process_bytes, budget, whole=True))
         elif isinstance(answer, Need):
-            points.append(_of_look(one, answer.process_bytes))
+            points.append(_of_priced(one, answer.process_bytes, budget, whole=answer.whole))
     return tuple(_undominated(points))
 
 
@@ -66,21 +67,25 @@ def _undominated(points: Iterable[Point]) -> Iterator[Point]:
             yield point
 
 
-def _of_choice(choice: Choice) -> Point:
+def _of_choice(choice: Choice, budget_bytes: int) -> Point:
     time = choice.estimate.time
     return Point(
         candidate=choice.candidate,
         process_bytes=choice.estimate.peak.process_bytes,
+        whole=True,
+        fits=choice.estimate.peak.process_bytes <= budget_bytes,
         step_seconds=time["step_seconds"],
         tokens_per_second_per_gpu=time["tokens_per_second_per_gpu"],
     )
 
 
-def _of_look(one: Priced, process_bytes: int) -> Point:
+def _of_priced(one: Priced, process_bytes: int, budget_bytes: int, *, whole: bool) -> Point:
     assert one.timing is not None
     return Point(
         candidate=one.candidate,
         process_bytes=process_bytes,
+        whole=whole,
+        fits=process_bytes <= budget_bytes,
         step_seconds=one.timing.step_seconds,
         tokens_per_second_per_gpu=one.timing.tokens_per_second_per_gpu,
     )

@@ -2,6 +2,7 @@
 
 Environment: TONNAGE_OUT (folder for the traces), TONNAGE_STEPS (optimizer steps to run),
 TONNAGE_SOURCE, TONNAGE_ALONE (this process stands for its rank alone, see `ranks`),
+TONNAGE_COUNTED (one step more is made and counted, see `worked`),
 TONNAGE_SETTINGS (see `script`), TONNAGE_FOLLOW (what is computed from small known values is known, see `integers`).
 """
 
@@ -51,6 +52,7 @@ def _torch_is_here(torch: ModuleType, script: Script, told: dict[str, str]) -> N
     ranks.prepare(torch, ghost)
     source = told.get("TONNAGE_SOURCE", "ghost")
     recorded = recording.Recording(watch, told["TONNAGE_OUT"], source, lambda: [*policy.assumed(), *watch.left_out()])
+    recorded.counts = bool(told.get("TONNAGE_COUNTED"))
     watch.on_stop = recorded.stop
     watch.on_end = recorded.end
     watch.script = script

@@ -87,6 +87,8 @@ class Recording:
         self._leave = os._exit
         self._process: int | None = None
         self._written = threading.Lock()
+        self.counts = False
+        """Whether one step more is made, whose operations are counted."""
         self._counted: Worked | None = None
 
     def begin(self) -> None:
@@ -141,7 +143,7 @@ class Recording:
     def _begin_counting(self) -> bool:
         """Whether the step that begins now is counted; whatever becomes of it, the trace is written."""
         watch = self.watch
-        if watch.native is None or _has_compiled():
+        if not self.counts or watch.native is None or _has_compiled():
             return False
         self._counted = Worked(watch.torch, watch.native, lambda: watch.marks[-1][1])
         took = time.perf_counter() - watch.began

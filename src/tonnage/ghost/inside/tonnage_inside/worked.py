@@ -12,9 +12,6 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
-ROW = ("phase", "name", "family", "dtype", "flops", "bytes", "kernels", "aligned", "causal", "tokens")
-"""What is counted of an operation.  Families: `product`, `attention`, `pass`; `tokens`: keys of an attention."""
-
 _OVERWRITES = ("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "set_")
 """Operations in place that read nothing of what they write."""
 
@@ -38,7 +35,10 @@ _LEFT = ("grads",)
 
 
 class Worked:
-    """Counts the operations of one process while it is on; `phase` tells in which phase one is."""
+    """Counts the operations of one process while it is on; `phase` tells in which phase one is.
+
+    What is noted of an operation are the fields of `tonnage.worked.Operation`.
+    """
 
     def __init__(self, torch: Any, native: Any, phase: Callable[[], str]) -> None:
         self._torch = torch
@@ -48,6 +48,7 @@ class Worked:
         self._mode: Any = None
         self._rows: dict[tuple[Any, ...], int] = {}
         self._places = array("q")
+        self._passed_on: dict[str, int] = {}
         self._began = self._ended = 0
 
     def start(self) -> None:
@@ -61,6 +62,7 @@ class Worked:
 
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 if any(_dispatches(kind, torch) for kind in types):
+                    worked._pass_on(args, kwargs)
                     return NotImplemented  # what it does with its plain tensors comes here later
                 return worked._count(func, args, kwargs or {})
 
@@ -86,6 +88,7 @@ class Worked:
             "rows": [list(row) for row in self._rows],
             "names": self._native.names(),
             "phases": {str(mark): phases(mark) for mark in marks},
+            "passed_on": self._passed_on,
         }
         partial = f"{path}.partial"
         with zipfile.ZipFile(partial, "w") as archive:
@@ -94,13 +97,20 @@ class Worked:
             archive.writestr("worked.log", log)
         os.replace(partial, path)
 
+    def _pass_on(self, *given: Any) -> None:
+        """Tensors of a class of its own, which does an operation by others in Python: how many, by phase."""
+        phase = self._phase()
+        count = sum(_dispatches(type(tensor), self._torch) for tensor in self._tensors(given))
+        self._passed_on[phase] = self._passed_on.get(phase, 0) + count
+
     def _count(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         before = self._native.log_count()
         result = func(*args, **kwargs)
         after = self._native.log_count()
         kernels = self._native.launched(before) if after > before else 0
         if kernels:
-            row = (self._phase(), *self._row(func, args, kwargs, result, kernels))
+            given = len(list(self._tensors((args, kwargs))))
+            row = (self._phase(), *self._row(func, args, kwargs, result, kernels), given)
             self._places.extend(
                 (self._rows.setdefault(row, len(self._rows)), before - self._began, after - self._began)
             )
