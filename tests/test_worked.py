@@ -59,6 +59,14 @@ def test_operations_that_point_nowhere_are_refused(tmp_path, numbers):
         worked.load(path)
 
 
+def test_an_operation_that_launched_nothing_is_refused(tmp_path):
+    waits = b"".join(struct.pack("<BBHIIIIIIIQQQQ", 15, 0, 0, 3, 1, *range(5), *range(4)) for _ in range(4))
+    path = tmp_path / "worked"
+    path.write_bytes(archive(Worked(**{**vars(STEP), "log": waits})))
+    with pytest.raises(UnreadableFile, match="launched nothing"):
+        worked.load(path)
+
+
 @given(st.data())
 def test_a_damaged_file_is_one_of_ours_or_read(tmp_path_factory, data):
     whole = bytearray(archive(STEP))

@@ -193,8 +193,9 @@ def _with_time(estimate: Estimate, ranks: Sequence[Trace], cluster: Cluster) -> 
     seen = [trace.worked for trace in ranks if trace.worked is not None]
     if seen:
         return played(estimate, seen, cluster)
-    compiled = any(trace.script.get("compiled") for trace in ranks)
-    why = "what torch.compile made is not seen" if compiled else "the command ended without a further one"
+    why = "the command ended without a further one, or it could not be counted to its end"
+    if any(trace.script.get("compiled") for trace in ranks):
+        why = "what torch.compile made is not seen"
     return saying(estimate, f"time: unknown. The operations of a step are counted in one more; {why}.")
 
 

@@ -20,6 +20,10 @@ _DOCUMENT, _NUMBERS, _LOG = "worked.json", "worked.places", "worked.log"
 _RECORD: Final = struct.Struct("<BBHIIIIIIIQQQQ")  # struct ghost_record, 64 bytes
 
 
+LAUNCHED: Final = (1, 2, 3, 4, 5, 13)
+"""Kinds of records that are work of the card: kernels, copies, fills, operations of libraries (docs/ghost-native.md)."""
+
+
 class Operation(NamedTuple):
     """One operation of torch's dispatcher that launched something."""
 
@@ -156,3 +160,7 @@ def _check(worked: Worked) -> None:
     for number, first, last in worked.places():
         if not (0 <= number < len(worked.operations) and 0 <= first < last <= records):
             raise ValueError("an operation points at records that are not there")
+        if not any(
+            kind in LAUNCHED for kind in worked.log[first * _RECORD.size : last * _RECORD.size : _RECORD.size]
+        ):
+            raise ValueError("an operation launched nothing")

@@ -130,6 +130,15 @@ def test_tensors_that_are_gathered_and_passed_on_take_the_host_each_its_time():
     assert seconds(passed_on, pace=pace) == pytest.approx(3e-3 + 40 * 1e-4)
 
 
+def test_kernels_that_were_not_seen_are_told():
+    seen_alone = step([record(KERNEL)] * 4, [moving(1, kernels=4)], [(0, 0, 4)])
+    assert not any("launched past" in one for one in priced(seen_alone, ONE, CODE, PACE).assumed)
+    half = step([record(KERNEL)] * 4, [moving(1, kernels=2)], [(0, 0, 2)])
+    assert any("2 of 4 kernels and copies were launched past" in one for one in priced(half, ONE, CODE, PACE).assumed)
+    two = Cluster(device=H200, gpus_per_node=8, nodes=2)
+    assert any("fill a machine before the next" in one for one in priced(half, two, CODE, PACE).assumed)
+
+
 def gathering(waits):
     """A gather of 7 GB on a stream of its own, and a pass of 200 GB that waits for it, or does not.
 

@@ -345,18 +345,8 @@ def _gpt2(config: Mapping[str, Any]) -> Shape:
 
 def _bigcode(config: Mapping[str, Any]) -> Shape:
     """GPT-2 with one key and value for all heads."""
-    h, heads = config["n_embd"], config["n_head"]
-    return _classic(
-        config,
-        layers=config["n_layer"],
-        hidden=h,
-        heads=heads,
-        kv_heads=1 if config.get("multi_query", True) else heads,
-        intermediate=config.get("n_inner") or 4 * h,
-        tied=bool(config.get("tie_word_embeddings", True)),
-        positions=config.get("n_positions", 1024),
-        parts=1,
-    )
+    known = _gpt2(config)
+    return replace(known, kv_heads=1) if config.get("multi_query", True) else known
 
 
 def _gptj(config: Mapping[str, Any]) -> Shape:

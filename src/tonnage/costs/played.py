@@ -13,15 +13,14 @@ from tonnage.costs import operations, rates
 from tonnage.costs.collectives import Fabric, Group
 from tonnage.costs.rates import Card, Seconds
 from tonnage.costs.software import Software
-from tonnage.costs.timing import ELSEWHERE, GATHERED_TENSOR_SECONDS, HOSTS, WAITING, data_fabric, of_card, of_hosts
+from tonnage.costs.timing import GATHERED_TENSOR_SECONDS, HOSTS, WAITING, data_fabric, elsewhere, of_hosts
 from tonnage.device import Cluster, Device
 from tonnage.errors import CannotEstimate
-from tonnage.worked import Operation, Record, Worked
+from tonnage.worked import LAUNCHED, Operation, Record, Worked
 
 _TO_CARD, _FROM_CARD, _ON_CARD, _FILL, _COLLECTIVE = 2, 3, 4, 5, 12
 _EVENT, _WAIT, _SYNCHRONISE = 14, 15, 16
-_LAUNCHED: Final = (1, _TO_CARD, _FROM_CARD, _ON_CARD, _FILL, 13)
-"""Kinds of records (docs/ghost-native.md): kernels, copies, fills and operations of libraries."""
+"""Kinds of records (docs/ghost-native.md)."""
 
 _DTYPES: Final = {
     **{"float32": "fp32", "tf32": "tf32", "bfloat16": "bf16", "float16": "fp16"},
@@ -140,7 +139,7 @@ def priced(worked: Worked, cluster: Cluster, software: Software, pace: Pace | No
         bound_by=max(bounds, key=lambda name: bounds[name]),
         operations=len(worked.numbers) // 3,
         rows=pace.rows,
-        assumed=assumed,
+        assumed=(*assumed, *_unseen(worked, records, cluster)),
     )
 
 
@@ -153,13 +152,28 @@ def _interval(
     if waiting > WAITING:
         low, high = min(low, HOSTS[0]), max(high, HOSTS[1])
         assumed.append(of_hosts(waiting))
-    if reached.capability not in software.capabilities or cluster.gpus > 1:
-        least, most = ELSEWHERE[0 if cluster.gpus == 1 else 1 if cluster.nodes == 1 else 2]
-        low, high = min(low, least), max(high, most)
-    if not reached.known:
-        low, high = low**1.5, high**1.5
-        assumed.append(of_card(cluster.device, reached))
-    return low, high, tuple(assumed)
+    low, high, said = elsewhere(low, high, cluster, reached, software)
+    return low, high, (*assumed, *said)
+
+
+_UNSEEN: Final = 0.02
+"""Part of a step's launches from which on it is said that they were not seen: copies of batches are fewer."""
+
+
+def _unseen(worked: Worked, records: Sequence[Record], cluster: Cluster) -> tuple[str, ...]:
+    """What is said of launches that no operation of torch's made, and of who is in a machine with whom."""
+    inside = {place for _, first, last in worked.places() for place in range(first, last)}
+    launched = [place for place, record in enumerate(records) if record.kind in LAUNCHED]
+    outside = [place for place in launched if place not in inside]
+    said = []
+    if len(outside) > _UNSEEN * len(launched):
+        said.append(
+            f"time: {len(outside):,} of {len(launched):,} kernels and copies were launched past torch's operations "
+            "(Triton's, a library's); each counts as the shortest kernel, or by the bytes that it copies"
+        )
+    if cluster.nodes > 1:
+        said.append("time: ranks that exchange are taken to fill a machine before the next")
+    return tuple(said)
 
 
 def _asking(worked: Worked, records: Sequence[Record], pace: Pace) -> dict[int, float]:
@@ -168,7 +182,7 @@ def _asking(worked: Worked, records: Sequence[Record], pace: Pace) -> dict[int, 
     launches = Counter[str]()
     before = ""
     for place, record in enumerate(records):
-        if record.kind in _LAUNCHED or record.kind == _COLLECTIVE:
+        if record.kind in LAUNCHED or record.kind == _COLLECTIVE:
             phase = worked.phases.get(record.mark, "")
             found[place] = pace.updating_kernel_seconds if phase == "optimizer" else pace.kernel_seconds
             found[place] += pace.again_seconds if phase == "recompute" != before else 0.0
@@ -189,7 +203,7 @@ def _asking(worked: Worked, records: Sequence[Record], pace: Pace) -> dict[int, 
 
 def _spread(seconds: float, records: Sequence[Record], lasting: dict[int, float], first: int, last: int) -> None:
     """An operation's seconds are its first launch's; what else it launched is in them."""
-    launched = [place for place in range(first, last) if records[place].kind in _LAUNCHED]
+    launched = [place for place in range(first, last) if records[place].kind in LAUNCHED]
     for place in launched:
         lasting[place] = 0.0
     lasting[launched[0]] = seconds
@@ -300,7 +314,7 @@ class _Clocks:
     def play(self, records: Iterable[Record], lasting: Mapping[int, float], asking: Mapping[int, float]) -> None:
         """Ask for all of it."""
         for place, record in enumerate(records):
-            if record.kind in _LAUNCHED or record.kind == _COLLECTIVE:
+            if record.kind in LAUNCHED or record.kind == _COLLECTIVE:
                 self.host += asking.get(place, 0.0)
                 begin = max(self.host, self.streams.get(record.stream, 0.0))
                 self.streams[record.stream] = begin + lasting.get(place, 0.0)

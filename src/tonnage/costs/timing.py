@@ -786,7 +786,7 @@ def _newton_schulz(shape: Shape, trained: float, cluster: Cluster, reached: Card
     return trained * each / (rates.peak_flops(cluster.device, "bf16") * reached.matmul)
 
 
-ELSEWHERE: Final = ((0.87, 1.2), (0.87, 1.3), (0.87, 1.25))
+_ELSEWHERE: Final = ((0.87, 1.2), (0.87, 1.3), (0.87, 1.25))
 """Measured / predicted that hold 8 of 10 steps on clusters unlike those that calibrated their code, on one GPU, in
 one machine, on several: the blind test's (docs/time.md)."""
 
@@ -821,16 +821,8 @@ def _interval(
         assumed.append(of_hosts(waiting))
     if work.lora_rank:
         low, high = low**_ADAPTERS, high**_ADAPTERS
-    if reached.capability not in software.capabilities or cluster.gpus > software.most_gpus:
-        least, most = ELSEWHERE[0 if cluster.gpus == 1 else 1 if cluster.nodes == 1 else 2]
-        low, high = min(low, least), max(high, most)
-        assumed.append(
-            "time: no steps of this code on such a cluster were used; elsewhere 8 of 10 were "
-            f"{100 * (1 - least):.0f} % shorter to {100 * (most - 1):.0f} % longer than predicted"
-        )
-    if not reached.known:
-        low, high = low**1.5, high**1.5
-        assumed.append(of_card(cluster.device, reached))
+    low, high, said = elsewhere(low, high, cluster, reached, software)
+    assumed += said
     if cluster.nodes > 1 and cluster.network_bytes_per_second is None:
         assumed.append("time: the network between machines is what machines with this card usually have")
     if cluster.gpus_per_node > 1 and cluster.device.nvlink_bridged:
@@ -876,10 +868,23 @@ def of_hosts(waiting: float) -> str:
     )
 
 
-def of_card(device: Device, reached: Card) -> str:
-    """What is said of a card like which none was measured."""
-    major, minor = device.capability
-    return (
-        f"time: no card of capability {major}.{minor} was measured; taken to reach the parts of its peaks that "
-        f"one of {reached.capability} does"
-    )
+def elsewhere(
+    low: float, high: float, cluster: Cluster, reached: Card, software: Software
+) -> tuple[float, float, list[str]]:
+    """An interval's ends on clusters and cards on which this code was not measured, and what is said of them."""
+    said = []
+    if reached.capability not in software.capabilities or cluster.gpus > software.most_gpus:
+        least, most = _ELSEWHERE[0 if cluster.gpus == 1 else 1 if cluster.nodes == 1 else 2]
+        low, high = min(low, least), max(high, most)
+        said.append(
+            "time: no steps of this code on such a cluster were used; elsewhere 8 of 10 were "
+            f"{100 * (1 - least):.0f} % shorter to {100 * (most - 1):.0f} % longer than predicted"
+        )
+    if not reached.known:
+        low, high = low**1.5, high**1.5
+        major, minor = cluster.device.capability
+        said.append(
+            f"time: no card of capability {major}.{minor} was measured; taken to reach the parts of its peaks that "
+            f"one of {reached.capability} does"
+        )
+    return low, high, said
