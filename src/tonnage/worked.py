@@ -21,7 +21,7 @@ _RECORD: Final = struct.Struct("<BBHIIIIIIIQQQQ")  # struct ghost_record, 64 byt
 
 
 LAUNCHED: Final = (1, 2, 3, 4, 5, 13)
-"""Kinds of records that are work of the card: kernels, copies, fills, operations of libraries (docs/ghost-native.md)."""
+"""Kinds of records that are a card's work (docs/ghost-native.md): kernels, copies, fills, operations of libraries."""
 
 
 class Operation(NamedTuple):
@@ -157,10 +157,9 @@ def _check(worked: Worked) -> None:
     records = len(worked.log) // _RECORD.size
     if len(worked.log) % _RECORD.size or len(worked.numbers) % 3:
         raise ValueError("its parts differ in length")
+    kinds = worked.log[:: _RECORD.size]
     for number, first, last in worked.places():
         if not (0 <= number < len(worked.operations) and 0 <= first < last <= records):
             raise ValueError("an operation points at records that are not there")
-        if not any(
-            kind in LAUNCHED for kind in worked.log[first * _RECORD.size : last * _RECORD.size : _RECORD.size]
-        ):
+        if not any(kind in LAUNCHED for kind in kinds[first:last]):
             raise ValueError("an operation launched nothing")
