@@ -22,6 +22,7 @@ from tonnage.ghost.wheel import Torch
 from tonnage.summary import Run
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
+SOON = os.pathsep.join(filter(None, [str(PROGRAMS / "soon"), os.environ.get("PYTHONPATH")]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,7 @@ def _run(
                 steps=steps,
                 rank=rank,
                 timeout_seconds=timeout_seconds,
-                variables={**os.environ, "OMP_NUM_THREADS": "1", **dict(variables)},
+                variables={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOON, **dict(variables)},
                 seconds=seconds,
             )
         except TonnageError as reason:
