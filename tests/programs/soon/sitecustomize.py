@@ -1,7 +1,8 @@
 """Found by every Python of a test's dry-run: with torch in it, a third of a small one is looking for garbage.
 
-Full collections find nothing in what is imported, and are not made; what dies young is found as ever.  When the program
-has come to its end, and the watch has written what it saw, the process ends as it was told to, without the last looks.
+Full collections find nothing in what is imported, and are not made; what dies young is found as ever.  When the
+program has come to its end, and the watch has written what it saw, the process ends as it was told to, without the
+last looks.
 """
 
 import atexit
