@@ -1,5 +1,6 @@
 """A few cases of benchmarks/sweep, the same each time: one question asked in several ways."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,7 @@ from benchmarks.sweep.cases import LAYERS, Case, case
 from benchmarks.sweep.exporting import delivered, dropped, exported
 from benchmarks.sweep.ways import Asking, differences, tell
 
+from commands import SOON
 from networks import tiny_job
 from tonnage.device import parse_cluster
 from tonnage.engines import engine_of, libraries
@@ -106,8 +108,11 @@ def test_accelerates_script_keeps_nothing_that_was_divided(asking: Asking) -> No
 
 
 @pytest.fixture(scope="module")
-def asking(worker: Worker) -> Asking:
-    return Asking(worker)
+def asking(worker: Worker) -> Iterator[Asking]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SOON.items():
+            patch.setenv(name, value)
+        yield Asking(worker)
 
 
 @pytest.mark.ghost

@@ -147,7 +147,8 @@ def _run(made: exports.Export, one: Case, rank: int | None) -> Run:
     for file in made.files:
         Path(file.name).write_text(file.text)
     variables, words = launched(shlex.split(made.command.replace("MACHINE", "0")))
-    return dryrun.run([*words, "--random-weights"], one.cluster, rank=rank, variables={**os.environ, **variables})
+    told = {**os.environ, **variables}
+    return dryrun.run([*words, "--random-weights"], one.cluster, rank=rank, variables=told, seconds=False)
 
 
 def _more_or_less(estimated: Peak, found: Peak) -> Iterator[str]:

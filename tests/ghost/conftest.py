@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from commands import SOON
 from tonnage import dryrun
 from tonnage.device import parse_cluster
 from tonnage.errors import TonnageError
@@ -22,7 +23,6 @@ from tonnage.ghost.wheel import Torch
 from tonnage.summary import Run
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
-SOON = os.pathsep.join(filter(None, [str(PROGRAMS / "soon"), os.environ.get("PYTHONPATH")]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ def _run(
                 steps=steps,
                 rank=rank,
                 timeout_seconds=timeout_seconds,
-                variables={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": SOON, **dict(variables)},
+                variables={**os.environ, "OMP_NUM_THREADS": "1", **SOON, **dict(variables)},
                 seconds=seconds,
             )
         except TonnageError as reason:
