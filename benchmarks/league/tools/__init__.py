@@ -52,7 +52,7 @@ TOOLS = (
         name="SimuMax",
         script=FOLDER / "ask_simumax.py",
         repository=("https://github.com/MooreThreads/SimuMax", "4dcaae513ba7679d56c116a17cd4a691ec41e252"),
-        packages=("tabulate",),
+        packages=("tabulate", "pandas==3.1.1", "pytz", "python-dateutil", "tzdata", "six"),
         methods=("full",),
         otherwise="Megatron's recipe only, no adapters",
     ),

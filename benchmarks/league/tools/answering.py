@@ -21,6 +21,13 @@ def answer(ask: Callable[[dict[str, Any]], tuple[float, str]]) -> None:
     print(json.dumps({"gib": found / GIB, "seconds": seconds, "own_gib": own_bytes / GIB, "means": means}))
 
 
+def weights(row: dict[str, Any]) -> str:
+    """Torch's name of the dtype of what is trained, or frozen below adapters."""
+    if row["precision"] == "bf16-mixed" and row["method"] == "full":
+        return "float32"
+    return "float16" if row["precision"] == "fp16" else "bfloat16"
+
+
 def meta_model(name: str, dtype: str = "bfloat16", attention: str = "sdpa") -> Any:
     """The network without memory."""
     import torch

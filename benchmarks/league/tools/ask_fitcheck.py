@@ -10,7 +10,8 @@ from fitcheck.gpu_db import get_gpu
 from tonnage.catalog import find_model
 
 ENOUGH_MIB = 2**23
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 
 
 def described(name: str) -> ModelConfig:
@@ -33,21 +34,22 @@ def described(name: str) -> ModelConfig:
 
 
 def trained(row: dict[str, Any]) -> TrainingConfig:
-    batch = {"batch_size": row["micro_batch"], "seq_len": row["seq_len"]}
-    if row["method"] == "full":
-        return TrainingConfig(precision="bf16", optimizer_dtype="bf16", lora_rank=None, flash_attn=True, **batch)
+    precision, _, mixed = row["precision"].partition("-")
+    adapters = row["method"] == "lora"
     return TrainingConfig(
-        precision="fp16",
-        lora_rank=row["lora_rank"],
-        lora_targets=TARGETS,
-        grad_checkpoint=True,
-        flash_attn=row["attention"] == "sdpa",
-        **batch,
+        precision=precision,
+        optimizer_dtype="fp32" if adapters or mixed == "mixed" else precision,
+        lora_rank=row["lora_rank"] if adapters else None,
+        lora_targets=LINEAR if "lora_targets" in row else ATTENTION,
+        grad_checkpoint=row["checkpointing"] == "full",
+        flash_attn=row.get("attention", "sdpa") == "sdpa",
+        batch_size=row["micro_batch"],
+        seq_len=row["seq_len"],
     )
 
 
 def ask(row: dict[str, Any]) -> tuple[float, str]:
-    gpu = get_gpu("t4") if row["method"] == "lora" else get_gpu(vram_mib=ENOUGH_MIB)
+    gpu = get_gpu("t4") if row.get("gpu") == "t4" else get_gpu(vram_mib=ENOUGH_MIB)
     report = estimate(described(row["model"]), trained(row), gpu)
     tensors = report.total_mib - report.overhead_mib
     means = "its tensors; keeps an fp32 master copy" if row["method"] == "full" else "its tensors"

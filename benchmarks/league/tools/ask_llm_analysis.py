@@ -16,6 +16,10 @@ IMAGINARY_GB = 8192
 """Memory that the card is given, for it asserts that the job fits."""
 
 
+WHOLE_LAYERS = 2
+"""The tool's word for recomputing all of each layer."""
+
+
 def ask(row: dict[str, Any]) -> tuple[float, str]:
     tables.gpu_configs[CARD].mem_per_GPU_in_GB = IMAGINARY_GB
     known = find_model(row["model"])
@@ -42,6 +46,7 @@ def ask(row: dict[str, Any]) -> tuple[float, str]:
             seq_len=row["seq_len"],
             total_num_gpus=1,
             mlp_gated_linear_units=True,
+            activation_recomputation=WHOLE_LAYERS if row["checkpointing"] == "full" else 0,
             total_num_tokens=row["seq_len"],
         )
     found = summary["weight_memory_per_gpu"] + summary["optimizer_state_memory_per_gpu"]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from answering import answer, meta_model
+from answering import answer, meta_model, weights
+from peft import LoraConfig, get_peft_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -35,16 +36,27 @@ def leave_out_frozen() -> None:
         setattr(torch.Tensor, name, register)
 
 
-def network_of(row: dict[str, Any]) -> torch.nn.Module:
-    if row["method"] == "full":
-        return meta_model(row["model"])
+def network_of(row: dict[str, Any]) -> Any:
+    network = adapted(row) if row["method"] == "lora" else meta_model(row["model"], weights(row))
+    if row["checkpointing"] == "full":
+        network.train()
+        network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return network
+
+
+def adapted(row: dict[str, Any]) -> Any:
+    """With adapters as the published script makes them, or on every linear layer as PEFT does."""
+    whole = meta_model(row["model"], weights(row), row["attention"])
+    if "script" not in row:
+        with torch.device("meta"):
+            return get_peft_model(whole, LoraConfig(r=row["lora_rank"], target_modules="all-linear"))
     spec = importlib.util.spec_from_file_location("lora", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     with torch.device("meta"):
-        return script.adapt(meta_model(row["model"], "float16", row["attention"]), row["lora_rank"])
+        return script.adapt(whole, row["lora_rank"])
 
 
 def ask(row: dict[str, Any]) -> tuple[float, str]:
@@ -58,7 +70,9 @@ def ask(row: dict[str, Any]) -> tuple[float, str]:
         tracker.track_external(network, optimizer)
         with tracker:
             for _ in range(2):
-                network(input_ids=ids, labels=ids).loss.backward()
+                with torch.autocast("cpu", torch.bfloat16, enabled=row["precision"] == "bf16-mixed"):
+                    loss = network(input_ids=ids, labels=ids).loss
+                loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 tracker.reset_mod_stats()

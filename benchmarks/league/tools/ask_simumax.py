@@ -29,7 +29,7 @@ def ask(row: dict[str, Any]) -> tuple[float, str]:
         "hidden_size": config["hidden_size"],
         "head_num": config["num_attention_heads"],
         "kv_head_num": config.get("num_key_value_heads", config["num_attention_heads"]),
-        "head_size": config["hidden_size"] // config["num_attention_heads"],
+        "head_size": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
         "intermediate_size": config["intermediate_size"],
         "layer_num": config["num_hidden_layers"],
         "vocab_size": config["vocab_size"],
@@ -43,6 +43,10 @@ def ask(row: dict[str, Any]) -> tuple[float, str]:
         "world_size": 1,
         "enable_recompute": False,
     }
+    if row["checkpointing"] == "full":
+        layers = config["num_hidden_layers"]
+        whole = {"recompute_granularity": "full_block", "recompute_layer_num": layers}
+        strategy |= {"enable_recompute": True, **whole}
     with tempfile.TemporaryDirectory() as folder:
         perf = PerfLLM()
         perf.configure(

@@ -1,4 +1,4 @@
-"""tonnage: full fine-tuning by estimate, the published scripts by a dry-run of examples/lora.py."""
+"""tonnage: full fine-tuning and recorded steps by estimate, published scripts by a dry-run of examples/lora.py."""
 
 import shutil
 import sys
@@ -17,7 +17,8 @@ ENOUGH_BYTES = 2**43
 
 
 def ask(row: dict[str, Any]) -> tuple[float, str]:
-    peak = (_full if row["method"] == "full" else _lora)(row).estimate.peak
+    how = _recorded if "record" in row else _lora if row["method"] == "lora" else _full
+    peak = how(row).estimate.peak
     return peak.allocated_bytes, f"peak allocated; reserved {peak.reserved_bytes / 2**30:.4f}, start included"
 
 
@@ -30,6 +31,19 @@ def _full(row: dict[str, Any]) -> Any:
         row["model"], offline=True, seq_len=row["seq_len"], micro_batch=row["micro_batch"], precision="bf16-true"
     )
     return estimate(job, plan, replace(card, device=card.device.with_capacity(ENOUGH_BYTES)))
+
+
+def _recorded(row: dict[str, Any]) -> Any:
+    sys.path.append(str(ROOT / "benchmarks" / "gpu"))
+    import recorded
+
+    from tonnage.predict import estimate, usual_steps
+
+    cluster = recorded.card(row["record"])
+    job, plan = recorded.asked(row["record"])
+    steps, repeated = usual_steps(job, plan, cluster)
+    measured = row["record"]["versions"]["torch"].partition("+")[0]
+    return estimate(job, plan, cluster, steps=steps, repeated=repeated, torch_version=measured)
 
 
 def _lora(row: dict[str, Any]) -> Any:
