@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from networks import tiny_job
 from tonnage.errors import UsageError
-from tonnage.job import check_said
+from tonnage.job import ModelRef, check_said
+from tonnage.predict import of_positions
 
 
 @pytest.mark.parametrize(
@@ -105,3 +106,27 @@ def test_a_network_of_text_is_given_no_images(said: dict[str, Any], of: str) -> 
         check_said(said, tiny_job("llama", **said))
     for name in ("llava", "vit", "qwen2_5_vl", "mllama"):
         check_said(said, tiny_job(name))
+
+
+@pytest.mark.parametrize(
+    ("config", "positions"),
+    [
+        ({"max_position_embeddings": 2048}, 2048),
+        ({"n_positions": 1024}, 1024),
+        ({"text_config": {"max_position_embeddings": 512}, "max_position_embeddings": 64}, 512),
+        ({"max_position_embeddings": None}, None),
+        ({}, None),
+    ],
+)
+def test_positions_are_those_of_the_text(config: dict[str, Any], positions: int | None) -> None:
+    assert ModelRef(name="a", kind="config", config=config).positions == positions
+
+
+def test_sequences_behind_the_last_position_are_told_of() -> None:
+    job = tiny_job("llama", seq_len=4096)
+    longest = job.model.positions
+    assert longest is not None
+    assert of_positions(tiny_job("llama", seq_len=longest)) == ()
+    (said,) = of_positions(tiny_job("llama", seq_len=longest + 1))
+    assert f"sequences of {longest + 1:,} tokens go on behind the {longest:,} positions" in said
+    assert of_positions(tiny_job("vit", seq_len=10**6)) == ()

@@ -41,6 +41,13 @@ class ModelRef:
     source: str = ""
     """Where the configuration comes from: catalog with URL, a path, or a Hub id."""
 
+    @property
+    def positions(self) -> int | None:
+        """Tokens of the longest text that the configuration speaks of; None where it names no such number."""
+        text = self.config.get("text_config") or self.config
+        stated = text.get("max_position_embeddings") or text.get("n_positions")
+        return stated if isinstance(stated, int) else None
+
 
 _UNSAID: Final = ModelRef(name="", kind="config")
 

@@ -285,6 +285,7 @@ def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, step
     )
     found = run.estimate
     assumed = (*found.coverage.assumed, *of_checkpoint(job), *_of_copies(plan, cluster), *_of_adapters(job, plan))
+    assumed = (*assumed, *of_positions(job))
     run = replace(run, estimate=replace(found, coverage=replace(found.coverage, assumed=assumed)))
     run = with_time(run, job, plan, cluster, [trace.worked for trace in traces if trace.worked is not None])
     return replace(run, estimate=with_buckets(run.estimate, plan, cluster))
@@ -298,6 +299,17 @@ def of_checkpoint(job: Job) -> tuple[str, ...]:
     return (
         f"the checkpoint's {quantized}: weights are as the precision says; --method qlora has them in 4 bits, "
         "--quant int8 in 8, by bitsandbytes",
+    )
+
+
+def of_positions(job: Job) -> tuple[str, ...]:
+    """Where sequences go on behind the last position of a configuration, as rotary positions can."""
+    positions = job.model.positions
+    if positions is None or job.seq_len <= positions or not job.model.config.get("vocab_size"):
+        return ()
+    return (
+        f"sequences of {job.seq_len:,} tokens go on behind the {positions:,} positions of the configuration, which "
+        "takes no memory of its own; what a network makes of them is another matter",
     )
 
 

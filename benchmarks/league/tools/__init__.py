@@ -36,7 +36,7 @@ TOOLS = (
     Tool(
         name="DeepSpeed",
         script=FOLDER / "ask_deepspeed.py",
-        packages=("deepspeed==0.19.8", "hjson", "py-cpuinfo", "ninja", "msgpack"),
+        packages=("deepspeed==0.19.8", "hjson", "py-cpuinfo", "ninja", "msgpack", "einops"),
         methods=("full",),
         otherwise="the estimators know full training in fp16 with Adam only",
     ),

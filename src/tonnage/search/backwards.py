@@ -186,8 +186,7 @@ def _longest(question: Question, possible: Callable[[Question], bool], progress:
 
 def _positions(question: Question) -> int:
     """As far as the network's positions go, where its configuration says so."""
-    text = question.job.model.config.get("text_config", question.job.model.config)
-    return int(text.get("max_position_embeddings") or text.get("n_positions") or LONGEST)
+    return question.job.model.positions or LONGEST
 
 
 def _largest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
