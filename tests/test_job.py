@@ -1,5 +1,6 @@
 """A Job: what its options accept, and how a global batch becomes micro-batches."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from networks import tiny_job
 from tonnage.errors import UsageError
 from tonnage.job import ModelRef, check_said
-from tonnage.predict import of_positions
+from tonnage.predict import of_dropout, of_positions
 
 
 @pytest.mark.parametrize(
@@ -130,3 +131,11 @@ def test_sequences_behind_the_last_position_are_told_of() -> None:
     (said,) = of_positions(tiny_job("llama", seq_len=longest + 1))
     assert f"sequences of {longest + 1:,} tokens go on behind the {longest:,} positions" in said
     assert of_positions(tiny_job("vit", seq_len=10**6)) == ()
+
+
+def test_dropout_of_a_configuration_is_told() -> None:
+    dropping = {"resid_pdrop": 0.1, "attn_pdrop": 0.0, "text_config": {"dropout": 0.25, "attention_dropout": None}}
+    job = replace(tiny_job("gpt2"), model=ModelRef(name="a", kind="config", config=dropping))
+    (said,) = of_dropout(job)
+    assert "(resid_pdrop 0.1, dropout 0.25)" in said
+    assert of_dropout(tiny_job("llama")) == ()

@@ -28,6 +28,12 @@ STEPS: Final = 3
 
 Progress = Callable[[str], None]
 
+_DROPOUTS: Final = (
+    *("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+    *("dropout", "dropout_rate", "attention_dropout", "activation_dropout", "hidden_dropout"),
+)
+"""What transformers' configurations call the parts that are dropped."""
+
 SOURCES: Final = ("ghost", "meta")
 """Where an estimate's Trace may come from; `real` ones are recorded, not estimated."""
 
@@ -285,7 +291,7 @@ def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, step
     )
     found = run.estimate
     assumed = (*found.coverage.assumed, *of_checkpoint(job), *_of_copies(plan, cluster), *_of_adapters(job, plan))
-    assumed = (*assumed, *of_positions(job))
+    assumed = (*assumed, *of_positions(job), *of_dropout(job))
     run = replace(run, estimate=replace(found, coverage=replace(found.coverage, assumed=assumed)))
     run = with_time(run, job, plan, cluster, [trace.worked for trace in traces if trace.worked is not None])
     return replace(run, estimate=with_buckets(run.estimate, plan, cluster))
@@ -310,6 +316,20 @@ def of_positions(job: Job) -> tuple[str, ...]:
     return (
         f"sequences of {job.seq_len:,} tokens go on behind the {positions:,} positions of the configuration, which "
         "takes no memory of its own; what a network makes of them is another matter",
+    )
+
+
+def of_dropout(job: Job) -> tuple[str, ...]:
+    """Where a configuration says that values are dropped: training codes of their own often drop none."""
+    config = job.model.config
+    stated = {**config, **(config.get("text_config") or {})}
+    parts = {name: stated[name] for name in _DROPOUTS if isinstance(stated.get(name), float) and stated[name] > 0}
+    if not parts:
+        return ()
+    told = ", ".join(f"{name} {part:g}" for name, part in parts.items())
+    return (
+        f"dropout as the configuration says ({told}): its masks, and what it makes, are kept for backward; a "
+        "config.json with zeros there says what training without it needs",
     )
 
 
