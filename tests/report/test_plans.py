@@ -21,6 +21,15 @@ def test_the_first_line_says_what_to_run():
         assert part in text
 
 
+def test_drawn_lengths_are_no_tokens_that_are_counted():
+    found = solved(gpu="8xa100-80gb")
+    asked = found.question
+    drawn = replace(found, question={**asked, "job": {**asked["job"], "seq_len": 4096, "lengths": ["512", "2048"]}})
+    sequences = asked["sequences"]
+    assert f"{sequences} sequences a step of up to 2,048 tokens" in plans.render(drawn)
+    assert f"{sequences} x {asked['job']['seq_len']:,}" in plans.render(found)
+
+
 def test_ascii_and_narrow():
     text = plans.render(solved(gpu="8xa100-80gb"), width=60, unicode=False)
     assert text.isascii()

@@ -11,7 +11,7 @@ from rich.text import Text
 from tonnage.options import spelled
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
-from tonnage.report.wording import samples
+from tonnage.report.wording import longest_text, samples
 from tonnage.search.memory import micro_batches_run
 from tonnage.search.space import OFFLOADS
 from tonnage.search.unpriced import RANKED
@@ -95,6 +95,8 @@ def _batch(question: dict[str, Any]) -> str:
     sequences, tokens = question["sequences"], question["job"]["seq_len"]
     if not question.get("words", True):
         return f"{samples(sequences)} a step"
+    if question["job"].get("lengths"):
+        return f"{counted(sequences, 'sequence')} a step of {longest_text(question['job'], tokens)}"
     return f"{sequences * tokens:,} tokens a step: {sequences:,} x {tokens:,}"
 
 

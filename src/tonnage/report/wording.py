@@ -101,7 +101,7 @@ def choices(estimate: Estimate) -> str:
     if batch is not None and estimate.model.get("words") is False:  # of images the network makes its own tokens
         parts.append(samples(batch))
     elif length is not None and batch is not None:
-        parts.append(f"{batch} x {_tokens(job, length)}")
+        parts.append(f"{batch} x {longest_text(job, length)}")
     if micro_batches is not None and micro_batches > 1:
         parts.append(f"{micro_batches} micro-batches a step")
     for name, value in plan.items():
@@ -120,7 +120,7 @@ def choices(estimate: Estimate) -> str:
     return ", ".join(parts)
 
 
-def _tokens(job: Mapping[str, Any], length: int) -> str:
+def longest_text(job: Mapping[str, Any], length: int) -> str:
     """How long a sequence is; where lengths are drawn the longest, which is what is asked of the card at most."""
     said = job.get("lengths")
     texts = said if isinstance(said, list | tuple) else ()  # of a file it may be anything
