@@ -80,6 +80,20 @@ def test_errors_count_predictions_but_not_what_a_constant_was_read_off() -> None
     assert errors(answers, "process") is None
 
 
+def test_other_tools_are_beside_the_same_rows() -> None:
+    from benchmarks.accuracy.rows import Row
+    from benchmarks.accuracy.table import markdown
+
+    def row(name: str, **rivals: dict[str, float]) -> Row:
+        plain = {"url": "u", "public": True, "gpu": "t4", "script": "kernels", "measured": {"allocated": 4.0}}
+        return Row(name=name, source="s", rivals=rivals, **plain)
+
+    rows = [row("both", Other={"allocated": 3.0}), row("more", Other={"allocated": 4.4}), row("ours alone")]
+    text = markdown([(one, {"allocated": 4.04}) for one in rows])
+    assert "| s | allocated | 2 | Other | 17.500 | 25.000 | -7.500 | 1.000 | 1.000 | +1.000 |" in text
+    assert "| tool |" not in markdown([(rows[-1], {"allocated": 4.04})])
+
+
 def test_rows_whose_source_says_all_of_the_run_stand_apart() -> None:
     from benchmarks.accuracy.rows import Row, load
     from benchmarks.accuracy.table import markdown

@@ -45,6 +45,8 @@ class Row:
     """What its process is given in place of what is installed, by names of software.toml."""
     measured: dict[str, float]
     """GiB by metric, one of METRICS."""
+    rivals: dict[str, dict[str, float]] = field(default_factory=dict)
+    """What other tools are published to predict of it: GiB by tool and metric."""
     versions: dict[str, str] = field(default_factory=dict)
     """What it was measured with, where that is stated."""
     stated: dict[str, Any] = field(default_factory=dict)

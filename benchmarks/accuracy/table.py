@@ -71,7 +71,9 @@ def errors(answers: Sequence[Answer], metric: str) -> Errors | None:
 
 def markdown(answers: Sequence[Answer]) -> str:
     """What was aimed at, the table by source, the worst rows, and what could not be run."""
-    return "\n".join([*_aims(answers), "", *_table(answers), "", *_worst(answers), *_failed(answers)])
+    return "\n".join(
+        [*_aims(answers), "", *_table(answers), "", *_worst(answers), *_beside(answers), *_failed(answers)]
+    )
 
 
 def _aims(answers: Sequence[Answer]) -> Iterator[str]:
@@ -117,6 +119,26 @@ def _table(answers: Sequence[Answer]) -> Iterator[str]:
                     f"| {source} | {metric} | {len(found.percents)} | {found.median:.3f} | {found.p95:.3f} "
                     f"| {found.worst:.3f} | {found.bias:+.3f} | {_low(found)} |"
                 )
+
+
+def _beside(answers: Sequence[Answer]) -> Iterator[str]:
+    """Other tools' published predictions, where rows have them, and ours of the same rows."""
+    asked = sorted(
+        {(row.source, tool, metric) for row, _ in answers for tool in row.rivals for metric in row.rivals[tool]}
+    )
+    if not asked:
+        return
+    yield ""
+    yield "| source | metric | rows | tool | median % | worst % | bias % | tonnage, median % | worst % | bias % |"
+    yield "|---|---|---:|---|---:|---:|---:|---:|---:|---:|"
+    for source, tool, metric in asked:
+        part = [
+            answer for answer in answers if answer[0].source == source and metric in answer[0].rivals.get(tool, {})
+        ]
+        ours, theirs = errors(part, metric), errors([(row, row.rivals[tool]) for row, _ in part], metric)
+        if ours and theirs:
+            shown = (f"{each.median:.3f} | {each.worst:.3f} | {each.bias:+.3f}" for each in (theirs, ours))
+            yield f"| {source} | {metric} | {len(part)} | {tool} | {' | '.join(shown)} |"
 
 
 def _worst(answers: Sequence[Answer]) -> Iterator[str]:
