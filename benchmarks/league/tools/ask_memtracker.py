@@ -49,7 +49,8 @@ def adapted(row: dict[str, Any]) -> Any:
     whole = meta_model(row["model"], weights(row), row["attention"])
     if "script" not in row:
         with torch.device("meta"):
-            return get_peft_model(whole, LoraConfig(r=row["lora_rank"], target_modules="all-linear"))
+            config = LoraConfig(r=row["lora_rank"], target_modules="all-linear")
+            return get_peft_model(whole, config, autocast_adapter_dtype=row["precision"] == "bf16-mixed")
     spec = importlib.util.spec_from_file_location("lora", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
