@@ -1,6 +1,5 @@
 """A Job: what its options accept, and how a global batch becomes micro-batches."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from networks import tiny_job
 from tonnage.errors import UsageError
 from tonnage.job import ModelRef, check_said
-from tonnage.predict import of_dropout, of_positions
 
 
 @pytest.mark.parametrize(
@@ -116,26 +114,9 @@ def test_a_network_of_text_is_given_no_images(said: dict[str, Any], of: str) -> 
         ({"n_positions": 1024}, 1024),
         ({"text_config": {"max_position_embeddings": 512}, "max_position_embeddings": 64}, 512),
         ({"max_position_embeddings": None}, None),
+        ({"text_config": "x", "n_positions": 64}, 64),
         ({}, None),
     ],
 )
 def test_positions_are_those_of_the_text(config: dict[str, Any], positions: int | None) -> None:
     assert ModelRef(name="a", kind="config", config=config).positions == positions
-
-
-def test_sequences_behind_the_last_position_are_told_of() -> None:
-    job = tiny_job("llama", seq_len=4096)
-    longest = job.model.positions
-    assert longest is not None
-    assert of_positions(tiny_job("llama", seq_len=longest)) == ()
-    (said,) = of_positions(tiny_job("llama", seq_len=longest + 1))
-    assert f"sequences of {longest + 1:,} tokens go on behind the {longest:,} positions" in said
-    assert of_positions(tiny_job("vit", seq_len=10**6)) == ()
-
-
-def test_dropout_of_a_configuration_is_told() -> None:
-    dropping = {"resid_pdrop": 0.1, "attn_pdrop": 0.0, "text_config": {"dropout": 0.25, "attention_dropout": None}}
-    job = replace(tiny_job("gpt2"), model=ModelRef(name="a", kind="config", config=dropping))
-    (said,) = of_dropout(job)
-    assert "(resid_pdrop 0.1, dropout 0.25)" in said
-    assert of_dropout(tiny_job("llama")) == ()

@@ -42,11 +42,21 @@ class ModelRef:
     """Where the configuration comes from: catalog with URL, a path, or a Hub id."""
 
     @property
+    def text(self) -> Mapping[str, Any]:
+        """What the configuration says of its text: a part of its own, or all."""
+        return text_part(self.config)
+
+    @property
     def positions(self) -> int | None:
         """Tokens of the longest text that the configuration speaks of; None where it names no such number."""
-        text = self.config.get("text_config") or self.config
-        stated = text.get("max_position_embeddings") or text.get("n_positions")
+        stated = self.text.get("max_position_embeddings") or self.text.get("n_positions")
         return stated if isinstance(stated, int) else None
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a configuration says of its text; a stranger's may have anything where that is to stand."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) and inner else config
 
 
 _UNSAID: Final = ModelRef(name="", kind="config")

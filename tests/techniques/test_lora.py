@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from networks import tiny_job
-from tonnage import predict
+from tonnage.assumed import of_adapters
 from tonnage.errors import UsageError
 from tonnage.plans import Plan
 from tonnage.step import step as steps
@@ -34,4 +34,4 @@ def test_what_peft_cannot_adapt_is_refused(name: str, options: dict[str, Any], s
     ],
 )
 def test_adapters_narrower_than_peft_makes_them_are_said(plan: Plan, method: str, said: bool) -> None:
-    assert any("adapters are in bf16" in line for line in predict._of_adapters(tiny_job(method=method), plan)) == said
+    assert any("adapters are in bf16" in line for line in of_adapters(tiny_job(method=method), plan)) == said

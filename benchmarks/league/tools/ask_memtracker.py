@@ -50,7 +50,8 @@ def adapted(row: dict[str, Any]) -> Any:
     if "script" not in row:
         with torch.device("meta"):
             config = LoraConfig(r=row["lora_rank"], target_modules="all-linear")
-            return get_peft_model(whole, config, autocast_adapter_dtype=row["precision"] == "bf16-mixed")
+            network = get_peft_model(whole, config)
+        return network.bfloat16() if row["precision"] == "bf16-true" else network
     spec = importlib.util.spec_from_file_location("lora", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

@@ -11,7 +11,7 @@ from typing import Any, Final
 from tonnage.costs.kinds import read_shape
 from tonnage.costs.shape import Shape
 from tonnage.errors import UnknownNetwork
-from tonnage.job import USUAL_IMAGE, Job
+from tonnage.job import USUAL_IMAGE, Job, text_part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ def _decoder(job: Job, known: Mapping[str, Any]) -> tuple[Stack, ...]:
 
 def _images_and_text(job: Job, config: Mapping[str, Any]) -> tuple[Stack, ...]:
     """A tower over each image, and a decoder over text in which images have their places."""
-    text = config.get("text_config") or config
+    text = text_part(config)
     kind = str(text.get("model_type") or config["model_type"]).removesuffix("_text")
     kind = _WORDS.get(kind, kind)
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))

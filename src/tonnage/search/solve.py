@@ -7,11 +7,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from tonnage.assumed import of_checkpoint
 from tonnage.device import CPU
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.garbage import uncollected
-from tonnage.predict import of_checkpoint
 from tonnage.search.best import Search
 from tonnage.search.counted import with_seconds
 from tonnage.search.filling import fill

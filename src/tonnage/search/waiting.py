@@ -36,7 +36,7 @@ def waiting_bytes(candidate: Candidate, cluster: Cluster, rank: int = 0) -> int:
     job, plan = candidate.job, candidate.plan
     if plan.pp == 1:
         return 0
-    text = job.model.config.get("text_config", job.model.config)
+    text = job.model.text
     tokens = job.seq_len * job.micro_batch // plan.cp
     hidden = tokens * int(text.get("hidden_size", 0)) * _stream_bytes(plan)
     parts = plan.tp if divides_sequence(plan) else 1

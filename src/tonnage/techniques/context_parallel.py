@@ -86,14 +86,14 @@ def _goes_round_efficiently(plan: Plan, cluster: Cluster) -> bool:
 
 def _chooses_plain_attention(job: Job, plan: Plan, cluster: Cluster) -> bool:
     """Whether no kernel of torch but the plain one takes such heads: ATen/native/transformers/cuda/sdp_utils.cpp."""
-    text = job.model.config.get("text_config", job.model.config)
+    text = job.model.text
     heads, shared = text.get("num_attention_heads"), text.get("num_key_value_heads")
     return shared not in (None, heads) and (plan.compute_dtype == "fp32" or cluster.device.capability < AMPERE)
 
 
 def _window(job: Job) -> int:
     """Tokens that a layer with a sliding window looks back, if sequences are longer; 0 where none has one."""
-    text = job.model.config.get("text_config", job.model.config)
+    text = job.model.text
     window = text.get("sliding_window")
     used = text.get("use_sliding_window", True) is not False
     return window if used and isinstance(window, int) and window < job.seq_len else 0

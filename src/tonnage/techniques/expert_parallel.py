@@ -55,7 +55,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
 
 def experts_of(job: Job) -> int | None:
     """How many experts a layer has, as far as the configuration says it."""
-    text = job.model.config.get("text_config", job.model.config)
+    text = job.model.text
     return next((text[name] for name in COUNTS if isinstance(text.get(name), int)), None)
 
 

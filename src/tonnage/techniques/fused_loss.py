@@ -34,7 +34,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     refusal = chunked_loss.accepts(job, plan, cluster)
     if refusal is not None or plan.loss == "fused":
         return refusal
-    text = job.model.config.get("text_config") or job.model.config
+    text = job.model.text
     scaled = [name for name in (*SCALINGS, CAP) if text.get(name) not in (None, 1)]
     if scaled:
         return Refusal(

@@ -60,7 +60,7 @@ def stages(plan: Plan) -> int:
 
 
 def _layers(job: Job, plan: Plan) -> Refusal | None:
-    layers = job.model.config.get("text_config", job.model.config).get("num_hidden_layers")
+    layers = job.model.text.get("num_hidden_layers")
     if isinstance(layers, int) and layers < stages(plan):
         return _refused(
             plan,

@@ -71,7 +71,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         return _refused(plan, f"{plan.optimizer} needs whole matrices", "choose optimizer adamw")
     if job.generate is not None or job.eval_logits is not None:
         return _refused(plan, "it is not built for generate and eval-logits", "leave them out, or choose tp 1")
-    text = job.model.config.get("text_config", job.model.config)
+    text = job.model.text
     for field, name in COUNTS.items():
         count = text.get(field)
         if isinstance(count, int) and count % plan.tp:

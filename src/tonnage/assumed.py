@@ -1,0 +1,83 @@
+"""What an estimate takes for granted of a job and its plan, in words of the report's `assumed`."""
+
+from typing import Final
+
+from tonnage.axes import axes
+from tonnage.device import Cluster
+from tonnage.job import Job
+from tonnage.modelref import NOT_APPLIED
+from tonnage.plans import Plan
+from tonnage.techniques.lora import adapters_dtype
+
+_DROPOUTS: Final = (
+    *("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+    *("dropout", "dropout_rate", "attention_dropout", "activation_dropout", "hidden_dropout"),
+)
+"""What transformers' configurations call the parts that are dropped."""
+
+
+def assumed_of(job: Job, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """All that a reader should know to be so, a sentence each."""
+    of_network = (*of_positions(job), *of_dropout(job))
+    return (*of_checkpoint(job), *of_copies(plan, cluster), *of_adapters(job, plan), *of_network)
+
+
+def of_checkpoint(job: Job) -> tuple[str, ...]:
+    """Where a configuration says that its weights are published quantized: that they are not so here."""
+    _, found, quantized = job.model.source.rpartition("; its ")
+    if not found or not quantized.endswith(NOT_APPLIED):
+        return ()
+    return (
+        f"the checkpoint's {quantized}: weights are as the precision says; --method qlora has them in 4 bits, "
+        "--quant int8 in 8, by bitsandbytes",
+    )
+
+
+def of_positions(job: Job) -> tuple[str, ...]:
+    """Where sequences go on behind the last position of a configuration, as rotary positions can."""
+    positions = job.model.positions
+    if positions is None or job.seq_len <= positions or not job.model.config.get("vocab_size"):
+        return ()
+    return (
+        f"sequences of {job.seq_len:,} tokens go on behind the {positions:,} positions of the configuration, which "
+        "takes no memory of its own; what a network makes of them is another matter",
+    )
+
+
+def of_dropout(job: Job) -> tuple[str, ...]:
+    """Where a configuration says that values are dropped: training codes of their own often drop none."""
+    stated = {**job.model.config, **job.model.text}
+    parts = {name: stated[name] for name in _DROPOUTS if isinstance(stated.get(name), float) and stated[name] > 0}
+    if not parts:
+        return ()
+    told = ", ".join(f"{name} {part:g}" for name, part in parts.items())
+    return (
+        f"dropout as the configuration says ({told}): its masks, and what it makes, are kept for backward; a "
+        "config.json with zeros there says what training without it needs",
+    )
+
+
+def of_adapters(job: Job, plan: Plan) -> tuple[str, ...]:
+    """In what adapters are, where that is less than PEFT makes them in."""
+    from tonnage.engines import engine_of
+
+    narrow = "" if job.method == "full" or engine_of(plan).keeps_adapters else adapters_dtype(job, plan)
+    if plan.weights_dtype is not None or narrow in ("", "fp32"):
+        return ()
+    return (
+        f"adapters are in {narrow}, as the precision says, and so is what they compute; PEFT makes them in fp32 "
+        "where nobody asks it not to, which keeps more for backward: --weights-dtype fp32",
+    )
+
+
+def of_copies(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+    """What several GPUs do that nothing was said to divide or average: on purpose, or for want of an option."""
+    laid = axes(plan, cluster.gpus, cluster.gpus_per_node)
+    if plan.shard != "none" or laid.data_parallel == 1:
+        return ()
+    together = cluster.gpus // laid.data_parallel
+    who = f"{laid.data_parallel} GPUs" if together == 1 else f"{laid.data_parallel} groups of {together} GPUs"
+    return (
+        f"shard none: each of the {who} trains a copy of its own, and no gradients are exchanged; --shard ddp "
+        "averages them, which takes buckets as large as they are; zero3 divides the copy too",
+    )
