@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tonnage.api import request
+from tonnage.catalog import find_model
 from tonnage.device import parse_cluster
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -94,3 +96,25 @@ def test_a_step_that_the_scaler_skipped_is_told_from_one_that_is_off(monkeypatch
     all_of_them = exactness.cases(0)
     assert len(set(all_of_them)) == len(all_of_them) > 15 * 4 * 4 * 6
     assert exactness.cases(0)[:5] == all_of_them[:5] != exactness.cases(1)[:5]
+
+
+@pytest.fixture
+def league(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for folder in ("league", "gpu"):
+        monkeypatch.syspath_prepend(str(BENCHMARKS / folder))
+    yield importlib.import_module("rows")
+    for name in ("rows", "compare", "recorded"):
+        sys.modules.pop(name, None)
+
+
+def test_the_league_asks_for_recorded_steps_that_most_tools_have_words_for(league: Any) -> None:
+    rows = league.recorded()
+    ways = itertools.product(("full", "lora"), ("bf16-true", "bf16-mixed"), ("none", "full"))
+    assert {(row["method"], row["precision"], row["checkpointing"]) for row in rows} == set(ways)
+    for row in rows:
+        known = find_model(row["model"])
+        assert known is not None, row["model"]
+        assert known.config()["model_type"] in league.DESCRIBED
+        weights = known.parameters * 2 / 2**30
+        assert row["allocated_gib"] > weights, "at the least its weights are on the card, in two bytes"
+        assert row["record"]["plan"]["optimizer"] == "adamw"

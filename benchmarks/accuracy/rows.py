@@ -46,7 +46,7 @@ class Row:
     measured: dict[str, float]
     """GiB by metric, one of METRICS."""
     rivals: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What other tools are published to predict of it: GiB by tool and metric."""
+    """What other tools are published to predict of it, at the same address: GiB by tool and metric."""
     versions: dict[str, str] = field(default_factory=dict)
     """What it was measured with, where that is stated."""
     stated: dict[str, Any] = field(default_factory=dict)
