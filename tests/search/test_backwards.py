@@ -10,7 +10,8 @@ from tonnage.engines import engine
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.plans import Plan
 from tonnage.search import backwards as module
-from tonnage.search.backwards import _last, backwards
+from tonnage.search.backwards import backwards
+from tonnage.search.nearest import way_of
 from tonnage.search.solve import search
 from tonnage.search.space import candidates
 
@@ -28,16 +29,6 @@ def _formula(monkeypatch):
             pass
 
     monkeypatch.setattr(module, "Ghosts", Ghosts)
-
-
-@pytest.mark.parametrize(("edge", "most"), [(1, 1), (1, 100), (7, 100), (8, 100), (63, 64), (64, 64), (100, 64)])
-def test_the_last_number_for_which_something_holds(edge, most):
-    found = _last(most, lambda number: number <= edge, lambda text: None, str)
-    assert found == min(edge, most)
-
-
-def test_nothing_holds():
-    assert _last(10, lambda number: False, lambda text: None, str) is None
 
 
 def test_the_longest_sequence_fits_and_the_next_does_not():
@@ -76,7 +67,7 @@ def test_of_each_length_the_smallest_is_run_whole_and_no_other_where_it_fits(mon
     monkeypatch.setattr(Formula, "fit", noted)
     monkeypatch.setattr(module, "search", found)
     backwards("max-seq-len", question(gpu="a100-80gb", model="smollm2-135m"), top=1)
-    assert tried == [1024, 2048, 4096, 8192]
+    assert tried == [1024, 2048, 8192]  # as far as its positions go
 
 
 def test_the_largest_micro_batch():
@@ -262,3 +253,35 @@ def test_a_trainer_that_is_not_installed_is_said_before_anything_is_looked_at(fi
     assert [one.why for one in solution.refused] == [
         "engine=torchtitan: the package torchtitan is not installed; pip install torchtitan."
     ]
+
+
+def test_what_did_not_do_is_not_looked_at_for_more_tokens(monkeypatch):
+    failed, spared = {}, []
+    looked, lost = Formula.need, module.Lost.has
+    asked = question(gpu="a100-80gb", model="llama-3.2-1b", without=("optimizer-offload", "param-offload"))
+
+    def need(self, candidates, cluster):
+        found = looked(self, candidates, cluster)
+        for one, answer in zip(candidates, found, strict=True):
+            assert one.job.micro_batch < failed.get(way_of(one), 4097)
+            if answer.least_bytes > asked.budget_bytes:
+                failed[way_of(one)] = one.job.micro_batch
+        return found
+
+    def has(self, one, cluster):
+        spared.append(lost(self, one, cluster))
+        return spared[-1]
+
+    class EndFound(Exception):
+        """What follows is a search like any other."""
+
+    def search_(*_, **__):
+        raise EndFound
+
+    monkeypatch.setattr(Formula, "need", need)
+    monkeypatch.setattr(module.Lost, "has", has)
+    monkeypatch.setattr(module, "search", search_)
+    with pytest.raises(EndFound):
+        backwards("max-micro-batch", asked, top=1)
+    assert failed
+    assert any(spared)

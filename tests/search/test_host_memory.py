@@ -92,13 +92,13 @@ def test_no_machine_is_taken_to_have_what_none_has():
     assert alone.status == "too_large"
     why = {refused.what: refused.why for refused in alone.refused}["offload to the host"]
     assert why == (
-        "needs at least 4535.77 GiB of host memory on each machine, more than the largest have, 4096.00 GiB "
-        "(--host-memory says what yours has)"
+        "needs at least 4535.77 GiB of host memory on each machine, more than the largest have for so many GPUs, "
+        "4096.00 GiB (--host-memory says what yours has)"
     )
     said = search(question(host_memory_bytes=16 * 2**40, **asked), WithHost(), explain=False)
     assert said.plans[0].candidate.plan.param_offload == "cpu"
     limits = [question("llama-3.2-1b", gpu=gpu).host_limit_bytes for gpu in ("t4", "2x8xt4", "72xgb200")]
-    assert limits == [4 * 2**40, 4 * 2**40, 36 * 2**40]
+    assert limits == [512 * GIB, 4096 * GIB, 36864 * GIB]
 
 
 def test_files_where_the_host_is_too_small():

@@ -107,7 +107,7 @@ HostMemory = Annotated[
     int | None,
     typer.Option(
         "--host-memory",
-        help="What a machine has beside its GPUs, to be kept to: 256GiB. Without: up to 4 TiB for eight GPUs; with "
+        help="What a machine has beside its GPUs, to be kept to: 256GiB. Without: up to 512 GiB for each GPU; with "
         "--here what this one has.",
         metavar="SIZE",
         parser=_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, Final
 
@@ -13,10 +13,11 @@ from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates import Estimate
 from tonnage.options import spelled
 from tonnage.plans import Plan
-from tonnage.search.best import fits
+from tonnage.search.best import host_bytes
 from tonnage.search.depth import Need
+from tonnage.search.edge import edge, has_room
 from tonnage.search.memory import Failure, Ghosts
-from tonnage.search.nearest import smallest
+from tonnage.search.nearest import Way, smallest, way_of
 from tonnage.search.pricing import bounded
 from tonnage.search.solve import Progress, search, without_engine
 from tonnage.search.space import Question, check_precision
@@ -27,6 +28,7 @@ STEP_TOKENS: Final = 1024
 """Sequences are found to a multiple of it, and of what the given degrees divide."""
 
 LONGEST: Final = 2**20
+LARGEST: Final = 4096
 MOST_GPUS: Final = 1024
 
 _MAX_SEQ_LEN: Final = "max-seq-len"
@@ -48,6 +50,9 @@ _LOOKED_FOR: Final[Mapping[str, Mapping[str, str]]] = {
 
 Variant = tuple[str, Question]
 """What was changed, in words, and the question then."""
+
+Asked = Callable[[Question], float | None]
+"""The room that a question leaves, as `edge` has it."""
 
 
 def card_asked(find: str | None, gpu: str | None) -> str | None:
@@ -119,24 +124,27 @@ def backwards(
         check_precision(question)
     if (without := without_engine(question)) is not None:
         return without
+    lost = Lost({})
     with Ghosts(progress, torch=torch_version) as ghosts:
 
-        def possible(asked: Question) -> bool:
-            """Whether any plan fits: the smallest ones are asked, the fastest one is found at the end."""
+        def room(asked: Question) -> float | None:
+            """Of the smallest plans: the fastest one is found at the end."""
             try:
                 check_precision(asked)
                 small = smallest(asked)
             except (UsageError, CannotEstimate):
-                return False
+                return None
             try:
-                return _any_fits(small, asked, ghosts)
+                return _room(small, asked, ghosts, lost)
             except GhostUnavailable:  # no kernels for this card, perhaps for another one
                 if find != _MIN_GPU:
                     raise
-                return False
+                return None
 
-        edge = {_MAX_SEQ_LEN: _longest, _MAX_MICRO_BATCH: _largest, _MIN_GPUS: _fewest, _MIN_GPU: _smallest}[find]
-        found = edge(question, possible, progress)
+        at_the_edge = {_MAX_SEQ_LEN: _longest, _MAX_MICRO_BATCH: _largest, _MIN_GPUS: _fewest, _MIN_GPU: _smallest}[
+            find
+        ]
+        found = at_the_edge(question, room, progress)
         if found is None:
             least = _of_micro_batch(question, 1) if find == _MAX_MICRO_BATCH else question
             return search(least, ghosts, top=top, pareto=pareto, progress=progress)
@@ -148,24 +156,69 @@ def backwards(
     return replace(solution, question={**solution.question, **said})
 
 
-def _any_fits(small: list[Candidate], question: Question, ghosts: Ghosts) -> bool:
-    """Whether one of these does, run as many at a time as there are workers."""
-    small = [one for one in small if bounded(one, question.cluster).least_bytes <= question.budget_bytes]
-    for begin in range(0, len(small), ghosts.count):
-        some = small[begin : begin + ghosts.count]
+@dataclass(frozen=True)
+class Lost:
+    """What did not do, and will not for more tokens at a time."""
+
+    tokens: dict[tuple[Cluster, Way], int]
+    """The fewest, for each way to keep activations on these GPUs."""
+
+    def has(self, one: Candidate, cluster: Cluster) -> bool:
+        """Whether this will not do."""
+        least = self.tokens.get((cluster, way_of(one)))
+        return least is not None and least <= _tokens(one)
+
+    def add(self, one: Candidate, cluster: Cluster) -> None:
+        """This did not."""
+        key = cluster, way_of(one)
+        self.tokens[key] = min(self.tokens.get(key, _tokens(one)), _tokens(one))
+
+
+def _tokens(one: Candidate) -> int:
+    return one.job.micro_batch * one.job.seq_len
+
+
+def _room(small: list[Candidate], question: Question, ghosts: Ghosts, lost: Lost) -> float | None:
+    """What the first of these that does leaves, run as many at a time as there are workers, as `_left` has it.
+
+    Where none does, what the one that comes nearest lacks, negative; None where that is not known.
+    """
+    small = [one for one in small if not lost.has(one, question.cluster)]
+    bounds = [_left(bounded(one, question.cluster).least_bytes, question) for one in small]
+    within = [one for one, left in zip(small, bounds, strict=True) if left >= 0]
+    found = [left for left in bounds if left < 0]
+    for begin in range(0, len(within), ghosts.count):
+        some = within[begin : begin + ghosts.count]
         needs = zip(ghosts.need(some, question.cluster), some, strict=True)
-        known = [(need.least_bytes, one) for need, one in needs if isinstance(need, Need)]
-        for least, one in sorted(known, key=lambda pair: pair[0]):  # mostly the first decides
-            if least <= question.budget_bytes and _fits(ghosts.fit([one], question.cluster), question):
-                return True
-    return False
+        known = [(need, one, _left(need.least_bytes, question)) for need, one in needs if isinstance(need, Need)]
+        for _, one, left in known:
+            if left < 0:
+                found.append(left)
+                lost.add(one, question.cluster)
+        for need, one, left in sorted(known, key=lambda each: -each[2]):  # mostly the first decides
+            if left < 0:
+                break
+            left = _left_by_run(ghosts.fit([one], question.cluster)[0], need, question)
+            if left >= 0:
+                return left
+            found.append(left)
+            lost.add(one, question.cluster)
+    return max(found, default=None)
 
 
-def _fits(runs: list[Estimate | Failure], question: Question) -> bool:
-    return any(isinstance(run, Estimate) and fits(run, question) for run in runs)
+def _left(needed_bytes: int, question: Question, on_host_bytes: int = 0) -> float:
+    """Part of the card's budget that is left, or of the host's memory if that is less; negative for what lacks."""
+    return min(1 - needed_bytes / question.budget_bytes, 1 - on_host_bytes / question.host_limit_bytes)
 
 
-def _longest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
+def _left_by_run(run: Estimate | Failure, need: Need, question: Question) -> float:
+    """The same of a whole run; of one that came to no end by the look at it, and less than nothing."""
+    if isinstance(run, Estimate) and run.fits:
+        return _left(run.peak.process_bytes, question, host_bytes(run))
+    return min(_left(need.process_bytes, question), -1 / question.budget_bytes)
+
+
+def _longest(question: Question, room: Asked, progress: Progress) -> Variant | None:
     positions = _positions(question)
     step = lcm(STEP_TOKENS, question.plan.tp, 2 * question.plan.cp)  # ranks that share a sequence have equal parts
 
@@ -178,9 +231,12 @@ def _longest(question: Question, possible: Callable[[Question], bool], progress:
         return replace(question, job=replace(question.job, seq_len=tokens, global_batch_tokens=batch))
 
     most = -(-positions // step)  # the last step may be a part of one
-    units = _last(
-        most, lambda number: possible(asked(number)), progress, lambda number: f"{tokens_of(number):,} tokens"
-    )
+
+    def left(units: int) -> float | None:
+        progress(f"trying {tokens_of(units):,} tokens")
+        return room(asked(units))
+
+    units = edge(most, left)
     return None if units is None else (f"seq-len {tokens_of(units)}", asked(units))
 
 
@@ -189,13 +245,14 @@ def _positions(question: Question) -> int:
     return question.job.model.positions or LONGEST
 
 
-def _largest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
+def _largest(question: Question, room: Asked, progress: Progress) -> Variant | None:
     """The largest micro-batch if each data-parallel rank has as many as were said, or as stages."""
 
-    def is_possible(size: int) -> bool:
-        return possible(_of_micro_batch(question, size))
+    def left(size: int) -> float | None:
+        progress(f"trying micro-batch {size}")
+        return room(_of_micro_batch(question, size))
 
-    number = _last(4096, is_possible, progress, lambda size: f"micro-batch {size}")
+    number = edge(LARGEST, left)
     return None if number is None else (f"micro-batch {number}", _of_micro_batch(question, number))
 
 
@@ -206,11 +263,11 @@ def _of_micro_batch(question: Question, size: int) -> Question:
     return replace(question, job=job, without=left_out, only_micro_batch=size)
 
 
-def _fewest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
+def _fewest(question: Question, room: Asked, progress: Progress) -> Variant | None:
     for cluster in _clusters(question.cluster, question.plan):
         progress(f"trying {cluster}")
         asked = replace(question, cluster=cluster)
-        if possible(asked):
+        if has_room(room(asked)):
             return f"{counted(cluster.gpus, 'GPU')} ({cluster})", asked
     return None
 
@@ -225,33 +282,19 @@ def _clusters(cluster: Cluster, plan: Plan) -> Iterator[Cluster]:
         gpus *= 2
 
 
-def _smallest(question: Question, possible: Callable[[Question], bool], progress: Progress) -> Variant | None:
+def _smallest(question: Question, room: Asked, progress: Progress) -> Variant | None:
     cards = sorted((find_device(name) for name in device_names()), key=lambda device: device.capacity_bytes)
     for device in cards:
         progress(f"trying {device.id}")
         asked = replace(question, cluster=replace(question.cluster, device=device))
-        if possible(asked):
+        if has_room(room(asked)):
             return device.id, asked
     return None
 
 
-def _last(most: int, holds: Callable[[int], bool], progress: Progress, named: Callable[[int], str]) -> int | None:
-    """The largest number up to `most` for which something holds, if it holds for all smaller ones; None for none."""
-
-    def tried(number: int) -> bool:
-        progress(f"trying {named(number)}")
-        return holds(number)
-
-    if most < 1 or not tried(1):
-        return None
-    low, high = 1, 2
-    while high <= most and tried(high):
-        low, high = high, high * 2
-    if high > most:
-        if low == most or tried(most):
-            return most
-        high = most
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if tried(middle) else (low, middle)
-    return low
+_FOUND_BY: Final[Mapping[str, Callable[[Question, Asked, Progress], Variant | None]]] = {
+    _MAX_SEQ_LEN: _longest,
+    _MAX_MICRO_BATCH: _largest,
+    _MIN_GPUS: _fewest,
+    _MIN_GPU: _smallest,
+}

@@ -528,7 +528,11 @@ def host_lacks(needed_bytes: int, question: Question, *, at_least: bool = False)
     """Why a machine does not do, where its host has less than it takes, or takes `at_least`."""
     has = gib(question.host_limit_bytes)
     known = question.host_memory_bytes is not None
-    whose = f"which has {has}" if known else f"more than the largest have, {has} (--host-memory says what yours has)"
+    whose = (
+        f"which has {has}"
+        if known
+        else f"more than the largest have for so many GPUs, {has} (--host-memory says what yours has)"
+    )
     needed = f"at least {gib(needed_bytes)}" if at_least else gib(needed_bytes)
     return f"needs {needed} of host memory on each machine, {whose}"
 

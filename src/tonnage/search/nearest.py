@@ -39,6 +39,9 @@ Variant = tuple[str, Question]
 """Options that are changed, and what is then asked."""
 Variants = Callable[[Question], Iterator[Variant]]
 
+Way = tuple[str, bool]
+"""Checkpointing, and whether all that is kept stays on the card."""
+
 
 def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nearest | None:
     """The plan whose peak is lowest, run where everything fits, and what would help; None if no plan can be run."""
@@ -82,15 +85,20 @@ def smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
         for one in known
         if within_host(one.host_bytes, question)
     ]
-    found: dict[tuple[str, bool], Candidate] = {}
+    found: dict[Way, Candidate] = {}
     for *_, one in sorted(order, key=lambda expected: expected[:3]):
-        way = one.plan.checkpointing, one.plan.activation_offload == "none"
+        way = way_of(one)
         if way in found or _refused(one, question) is not None:
             continue
         found[way] = one
         if len(found) == count:
             break
     return list(found.values())
+
+
+def way_of(candidate: Candidate) -> Way:
+    """How it keeps what backward needs."""
+    return candidate.plan.checkpointing, candidate.plan.activation_offload == "none"
 
 
 def _expected(known: Bounded, cluster: Cluster) -> float:

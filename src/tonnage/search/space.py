@@ -14,18 +14,18 @@ from typing import Any, Final
 
 from tonnage.axes import SHARDING, axes, divisors
 from tonnage.costs.kinds import read_shape
-from tonnage.device import GPUS_PER_NODE, Cluster
+from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
 from tonnage.layers.few import layers_of
 from tonnage.options import listed, options, spelled, varied, words
 from tonnage.plans import HEADROOM, Plan
 from tonnage.solution import Candidate
-from tonnage.units import MIB, parse_count
+from tonnage.units import GIB, MIB, parse_count
 
-MOST_HOST_BYTES: Final = 4 * 2**40
-"""No machine of eight GPUs is taken to have more beside them where it is not said how much it has: a DGX B200 has 2
-TB and can have 4 (its user guide)."""
+MOST_HOST_BYTES: Final = 512 * GIB
+"""No machine is taken to have more for each of its GPUs where it is not said how much it has: a DGX B200 has 2 TB
+beside its eight and can have 4 (its user guide)."""
 
 FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused", "loss": "chunked"}
 """Chosen where nothing stands against it: less memory, the same result, hardly any time.
@@ -152,7 +152,7 @@ class Question:
         """More than this a machine's host is not to need."""
         if self.host_memory_bytes is not None:
             return self.host_memory_bytes
-        return MOST_HOST_BYTES * -(-self.cluster.gpus_per_node // GPUS_PER_NODE)
+        return MOST_HOST_BYTES * self.cluster.gpus_per_node
 
     @property
     def places(self) -> tuple[dict[str, bool], ...]:
