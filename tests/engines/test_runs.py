@@ -198,6 +198,57 @@ def test_the_trainer_evaluates_rows_of_full_length_once(worker: Worker) -> None:
     assert phases[phases.index("evaluate") :].count("optimizer") == 1, "of three steps one comes after it"
 
 
+def test_the_trainer_saves_without_more_memory_and_leaves_no_file(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of weights, moments and what optimizers are asked for; under FSDP gathered one by one."""
+    monkeypatch.chdir(tmp_path)
+    job = dataclasses.replace(JOB, save_checkpoint="full")
+    for gpu, shard in (("a100-40gb", "none"), ("2xa100-40gb", "ddp"), ("2xa100-40gb", "zero3")):
+        plain, saved = (run(worker, "hf-trainer", gpu, job=each, shard=shard) for each in (JOB, job))
+        assert _peak(plain, "backward") == pytest.approx(_peak(saved, "backward"), abs=64 * 1024)
+        held = 12 * PARAMETERS / (2 if shard == "zero3" else 1)
+        buckets = 4 * PARAMETERS if shard == "ddp" else 0
+        one_more = 4 * VOCABULARY * WIDTH * 2 if shard == "zero3" else 0
+        assert 0 <= _peak(saved, "save") - held - buckets <= one_more + 17 * MIB, shard  # cuBLAS keeps 16
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("engine", ["accelerate", "deepspeed"])
+def test_other_loops_save_after_their_last_step(worker: Worker, engine: str) -> None:
+    job = dataclasses.replace(JOB, save_checkpoint="sharded" if engine == "deepspeed" else "full")
+    found = run(worker, engine, "2xa100-40gb", job=job, shard="zero3")
+    assert [phase for phase, _ in groupby(mark.phase for mark in found.traces[0].marks)].count("save") == 1
+    assert 0 < _peak(found, "save") < _peak(found, "backward")
+
+
+@pytest.mark.parametrize(("shard", "place"), [("none", "cpu"), ("ddp", "gpu"), ("zero3", "cpu")])
+def test_the_trainer_resumes_with_the_states_of_an_earlier_run(worker: Worker, shard: str, place: str) -> None:
+    """They are there in the first step, whose peak is then that of all."""
+    gpu = "a100-40gb" if shard == "none" else "2xa100-40gb"
+    begun = run(worker, "hf-trainer", gpu, shard=shard)
+    resumed = run(worker, "hf-trainer", gpu, job=dataclasses.replace(JOB, resume=place), shard=shard)
+    states = 8 * PARAMETERS / (2 if shard == "zero3" else 1)
+    first = {name: one.estimate.steps[0].allocated_bytes for name, one in (("begun", begun), ("resumed", resumed))}
+    assert first["resumed"] - first["begun"] > 0.5 * states
+    assert resumed.estimate.peak.allocated_bytes == pytest.approx(begun.estimate.peak.allocated_bytes, rel=0.02)
+    assert _peak(resumed, "resume") > states
+    with pytest.raises(UsageError, match=f"choose resume {place}"):
+        run(
+            worker,
+            "hf-trainer",
+            gpu,
+            job=dataclasses.replace(JOB, resume="cpu" if place == "gpu" else "gpu"),
+            shard=shard,
+        )
+
+
+def test_a_trainer_cannot_resume_what_does_not_fit(worker: Worker) -> None:
+    big = dataclasses.replace(JOB, resume="cpu", seq_len=1024, micro_batch=512)
+    with pytest.raises(CannotEstimate, match="leave resume out to see why"):
+        run(worker, "hf-trainer", "t4", job=big, precision="fp16-mixed")
+
+
 def test_sfts_packed_rows_are_one_without_padding(worker: Worker) -> None:
     """Two rows of 256 tokens are one of 512, whose scores are twice as many."""
     rows = dataclasses.replace(JOB, packing=2, eval_batch=2)

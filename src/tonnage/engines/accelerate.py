@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING
 from tonnage.engines.engine import ANY, IMAGES, ROWS, SHAPES, Engine
-from tonnage.engines.hf_trainer import alone_on_many
+from tonnage.engines.hf_trainer import WHOLE_FILES, alone_on_many
 from tonnage.techniques import choices, chosen, refusals
 from tonnage.techniques.technique import first_of
 
@@ -51,13 +51,14 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     from accelerate import Accelerator
 
     from tonnage.engines import given
+    from tonnage.step.occasions import phase
 
     given.launch(plan, world)
     step = _described(job, plan, world)
     accelerator = Accelerator(
         mixed_precision=plan.compute_dtype if plan.precision.endswith("-mixed") else "no",
         **_accumulation(job, plan),
-        **_sharding(plan, world),
+        **_sharding(job, plan, world),
     )
     module = _network(step)
     if plan.shard in SHARDING and (layers := given.divided(module)):
@@ -76,6 +77,9 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
             optimizer.step()
             optimizer.zero_grad()
             returned.stepped()
+    if job.save_checkpoint != "none":
+        with given.files(), phase("save"):
+            accelerator.save_state("checkpoint")
     return prepared
 
 
@@ -123,7 +127,7 @@ def _optimizer(step: Step, module: nn.Module) -> Any:
     return new(parameters)
 
 
-def _sharding(plan: Plan, world: World) -> dict[str, Any]:
+def _sharding(job: Job, plan: Plan, world: World) -> dict[str, Any]:
     from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 
     if plan.shard not in SHARDING:
@@ -134,6 +138,7 @@ def _sharding(plan: Plan, world: World) -> dict[str, Any]:
         cpu_offload=plan.param_offload == "cpu",
         auto_wrap_policy="transformer_based_wrap",
         **({"activation_checkpointing": True, MOVES: True} if _by_plugin(plan) else {}),
+        **({} if job.save_checkpoint == "none" else WHOLE_FILES),
     )
     if plan.shard != "hsdp":
         return {"fsdp_plugin": plugin}
@@ -168,6 +173,7 @@ ACCELERATE: Final = Engine(
         "attention": ANY,
         "loss": ANY,
         "outputs": ANY,
+        "save_checkpoint": ("none", "full"),
     },
     accepts=accepts,
     imports=("accelerate",),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from tonnage.axes import SHARDING
 from tonnage.engines import hf_trainer
-from tonnage.engines.engine import ANY, IMAGES, Engine
+from tonnage.engines.engine import ANY, FILES, IMAGES, Engine
 from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ AXOLOTL: Final = Engine(
     expresses={
         **{option: words for option, words in hf_trainer.EXPRESSES.items() if option != "accum_sync"},
         **IMAGES,
+        **FILES,
         "eval_batch": ANY,
         "precision": ("bf16-mixed", "bf16-true", "fp32"),
         "checkpointing": ("none", "full"),

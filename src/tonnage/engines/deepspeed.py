@@ -105,6 +105,7 @@ def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int) -> obje
     import torch
 
     from tonnage.engines import given
+    from tonnage.step.occasions import phase
     from tonnage.techniques.precision import dtype
 
     job, world = step.job, step.world
@@ -122,6 +123,9 @@ def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int) -> obje
             engine.backward(loss)
             engine.step()
             returned.stepped()
+    if job.save_checkpoint != "none":
+        with given.files(), phase("save"):
+            engine.save_checkpoint("checkpoint")
     return engine
 
 
@@ -213,7 +217,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
 DEEPSPEED: Final = Engine(
     name="deepspeed",
     packages=("deepspeed",),
-    expresses={**EXPRESSES, **IMAGES, **ROWS, "outputs": ANY},
+    expresses={**EXPRESSES, **IMAGES, **ROWS, "outputs": ANY, "save_checkpoint": ("none", "sharded")},
     accepts=accepts,
     imports=("deepspeed",),
     fuses_adamw=True,

@@ -25,6 +25,9 @@ SHAPES: Final = dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "allocato
 IMAGES: Final = dict.fromkeys(("images", "image_size"), ANY)
 """Options of the rows, for engines whose rows may hold images."""
 
+FILES: Final = {"save_checkpoint": ("none", "full"), "resume": ANY}
+"""Options of checkpoints in whole files."""
+
 ROWS: Final = dict.fromkeys(("packing", "lengths"), ANY)
 """Options of the rows that a user brings along, for engines that take any."""
 

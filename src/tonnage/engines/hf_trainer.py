@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING
-from tonnage.engines.engine import ANY, IMAGES, ROWS, SHAPES, Engine, installed
+from tonnage.engines.engine import ANY, FILES, IMAGES, ROWS, SHAPES, Engine, installed
 from tonnage.techniques import chosen
 from tonnage.techniques.low_bit import BITSANDBYTES
 from tonnage.techniques.technique import Refusal, first_of
@@ -76,6 +77,10 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
 EACH_BATCH: Final = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
 """Of `accelerator_config`: gradients are averaged after each micro-batch."""
 
+WHOLE_FILES: Final = {"state_dict_type": "FULL_STATE_DICT"}
+"""Of accelerate's FSDP plugin.  Files of parts are written by torch.distributed.checkpoint, where all ranks say what
+they hold, of which one runs here."""
+
 LAYERS: Final = "FSDP_TRANSFORMER_CLS_TO_WRAP"
 """The variable by which `accelerate launch` says which classes of layers FSDP divides."""
 
@@ -86,6 +91,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         alone_on_many(plan, cluster)
         or _nothing_to_offload(plan)
         or _optimizer_of_whole(plan)
+        or _resumed(job, plan)
         or first_of((shared_refusal(job, plan, cluster), _optimizer_missing(plan)))
     )
 
@@ -98,6 +104,18 @@ def alone_on_many(plan: Plan, cluster: Cluster) -> Refusal | None:
             instead="choose shard ddp or zero3",
         )
     return None
+
+
+def _resumed(job: Job, plan: Plan) -> Refusal | None:
+    """Where the Trainer has a file's states brought is its own choice (`_load_optimizer_and_scheduler`)."""
+    place = "gpu" if plan.shard == "ddp" else "cpu"
+    if job.resume in ("none", place):
+        return None
+    return Refusal(
+        technique=f"resume={job.resume}",
+        reason=f"under shard {plan.shard} the Trainer has states brought to the {place.upper()}",
+        instead=f"choose resume {place}",
+    )
 
 
 def _nothing_to_offload(plan: Plan) -> Refusal | None:
@@ -162,24 +180,45 @@ def trained(
 
     from tonnage.engines import given
 
-    given.launch(plan, world)
-    step = given.described(job, plan, world)
-    module = given.adapted(given.network(step), step)
-    if prepare is not None:
-        module = prepare(module)
-    if plan.shard in SHARDING and (layers := given.divided(module)):
-        os.environ[LAYERS] = ",".join(layers)
-    rows = given.Rows(step, module, given.rows_needed(job, world, steps))
-    with tempfile.TemporaryDirectory() as folder, given.contexts(step):
-        arguments = TrainingArguments(output_dir=folder, **{**settings(job, plan, world, steps, by_fsdp), **said})
-        besides = {} if job.eval_batch is None else evaluation(job, given.evaluated(step, module), steps)
-        trainer = Trainer(model=module, args=arguments, train_dataset=rows, data_collator=given.collated, **besides)
-        train(trainer)
-    return trainer
+    def run(job: Job, steps: int, folder: str, checkpoint: str | None) -> object:
+        given.launch(plan, world)
+        step = given.described(job, plan, world)
+        module = given.adapted(given.network(step), step)
+        if prepare is not None:
+            module = prepare(module)
+        if plan.shard in SHARDING and (layers := given.divided(module)):
+            os.environ[LAYERS] = ",".join(layers)
+        rows = given.Rows(step, module, given.rows_needed(job, world, steps))
+        with given.contexts(step):
+            arguments = TrainingArguments(output_dir=folder, **{**settings(job, plan, world, steps, by_fsdp), **said})
+            evaluated = None if job.eval_batch is None else given.evaluated(step, module)
+            besides = occasions(job, evaluated, steps)
+            trainer = Trainer(
+                model=module, args=arguments, train_dataset=rows, data_collator=given.collated, **besides
+            )
+            train(trainer, checkpoint)
+        return trainer
+
+    return in_files(job, plan, steps, run)
 
 
-def evaluation(job: Job, rows: Any, steps: int) -> dict[str, Any]:
-    """What a Trainer is given to evaluate on these rows once, before the last of its steps, or after a lone one.
+def in_files(job: Job, plan: Plan, steps: int, run: Callable[[Job, int, str, str | None], object]) -> object:
+    """What `run` of a job, so many steps and a folder returns; the last it is given is a checkpoint to resume from.
+
+    That has been saved by an earlier run of one step.
+    """
+    from tonnage.engines import given
+
+    with tempfile.TemporaryDirectory() as folder, given.files():
+        if job.resume == "none":
+            return run(job, steps, folder, None)
+        earlier = replace(job, resume="none", save_checkpoint="full", eval_batch=None, eval_logits=None)
+        given.saved_by(lambda: run(earlier, 1, folder, None))
+        return run(job, steps + 1, folder, os.path.join(folder, "checkpoint-1"))
+
+
+def occasions(job: Job, rows: Any, steps: int) -> dict[str, Any]:
+    """What a Trainer is given to evaluate on these rows and to save once, before its last step, or after a lone one.
 
     It gathers logits where it is to compute metrics of them.
     """
@@ -187,40 +226,64 @@ def evaluation(job: Job, rows: Any, steps: int) -> dict[str, Any]:
 
     class BeforeTheLast(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_evaluate = state.global_step == max(steps - 1, 1)
+            now = state.global_step == max(steps - 1, 1)
+            control.should_evaluate = now and job.eval_batch is not None
+            control.should_save = now and job.save_checkpoint != "none"
 
     metrics: dict[str, Any] = {} if job.eval_logits is None else {"compute_metrics": lambda prediction: {}}
     return {"eval_dataset": rows, "callbacks": [BeforeTheLast()], **metrics}
 
 
-def train(trainer: Any) -> None:
-    """Its steps; what it evaluates between them is a phase of its own."""
-    from tonnage.step import occasions
+PHASES: Final[Mapping[str, str]] = {
+    "evaluate": "evaluate",
+    "_save_checkpoint": "save",
+    "_load_from_checkpoint": "resume",
+    "_load_optimizer_and_scheduler": "resume",
+}
+"""Methods of a Trainer that are phases of their own."""
 
-    evaluate = trainer.evaluate
 
-    def evaluating(*arguments: Any, **options: Any) -> Any:
-        with occasions.phase("evaluate"):
-            return evaluate(*arguments, **options)
+def train(trainer: Any, checkpoint: str | None = None) -> None:
+    """Its steps, from a checkpoint if there is one."""
+    for method, name in PHASES.items():
+        setattr(trainer, method, _within(name, getattr(trainer, method)))
+    trainer.train(resume_from_checkpoint=checkpoint)
 
-    trainer.evaluate = evaluating
-    trainer.train()
+
+def _within(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    from tonnage.step.occasions import phase
+
+    def called(*arguments: Any, **options: Any) -> Any:
+        with phase(name):
+            return method(*arguments, **options)
+
+    return called
 
 
 def settings(job: Job, plan: Plan, world: World, steps: int, by_fsdp: bool = True) -> dict[str, Any]:
-    """TrainingArguments that say what the plan says, and that nothing is saved or reported."""
+    """TrainingArguments that say what the plan says; nothing is reported, and saved when `occasions` says so."""
     from transformers import TrainingArguments
 
     newer = hasattr(TrainingArguments, "activation_checkpointing")
     return {
         **arguments(job, plan, "activation_checkpointing" if newer else "gradient_checkpointing", by_fsdp),
         **_mesh(plan, world),
+        **_files(job, plan, by_fsdp and _by_fsdp(plan)),
         **({} if job.eval_batch is None else {"per_device_eval_batch_size": job.eval_batch}),
         "max_steps": steps,
         "save_strategy": "no",
         "report_to": [],
         "disable_tqdm": True,
     }
+
+
+def _files(job: Job, plan: Plan, by_fsdp: bool) -> dict[str, Any]:
+    """How a checkpoint is saved, and that whoever resumes is given rows for what is left."""
+    if (job.save_checkpoint, job.resume) == ("none", "none"):
+        return {}
+    sharding = _sharding(plan, by_fsdp)
+    whole = {"fsdp_config": {**sharding["fsdp_config"], **WHOLE_FILES}} if sharding else {}
+    return {"ignore_data_skip": True, **whole}
 
 
 def arguments(job: Job, plan: Plan, checkpointing: str, by_fsdp: bool = True) -> dict[str, Any]:
@@ -279,7 +342,7 @@ def _mesh(plan: Plan, world: World) -> dict[str, Any]:
 HF_TRAINER: Final = Engine(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
-    expresses={**EXPRESSES, **IMAGES, **ROWS, "eval_batch": ANY, "eval_logits": ANY},
+    expresses={**EXPRESSES, **IMAGES, **ROWS, "eval_batch": ANY, "eval_logits": ANY, **FILES},
     accepts=accepts,
     imports=("transformers.trainer",),
     torchs_ddp=True,

@@ -6,13 +6,12 @@ checkpoints by default; here the plan says whether.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.engines import hf_trainer
-from tonnage.engines.engine import ANY, ROWS, Engine
+from tonnage.engines.engine import ANY, FILES, ROWS, Engine
 from tonnage.techniques import chunked_loss
 from tonnage.techniques.lora import configuration, not_adapted
 from tonnage.techniques.technique import Refusal
@@ -61,41 +60,43 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     from tonnage.engines import given
     from tonnage.techniques.qlora import prepared
 
-    given.launch(plan, world)
-    step = given.described(job, plan, world)
-    module = given.network(step)
-    chunked_loss.causal_network(module, "SFTTrainer on tokenised rows", "engine hf-trainer")
-    if job.method == "qlora" and plan.unquantized_dtype == "fp32":
-        module = prepared(module, step)  # by its user: SFTTrainer leaves what is not quantized as it was loaded
-    rows = given.Rows(step, module, given.rows_needed(job, world, steps))
-    besides = {}
-    if job.eval_batch is not None:
-        evaluated = _dataset(given.evaluated(step, module), job.eval_batch, world.size)
-        besides = hf_trainer.evaluation(job, evaluated, steps)
-    with tempfile.TemporaryDirectory() as folder, given.contexts(step):
-        arguments = SFTConfig(
-            output_dir=folder,
-            max_length=job.seq_len,
-            packing=job.packing is not None,
-            **({"train_sampling_strategy": "sequential"} if job.lengths else {}),  # the longest come first
-            dataset_kwargs={"skip_prepare_dataset": True},
-            **hf_trainer.settings(job, plan, world, steps),
-        )
-        try:
-            trainer = SFTTrainer(
-                model=module,
-                args=arguments,
-                train_dataset=_dataset(rows, job.micro_batch, world.size),
-                processing_class=_tokenizer(),
-                peft_config=None if job.method == "full" else configuration(job),
-                **besides,
+    def run(job: Job, steps: int, folder: str, checkpoint: str | None) -> object:
+        given.launch(plan, world)
+        step = given.described(job, plan, world)
+        module = given.network(step)
+        chunked_loss.causal_network(module, "SFTTrainer on tokenised rows", "engine hf-trainer")
+        if job.method == "qlora" and plan.unquantized_dtype == "fp32":
+            module = prepared(module, step)  # by its user: SFTTrainer leaves what is not quantized as it was loaded
+        rows = given.Rows(step, module, given.rows_needed(job, world, steps))
+        evaluated = None
+        if job.eval_batch is not None:
+            evaluated = _dataset(given.evaluated(step, module), job.eval_batch, world.size)
+        with given.contexts(step):
+            arguments = SFTConfig(
+                output_dir=folder,
+                max_length=job.seq_len,
+                packing=job.packing is not None,
+                **({"train_sampling_strategy": "sequential"} if job.lengths else {}),  # the longest come first
+                dataset_kwargs={"skip_prepare_dataset": True},
+                **hf_trainer.settings(job, plan, world, steps),
             )
-        except ValueError as error:
-            if _of_peft(error):
-                raise not_adapted(job, error) from error
-            raise
-        hf_trainer.train(trainer)
-    return trainer
+            try:
+                trainer = SFTTrainer(
+                    model=module,
+                    args=arguments,
+                    train_dataset=_dataset(rows, job.micro_batch, world.size),
+                    processing_class=_tokenizer(),
+                    peft_config=None if job.method == "full" else configuration(job),
+                    **hf_trainer.occasions(job, evaluated, steps),
+                )
+            except ValueError as error:
+                if _of_peft(error):
+                    raise not_adapted(job, error) from error
+                raise
+            hf_trainer.train(trainer, checkpoint)
+        return trainer
+
+    return hf_trainer.in_files(job, plan, steps, run)
 
 
 def _of_peft(error: ValueError) -> bool:
@@ -136,6 +137,7 @@ TRL: Final = Engine(
     expresses={
         **hf_trainer.EXPRESSES,
         **ROWS,
+        **FILES,
         "eval_batch": ANY,
         "loss": ("chunked",),
         "activation_offload": ("none", "cpu", "cpu-streamed"),
