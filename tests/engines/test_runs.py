@@ -249,6 +249,30 @@ def test_a_trainer_cannot_resume_what_does_not_fit(worker: Worker) -> None:
         run(worker, "hf-trainer", "t4", job=big, precision="fp16-mixed")
 
 
+@pytest.mark.parametrize("engine", ["hf-trainer", "accelerate", "trl"])
+def test_ranks_share_sequences_as_in_our_loop(worker: Worker, engine: str) -> None:
+    """FSDP2 divides over those that share one, too."""
+    job, loss = dataclasses.replace(JOB, seq_len=1024), "chunked" if engine == "trl" else "plain"
+    plan = {"shard": "zero3", "loss": loss, "optimizer": "adamw-fused"}
+    theirs, ours, alone = (
+        run(worker, name, "4xa100-40gb", job=job, **plan, **more).estimate
+        for name, more in ((engine, {"cp": 2}), ("tonnage", {"cp": 2, "reduce_dtype": "bf16"}), (engine, {}))
+    )
+    one, other, whole = (
+        {phase.name: phase.allocated_bytes for phase in each.phases} for each in (theirs, ours, alone)
+    )
+    assert theirs.peak.by_category["optimizer_state"] == pytest.approx(
+        ours.peak.by_category["optimizer_state"], rel=0.01
+    )
+    if engine != "trl":  # whose slices of the loss are smaller
+        assert one["forward"] == pytest.approx(other["forward"], rel=0.02)
+        head_bytes = 2 * VOCABULARY * WIDTH  # which stays gathered in our loop
+        assert one["backward"] == pytest.approx(other["backward"] - head_bytes, rel=0.01)
+    assert one["forward"] < 0.7 * whole["forward"]
+    with pytest.raises(UsageError, match="under FSDP2 alone, and shard is ddp; choose shard zero3"):
+        run(worker, engine, "4xa100-40gb", job=job, shard="ddp", cp=2, loss=loss)
+
+
 def test_sfts_packed_rows_are_one_without_padding(worker: Worker) -> None:
     """Two rows of 256 tokens are one of 512, whose scores are twice as many."""
     rows = dataclasses.replace(JOB, packing=2, eval_batch=2)

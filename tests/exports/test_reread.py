@@ -30,10 +30,12 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
             "t4",
         ),
         ({**FULL, "shard": "zero3"}, {"model": tiny("llava")}, "8xa100-80gb"),
+        ({**FULL, "shard": "zero3", "cp": 2}, {}, "8xa100-80gb"),
     ],
     "trl": [
         ({**FULL, "loss": "chunked", "checkpointing": "full", "shard": "zero3"}, {}, "8xa100-80gb"),
         ({"loss": "chunked", "precision": "bf16-true"}, {"method": "lora"}, "a100-80gb"),
+        ({**FULL, "loss": "chunked", "shard": "hsdp", "cp": 4}, {}, "2x8xa100-80gb"),
     ],
     "accelerate": [
         ({**FULL, "shard": "hsdp", "param_offload": "cpu", "checkpointing": "full"}, {}, "2x8xa100-80gb"),

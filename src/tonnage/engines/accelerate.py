@@ -7,12 +7,13 @@ with its defaults, FSDP2 by its plugin, which also moves the inputs of layers th
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING
 from tonnage.engines.engine import ANY, IMAGES, ROWS, SHAPES, Engine
-from tonnage.engines.hf_trainer import WHOLE_FILES, alone_on_many
+from tonnage.engines.hf_trainer import WHOLE_FILES, alone_on_many, mesh, shared_without_fsdp
 from tonnage.techniques import choices, chosen, refusals
 from tonnage.techniques.technique import first_of
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tonnage.step.step import Step, World
     from tonnage.techniques.technique import Refusal
 
-ACCELERATORS_OWN: Final = ("shard", "param_offload", "accum_sync")
+ACCELERATORS_OWN: Final = ("shard", "param_offload", "accum_sync", "cp")
 """Options that the Accelerator answers for; of `precision`, it is the autocast."""
 
 PLUGINS_OWN: Final = ("checkpointing", "activation_offload")
@@ -42,7 +43,7 @@ def moves_inputs(plan: Plan) -> bool:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What the techniques themselves say."""
-    return alone_on_many(plan, cluster) or first_of(refusals(job, plan, cluster))
+    return alone_on_many(plan, cluster) or shared_without_fsdp(plan) or first_of(refusals(job, plan, cluster))
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
@@ -63,13 +64,13 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     module = _network(step)
     if plan.shard in SHARDING and (layers := given.divided(module)):
         accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = list(layers)
-    rows = given.Rows(step, module, given.rows_needed(job, world, steps))
+    rows = given.Rows(step, module, given.rows_needed(step, steps))
     loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
     prepared: tuple[Any, Any, Any] = accelerator.prepare(module, _optimizer(step, module), loader)
     model, optimizer, batches = prepared
     returned = given.Returned(plan.outputs)
     for batch in batches:
-        with accelerator.accumulate(model):
+        with accelerator.accumulate(model), _shared(accelerator, batch, plan):
             with given.contexts(step):
                 accelerator.backward(returned.loss_of(model(**batch)))
             if plan.clip_grad_norm is not None and accelerator.sync_gradients:
@@ -81,6 +82,24 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
         with given.files(), phase("save"):
             accelerator.save_state("checkpoint")
     return prepared
+
+
+def _shared(accelerator: Any, batch: dict[str, Any], plan: Plan) -> AbstractContextManager[None]:
+    """As in accelerate's guide to context parallelism: labels are shifted before ranks get their parts."""
+    import torch
+
+    from tonnage.techniques.chunked_loss import following
+
+    if plan.cp == 1:
+        return nullcontext()
+    rows, tokens = batch["input_ids"].shape
+    positions = torch.arange(tokens, device=batch["input_ids"].device).expand(rows, -1).contiguous()
+    batch.update(shift_labels=following(batch["labels"]).contiguous(), position_ids=positions)
+    parts = list(batch.values())
+    shared: AbstractContextManager[None] = accelerator.maybe_context_parallel(
+        buffers=parts, buffer_seq_dims=[1] * len(parts), no_restore_buffers=set(parts)
+    )
+    return shared
 
 
 def _described(job: Job, plan: Plan, world: World) -> Step:
@@ -128,7 +147,7 @@ def _optimizer(step: Step, module: nn.Module) -> Any:
 
 
 def _sharding(job: Job, plan: Plan, world: World) -> dict[str, Any]:
-    from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
+    from accelerate import FullyShardedDataParallelPlugin
 
     if plan.shard not in SHARDING:
         return {}
@@ -140,11 +159,7 @@ def _sharding(job: Job, plan: Plan, world: World) -> dict[str, Any]:
         **({"activation_checkpointing": True, MOVES: True} if _by_plugin(plan) else {}),
         **({} if job.save_checkpoint == "none" else WHOLE_FILES),
     )
-    if plan.shard != "hsdp":
-        return {"fsdp_plugin": plugin}
-    nodes = world.size // world.gpus_per_node
-    mesh = ParallelismConfig(dp_replicate_size=nodes, dp_shard_size=world.gpus_per_node)
-    return {"fsdp_plugin": plugin, "parallelism_config": mesh}
+    return {"fsdp_plugin": plugin, **mesh(plan, world)}
 
 
 ACCELERATE: Final = Engine(
@@ -174,6 +189,7 @@ ACCELERATE: Final = Engine(
         "loss": ANY,
         "outputs": ANY,
         "save_checkpoint": ("none", "full"),
+        "cp": ANY,
     },
     accepts=accepts,
     imports=("accelerate",),

@@ -95,7 +95,7 @@ AXOLOTL: Final = Engine(
     name="axolotl",
     packages=hf_trainer.HF_TRAINER.packages,
     expresses={
-        **{option: words for option, words in hf_trainer.EXPRESSES.items() if option != "accum_sync"},
+        **{option: words for option, words in hf_trainer.EXPRESSES.items() if option not in ("accum_sync", "cp")},
         **IMAGES,
         **FILES,
         "eval_batch": ANY,

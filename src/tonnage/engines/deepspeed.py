@@ -108,13 +108,13 @@ def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int) -> obje
     from tonnage.step.occasions import phase
     from tonnage.techniques.precision import dtype
 
-    job, world = step.job, step.world
+    job = step.job
     module = _network(step, plan, config)
     engine, *_ = deepspeed.initialize(
         model=module, model_parameters=[p for p in module.parameters() if p.requires_grad], config=config
     )
     takes = dtype(plan.compute_dtype)  # there is no autocast to cast what the network sees and hears
-    rows = given.Rows(step, module, given.rows_needed(job, world, steps), takes)
+    rows = given.Rows(step, module, given.rows_needed(step, steps), takes)
     loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
     returned = given.Returned(plan.outputs)
     with given.contexts(step):

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from tonnage.axes import axes
 from tonnage.errors import CannotEstimate
 from tonnage.step import batches
 from tonnage.step import model as models
@@ -124,9 +125,11 @@ def evaluated(step: Step, module: nn.Module) -> Rows:
     return Rows(full, module, job.eval_batch * (job.eval_logits or 1) * ranks)
 
 
-def rows_needed(job: Job, world: World, steps: int) -> int:
-    """Sequences of `steps` optimizer steps on all ranks."""
-    return job.micro_batch * job.grad_accum * world.size * steps
+def rows_needed(step: Step, steps: int) -> int:
+    """Sequences of `steps` optimizer steps on all ranks, of which those that share a sequence get the same."""
+    job, world = step.job, step.world
+    laid = axes(step.plan, world.size, world.gpus_per_node)
+    return job.micro_batch * job.grad_accum * laid.data_parallel * steps
 
 
 def launcher_variables(world: World) -> Mapping[str, str]:

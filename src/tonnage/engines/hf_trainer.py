@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import SHARDING
+from tonnage.axes import SHARDING, axes
 from tonnage.engines.engine import ANY, FILES, IMAGES, ROWS, SHAPES, Engine, installed
 from tonnage.techniques import chosen
 from tonnage.techniques.low_bit import BITSANDBYTES
@@ -72,6 +72,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     "shard": ("none", "ddp", "zero2", "zero3", "hsdp"),
     "param_offload": ("none", "cpu"),
     "attention": ANY,
+    "cp": ANY,
 }
 
 EACH_BATCH: Final = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
@@ -92,6 +93,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         or _nothing_to_offload(plan)
         or _optimizer_of_whole(plan)
         or _resumed(job, plan)
+        or shared_without_fsdp(plan)
         or first_of((shared_refusal(job, plan, cluster), _optimizer_missing(plan)))
     )
 
@@ -104,6 +106,16 @@ def alone_on_many(plan: Plan, cluster: Cluster) -> Refusal | None:
             instead="choose shard ddp or zero3",
         )
     return None
+
+
+def shared_without_fsdp(plan: Plan) -> Refusal | None:
+    if plan.cp == 1 or plan.shard in SHARDING:
+        return None
+    return Refusal(
+        technique=f"cp={plan.cp}",
+        reason=f"accelerate has ranks share sequences under FSDP2 alone, and shard is {plan.shard}",
+        instead="choose shard zero3",
+    )
 
 
 def _resumed(job: Job, plan: Plan) -> Refusal | None:
@@ -188,7 +200,7 @@ def trained(
             module = prepare(module)
         if plan.shard in SHARDING and (layers := given.divided(module)):
             os.environ[LAYERS] = ",".join(layers)
-        rows = given.Rows(step, module, given.rows_needed(job, world, steps))
+        rows = given.Rows(step, module, given.rows_needed(step, steps))
         with given.contexts(step):
             arguments = TrainingArguments(output_dir=folder, **{**settings(job, plan, world, steps, by_fsdp), **said})
             evaluated = None if job.eval_batch is None else given.evaluated(step, module)
@@ -267,7 +279,7 @@ def settings(job: Job, plan: Plan, world: World, steps: int, by_fsdp: bool = Tru
     newer = hasattr(TrainingArguments, "activation_checkpointing")
     return {
         **arguments(job, plan, "activation_checkpointing" if newer else "gradient_checkpointing", by_fsdp),
-        **_mesh(plan, world),
+        **mesh(plan, world),
         **_files(job, plan, by_fsdp and _by_fsdp(plan)),
         **({} if job.eval_batch is None else {"per_device_eval_batch_size": job.eval_batch}),
         "max_steps": steps,
@@ -330,13 +342,15 @@ def _sharding(plan: Plan, by_fsdp: bool) -> dict[str, Any]:
     return {"fsdp": True, "fsdp_config": config}
 
 
-def _mesh(plan: Plan, world: World) -> dict[str, Any]:
-    if plan.shard != "hsdp":
+def mesh(plan: Plan, world: World) -> dict[str, Any]:
+    """How accelerate lays the ranks out, where that is in more than one row."""
+    if plan.shard != "hsdp" and plan.cp == 1:
         return {}
     from accelerate import ParallelismConfig
 
-    nodes = world.size // world.gpus_per_node
-    return {"parallelism_config": ParallelismConfig(dp_replicate_size=nodes, dp_shard_size=world.gpus_per_node)}
+    laid = axes(plan, world.size, world.gpus_per_node)
+    mesh = ParallelismConfig(dp_replicate_size=laid.dp_replicate, dp_shard_size=laid.dp_shard, cp_size=plan.cp)
+    return {"parallelism_config": mesh}
 
 
 HF_TRAINER: Final = Engine(

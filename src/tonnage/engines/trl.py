@@ -67,7 +67,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
         chunked_loss.causal_network(module, "SFTTrainer on tokenised rows", "engine hf-trainer")
         if job.method == "qlora" and plan.unquantized_dtype == "fp32":
             module = prepared(module, step)  # by its user: SFTTrainer leaves what is not quantized as it was loaded
-        rows = given.Rows(step, module, given.rows_needed(job, world, steps))
+        rows = given.Rows(step, module, given.rows_needed(step, steps))
         evaluated = None
         if job.eval_batch is not None:
             evaluated = _dataset(given.evaluated(step, module), job.eval_batch, world.size)

@@ -89,10 +89,11 @@ def _columns(wish: Wish) -> dict[str, Any]:
 
 
 def _mesh(wish: Wish) -> dict[str, Any]:
-    if wish.plan.shard != "hsdp":
+    if wish.plan.shard != "hsdp" and wish.plan.cp == 1:
         return {}
     axes = wish.axes
-    return {"parallelism_config": {"dp_replicate_size": axes.dp_replicate, "dp_shard_size": axes.dp_shard}}
+    shared = {} if wish.plan.cp == 1 else {"cp_size": axes.cp}
+    return {"parallelism_config": {"dp_replicate_size": axes.dp_replicate, "dp_shard_size": axes.dp_shard, **shared}}
 
 
 def host_group(wish: Wish) -> Mapping[str, str]:

@@ -633,6 +633,7 @@ _TRAINER: Final[Mapping[str, Reader]] = {
     "fsdp": _fsdp,
     "parallelism_config.dp_replicate_size": _understood,
     "parallelism_config.dp_shard_size": _understood,
+    "parallelism_config.cp_size": _number("cp"),
     "max_length": _number("seq_len"),
     "accelerator_config.gradient_accumulation_kwargs.sync_each_batch": _word("accum_sync", {True: True, False: None}),
 }
