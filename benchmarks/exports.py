@@ -157,7 +157,7 @@ DEBUG: dict[str, dict[str, Any]] = {
 """torchtitan's debug models as configurations of transformers."""
 NETWORKS |= DEBUG
 
-TITANIC: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
+FAMILIES: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
     ("qwen3", "torchtitan", "a100-80gb", {}, {"attention": "flash"}),
     ("qwen3", "torchtitan", "8xa100-80gb", {}, {**ZERO3, "attention": "flash", "tp": 2}),
     ("qwen3_moe", "torchtitan", "8xa100-80gb", {}, {"shard": "zero3", "attention": "flash"}),
@@ -199,7 +199,7 @@ def main() -> None:
     wanted = sys.argv[1:]
     print("| target | GPUs | plan | allocated, estimated | exported | reserved, estimated | exported |")
     print("|---|---|---|---:|---:|---:|---:|")
-    for network, name, gpus, job, plan in (*(("llama", *case) for case in CASES), *TITANIC, *SEEING):
+    for network, name, gpus, job, plan in (*(("llama", *case) for case in CASES), *FAMILIES, *SEEING):
         if wanted and name not in wanted:
             continue
         if missing := installed.missing(exports.target(name).packages):

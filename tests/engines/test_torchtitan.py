@@ -118,6 +118,7 @@ def refused(asked: Job, gpus: str = "8xa100-40gb", **plan: Any) -> str:
         (job("llama", mlp_bias=True), {}, "its llama3 has no mlp_bias True"),
         (job("qwen3", use_sliding_window=True), {}, "its qwen3 has no use_sliding_window True"),
         (job("qwen3_moe", mlp_only_layers=[0]), {}, r"its qwen3 has no mlp_only_layers \[0\]"),
+        (job("deepseek_v2", n_shared_experts=None), {}, "experts that all tokens share, and the configuration none"),
         (job("qwen3", max_position_embeddings=64), {}, "seq-len=128: torchtitan stops at the 64 positions"),
         (job("deepseek_v3", v_head_dim=16), {"attention": "flash"}, "keys have 32 elements a head, values 16"),
         (job("qwen3"), {"ep": 2}, "qwen3 has no experts"),

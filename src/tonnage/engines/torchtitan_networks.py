@@ -8,6 +8,7 @@ optimizer does besides; shapes are put in, and layers come from the functions th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -47,6 +48,8 @@ def refusal(job: Job, plan: Plan) -> Refusal | None:
         said = job.model.config.get(name)
         if said is not None and said != value:
             return _refused(plan, f"its {network.family} has no {name} {said}")
+    if network.family == "deepseek_v3" and not job.model.config.get("n_shared_experts", 1):
+        return _refused(plan, "its deepseek_v3 has experts that all tokens share, and the configuration none")
     return _too_long(job) or _uneven(job, plan)
 
 
@@ -97,7 +100,7 @@ def _completed(config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with what transformers adds where it says nothing."""
     from transformers import AutoConfig
 
-    fields: dict[str, Any] = AutoConfig.for_model(**config).to_dict()
+    fields: dict[str, Any] = AutoConfig.for_model(**deepcopy(dict(config))).to_dict()
     return fields
 
 
