@@ -2,11 +2,11 @@
 
     python benchmarks/exports.py [TARGET...]
 
-A small Llama is exported (for torchtitan, which has Llamas of its own, the smallest of those), as are small networks
-that read images, and what was exported is run as its users would run it: `tonnage dry-run -- COMMAND`, on several
-GPUs one rank of them.  Where the export leaves a place for the data there are rows of full length.  Prints a table;
-docs/export.md has it.  A target that is not installed is said and left out: LLaMA-Factory and axolotl each want a
-transformers of their own.
+A small Llama is exported (for torchtitan, which has networks of its own, the smallest of its Llamas and the debug
+models of its other families), as are small networks that read images, and what was exported is run as its users
+would run it: `tonnage dry-run -- COMMAND`, on several GPUs one rank of them.  Where the export leaves a place for the
+data there are rows of full length.  Prints a table; docs/export.md has it.  A target that is not installed is said
+and left out: LLaMA-Factory and axolotl each want a transformers of their own.
 """
 
 import json
@@ -131,6 +131,44 @@ NETWORKS: dict[str, dict[str, Any]] = {
 }
 """Configurations by their types."""
 
+_DEBUG = {"hidden_size": 256, "num_attention_heads": 16, "vocab_size": 2048, "max_position_embeddings": 4096}
+DEBUG: dict[str, dict[str, Any]] = {
+    "qwen3": {
+        **{"model_type": "qwen3", **_DEBUG, "num_hidden_layers": 8, "num_key_value_heads": 8, "head_dim": 128},
+        **{"intermediate_size": 3072, "tie_word_embeddings": True},
+    },
+    "qwen3_moe": {
+        **{"model_type": "qwen3_moe", **_DEBUG, "num_hidden_layers": 8, "num_key_value_heads": 8, "head_dim": 128},
+        **{"moe_intermediate_size": 768, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": True},
+    },
+    "deepseek_v2": {
+        **{"model_type": "deepseek_v2", **_DEBUG, "num_hidden_layers": 6, "intermediate_size": 1024},
+        **{"moe_intermediate_size": 256, "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 3},
+        **{"first_k_dense_replace": 1, "q_lora_rank": None, "kv_lora_rank": 512, "qk_nope_head_dim": 128},
+        **{"qk_rope_head_dim": 64, "v_head_dim": 128},
+        "rope_scaling": {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096},
+    },
+    "gpt_oss": {
+        **{"model_type": "gpt_oss", **_DEBUG, "num_hidden_layers": 4, "num_attention_heads": 64},
+        **{"num_key_value_heads": 8, "head_dim": 64, "intermediate_size": 2880},
+        **{"num_local_experts": 8, "num_experts_per_tok": 4},
+    },
+}
+"""torchtitan's debug models as configurations of transformers."""
+NETWORKS |= DEBUG
+
+FAMILIES: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
+    ("qwen3", "torchtitan", "a100-80gb", {}, {"attention": "flash"}),
+    ("qwen3", "torchtitan", "8xa100-80gb", {}, {**ZERO3, "attention": "flash", "tp": 2}),
+    ("qwen3_moe", "torchtitan", "8xa100-80gb", {}, {"shard": "zero3", "attention": "flash"}),
+    ("qwen3_moe", "torchtitan", "8xa100-80gb", {}, {**ZERO3, "attention": "flash", "ep": 4}),
+    ("deepseek_v2", "torchtitan", "a100-80gb", {}, {"checkpointing": "selective"}),
+    ("deepseek_v2", "torchtitan", "8xa100-80gb", {}, {**ZERO3, "ep": 2}),
+    ("gpt_oss", "torchtitan", "8xa100-80gb", {}, {"shard": "zero2", "attention": "flash", "loss": "chunked"}),
+    ("gpt_oss", "torchtitan", "8xa100-80gb", {}, {**ZERO3, "attention": "flash", "tp": 2, "ep": 4}),
+]
+"""The same of torchtitan's other families."""
+
 SIZE = {"image_size": "224x224"}
 
 SEEING: list[tuple[str, str, str, dict[str, Any], dict[str, Any]]] = [
@@ -161,7 +199,7 @@ def main() -> None:
     wanted = sys.argv[1:]
     print("| target | GPUs | plan | allocated, estimated | exported | reserved, estimated | exported |")
     print("|---|---|---|---:|---:|---:|---:|")
-    for network, name, gpus, job, plan in (*(("llama", *case) for case in CASES), *SEEING):
+    for network, name, gpus, job, plan in (*(("llama", *case) for case in CASES), *FAMILIES, *SEEING):
         if wanted and name not in wanted:
             continue
         if missing := installed.missing(exports.target(name).packages):
@@ -175,7 +213,8 @@ def row(folder: Path, name: str, gpus: str, job: dict[str, Any], plan: dict[str,
     """One line of the table."""
     to = exports.target(name)
     equip(folder, NETWORKS[network])
-    (folder / "plan.toml").write_text(plan_file(TITANS if name == "torchtitan" else "./tiny", gpus, job, plan))
+    model = TITANS if (network, name) == ("llama", "torchtitan") else "./tiny"
+    (folder / "plan.toml").write_text(plan_file(model, gpus, job, plan))
     expected = asked(folder, "estimate", "--plan", "plan.toml", "--engine", engine(to, plan), "--json")["peak"]
     command = asked(folder, "export", "plan.toml", "--to", name, "--json")["command"]
     place_data(folder, name)

@@ -330,12 +330,38 @@ def test_accelerates_plugin_moves_the_inputs_of_layers_that_run_again(monkeypatc
     assert "fsdp_activation_checkpointing" not in said_in_yaml(older)["fsdp_config"]
 
 
-def test_torchtitan_has_llamas_of_its_own() -> None:
-    with pytest.raises(UsageError, match="none of them"):
+def test_torchtitan_has_networks_of_its_own() -> None:
+    with pytest.raises(UsageError, match=r"of llama: debugmodel, 1B, .*is none of them"):
         exported("torchtitan", job=tiny_job())
-    for name in ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"):
-        job, _ = request(name)
-        assert file(exported("torchtitan", job=job), "recipe.json")["flavor"] == name.rpartition("-")[2].upper()
+    for name, family, flavor in (
+        *((f"llama-{size}", "llama3", size.partition("-")[2].upper()) for size in ("3.2-1b", "3.2-3b", "3.1-405b")),
+        *((f"qwen3-{size}", "qwen3", size.upper()) for size in ("0.6b", "8b", "32b", "30b-a3b", "235b-a22b")),
+        *(("deepseek-v2-lite", "deepseek_v3", "16B"), ("deepseek-v3", "deepseek_v3", "671B")),
+        *(("gpt-oss-20b", "gpt_oss", "20b"), ("gpt-oss-120b", "gpt_oss", "120b")),
+    ):
+        recipe = file(exported("torchtitan", job=request(name)[0]), "recipe.json")
+        assert (recipe["family"], recipe["flavor"]) == (family, flavor)
+
+
+def test_torchtitans_network_is_tied_as_the_configuration_is() -> None:
+    job, _ = request("llama-3.2-1b")
+    untied = replace(job, model=replace(job.model, config={**job.model.config, "tie_word_embeddings": False}))
+    with pytest.raises(UsageError, match="none of them"):
+        exported("torchtitan", job=untied)
+
+
+def test_torchtitans_deepseek_is_shorter_than_its_configuration() -> None:
+    job, _ = request("deepseek-v3", seq_len=32768)
+    with pytest.raises(UsageError, match="671B stops at 16384 positions, and the plan has sequences of 32768"):
+        exported("torchtitan", job=job)
+
+
+def test_torchtitan_has_expert_parallelism_of_networks_with_experts() -> None:
+    plan = Plan(shard="zero3", ep=4)
+    made = exported("torchtitan", plan, request("qwen3-30b-a3b")[0], gpus="8xa100-80gb")
+    assert made.settings["parallelism.expert_parallel_degree"] == 4
+    with pytest.raises(UsageError, match=r"ep=4: llama-3\.1-8b has no experts"):
+        exported("torchtitan", plan, gpus="8xa100-80gb")
 
 
 @pytest.mark.parametrize(("target", "key"), [("axolotl", "torch_compile"), ("llama-factory", "torch_compile")])

@@ -55,6 +55,8 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
             {"micro_batch": 2},
             "a100-80gb",
         ),
+        ({"shard": "zero3", "ep": 4}, {"model": request("qwen3-30b-a3b")[0].model}, "8xa100-80gb"),
+        ({"shard": "zero3", "tp": 2, "ep": 8}, {"model": request("deepseek-v2-lite")[0].model}, "8xa100-80gb"),
     ],
     "axolotl": [
         ({**FULL, "precision": "bf16-true", "shard": "hsdp", "checkpointing": "full"}, {}, "2x8xa100-80gb"),

@@ -1,8 +1,8 @@
-"""torchtitan: its own Llama, its own parallelisms and its own `Trainer.train()`.
+"""torchtitan: its own networks, its own parallelisms and its own `Trainer.train()`.
 
-Written against torchtitan 0.3.  The network is put together from the parts of `torchtitan.models.llama3` after the
-model's configuration; what the plan has no word for stays as `llama3_8b` of its config registry has it, but for
-CUDA graphs, which are off.  docs/engines.md has the differences to tonnage's own loop.
+Written against torchtitan 0.3.  The network has the shapes of the model's configuration; what the plan has no word
+for stays as `llama3_8b` of its config registry has it, but for CUDA graphs, which are off.  docs/engines.md has the
+differences to tonnage's own loop.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.engines import torchtitan_networks
 from tonnage.engines.engine import ANY, SHAPES, Engine
 from tonnage.engines.hf_trainer import alone_on_many, shared_refusal
+from tonnage.techniques.expert_parallel import dealt_out, experts_of
 from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ DTYPES: Final = {
 }
 """`TrainingConfig` for each precision; gradients are reduced in float32 in all of them."""
 
-OWN: Final = ("precision", "optimizer", "checkpointing", "attention", "loss", "compile")
+OWN: Final = ("precision", "optimizer", "checkpointing", "attention", "loss", "compile", "ep")
 """Options for which it has its own code, whatever a card can do."""
 
 BACKENDS: Final = {"auto": "flex", "flex": "flex", "flash": "varlen"}
@@ -49,7 +51,8 @@ BACKENDS: Final = {"auto": "flex", "flex": "flex", "flash": "varlen"}
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What torchtitan's parts cannot be put together to, and which degrees do not divide the ranks."""
     return (
-        not_a_llama(job, plan)
+        torchtitan_networks.refusal(job, plan)
+        or _experts(job, plan, cluster)
         or alone_on_many(plan, cluster)
         or _newer_flash(plan, cluster)
         or shared_refusal(job, plan, cluster, OWN)
@@ -67,6 +70,21 @@ def not_a_llama(job: Job, plan: Plan) -> Refusal | None:
             instead="choose a Llama (model_type llama, no biases), or engine hf-trainer",
         )
     return None
+
+
+def _experts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """How many there are, and who shares them; the exchange of tokens is torchtitan's own."""
+    if plan.ep == 1:
+        return None
+    if experts_of(job) is None:
+        return Refusal(technique=f"ep={plan.ep}", reason=f"{job.model.name} has no experts", instead="choose ep 1")
+    if plan.compile != "none":
+        return Refusal(
+            technique=f"compile={plan.compile}",
+            reason=f"how many tokens go where is read within a compiled block, and ep is {plan.ep}",
+            instead="choose compile none, or ep 1",
+        )
+    return dealt_out(job, plan, cluster)
 
 
 def _newer_flash(plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -113,7 +131,7 @@ def settings(job: Job, plan: Plan, world: World, steps: int, spmd_backend: str) 
     parallelism = _parallelism(plan, world, spmd_backend)
     replicas = parallelism.data_parallel_replicate_degree * parallelism.data_parallel_shard_degree
     return {
-        "model_spec": _model(job, plan),
+        "model_spec": torchtitan_networks.spec(job.model, BACKENDS[plan.attention]),
         "loss": _loss(job, plan),
         "optimizer": optimizer,
         "lr_scheduler": LRSchedulersContainer.Config(warmup_steps=1),
@@ -145,6 +163,7 @@ def _parallelism(plan: Plan, world: World, spmd_backend: str) -> Any:
         data_parallel_shard_degree=ranks // replicate,
         fsdp_reshard_after_forward="never" if plan.shard == "zero2" else "default",
         tensor_parallel_degree=plan.tp,
+        expert_parallel_degree=plan.ep,
         enable_sequence_parallel=plan.sequence_parallel != "off",
         spmd_backend=spmd_backend,
     )
@@ -161,90 +180,6 @@ def _loss(job: Job, plan: Plan) -> Any:
 
     plain = CrossEntropyLoss.Config(global_vocab_size=job.model.config["vocab_size"])
     return ChunkedLossWrapper.Config(loss_fn=plain) if plan.loss == "chunked" else plain
-
-
-def _model(job: Job, plan: Plan) -> Any:
-    """What `model_registry` of torchtitan.models.llama3 returns for a model of its own list."""
-    from torchtitan.distributed.pipeline_parallel import pipeline_llm
-    from torchtitan.models.llama3 import parallelize_llama
-    from torchtitan.protocols.model_spec import ModelSpec
-
-    return ModelSpec(
-        name="llama3",
-        flavor=job.model.name,
-        model=_llama(job.model.config, BACKENDS[plan.attention]),
-        parallelize_fn=parallelize_llama,
-        pipelining_fn=pipeline_llm,
-        post_optimizer_build_fn=None,
-        state_dict_adapter=None,
-    )
-
-
-def _llama(config: dict[str, Any], attention: str) -> Any:
-    """Its Llama with the shapes of a Hugging Face configuration, begun by the same functions as its own flavors.
-
-    What they draw does not matter, but the buffers that they draw into leave gaps.
-    """
-    from torchtitan.models.common import ComplexRoPE, Embedding, Linear, RMSNorm
-    from torchtitan.models.common.config_utils import get_attention_config, make_ffn_config, make_gqa_config
-    from torchtitan.models.llama3 import Llama3Model
-    from torchtitan.models.llama3.model import Llama3TransformerBlock
-
-    start = _beginnings(tied=bool(config.get("tie_word_embeddings")))
-    dim, heads = config["hidden_size"], config["num_attention_heads"]
-    head_dim = config.get("head_dim") or dim // heads
-    rope = ComplexRoPE.Config(
-        dim=head_dim,
-        max_seq_len=config["max_position_embeddings"],
-        theta=config.get("rope_theta", 10_000.0),
-        scaling="llama" if (config.get("rope_scaling") or {}).get("rope_type") == "llama3" else "none",
-    )
-
-    def layer() -> Any:
-        return Llama3TransformerBlock.Config(
-            attention_norm=RMSNorm.Config(normalized_shape=dim, param_init=start["norm"]),
-            ffn_norm=RMSNorm.Config(normalized_shape=dim, param_init=start["norm"]),
-            attention=make_gqa_config(
-                dim=dim,
-                n_heads=heads,
-                n_kv_heads=config.get("num_key_value_heads"),
-                head_dim=head_dim,
-                wqkv_param_init=start["matrix"],
-                wo_param_init=start["matrix"],
-                inner_attention=get_attention_config(attention),
-                fuse_qkv=True,
-                rope=rope,
-            ),
-            feed_forward=make_ffn_config(
-                dim=dim,
-                hidden_dim=config["intermediate_size"],
-                w1_param_init=start["matrix"],
-                w2w3_param_init=start["matrix"],
-            ),
-        )
-
-    words = config["vocab_size"]
-    return Llama3Model.Config(
-        dim=dim,
-        vocab_size=words,
-        enable_weight_tying=bool(config.get("tie_word_embeddings")),
-        tok_embeddings=Embedding.Config(num_embeddings=words, embedding_dim=dim, param_init=start["words"]),
-        norm=RMSNorm.Config(normalized_shape=dim, param_init=start["norm"]),
-        lm_head=Linear.Config(in_features=dim, out_features=words, param_init=start["matrix"]),
-        layers=[layer() for _ in range(config["num_hidden_layers"])],
-    )
-
-
-def _beginnings(*, tied: bool) -> dict[str, dict[str, Any]]:
-    """How weights of each kind are filled (torchtitan/models/llama3/__init__.py); tied words are the head's."""
-    from torch.nn.init import normal_, ones_, trunc_normal_
-    from torchtitan.models.common.param_init import skip_param_init
-
-    return {
-        "norm": {"weight": ones_},
-        "matrix": {"weight": trunc_normal_},
-        "words": {"weight": skip_param_init if tied else normal_},
-    }
 
 
 def _made_up() -> dict[str, Any]:
@@ -311,6 +246,7 @@ TORCHTITAN: Final = Engine(
         "shard": ("none", "ddp", "zero2", "zero3", "hsdp"),
         "param_offload": ("none", "cpu"),
         "tp": ANY,
+        "ep": ANY,
         "sequence_parallel": ANY,
         "attention": tuple(BACKENDS),
         "loss": ("plain", "chunked"),

@@ -31,7 +31,17 @@ COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    """Experts that can be dealt out, under FSDP2."""
+    """Experts that can be dealt out, and transformers' exchange of tokens."""
+    refused = dealt_out(job, plan, cluster)
+    if refused is not None:
+        return refused
+    if find_spec("transformers") is None or not transformers_has_it():
+        return _refused(plan, "this version of transformers has no exchange of tokens", "upgrade transformers")
+    return None
+
+
+def dealt_out(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    """Whoever exchanges tokens: why experts cannot be dealt out, which they are under FSDP2."""
     from tonnage.device import CPU
 
     if plan.shard not in SHARDING:
@@ -48,8 +58,6 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         return _refused(
             plan, f"{job.model.name} has {experts} experts, which {plan.ep} does not divide", f"choose ep {fitting}"
         )
-    if find_spec("transformers") is None or not transformers_has_it():
-        return _refused(plan, "this version of transformers has no exchange of tokens", "upgrade transformers")
     return None
 
 

@@ -1,10 +1,11 @@
-"""A recipe for torchtitan 0.3: one of its own Llamas, with what recipe.json says in place of its defaults.
+"""A recipe for torchtitan 0.3: one of its own networks, with what recipe.json says in place of its defaults.
 
     torchrun --nproc-per-node 8 -m torchtitan.train --module recipe --config training
 
 Data set, tokenizer, checkpoints and metrics are those of torchtitan's llama3_8b; change them here.
 """
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch.distributed import distributed_c10d
 from torchtitan.components.loss import ChunkedLossWrapper, CrossEntropyLoss
 from torchtitan.config import ParallelismConfig, TrainingConfig
 from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
-from torchtitan.models.llama3 import config_registry, model_registry
+from torchtitan.models.llama3 import config_registry
 from torchtitan.trainer import Trainer
 
 CHECKPOINTING: dict[str, Any] = {"none": None, "full": FullAC.Config, "selective": SelectiveAC.Config}
@@ -25,7 +26,8 @@ def training() -> Trainer.Config:
     said: dict[str, Any] = json.loads((Path(__file__).parent / "recipe.json").read_text(encoding="utf-8"))
     config = config_registry.llama3_8b()
     config.hf_assets_path = said["hf_assets_path"]
-    config.model_spec = model_registry(said["flavor"], attn_backend=said["attention"])
+    family = importlib.import_module(f"torchtitan.models.{said['family']}")
+    config.model_spec = family.model_registry(said["flavor"], attn_backend=said["attention"])
     config.training = TrainingConfig(**{"steps": config.training.steps, **said["training"]})
     config.parallelism = ParallelismConfig(**said["parallelism"])
     if not hasattr(torch.distributed, "set_timeout"):  # torch before 2.14

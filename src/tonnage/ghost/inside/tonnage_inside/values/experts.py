@@ -1,4 +1,4 @@
-"""transformers' own ways of counting which tokens go to which expert: equally many to each."""
+"""transformers' and torchtitan's own ways of counting which tokens go to which expert: equally many to each."""
 
 from __future__ import annotations
 
@@ -48,6 +48,34 @@ def patch_exchange(policy: Policy, module: ModuleType) -> None:
 
     kind._dispatch_tokens = dispatch_tokens
     module.all_to_all_single = all_to_all_single  # type: ignore[attr-defined]
+
+
+def patch_torchtitan(policy: Policy, module: ModuleType) -> None:
+    """The same exchange by torchtitan, which reads how many tokens go to each rank and come from it as two lists."""
+    kind = module.AllToAllTokenDispatcher  # type: ignore[attr-defined]
+    dispatch, read = kind.dispatch, kind._sync_token_count_exchange
+    choices = 0
+
+    @functools.wraps(dispatch)
+    def dispatching(dispatcher: Any, hidden: Any, scores: Any, chosen: Any, counts: Any) -> Any:
+        nonlocal choices
+        choices = chosen.numel()
+        return dispatch(dispatcher, hidden, scores, chosen, counts)
+
+    @functools.wraps(read)
+    def exchanged(dispatcher: Any, counts: Any, received: Any, ranks: int) -> Any:
+        on_card, sent, got = read(dispatcher, counts, received, ranks)
+        if not counts.is_cuda:
+            return on_card, sent, got
+        policy.use("routing")
+        experts = counts.numel()
+        balanced = [choices // experts + (place < choices % experts) for place in range(experts)]
+        own = experts // ranks
+        sent = [sum(balanced[rank * own : (rank + 1) * own]) for rank in range(ranks)]
+        return on_card, sent, [sent[dispatcher.ep_mesh.get_local_rank()]] * ranks
+
+    kind.dispatch = dispatching
+    kind._sync_token_count_exchange = exchanged
 
 
 def patch_jetmoe(policy: Policy, module: ModuleType) -> None:
