@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from networks import tiny_job
-from tonnage.assumed import of_dropout, of_positions
+from tonnage.assumed import _BY_DEFAULT, _DROPOUTS, of_accumulation, of_dropout, of_positions
 from tonnage.job import ModelRef
+from tonnage.plans import Plan
 
 
 def test_sequences_behind_the_last_position_are_told_of() -> None:
@@ -23,5 +26,27 @@ def test_dropout_of_a_configuration_is_told() -> None:
     (said,) = of_dropout(job)
     assert "(resid_pdrop 0.1, dropout 0.25)" in said
     assert of_dropout(tiny_job("llama")) == ()
+    silent = replace(job, model=ModelRef(name="a", kind="config", config={"model_type": "bert"}))
+    (said,) = of_dropout(silent)
+    assert "(hidden_dropout_prob 0.1, attention_probs_dropout_prob 0.1)" in said
+    stated = {"model_type": "bert", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0}
+    assert of_dropout(replace(job, model=ModelRef(name="a", kind="config", config=stated))) == ()
     odd = ModelRef(name="a", kind="config", config={"text_config": ["x"], "dropout": "0.1"})
     assert of_dropout(replace(job, model=odd)) == ()
+
+
+@pytest.mark.parametrize("kind", _BY_DEFAULT)
+def test_what_is_dropped_by_default_is_what_transformers_has(kind: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    made = CONFIG_MAPPING[kind]().to_dict()
+    assert {name: made[name] for name in _DROPOUTS if made.get(name)} == _BY_DEFAULT[kind]
+
+
+def test_gradients_that_wait_whole_under_fsdp2_are_told() -> None:
+    job = tiny_job("llama", grad_accum=2)
+    (said,) = of_accumulation(job, Plan(shard="zero3"))
+    assert "wait whole on each GPU until the last micro-batch" in said
+    for plan in (Plan(shard="ddp"), Plan(shard="zero3", accum_sync=True), Plan(shard="zero2", engine="hf-trainer")):
+        assert of_accumulation(job, plan) == ()
+    assert of_accumulation(tiny_job("llama"), Plan(shard="zero3")) == ()

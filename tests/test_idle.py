@@ -54,6 +54,7 @@ def test_what_means_nothing_is_refused(
         ({"accum_sync": True, "shard": "zero3"}, 2, ()),
         ({"accum_sync": True}, 2, ("shard",)),
         ({"accum_sync": True, **ON_HOST}, 1, ()),
+        ({"accum_sync": True, "shard": "zero3"}, 1, ()),
         ({"accum_sync": False}, 1, ()),
         ({"sequence_parallel": "on", "tp": 2}, 2, ()),
         ({"sequence_parallel": "on"}, 2, ("tp",)),

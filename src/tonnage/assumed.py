@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tonnage.axes import axes
+from tonnage.axes import SHARDING, axes
 from tonnage.device import Cluster
 from tonnage.job import Job
 from tonnage.modelref import NOT_APPLIED
@@ -15,11 +15,28 @@ _DROPOUTS: Final = (
 )
 """What transformers' configurations call the parts that are dropped."""
 
+_DROPPED: Final = {
+    ("hidden_dropout_prob", "attention_probs_dropout_prob"): (
+        *("bert", "camembert", "deberta", "deberta-v2", "electra", "ernie", "esm", "layoutlm", "longformer"),
+        *("megatron-bert", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"),
+    ),
+    ("dropout",): ("bart", "bigbird_pegasus", "blenderbot", "led", "marian", "mbart", "opt", "pegasus"),
+    ("dropout", "attention_dropout"): ("distilbert", "m2m_100", "nllb-moe", "xglm"),
+    ("dropout_rate",): ("longt5", "mt5", "switch_transformers", "t5", "umt5"),
+    ("resid_pdrop", "embd_pdrop", "attn_pdrop"): ("gpt2", "gpt_bigcode", "openai-gpt"),
+    ("hidden_dropout", "attention_dropout", "activation_dropout"): ("hubert", "wav2vec2", "wavlm"),
+}
+"""Names of parts of which a tenth is dropped where a configuration says nothing of them, and the model types: the
+defaults of transformers' configuration classes."""
+
+_BY_DEFAULT: Final = {kind: dict.fromkeys(names, 0.1) for names, kinds in _DROPPED.items() for kind in kinds}
+
 
 def assumed_of(job: Job, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """All that a reader should know to be so, a sentence each."""
     of_network = (*of_positions(job), *of_dropout(job))
-    return (*of_checkpoint(job), *of_copies(plan, cluster), *of_adapters(job, plan), *of_network)
+    of_gradients = (*of_copies(plan, cluster), *of_accumulation(job, plan))
+    return (*of_checkpoint(job), *of_gradients, *of_adapters(job, plan), *of_network)
 
 
 def of_checkpoint(job: Job) -> tuple[str, ...]:
@@ -45,14 +62,15 @@ def of_positions(job: Job) -> tuple[str, ...]:
 
 
 def of_dropout(job: Job) -> tuple[str, ...]:
-    """Where a configuration says that values are dropped: training codes of their own often drop none."""
-    stated = {**job.model.config, **job.model.text}
+    """Where a configuration drops values, by what it says or by default: training codes of their own often do not."""
+    config = job.model.config
+    stated = {**_BY_DEFAULT.get(str(config.get("model_type")), {}), **config, **job.model.text}
     parts = {name: stated[name] for name in _DROPOUTS if isinstance(stated.get(name), float) and stated[name] > 0}
     if not parts:
         return ()
     told = ", ".join(f"{name} {part:g}" for name, part in parts.items())
     return (
-        f"dropout as the configuration says ({told}): its masks, and what it makes, are kept for backward; a "
+        f"dropout as the configuration has it ({told}): its masks, and what it makes, are kept for backward; a "
         "config.json with zeros there says what training without it needs",
     )
 
@@ -67,6 +85,17 @@ def of_adapters(job: Job, plan: Plan) -> tuple[str, ...]:
     return (
         f"adapters are in {narrow}, as the precision says, and so is what they compute; PEFT makes them in fp32 "
         "where nobody asks it not to, which keeps more for backward: --weights-dtype fp32",
+    )
+
+
+def of_accumulation(job: Job, plan: Plan) -> tuple[str, ...]:
+    """Where FSDP2 divides gradients and a loop of one's own accumulates them, as it may be told to."""
+    waits = plan.shard in SHARDING and plan.pp == 1 and job.grad_accum > 1 and not plan.accum_sync
+    if not waits or plan.engine != "tonnage":
+        return ()
+    return (
+        "gradients wait whole on each GPU until the last micro-batch, as under accelerate's accumulate(); loops that "
+        "do not ask FSDP2 for that average and divide them after each: --accum-sync",
     )
 
 

@@ -6,6 +6,7 @@ Only what somebody says is judged.  In a file that says more than the plan has a
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tonnage.axes import SHARDING
 from tonnage.errors import UsageError
 from tonnage.plans import Plan
 from tonnage.units import counted
@@ -33,14 +34,14 @@ def check_idle(said: Mapping[str, Any], plan: Plan, gpus: int, is_open: Open = l
 
 
 def _of_averaging(said: Mapping[str, Any], plan: Plan, gpus: int, is_open: Open) -> Iterator[str]:
-    """On a single rank gradients leave after each micro-batch only where they rest on the host."""
+    """On a single rank gradients leave after each micro-batch only under FSDP2, which reduces them there as well."""
     if not said.get("accum_sync"):
         return
     needs = "accum-sync: it needs several GPUs that average gradients"
-    if gpus == plan.tp * plan.pp and plan.param_offload == "none":
+    if gpus == plan.tp * plan.pp and plan.shard not in SHARDING:
         alone = f"tp {plan.tp} x pp {plan.pp} on {counted(gpus, 'GPU')} leaves one that averages"
         why = "there is 1 GPU" if gpus == 1 else alone
-        yield f"{needs}, and {why}; leave it out, or choose shard zero3 and param-offload cpu"
+        yield f"{needs}, and {why}; leave it out, or choose shard zero3"
     elif plan.shard == "none" and not is_open("shard"):
         yield f"{needs}, and shard is none; choose shard ddp or zero3, or leave it out"
 

@@ -55,6 +55,28 @@ def test_one_card_is_not_told_to_shard():
     assert "--shard zero3" not in options(replace(estimate, cluster={**estimate.cluster, "gpus": 1}))
 
 
+def test_gradients_that_wait_for_the_last_micro_batch_can_be_divided_before():
+    estimate = estimates.full_card()
+    plan = {**estimate.plan, "shard": "zero3"}
+    waiting = replace(estimate, plan=plan, job={**estimate.job, "grad_accum": 4})
+    held = {"parameter": 10 * GIB, "gradient": 28 * GIB, "optimizer_state": 10 * GIB}
+    waiting = replace(waiting, peak=replace(waiting.peak, by_category={**waiting.peak.by_category, **held}))
+    assert "--accum-sync" in options(waiting)
+    for other in ({"accum_sync": True}, {"engine": "deepspeed"}, {"shard": "ddp"}):
+        assert "--accum-sync" not in options(replace(waiting, plan={**plan, **other}))
+    assert "--accum-sync" not in options(replace(waiting, job={**estimate.job, "grad_accum": 1}))
+    assert "--accum-sync" not in options(replace(waiting, cluster={**estimate.cluster, "gpus": 1}))
+
+
+def test_only_what_the_engine_has_words_for_is_advised():
+    estimate = estimates.full_card()
+    assert {"--shard zero3", "--checkpointing full"} <= {*options(estimate)}
+    assert options(replace(estimate, plan={**estimate.plan, "engine": "megatron"}))[1:] == [
+        "--checkpointing full",
+        "--micro-batch 2",
+    ]
+
+
 def test_what_is_used_already_is_not_advised():
     estimate = estimates.full_card()
     plan = {**estimate.plan, "checkpointing": "full", "shard": "zero3", "allocator": "expandable"}

@@ -1,11 +1,14 @@
 """What to try when a step did not fit: only what the Estimate itself shows to be at stake, most bytes first."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tonnage.allocator.settings import variable
+from tonnage.axes import SHARDING
+from tonnage.engines import engine_of
 from tonnage.estimates import Estimate
+from tonnage.plans import Plan
 from tonnage.report.shortage import Shortage, shortage
 from tonnage.report.wording import whole
 from tonnage.units import gib, size
@@ -34,7 +37,8 @@ def advice(estimate: Estimate) -> list[Advice]:
         return []
     pieces = _fragmentation(estimate)
     worth = _shortage(estimate).asked_bytes or estimate.peak.process_bytes // 100
-    found = sorted(_choices(estimate), key=lambda item: -item.at_stake_bytes)
+    possible = (item for item in _choices(estimate) if _can_be_said(item.what, estimate.plan))
+    found = sorted(possible, key=lambda item: -item.at_stake_bytes)
     found = [item for item in found if item.at_stake_bytes >= worth][: _MOST - 1]
     if pieces is None:
         return found
@@ -103,6 +107,13 @@ def _choices(estimate: Estimate) -> Iterator[Advice]:
     yield from _temporaries(estimate, held)
 
 
+def _can_be_said(what: str, plan: Mapping[str, Any]) -> bool:
+    """Whether the engine of the plan has words for `--option value`, or for a switch."""
+    name, _, value = what.removeprefix("--").partition(" ")
+    engine = engine_of(Plan(engine=plan.get("engine", "tonnage")))
+    return engine.has_words(name.replace("-", "_"), value or True, None)
+
+
 def _smaller_batch(estimate: Estimate) -> Iterator[Advice]:
     """Half the micro-batch, for what grows with it: activations, and temporaries while the model itself runs."""
     held, job = estimate.peak.by_category, estimate.job
@@ -128,6 +139,14 @@ def _states(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
             why=f"parameters, gradients and optimizer states hold {gib(sum(states))}; "
             f"they can be divided among {gpus} ranks",
             at_stake_bytes=sum(states) * (gpus - 1) // gpus,
+        )
+    waiting = plan.get("shard") in SHARDING and (whole(estimate.job, "grad_accum") or 1) > 1
+    if waiting and gpus > 1 and not plan.get("accum_sync") and states[1]:
+        yield Advice(
+            what="--accum-sync",
+            why=f"gradients hold {gib(states[1])}, whole on each rank until the last micro-batch; averaged after "
+            f"each, they are divided among {gpus} ranks",
+            at_stake_bytes=states[1] * (gpus - 1) // gpus,
         )
     if unmade := _unmade_states(estimate):
         moments = 2 * states[1]
