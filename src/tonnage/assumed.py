@@ -18,7 +18,9 @@ _DROPOUTS: Final = (
 
 def assumed_of(job: Job, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """All that a reader should know to be so, a sentence each."""
-    of_network = (*of_positions(job), *of_dropout(job))
+    from tonnage.engines import engine_of
+
+    of_network = (*of_positions(job), *of_dropout(job), *engine_of(plan).assumes(job))
     return (*of_checkpoint(job), *of_copies(plan, cluster), *of_adapters(job, plan), *of_network)
 
 
