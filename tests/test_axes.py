@@ -32,6 +32,7 @@ def test_a_mesh_has_the_axis_that_sharding_works_along() -> None:
         ({"shard": "zero3", "tp": 8, "pp": 4, "cp": 2}, 1024, Axes(pp=4, dp_shard=16, cp=2, tp=8)),
         ({"shard": "zero2", "ep": 8}, 16, Axes(dp_shard=16, ep=8)),
         ({"shard": "zero2", "ep": 8, "cp": 4}, 16, Axes(dp_shard=4, cp=4, ep=8)),
+        ({"shard": "zero1", "ep": 8, "engine": "megatron"}, 16, Axes(dp_replicate=16, ep=8)),
     ],
 )
 def test_layouts(plan: dict[str, object], ranks: int, expected: Axes) -> None:
@@ -61,6 +62,7 @@ def test_ranks_of_a_pipeline_differ_by_stage() -> None:
         ({"shard": "zero3", "ep": 3}, 8, 8, r"ep 3 must divide the 8 ranks .* possible: 1, 2, 4, 8\."),
         ({"ep": 8}, 8, 8, "ep 8 must divide the 1 ranks .* under shard zero3 all data-parallel ranks"),
         ({"ep": 2}, 8, 8, "the 1 ranks"),
+        ({"ep": 3, "engine": "megatron"}, 8, 8, r"the 8 data-parallel ranks, .* possible: 1, 2, 4, 8\."),
     ],
 )
 def test_impossible_divisions_say_what_is_possible(

@@ -33,7 +33,8 @@ class Axes:
     tp: int = 1
     """Ranks that share each matrix."""
     ep: int = 1
-    """Ranks that share the experts: they lie along `dp_shard`, `cp` and `tp`, and add none of their own."""
+    """Ranks that share the experts: they lie along `dp_shard`, `cp` and `tp`, and add none of their own (of an engine
+    whose copies share experts also along `dp_replicate`)."""
 
     @property
     def ranks(self) -> int:
@@ -82,11 +83,16 @@ def axes(plan: Plan, ranks: int, gpus_per_node: int) -> Axes:
     Under `hsdp` as many ranks of a machine as are not taken by tensor and context parallelism divide parameters;
     under `zero2` and `zero3` all that see different batches do, and otherwise none.
     """
-    return _axes(plan.shard, plan.pp, plan.cp, plan.tp, plan.ep, ranks, gpus_per_node)
+    from tonnage.engines import engine_of  # which imports techniques, and those this module
+
+    copies = engine_of(plan).copies_share_experts
+    return _axes(plan.shard, plan.pp, plan.cp, plan.tp, plan.ep, ranks, gpus_per_node, copies)
 
 
 @lru_cache(maxsize=8192)  # a search asks for each layout many times
-def _axes(sharding: str, pp: int, cp: int, tp: int, ep: int, ranks: int, gpus_per_node: int) -> Axes:
+def _axes(
+    sharding: str, pp: int, cp: int, tp: int, ep: int, ranks: int, gpus_per_node: int, copies_share_experts: bool
+) -> Axes:
     asked = tp * cp * pp
     if ranks % asked:
         raise UsageError(f"tp {tp} x cp {cp} x pp {pp} needs a multiple of {asked} GPUs, and there are {ranks}.")
@@ -103,12 +109,15 @@ def _axes(sharding: str, pp: int, cp: int, tp: int, ep: int, ranks: int, gpus_pe
         while data % shard:
             shard -= 1
     found = Axes(pp=pp, dp_replicate=data // shard, dp_shard=shard, cp=cp, tp=tp, ep=ep)
-    if ep > 1 and (found.sharing_experts % ep or ep % tp):
-        fitting = ", ".join(str(size) for size in divisors(found.sharing_experts) if size % tp == 0)
-        way_out = "" if sharding in SHARDING else "; under shard zero3 all data-parallel ranks divide them"
+    sharing, who = found.sharing_experts, "ranks that divide parameters"
+    if copies_share_experts:
+        sharing, who = sharing * found.dp_replicate, "data-parallel ranks"
+    if ep > 1 and (sharing % ep or ep % tp):
+        fitting = ", ".join(str(size) for size in divisors(sharing) if size % tp == 0)
+        alone = sharding not in SHARDING and not copies_share_experts
+        way_out = "; under shard zero3 all data-parallel ranks divide them" if alone else ""
         raise UsageError(
-            f"ep {ep} must divide the {found.sharing_experts} ranks that divide parameters, and be a multiple "
-            f"of tp {tp}; possible: {fitting}{way_out}."
+            f"ep {ep} must divide the {sharing} {who}, and be a multiple of tp {tp}; possible: {fitting}{way_out}."
         )
     return found
 

@@ -3,13 +3,23 @@
 import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from networks import tiny_job
 from tonnage.api import request
 from tonnage.device import parse_cluster
-from tonnage.engines import ENGINES, axolotl, by_torchs_ddp, engine, engine_of, hf_trainer
+from tonnage.engines import (
+    ENGINES,
+    axolotl,
+    by_torchs_ddp,
+    engine,
+    engine_of,
+    hf_trainer,
+    megatron,
+    megatron_network,
+)
 from tonnage.engines.engine import Engine
 from tonnage.job import Job
 from tonnage.options import listed, options
@@ -174,3 +184,65 @@ def test_sft_leaves_what_is_not_quantized_unless_its_user_has_it_prepared() -> N
     for dtype in ("fp32", "compute"):
         answer = trainer.accepts(job, Plan(engine="trl", loss="chunked", unquantized_dtype=dtype), cluster)
         assert answer is None or "bitsandbytes" in answer.reason
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral", "qwen3_moe", "gpt2"])
+def test_megatron_takes_networks_that_it_has_itself(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    assert refused(megatron.MEGATRON, Plan(engine="megatron"), tiny_job(kind)) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "reason"),
+    [
+        ("deepseek_v3", {}, "multi-latent, which Megatron-Core builds with Transformer Engine alone; choose a model"),
+        ("gemma2", {}, "of gemma2 there is none here; choose a model of its own (llama, mistral, "),
+        ("llama", {"mlp_bias": True}, "its own llama knows no mlp_bias"),
+        ("qwen3", {"use_sliding_window": True}, "its own qwen3 knows no use_sliding_window"),
+        ("qwen3", {"head_dim": None}, "the configuration does not say head_dim"),
+        ("qwen3", {"hidden_act": "gelu"}, "its own qwen3 has silu as hidden_act, and this one gelu"),
+        ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "its rotary positions know no scaling yarn"),
+    ],
+)
+def test_megatron_says_what_it_has_no_layers_for(
+    kind: str, said: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    job = tiny_job(kind)
+    job = dataclasses.replace(job, model=dataclasses.replace(job.model, config={**job.model.config, **said}))
+    assert reason in refused(megatron.MEGATRON, Plan(engine="megatron"), job)
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan", "reason"),
+    [
+        ("mixtral", {"tp": 2}, "with experts it wants sequence parallelism beside tp"),
+        ("mixtral", {"ep": 8}, "4 experts are no multiple of 8"),
+        ("llama", {"ep": 2}, "llama has no experts; choose ep 1"),
+        ("llama", {"tp": 4}, "2 key and value heads are no multiple of 4"),
+        ("mixtral", {"ep": 4}, ""),
+    ],
+)
+def test_megatrons_degrees_divide_what_there_is(
+    kind: str, plan: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    found = refused(megatron.MEGATRON, Plan(engine="megatron", shard="zero1", **plan), tiny_job(kind), "8xa100-80gb")
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_megatrons_learned_positions_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    said = refused(megatron.MEGATRON, Plan(engine="megatron"), tiny_job("gpt2", seq_len=65))
+    assert said.endswith("has a table of 64 positions; choose seq-len 64 or less.")
+
+
+def test_megatron_is_told_rotary_positions_wherever_a_configuration_says_them() -> None:
+    config = tiny_job().model.config
+    for said in (
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+        {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", "factor": 8.0}},
+    ):
+        gpt = megatron_network.network_of({**config, **said}).gpt
+        assert (gpt["rotary_base"], gpt["rope_scaling"], gpt["rope_scaling_factor"]) == (5e5, True, 8.0)

@@ -414,6 +414,112 @@ def test_megatrons_stages_hold_what_is_theirs(worker: Worker) -> None:
     assert found.peak.by_category["gradient"] == pytest.approx(4 * PARAMETERS / 4, rel=0.02)
 
 
+GROUPED = TINY.config
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 128}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": GROUPED,
+    "tied": {**GROUPED, "tie_word_embeddings": True, "vocab_size": 16001},
+    "mistral": {**GROUPED, "model_type": "mistral", "sliding_window": 64},
+    "qwen2": {**GROUPED, "model_type": "qwen2"},
+    "qwen3": {**GROUPED, "model_type": "qwen3", "head_dim": 64},
+    "mixtral": {**GROUPED, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        **GROUPED,
+        **EXPERTS,
+        **{"model_type": "qwen2_moe", "num_experts": 4, "shared_expert_intermediate_size": 192},
+    },
+    "qwen3_moe": {**GROUPED, **EXPERTS, "model_type": "qwen3_moe", "num_experts": 8, "head_dim": 64},
+    "sparse": {
+        **GROUPED,
+        **EXPERTS,
+        **{"model_type": "qwen3_moe", "num_experts": 8, "head_dim": 64, "mlp_only_layers": [0]},
+    },
+    "gpt2": {"model_type": "gpt2", "vocab_size": 8193, "n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": 256},
+}
+
+
+WIDE = {"intermediate_size": 8192, "moe_intermediate_size": 8192}
+"""Of networks whose buffers are so large that blocks of whole 2 MiB are hardly more."""
+
+
+def hugging_faces(config: dict[str, Any]) -> int:
+    """Parameters of the network that transformers builds, tied ones once."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    return sum(parameter.numel() for parameter in made.parameters())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_megatrons_network_is_hugging_faces(worker: Worker, family: str) -> None:
+    """But for rows of the vocabulary up to the next multiple of 128, in embedding and head."""
+    config = FAMILIES[family]
+    job = dataclasses.replace(JOB, model=ModelRef(name=family, kind="config", config=config))
+    tied = config.get("tie_word_embeddings", family == "gpt2")
+    padding = -config["vocab_size"] % 128 * WIDTH * (1 if tied else 2)
+    assert run(worker, "megatron", job=job).estimate.model["parameters"] == hugging_faces(config) + padding
+
+
+@pytest.mark.parametrize(("shard", "copies", "copies_of_experts"), [("ddp", 1, 1), ("zero1", 4, 2)])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_megatrons_experts_are_dealt_out(
+    worker: Worker, family: str, shard: str, copies: int, copies_of_experts: int
+) -> None:
+    """Of four ranks two share the experts: two ranks have the same ones, four have the rest, whose states are divided
+    among as many."""
+    config = {**FAMILIES[family], **WIDE}
+    job = dataclasses.replace(JOB, model=ModelRef(name=family, kind="config", config=config))
+    experts = 2 * 3 * WIDTH * 8192 * config.get("num_experts", config.get("num_local_experts", 0)) // 2
+    rest = hugging_faces(config) - 2 * experts
+    found = run(worker, "megatron", "4xa100-40gb", job, rank=3, shard=shard, ep=2, precision="megatron-bf16").estimate
+    held = found.peak.by_category
+    assert found.model["parameters"] == rest + experts
+    assert held["parameter"] == pytest.approx(2 * (rest + experts), rel=0.01)
+    assert held["gradient"] == pytest.approx(4 * (rest + experts), rel=0.01)
+    states = 12 * (rest / copies + experts / copies_of_experts)
+    assert held["optimizer_state"] == pytest.approx(states, rel=0.02)
+    assert any("Transformer Engine" in text for text in found.coverage.assumed)
+    assert any("balanced share" in text for text in found.coverage.assumed)
+
+
+@pytest.mark.parametrize(("family", "tp"), [("qwen2", 2), ("qwen3", 4)])
+def test_megatrons_ranks_divide_matrices(worker: Worker, family: str, tp: int) -> None:
+    """Norms, and those of queries and keys, are whole on each rank; of qwen2's biases each has its part."""
+    config = {**FAMILIES[family], "intermediate_size": 65536}
+    job = dataclasses.replace(JOB, model=ModelRef(name=family, kind="config", config=config))
+    found = run(worker, "megatron", "8xa100-40gb", job, rank=1, shard="zero1", tp=tp, precision="megatron-bf16")
+    norms = 5 * WIDTH + (2 * 2 * 64 if family == "qwen3" else 0)
+    a_rank = (hugging_faces(config) - norms) // tp + norms
+    held = found.estimate.peak.by_category
+    assert found.estimate.model["parameters"] == a_rank
+    assert held["parameter"] == pytest.approx(2 * a_rank, rel=0.01)
+    assert held["gradient"] == pytest.approx(4 * a_rank, rel=0.01)
+    assert held["optimizer_state"] == pytest.approx(12 * a_rank / (8 / tp), rel=0.02)
+
+
+def test_megatrons_stages_hold_their_kinds_of_layers(worker: Worker) -> None:
+    """The first of two has a layer without experts and the embedding, the last one with experts and the head."""
+    config = {**FAMILIES["sparse"], "vocab_size": 16384}
+    job = dataclasses.replace(JOB, model=ModelRef(name="sparse", kind="config", config=config), grad_accum=2)
+    first, last = (
+        run(worker, "megatron", "2xa100-40gb", job, rank=rank, pp=2).estimate.model["parameters"] for rank in (0, 1)
+    )
+    assert first + last == hugging_faces(config)
+    experts, dense, router = 3 * WIDTH * 128 * 8, 3 * WIDTH * 512, 8 * WIDTH
+    assert last - first == experts + router - dense + WIDTH  # and the last norm
+
+
+def test_megatrons_experts_take_their_share_of_the_tokens(worker: Worker) -> None:
+    """Whoever has half of the experts gets the tokens of two ranks for them: as many as without dividing."""
+    job = dataclasses.replace(JOB, model=ModelRef(name="tiny", kind="config", config=FAMILIES["mixtral"]))
+    whole, halves = (
+        run(worker, "megatron", "4xa100-40gb", job, shard="zero1", ep=ep).estimate.peak.by_category for ep in (1, 2)
+    )
+    assert halves["activation"] == pytest.approx(whole["activation"], rel=0.25)
+
+
 @pytest.mark.parametrize("offload", [{"optimizer_offload": "nvme"}, {"param_offload": "nvme"}])
 def test_what_deepspeed_keeps_in_files_is_neither_on_the_card_nor_written(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offload: dict[str, str]

@@ -497,7 +497,7 @@ def test_experts_that_are_counted_by_hand_get_their_balanced_share(dry_run: Any)
     }
     assert said.pop("kept") == []
     # 240 tokens x 2 choices / 8 experts
-    assert len(said) == 12
+    assert len(said) == 13
     assert [router for router, rows in said.items() if rows != [60] * 8] == []
     assert any("balanced share" in text for text in estimate.coverage.assumed)
 

@@ -56,6 +56,13 @@ def map_of_tokens() -> list[int]:
     return [len(torch.where(hits[:, expert])[0]) for expert in range(EXPERTS)]
 
 
+def map_of_experts() -> list[int]:
+    """As Megatron-Core puts tokens in the order of their experts: by the map turned round, and written anew."""
+    hits = torch.zeros_like(scores()).int().scatter(1, chosen(), 1).bool().T.contiguous()
+    tokens = torch.arange(TOKENS, device="cuda").unsqueeze(0).expand(EXPERTS, -1).masked_select(hits)
+    return [len(tokens) // EXPERTS] * EXPERTS
+
+
 def one_hot() -> list[int]:
     return torch.sum(nn.functional.one_hot(chosen(), EXPERTS), dim=(0, 1)).tolist()
 
@@ -81,7 +88,7 @@ def largest() -> list[int]:
 
 ROUTERS = (
     *(bincount, bincount_without_a_number, histogram, ends, most, one_for_each_choice, one_hot_by_scatter),
-    *(map_of_tokens, one_hot, any_choice, switch, largest),
+    *(map_of_tokens, map_of_experts, one_hot, any_choice, switch, largest),
 )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.engines.engine import ANY, SHAPES, Engine
 from tonnage.engines.hf_trainer import shared_refusal
-from tonnage.engines.torchtitan import not_a_llama
+from tonnage.engines.megatron_network import FAMILIES, Network, network_of, unlike
 from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
@@ -35,30 +35,69 @@ RECOMPUTED: Final[dict[str, dict[str, Any]]] = {
 OPTIMIZERS: Final = {"adamw": "adam", "sgd": "sgd"}
 """`OptimizerConfig.optimizer`; without Transformer Engine and Apex they are torch's AdamW and SGD."""
 
-OWN: Final = ("precision", "optimizer", "checkpointing", "attention", "loss", "shard", "tp", "pp")
+OWN: Final = ("precision", "optimizer", "checkpointing", "attention", "loss", "shard", "tp", "pp", "ep")
 """Options for which it has its own code."""
-
-WORDS_A_RANK: Final = 128
-"""The vocabulary is padded to a multiple of so many rows a tensor-parallel rank (--make-vocab-size-divisible-by)."""
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What its network is not, and which degrees do not divide the ranks."""
-    return not_a_llama(job, plan) or _degrees(job, plan, cluster) or shared_refusal(job, plan, cluster, OWN)
+    return (
+        _other_network(job, plan)
+        or _experts(job, plan)
+        or _degrees(job, plan, cluster)
+        or shared_refusal(job, plan, cluster, OWN)
+    )
+
+
+def assumes(job: Job) -> tuple[str, ...]:
+    """Of networks with experts, whose router does not run as it is."""
+    if network_of(job.model.config).experts is None:
+        return ()
+    return (
+        "the router of megatron-core 0.16 asks for a name that it has with Transformer Engine alone, and fails "
+        "without; here it finds None there, as in later versions",
+    )
+
+
+def _other_network(job: Job, plan: Plan) -> Refusal | None:
+    reason = unlike(job.model.config)
+    if reason is not None:
+        return Refusal(
+            technique=f"engine={plan.engine}",
+            reason=reason,
+            instead=f"choose a model of its own ({', '.join(FAMILIES)}), or engine hf-trainer",
+        )
+    positions = network_of(job.model.config).positions
+    if positions is not None and job.seq_len > positions:
+        return Refusal(
+            technique=f"seq-len={job.seq_len}",
+            reason=f"{job.model.name} has a table of {positions:,} positions",
+            instead=f"choose seq-len {positions} or less",
+        )
+    return None
+
+
+def _experts(job: Job, plan: Plan) -> Refusal | None:
+    experts = network_of(job.model.config).experts
+    if experts is None and plan.ep > 1:
+        return Refusal(technique=f"ep={plan.ep}", reason=f"{job.model.name} has no experts", instead="choose ep 1")
+    if experts is not None and plan.tp > 1:
+        return Refusal(
+            technique=f"tp={plan.tp}",
+            reason="with experts it wants sequence parallelism beside tp, which its norms without Apex do not know",
+            instead="choose tp 1, and ep to divide the experts",
+        )
+    return None
 
 
 def _degrees(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    shapes = job.model.config
-    parts = {
-        "GPUs": (cluster.gpus, plan.tp * plan.pp),
-        "attention heads": (shapes.get("num_attention_heads", 0), plan.tp),
-        "key and value heads": (shapes.get("num_key_value_heads", 0), plan.tp),
-        "layers": (shapes.get("num_hidden_layers", 0), plan.pp),
-    }
+    made = network_of(job.model.config)
+    of_ranks = plan.tp * plan.pp * plan.ep
+    parts = {"GPUs": (cluster.gpus, of_ranks), **made.divided(plan.tp, plan.pp, plan.ep)}
     for name, (count, degree) in parts.items():
         if count % degree:
             return Refusal(
-                technique=f"tp={plan.tp}, pp={plan.pp}",
+                technique=f"tp={plan.tp}, pp={plan.pp}, ep={plan.ep}",
                 reason=f"{count} {name} are no multiple of {degree}",
                 instead=f"choose degrees that divide the {name}",
             )
@@ -82,7 +121,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
 
     os.environ.update(given.launcher_variables(world))
     torch.distributed.init_process_group("nccl")
-    parallel_state.initialize_model_parallel(plan.tp, plan.pp)
+    parallel_state.initialize_model_parallel(plan.tp, plan.pp, expert_model_parallel_size=plan.ep)
     model_parallel_cuda_manual_seed(1)
     network, optimizer = _built(job, plan)
     schedule = get_forward_backward_func()
@@ -110,8 +149,11 @@ def _built(job: Job, plan: Plan) -> tuple[Any, Any]:
     from megatron.core.transformer.module import Float16Module
 
     low = plan.precision != "fp32"
-    config = _transformer(job, plan)
-    module = _network(job, plan, config).cuda()
+    made = network_of(job.model.config)
+    config = _transformer(made, plan)
+    if made.experts is not None:
+        _name_what_is_missing()
+    module = _stage(job, plan, made, config).cuda()
     distributed = plan.shard == "zero1"
     network = DistributedDataParallel(
         config,
@@ -134,25 +176,24 @@ def _built(job: Job, plan: Plan) -> tuple[Any, Any]:
     return network, optimizer
 
 
-def _transformer(job: Job, plan: Plan) -> Any:
+def _name_what_is_missing() -> None:
+    """The router of megatron-core 0.16 asks whether a product of Transformer Engine's is None, and never says so.
+
+    Later versions do (megatron/core/transformer/moe/moe_utils.py of Megatron-LM 00611e6eeb).
+    """
+    from megatron.core.transformer.moe import moe_utils
+
+    if not hasattr(moe_utils, "te_general_gemm"):
+        moe_utils.te_general_gemm = None
+
+
+def _transformer(made: Network, plan: Plan) -> Any:
     import torch
     from megatron.core.transformer import TransformerConfig
 
-    shapes = job.model.config
     dtype = torch.float32 if plan.precision == "fp32" else torch.bfloat16
     return TransformerConfig(
-        num_layers=shapes["num_hidden_layers"],
-        hidden_size=shapes["hidden_size"],
-        ffn_hidden_size=shapes["intermediate_size"],
-        num_attention_heads=shapes["num_attention_heads"],
-        num_query_groups=shapes.get("num_key_value_heads"),
-        kv_channels=shapes.get("head_dim"),
-        normalization="RMSNorm",
-        gated_linear_unit=True,
-        activation_func=torch.nn.functional.silu,
-        add_bias_linear=False,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
+        **{**made.transformer, "activation_func": getattr(torch.nn.functional, made.transformer["activation_func"])},
         bias_activation_fusion=True,
         bias_dropout_fusion=True,
         bf16=dtype == torch.bfloat16,
@@ -160,27 +201,27 @@ def _transformer(job: Job, plan: Plan) -> Any:
         pipeline_dtype=dtype,
         tensor_model_parallel_size=plan.tp,
         pipeline_model_parallel_size=plan.pp,
+        expert_model_parallel_size=plan.ep,
         **RECOMPUTED[plan.checkpointing],
     )
 
 
-def _network(job: Job, plan: Plan, config: Any) -> Any:
+def _stage(job: Job, plan: Plan, made: Network, config: Any) -> Any:
     """The stage of this rank: the first has the embedding, the last the head."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 
-    shapes = job.model.config
-    rows = WORDS_A_RANK * plan.tp
     return GPTModel(
         config=config,
-        transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"),
-        vocab_size=-(-shapes["vocab_size"] // rows) * rows,
-        max_sequence_length=job.seq_len,
+        transformer_layer_spec=get_gpt_decoder_block_spec(
+            config, use_transformer_engine=False, normalization=config.normalization
+        ),
+        vocab_size=made.rows(plan.tp),
+        max_sequence_length=made.positions or job.seq_len,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
-        share_embeddings_and_output_weights=bool(shapes.get("tie_word_embeddings")),
-        position_embedding_type="rope",
+        **made.gpt,
     )
 
 
@@ -227,10 +268,13 @@ MEGATRON: Final = Engine(
         "tp": ANY,
         "sequence_parallel": ("auto", "off"),
         "pp": ANY,
+        "ep": ANY,
         "attention": ("auto", "eager"),
     },
     accepts=accepts,
     imports=("megatron.core.models.gpt", "megatron.core.optimizer", "megatron.core.distributed"),
     clips=True,
+    copies_share_experts=True,
+    assumes=assumes,
     run=run,
 )

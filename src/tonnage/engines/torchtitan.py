@@ -59,19 +59,6 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     )
 
 
-def not_a_llama(job: Job, plan: Plan) -> Refusal | None:
-    """Of trainers that have networks of their own: those take the shapes of a Llama."""
-    config = job.model.config
-    kind = config.get("model_type")
-    if kind != "llama" or config.get("attention_bias") or config.get("mlp_bias"):
-        return Refusal(
-            technique=f"engine={plan.engine}",
-            reason=f"it trains networks of its own; of {kind or 'this model'} there is none here",
-            instead="choose a Llama (model_type llama, no biases), or engine hf-trainer",
-        )
-    return None
-
-
 def _experts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """How many there are, and who shares them; the exchange of tokens is torchtitan's own."""
     if plan.ep == 1:

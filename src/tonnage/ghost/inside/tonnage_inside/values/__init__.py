@@ -61,6 +61,7 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("transformers.modeling_utils", multimodal.patch),
     ("transformers.distributed.expert_parallel", experts.patch_exchange),
     ("torchtitan.models.common.token_dispatcher", experts.patch_torchtitan),
+    ("megatron.core.transformer.moe.token_dispatcher", experts.patch_megatron),
     ("transformers.models.jetmoe.modeling_jetmoe", experts.patch_jetmoe),
     ("transformers.models.switch_transformers.modeling_switch_transformers", experts.patch_switch),
     ("transformers.models.gemma4.modeling_gemma4", multimodal.patch_pooling),

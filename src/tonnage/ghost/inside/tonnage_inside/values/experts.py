@@ -1,4 +1,4 @@
-"""transformers' and torchtitan's own ways of counting which tokens go to which expert: equally many to each."""
+"""Libraries' own ways of counting which tokens go to which expert: equally many to each."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ import functools
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .integers import known_integers
+from .integers import is_small, known_integers
 
 if TYPE_CHECKING:
     from .policy import Policy
+
+
+_GATHER = "gather_from_sequence_parallel_region"
+"""By which Megatron-Core's dispatchers learn the counts of other ranks."""
 
 
 def patch_exchange(policy: Policy, module: ModuleType) -> None:
@@ -76,6 +80,30 @@ def patch_torchtitan(policy: Policy, module: ModuleType) -> None:
 
     kind.dispatch = dispatching
     kind._sync_token_count_exchange = exchanged
+
+
+def patch_megatron(policy: Policy, module: ModuleType) -> None:
+    """Megatron-Core's dispatchers count on the card what goes where; each rank sends what this one does."""
+    kind = getattr(module, "MoEAlltoAllTokenDispatcher", None)
+    preprocess, gather = getattr(kind, "preprocess", None), getattr(module, _GATHER, None)
+    if kind is None or preprocess is None or gather is None:
+        return  # of a version that counts in another way
+    integers = known_integers(policy)
+
+    @functools.wraps(preprocess)
+    def counted(dispatcher: Any, routing_map: Any) -> Any:
+        with integers():
+            return preprocess(dispatcher, routing_map)
+
+    @functools.wraps(gather)
+    def gathered(sent: Any, *args: Any, **kwargs: Any) -> Any:
+        received = gather(sent, *args, **kwargs)
+        if is_small(policy.torch, sent) and (known := policy.known(sent)) is not None:
+            policy.write(received, known.repeat(received.numel() // sent.numel()))
+        return received
+
+    kind.preprocess = counted
+    setattr(module, _GATHER, gathered)
 
 
 def patch_jetmoe(policy: Policy, module: ModuleType) -> None:

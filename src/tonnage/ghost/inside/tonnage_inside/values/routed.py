@@ -21,7 +21,7 @@ _COUNTS = ("any", "bincount", "cumsum", "histc", "index_add", "index_add_", "max
 """Their small results are written where they lie: `tolist` reads them there."""
 _OF_KNOWN = ("any", "cumsum", "max")
 """Those of small known integers too, such as the counts."""
-_MASKS = ("scatter", "scatter_", "bool", "int", "long")
+_MASKS = ("scatter", "scatter_", "bool", "int", "long", "contiguous")
 """Their results follow a rule."""
 
 
@@ -122,7 +122,7 @@ def _followed(policy: Policy, name: str, original: Callable[..., Any]) -> Callab
         if name in _COUNTS:
             if result.nbytes <= KNOWN_BYTES:
                 policy.write(result, values())
-        elif result.nbytes == result.untyped_storage().nbytes():
+        elif policy.rule(result) is None and result.nbytes == result.untyped_storage().nbytes():
             policy.follow(result, functools.partial(_looked_up, _laid_out(policy, result, values)))
         return result
 
