@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
-from tonnage.assumed import _BY_DEFAULT, _DROPOUTS, of_accumulation, of_dropout, of_positions
+from tonnage.assumed import _BY_DEFAULT, _DROPOUTS, assumed_of, of_accumulation, of_dropout, of_positions
 from tonnage.job import ModelRef
 from tonnage.plans import Plan
 
@@ -41,6 +41,16 @@ def test_what_is_dropped_by_default_is_what_transformers_has(kind: str) -> None:
 
     made = CONFIG_MAPPING[kind]().to_dict()
     assert {name: made[name] for name in _DROPOUTS if made.get(name)} == _BY_DEFAULT[kind]
+
+
+def test_engines_tell_what_stands_for_another_kernel() -> None:
+    from tonnage.device import parse_cluster
+
+    job, cluster = tiny_job("llama"), parse_cluster("a100-80gb")
+    plans = [Plan(engine="axolotl", precision="bf16-true", attention=name) for name in ("flash", "auto")]
+    told, silent = (" ".join(assumed_of(job, plan, cluster)) for plan in plans)
+    assert "stands for that of the package flash-attn" in told
+    assert "flash-attn" not in silent
 
 
 def test_gradients_that_wait_whole_under_fsdp2_are_told() -> None:

@@ -36,7 +36,7 @@ def assumed_of(job: Job, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """All that a reader should know to be so, a sentence each."""
     from tonnage.engines import engine_of
 
-    of_network = (*of_positions(job), *of_dropout(job), *engine_of(plan).assumes(job))
+    of_network = (*of_positions(job), *of_dropout(job), *engine_of(plan).assumes(job, plan))
     of_gradients = (*of_copies(plan, cluster), *of_accumulation(job, plan))
     return (*of_checkpoint(job), *of_gradients, *of_adapters(job, plan), *of_network)
 

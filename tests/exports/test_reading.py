@@ -154,6 +154,11 @@ def test_a_batch_that_is_no_number_is_not_understood(tmp_path: Path, size: Any) 
     assert found.not_understood == (f"train_batch_size = {json.dumps(size)}",)
 
 
+TRAINERS = {"per_device_train_batch_size": 1, "bf16": True}
+ACCELERATES = {"distributed_type": "FSDP", "mixed_precision": "bf16"}
+AXOLOTLS = {"base_model": "org/x", "bf16": True}
+
+
 def test_axolotl_names_its_model(tmp_path: Path) -> None:
     found = reading.read(
         written(
@@ -172,6 +177,32 @@ def test_axolotl_names_its_model(tmp_path: Path) -> None:
     said = {"seq_len": 4096, "precision": "bf16-true", "checkpointing": "full"}
     assert found.options == {"engine": "axolotl", **said}
     assert found.not_understood == ("xformers = 1",)
+
+
+@pytest.mark.parametrize(
+    ("said", "attention"),
+    [
+        ({"flash_attention": True}, "flash"),
+        ({"flash_attention": False, "flex_attention": True}, "flex"),
+        ({"sdp_attention": True}, "auto"),
+        ({"eager_attention": True}, "eager"),
+        ({"attn_implementation": "flash_attention_2"}, "flash"),
+        ({"flash_attention": False}, None),
+    ],
+)
+def test_axolotls_attention_in_words_of_both_kinds(
+    tmp_path: Path, said: dict[str, Any], attention: str | None
+) -> None:
+    found = reading.read(written(tmp_path, "a.yml", AXOLOTLS | said))
+    assert found.options.get("attention") == attention
+    assert found.not_understood == ()
+
+
+def test_a_trainers_ranks_may_share_sequences(tmp_path: Path) -> None:
+    said = TRAINERS | {"fsdp": True, "parallelism_config": {"dp_replicate_size": 1, "dp_shard_size": 4, "cp_size": 2}}
+    found = reading.read(written(tmp_path, "t.json", said))
+    assert (found.options["shard"], found.options["cp"]) == ("zero3", 2)
+    assert found.not_understood == ()
 
 
 def test_llama_factory_checkpoints_and_adapts_unless_told_otherwise(tmp_path: Path) -> None:
@@ -198,11 +229,6 @@ def test_an_sft_config_is_not_a_trainers(tmp_path: Path) -> None:
     otherwise = reading.read(written(tmp_path, "sft.json", said | told)).options
     assert otherwise["precision"] == "fp32"
     assert "checkpointing" not in otherwise
-
-
-TRAINERS = {"per_device_train_batch_size": 1, "bf16": True}
-ACCELERATES = {"distributed_type": "FSDP", "mixed_precision": "bf16"}
-AXOLOTLS = {"base_model": "org/x", "bf16": True}
 
 
 @pytest.mark.parametrize(

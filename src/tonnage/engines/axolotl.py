@@ -63,6 +63,15 @@ def _weights(job: Job, plan: Plan) -> Refusal | None:
     return None
 
 
+def assumes(job: Job, plan: Plan) -> tuple[str, ...]:
+    """Of kernels that are not torch's."""
+    if plan.attention != "flash":
+        return ()
+    return (
+        "torch's own kernel stands for that of the package flash-attn, which axolotl calls and which keeps the same",
+    )
+
+
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """The Trainer's steps of the network as axolotl hands it over."""
     autocast = plan.compute_dtype == "bf16" and (job.method != "full" or plan.shard not in SHARDING)
@@ -101,7 +110,7 @@ AXOLOTL: Final = Engine(
         "eval_batch": ANY,
         "precision": ("bf16-mixed", "bf16-true", "fp32"),
         "checkpointing": ("none", "full"),
-        "attention": ("auto", "eager", "flex"),
+        "attention": ("auto", "eager", "flex", "flash"),
     },
     accepts=accepts,
     unsaid=lambda job: {"precision": "bf16-true"} if job.method == "full" else {},
@@ -111,5 +120,6 @@ AXOLOTL: Final = Engine(
     fuses_adamw=True,
     keeps_adapters=True,
     reduces_as_computed=True,
+    assumes=assumes,
     run=run,
 )

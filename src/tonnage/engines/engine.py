@@ -63,7 +63,7 @@ class Engine:
     """Whether DeepSpeed's ZeRO divides, which stores weights and gradients in the dtype of computation."""
     copies_share_experts: bool = False
     """Whether all data-parallel ranks may deal the experts out among them, also those that divide nothing else."""
-    assumes: Callable[[Job], tuple[str, ...]] = lambda job: ()
+    assumes: Callable[[Job, Plan], tuple[str, ...]] = lambda job, plan: ()
     """What a reader should know of a job that it runs otherwise than as installed, a sentence each."""
     run: Callable[[Job, Plan, World, int], object]
     """Build what a user of the trainer would build, let it run this many optimizer steps, and return what was built:

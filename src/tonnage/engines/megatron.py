@@ -49,7 +49,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     )
 
 
-def assumes(job: Job) -> tuple[str, ...]:
+def assumes(job: Job, plan: Plan) -> tuple[str, ...]:
     """Of networks with experts, whose router does not run as it is."""
     if network_of(job.model.config).experts is None:
         return ()

@@ -35,7 +35,8 @@ OPTIMIZERS: Final = {
 }
 """Its name of each optimizer: the Trainer's, and its own."""
 
-ATTENTION: Final = {"auto": "sdpa", "eager": "eager", "flex": "flex_attention"}
+ATTENTION: Final = {"auto": "sdpa", "eager": "eager", "flex": "flex_attention", "flash": "flash_attention_2"}
+"""The last is the package flash-attn's, which keeps what torch's own kernel of that algorithm keeps."""
 
 KERNELS: Final = dict.fromkeys((f"lora_{part}_kernel" for part in ("mlp", "qkv", "o", "embedding")), False)
 """Its own kernels around adapters, which it would turn on where nothing is said; they keep fewer activations."""

@@ -638,6 +638,9 @@ _TRAINER: Final[Mapping[str, Reader]] = {
     "accelerator_config.gradient_accumulation_kwargs.sync_each_batch": _word("accum_sync", {True: True, False: None}),
 }
 
+_SWITCHES: Final = {"flash": "flash", "flex": "flex", "eager": "eager", "sdp": "auto"}
+"""What axolotl's switches that became `attn_implementation` have in front."""
+
 _AXOLOTL: Final[Mapping[str, Reader]] = {
     "torch_compile": _COMPILES,
     **_BATCH,
@@ -652,6 +655,7 @@ _AXOLOTL: Final[Mapping[str, Reader]] = {
     "lora_target_linear": _word("lora_targets", {True: ("all-linear",), False: None}),
     "lora_target_modules": _targets,
     "attn_implementation": _word("attention", {its: name for name, its in AXOLOTLS_ATTENTION.items()}),
+    **{f"{its}_attention": _word("attention", {True: name, False: None}) for its, name in _SWITCHES.items()},
     "fsdp": _fsdp,
     "fsdp_version": _version,
     "dp_shard_size": _understood,
