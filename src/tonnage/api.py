@@ -182,7 +182,8 @@ def request(
 ) -> "tuple[Job, Plan]":
     """The Job and the Plan that options by their names ask for, else as given.  Raises UsageError.
 
-    Where neither says anything of an option whose default the engine cannot do, it is what the engine does.
+    Where neither says anything of an option whose default the engine cannot do, it is what the engine does; and
+    sequences are no longer than learned positions go.
     """
     from tonnage.engines import engine_of
     from tonnage.job import Job
@@ -199,4 +200,8 @@ def request(
     if plan is None:
         unsaid = engine_of(said).unsaid(asked)
         said = replace(said, **{name: value for name, value in unsaid.items() if name not in options})
-    return replace(asked, model=resolve(model, offline=offline)), said
+    found = resolve(model, offline=offline)
+    longest = found.learned_positions
+    if job is None and "seq_len" not in options and longest is not None and longest < asked.seq_len:
+        asked = replace(asked, seq_len=longest)
+    return replace(asked, model=found), said

@@ -52,6 +52,21 @@ class ModelRef:
         stated = self.text.get("max_position_embeddings") or self.text.get("n_positions")
         return stated if isinstance(stated, int) else None
 
+    @property
+    def learned_positions(self) -> int | None:
+        """Tokens that a table of learned positions has room for; None without one, or where it is not known."""
+        before = LEARNED.get(str(self.config.get("model_type")))
+        return None if before is None or self.positions is None else self.positions - before
+
+
+LEARNED: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("albert", "bert", "distilbert", "electra", "ernie", "layoutlm", "megatron-bert"), 0),
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "biogpt", "opt"), 0),
+    **dict.fromkeys(("bart", "blenderbot", "mbart", "pegasus"), 0),
+    **dict.fromkeys(("camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2),
+}
+"""Model types with a table of learned positions, and how many of those that a configuration has are for padding."""
+
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a configuration says of its text; a stranger's may have anything where that is to stand."""
@@ -209,3 +224,18 @@ def _readings(tokens: int) -> Iterator[int]:
         if tokens % decimal == 0:
             yield tokens // decimal * binary
             return
+
+
+def check_positions(job: Job) -> None:
+    """Raise UsageError for sequences that are longer than what is known of a table of learned positions."""
+    longest = job.model.learned_positions
+    if longest is not None and job.seq_len > longest:
+        raise beyond_positions(job, longest)
+
+
+def beyond_positions(job: Job, longest: int) -> UsageError:
+    """Of sequences that a table of learned positions has no room for."""
+    return UsageError(
+        f"{job.model.name} has learned positions for {longest} tokens, and seq_len is {job.seq_len}; "
+        f"choose at most {longest}."
+    )

@@ -13,7 +13,7 @@ from tonnage.costs.answer import is_better_seen, with_time
 from tonnage.device import CPU, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.garbage import uncollected
-from tonnage.job import Job
+from tonnage.job import Job, check_positions
 from tonnage.layers.continuing import continued, requests_of
 from tonnage.layers.few import depths_to_continue, is_repetitive, layers_of, roomy, with_layers
 from tonnage.plans import Plan
@@ -232,6 +232,7 @@ def check(job: Job, plan: Plan, cluster: Cluster) -> None:
     """Raise UsageError with the reasons why the plan's engine cannot run this job."""
     from tonnage.engines import engine_of
 
+    check_positions(job)
     if reasons := engine_of(plan).refusals(job, plan, cluster):
         raise UsageError(" ".join(map(str, reasons)))
 

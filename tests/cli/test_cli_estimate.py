@@ -14,10 +14,10 @@ from tonnage.plans import Plan
 
 
 def test_defaults_are_those_of_job_and_plan(tonnage, calls):
-    assert tonnage("estimate", "gpt2", "--gpu", "t4").code == 0
+    assert tonnage("estimate", "smollm2-135m", "--gpu", "t4").code == 0
     assert calls.plan == Plan()
     assert calls.job == Job(model=calls.job.model)
-    assert calls.job.model.name == "gpt2"
+    assert calls.job.model.name == "smollm2-135m"
     assert (calls.cluster.device.id, calls.cluster.gpus) == ("t4", 1)
     assert {name: calls.options[name] for name in ("rank", "steps", "repeated", "torch_version")} == {
         "rank": None,

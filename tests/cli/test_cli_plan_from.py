@@ -97,7 +97,7 @@ def test_a_setting_under_another_name_is_left_out_and_what_is_said_already_is_no
 
 
 def test_a_default_that_is_said_comes_before_the_files(tonnage: Any, calls: Any, asked: Any) -> None:
-    said = ("--seq-len", "2048", "--micro-batch", "1")
-    assert tonnage("plan", "gpt2", "--gpu", "8xa100-80gb", "--from", "ds_config.json", "--json", *said).code == 0
+    said = ("--json", "--seq-len", "2048", "--micro-batch", "1")
+    assert tonnage("plan", "smollm2-135m", "--gpu", "8xa100-80gb", "--from", "ds_config.json", *said).code == 0
     assert (calls.job.seq_len, calls.job.micro_batch) == (2048, 1)
     assert asked["question"].job.micro_batch == 1

@@ -242,7 +242,8 @@ def _longest(question: Question, room: Asked, progress: Progress) -> Variant | N
 
 def _positions(question: Question) -> int:
     """As far as the network's positions go, where its configuration says so."""
-    return question.job.model.positions or LONGEST
+    model = question.job.model
+    return model.learned_positions or model.positions or LONGEST
 
 
 def _largest(question: Question, room: Asked, progress: Progress) -> Variant | None:

@@ -11,6 +11,7 @@ from functools import partial
 from tonnage.axes import axes
 from tonnage.engines import engine_of
 from tonnage.errors import UsageError
+from tonnage.job import check_positions
 from tonnage.search.space import Question, candidates
 from tonnage.solution import Candidate
 from tonnage.techniques import chosen
@@ -22,6 +23,7 @@ Ask = Callable[[Candidate], Refusal | None]
 
 def check_possible(question: Question) -> None:
     """Raise UsageError with what stands against an option that was said, if it does so in every combination."""
+    check_positions(question.job)
     said = _as_said(question)
     if said is None:
         return

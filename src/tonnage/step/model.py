@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
+from tonnage.job import beyond_positions
 from tonnage.step import heads, remarks, training
 from tonnage.step.unsaid import unsaid
 
@@ -437,10 +438,7 @@ def check_positions(job: Job, module: nn.Module) -> None:
     text = kind == "speech-seq2seq" or "input_ids" in inspect.signature(type(network).forward).parameters
     limit = longest_text(network) if text else None
     if limit is not None and job.seq_len > limit:
-        raise UsageError(
-            f"{job.model.name} has learned positions for {limit} tokens, and seq_len is {job.seq_len}; "
-            f"choose at most {limit}."
-        )
+        raise beyond_positions(job, limit)
 
 
 def longest_text(network: Any) -> int | None:
