@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
-from tonnage.assumed import _BY_DEFAULT, _DROPOUTS, assumed_of, of_accumulation, of_dropout, of_positions
+from tonnage.assumed import _BY_DEFAULT, _DROPOUTS, assumed_of, of_accumulation, of_compiled, of_dropout, of_positions
 from tonnage.job import ModelRef
 from tonnage.plans import Plan
 
@@ -51,6 +51,12 @@ def test_engines_tell_what_stands_for_another_kernel() -> None:
     told, silent = (" ".join(assumed_of(job, plan, cluster)) for plan in plans)
     assert "stands for that of the package flash-attn" in told
     assert "flash-attn" not in silent
+
+
+def test_attention_inside_of_what_is_compiled_is_told() -> None:
+    (said,) = of_compiled(Plan(compile="layers"))
+    assert "FlashAttention's package breaks each compiled layer in two" in said
+    assert of_compiled(Plan()) == of_compiled(Plan(compile="layers", attention="flex")) == ()
 
 
 def test_gradients_that_wait_whole_under_fsdp2_are_told() -> None:

@@ -38,7 +38,7 @@ def assumed_of(job: Job, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
 
     of_network = (*of_positions(job), *of_dropout(job), *engine_of(plan).assumes(job, plan))
     of_gradients = (*of_copies(plan, cluster), *of_accumulation(job, plan))
-    return (*of_checkpoint(job), *of_gradients, *of_adapters(job, plan), *of_network)
+    return (*of_checkpoint(job), *of_gradients, *of_adapters(job, plan), *of_compiled(plan), *of_network)
 
 
 def of_checkpoint(job: Job) -> tuple[str, ...]:
@@ -87,6 +87,16 @@ def of_adapters(job: Job, plan: Plan) -> tuple[str, ...]:
     return (
         f"adapters are in {narrow}, as the precision says, and so is what they compute; PEFT makes them in fp32 "
         "where nobody asks it not to, which keeps more for backward: --weights-dtype fp32",
+    )
+
+
+def of_compiled(plan: Plan) -> tuple[str, ...]:
+    """Where attention is a part of what is compiled, which a package's own is not."""
+    if plan.compile == "none" or plan.attention not in ("auto", "flash"):
+        return ()
+    return (
+        "attention is torch's, inside of what is compiled; FlashAttention's package breaks each compiled layer in "
+        "two, which keep more for backward (3 to 10 % more was reserved: docs/accuracy.md, a tenth blind test)",
     )
 
 
