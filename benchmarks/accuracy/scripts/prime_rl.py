@@ -81,6 +81,7 @@ def _reinforced(network: nn.Module, seq_len: int) -> None:
         labels = torch.cat([ids[:, 1:], torch.zeros(1, 1, dtype=ids.dtype, device="cuda")], dim=1)
         logged, entropy = network(input_ids=ids, position_ids=positions, labels=labels)
         logged = torch.cat([torch.full((1, 1), -11.0, device="cuda"), logged[:, :-1]], dim=1).squeeze()
+        # nothing reads the entropies here, but they are there until the next ones are
         entropy = torch.cat([torch.full((1, 1), 11.0, device="cuda"), entropy[:, :-1]], dim=1)
         ratio = torch.exp(logged - earlier.squeeze())
         coefficients = ratio * advantages.squeeze()

@@ -86,15 +86,11 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
 
 def _shared(accelerator: Any, batch: dict[str, Any], plan: Plan) -> AbstractContextManager[None]:
     """As in accelerate's guide to context parallelism: labels are shifted before ranks get their parts."""
-    import torch
-
-    from tonnage.techniques.chunked_loss import following
+    from tonnage.techniques.context_parallel import placed
 
     if plan.cp == 1:
         return nullcontext()
-    rows, tokens = batch["input_ids"].shape
-    positions = torch.arange(tokens, device=batch["input_ids"].device).expand(rows, -1).contiguous()
-    batch.update(shift_labels=following(batch["labels"]).contiguous(), position_ids=positions)
+    batch.update(placed(batch))
     parts = list(batch.values())
     shared: AbstractContextManager[None] = accelerator.maybe_context_parallel(
         buffers=parts, buffer_seq_dims=[1] * len(parts), no_restore_buffers=set(parts)

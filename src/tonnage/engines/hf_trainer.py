@@ -349,8 +349,8 @@ def mesh(plan: Plan, world: World) -> dict[str, Any]:
     from accelerate import ParallelismConfig
 
     laid = axes(plan, world.size, world.gpus_per_node)
-    mesh = ParallelismConfig(dp_replicate_size=laid.dp_replicate, dp_shard_size=laid.dp_shard, cp_size=plan.cp)
-    return {"parallelism_config": mesh}
+    sizes = {"dp_replicate_size": laid.dp_replicate, "dp_shard_size": laid.dp_shard, "cp_size": plan.cp}
+    return {"parallelism_config": ParallelismConfig(**sizes)}
 
 
 HF_TRAINER: Final = Engine(

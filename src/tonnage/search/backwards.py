@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import lcm
 from typing import Any, Final
 
@@ -124,7 +124,7 @@ def backwards(
         check_precision(question)
     if (without := without_engine(question)) is not None:
         return without
-    lost = Lost({})
+    lost = Lost()
     with Ghosts(progress, torch=torch_version) as ghosts:
 
         def room(asked: Question) -> float | None:
@@ -141,10 +141,7 @@ def backwards(
                     raise
                 return None
 
-        at_the_edge = {_MAX_SEQ_LEN: _longest, _MAX_MICRO_BATCH: _largest, _MIN_GPUS: _fewest, _MIN_GPU: _smallest}[
-            find
-        ]
-        found = at_the_edge(question, room, progress)
+        found = _FOUND_BY[find](question, room, progress)
         if found is None:
             least = _of_micro_batch(question, 1) if find == _MAX_MICRO_BATCH else question
             return search(least, ghosts, top=top, pareto=pareto, progress=progress)
@@ -156,26 +153,27 @@ def backwards(
     return replace(solution, question={**solution.question, **said})
 
 
-@dataclass(frozen=True)
 class Lost:
-    """What did not do, and will not for more tokens at a time."""
+    """What did not do, and will not for longer sequences or more of them at a time."""
 
-    tokens: dict[tuple[Cluster, Way], int]
-    """The fewest, for each way to keep activations on these GPUs."""
+    def __init__(self) -> None:
+        self._rows: dict[tuple[Cluster, Way], list[tuple[int, int]]] = {}
 
     def has(self, one: Candidate, cluster: Cluster) -> bool:
         """Whether this will not do."""
-        least = self.tokens.get((cluster, way_of(one)))
-        return least is not None and least <= _tokens(one)
+        batch, length = _rows(one)
+        return any(
+            fewer <= batch and shorter <= length for fewer, shorter in self._rows.get((cluster, way_of(one)), ())
+        )
 
     def add(self, one: Candidate, cluster: Cluster) -> None:
         """This did not."""
-        key = cluster, way_of(one)
-        self.tokens[key] = min(self.tokens.get(key, _tokens(one)), _tokens(one))
+        self._rows.setdefault((cluster, way_of(one)), []).append(_rows(one))
 
 
-def _tokens(one: Candidate) -> int:
-    return one.job.micro_batch * one.job.seq_len
+def _rows(one: Candidate) -> tuple[int, int]:
+    """Sequences at a time, and the tokens of each."""
+    return one.job.micro_batch, one.job.seq_len
 
 
 def _room(small: list[Candidate], question: Question, ghosts: Ghosts, lost: Lost) -> float | None:

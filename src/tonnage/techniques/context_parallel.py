@@ -127,19 +127,27 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: No
     return sdpa_attention_forward(module, query, key, value, None, **{**options, "is_causal": True})
 
 
-@contextmanager
-def _shared(batch: Batch, *, mesh: DeviceMesh) -> Iterator[dict[str, Any]]:
-    """What this rank gets of a batch whose tensors are (sequences, tokens)."""
+def placed(batch: Batch) -> dict[str, Tensor]:
+    """What a part of a batch has to be told beside its tokens, (sequences, tokens) each: where they stand, and which
+    follow them."""
     import torch
-    from torch.distributed.tensor.experimental import context_parallel
 
-    from tonnage.job import IGNORED_LABEL
     from tonnage.techniques.chunked_loss import following
 
     rows, length = batch["input_ids"].shape
     positions = torch.arange(length, device=batch["input_ids"].device).expand(rows, -1).contiguous()
-    following_labels = following(batch["labels"]).contiguous()
-    cut = {**batch, "labels": batch["labels"].clone(), "shift_labels": following_labels, "position_ids": positions}
+    return {"shift_labels": following(batch["labels"]).contiguous(), "position_ids": positions}
+
+
+@contextmanager
+def _shared(batch: Batch, *, mesh: DeviceMesh) -> Iterator[dict[str, Any]]:
+    """What this rank gets of a batch whose tensors are (sequences, tokens)."""
+    from torch.distributed.tensor.experimental import context_parallel
+
+    from tonnage.job import IGNORED_LABEL
+
+    rows, length = batch["input_ids"].shape
+    cut = {**batch, "labels": batch["labels"].clone(), **placed(batch)}
     ignored = int((batch["labels"][:, 1:] == IGNORED_LABEL).sum())
     tensors = list(cut.values())
     with context_parallel(mesh, buffers=tensors, buffer_seq_dims=[1] * len(tensors), no_restore_buffers=set(tensors)):
