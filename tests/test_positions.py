@@ -44,6 +44,15 @@ def _has(kind: type, name: str) -> bool:
     return name in kind.__init__.__code__.co_varnames or name in getattr(kind, "__annotations__", {})
 
 
+def test_a_table_with_room_for_padding_alone_is_left_to_who_builds_the_network() -> None:
+    for positions in (1, 2):
+        model = ModelRef(
+            name="a", kind="config", config={"model_type": "roberta", "max_position_embeddings": positions}
+        )
+        assert model.learned_positions is None
+    assert replace(model, config={**model.config, "max_position_embeddings": 3}).learned_positions == 1
+
+
 def test_unsaid_sequences_are_no_longer_than_learned_positions() -> None:
     assert request("gpt2", offline=True)[0].seq_len == 1024
     assert request("gpt2", offline=True, seq_len=512)[0].seq_len == 512

@@ -56,7 +56,9 @@ class ModelRef:
     def learned_positions(self) -> int | None:
         """Tokens that a table of learned positions has room for; None without one, or where it is not known."""
         before = LEARNED.get(str(self.config.get("model_type")))
-        return None if before is None or self.positions is None else self.positions - before
+        if before is None or self.positions is None or self.positions <= before:  # with room for padding alone
+            return None
+        return self.positions - before
 
 
 LEARNED: Final[Mapping[str, int]] = {
