@@ -33,6 +33,14 @@ TINY: dict[str, dict[str, Any]] = {
         "num_experts": 4,
         "num_experts_per_tok": 2,
     },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        **_GROUPED,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+    },
     "deepseek_v3": {
         "model_type": "deepseek_v3",
         **_GROUPED,

@@ -10,6 +10,7 @@ from tonnage.assumed import assumed_of
 from tonnage.axes import axes
 from tonnage.buckets import with_buckets
 from tonnage.costs.answer import is_better_seen, with_time
+from tonnage.costs.memory import avoidable_scores_bytes
 from tonnage.device import CPU, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.garbage import uncollected
@@ -94,7 +95,7 @@ def estimate(
 
 
 def trace(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, worker: Any) -> Trace:
-    """The Trace alone of one rank's steps on a warm worker: for those who compare and show nothing.
+    """The Trace alone of one rank's steps on a warm worker: for those who compare and show nothing, so sketched.
 
     Raises UsageError and CannotEstimate as `estimate` does.
     """
@@ -102,7 +103,7 @@ def trace(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, work
     check(job, plan, cluster)
     with ExitStack() as stack:
         said = (steps, 0, False, None, worker, "ghost", False, False, lambda text: None)
-        asked = _Asked(job, plan, cluster, *said, stack)
+        asked = _Asked(job, plan, cluster, *said, stack, sketched=True)
         return asked.trace(rank)[0]
 
 
@@ -123,6 +124,7 @@ class _Asked:
     seen: bool
     progress: Progress
     stack: ExitStack
+    sketched: bool = False
 
     def trace(self, rank: int) -> tuple[Trace, bool]:
         """The rank's Trace, and whether it was kept from an earlier run of the same."""
@@ -161,7 +163,11 @@ class _Asked:
     def _request(self, rank: int) -> dict[str, Any]:
         from tonnage.ghost.pool import request
 
-        return request(self.job, self.plan, self.cluster, rank=rank, steps=self.steps, repeated=self.repeated)
+        return request(self.job, self.plan, self.cluster, rank=rank, **self._how)
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {"steps": self.steps, "repeated": self.repeated, "sketched": self.sketched}
 
     def _imitated(self, rank: int) -> Trace:
         _check_torch()
@@ -183,7 +189,7 @@ class _Asked:
 
     def _run(self, rank: int) -> Trace:
         run = partial(self._worker().run, self.job, self.plan, self.cluster, rank=rank)
-        found: Trace = run(steps=self.steps, repeated=self.repeated)
+        found: Trace = run(**self._how)
         if found.repeated and found.outcome["kind"] == "oom" and not self.few_layers:
             found = run(steps=self.steps + self.repeated)  # a repetition has no stack to be told
         return found
@@ -278,6 +284,7 @@ def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, step
             "name": model["name"],
             "source": model["source"],
             "vocab_size": model["config"].get("vocab_size"),
+            "scores_bytes": avoidable_scores_bytes(job, plan, cluster),
             "words": model["config"].get("vocab_size") is not None or "text_config" in model["config"],
         },
         job=described,

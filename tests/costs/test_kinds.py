@@ -90,3 +90,12 @@ def test_a_kind_that_nobody_timed_has_a_wider_interval_and_says_so():
 
 def test_what_was_timed_is_a_known_kind():
     assert set(KINDS) >= TIMED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flex_attention_is_there_where_it_is_said_to_be(kind):
+    config, network = built(kind, **STATED.get(kind, {}))
+    shape = read_shape(config.to_dict())
+    if shape.keeps_scores:
+        assert shape.flexible == network._supports_flex_attn
+        assert not network._supports_sdpa

@@ -298,3 +298,40 @@ def test_a_method_that_always_fails_in_the_same_words_is_given_up():
     found = Search(both, ghosts, lambda text: None)
     found.run(3)
     assert {one.candidate.job.method for one, _ in found.found} == {"full"}
+
+
+class Uncut(Formula):
+    """How the network is cut for tensor parallelism is not known."""
+
+    def need(self, candidates, cluster):
+        self.looked += candidates
+        return [self._uncut(one) or of_run(self._answer(one, cluster)) for one in candidates]
+
+    def fit(self, candidates, cluster, budget_bytes=None):
+        self.looked += candidates
+        return [self._uncut(one) or self._answer(one, cluster) for one in candidates]
+
+    @staticmethod
+    def _uncut(candidate):
+        return CannotEstimate("How it is cut is not known: no plan; choose tp 1.") if candidate.plan.tp > 1 else None
+
+
+def test_a_dimension_that_cannot_divide_the_network_is_tried_once():
+    ghosts, asked = Uncut(), question(gpu="8xa100-40gb")
+    found = Search(asked, ghosts, lambda text: None)
+    found.run(4)
+    assert len({repr(one) for one in ghosts.looked if one.plan.tp > 1}) <= ghosts.count
+    assert found.refused["tp"].why == "How it is cut is not known: no plan; choose tp 1."
+    assert found.narrowed.without == ("tp",)
+    assert {one.plan.tp for one in candidates(found.narrowed)} == {1}
+    said = Search(question(gpu="8xa100-40gb", tp=2), Uncut(), lambda text: None)
+    said.run(1)
+    assert not said.found
+    assert said.narrowed == said.question
+
+
+def test_the_nearest_plan_can_be_run():
+    solution = search(question("llama-3.1-70b", "8xl4"), Uncut(), explain=False)
+    assert solution.status == "too_large"
+    assert solution.nearest is not None
+    assert solution.nearest.candidate.plan.tp == 1

@@ -149,3 +149,18 @@ def test_a_part_of_more_sequences_needs_no_less_than_as_many_tokens_of_whole_one
         for cp in (1, 2, 4)
     )
     assert all(part.allocated_bytes >= whole.allocated_bytes for part in parts)
+
+
+def test_a_sketch_of_flex_attention_keeps_as_much_as_flex_attention(worker):
+    heads = {"num_attention_heads": 16, "head_dim": 64, "max_position_embeddings": 2048}
+    asked, cluster = with_layers(tiny_job("gpt_oss", seq_len=2048, micro_batch=1), 2), parse_cluster("h100-80gb")
+    asked = replace(asked, model=replace(asked.model, config={**asked.model.config, **heads}))
+    plan = Plan(precision="bf16-true", attention="flex")
+
+    def kept(run):
+        return seen(run, cluster).allocated_bytes[Moment("forward", "model.norm")]
+
+    compiled = kept(worker.run(asked, plan, cluster, steps=1))
+    assert kept(trace(asked, plan, cluster, worker=worker, rank=0, steps=1)) == pytest.approx(compiled, rel=0.01)
+    eager = replace(plan, attention="eager")
+    assert kept(trace(asked, eager, cluster, worker=worker, rank=0, steps=1)) > 2 * compiled

@@ -284,3 +284,13 @@ def test_every_nth_layer_is_for_trainers_that_know_nothing_within_one():
     assert {one.plan.checkpointing for one in candidates(trainers)} == set(trainers.values("checkpointing"))
     axolotl = question(engine="axolotl", gpu="a100-80gb", precision="bf16-true")
     assert axolotl.values("checkpointing") == ("none", "full")
+
+
+def test_scores_that_torch_would_keep_get_flex_attention_where_it_is_compiled():
+    assert free_wins(question("gpt-oss-20b", "8xh100-80gb")).attention == "flex"
+    assert free_wins(question("gemma-2-2b", "a100-80gb")).attention == "flex"
+    assert free_wins(question("gemma-2-2b", "t4")).attention == "auto"
+    assert free_wins(question("llama-3.1-8b", "8xh100-80gb")).attention == "auto"
+    assert free_wins(question("gpt-oss-20b", "8xh100-80gb", without=("attention",))).attention == "auto"
+    assert free_wins(question("gpt-oss-20b", "8xh100-80gb", attention="eager")).attention == "eager"
+    assert free_wins(question("gpt-oss-20b", "8xh100-80gb", engine="megatron")).attention == "auto"

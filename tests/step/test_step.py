@@ -164,6 +164,14 @@ def test_selective_checkpointing_saves_matrix_products() -> None:
     assert products("full") > plain
 
 
+def test_selective_checkpointing_keeps_no_product_that_a_bias_is_added_to_in_place() -> None:
+    from tonnage.techniques.checkpointing import saved_ops
+
+    grouped = torch.ops.aten._grouped_mm.default
+    assert grouped in saved_ops(ready(tiny_job("mixtral"), Plan(precision="fp32")).model)
+    assert grouped not in saved_ops(ready(tiny_job("gpt_oss"), Plan(precision="fp32")).model)
+
+
 @pytest.mark.parametrize("loss", ["chunked", "fused"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "granite", "cohere", "mixtral", "gpt2"])
 def test_a_loss_in_slices_is_the_plain_loss(name: str, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:

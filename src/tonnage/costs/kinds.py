@@ -38,7 +38,7 @@ class _Kind:
     parts: int = 3
     """1: query, key and value are one matrix."""
     keeps_scores: bool = False
-    """Whether there is no attention for it that keeps no scores."""
+    """Whether there is no attention for it but the network's own and flex."""
     clamped: bool = False
     """Whether both halves of a gated activation are clamped first."""
     dense: int = 0
@@ -200,6 +200,7 @@ def _llama(config: Mapping[str, Any]) -> Shape:
         latent_rank=latent,
         rotary_dim=config["qk_rope_head_dim"] if latent else 0,
         keeps_scores=kind.keeps_scores or bool(config.get("attn_logit_softcapping")),
+        flexible=True,
         window=window,
         window_fraction=fraction,
         extra_parameters=_besides(config, experts),

@@ -6,10 +6,16 @@ An answer's memory is run on the ghost.  Letters: costs/shape.py.
 
 from typing import Final
 
+from tonnage.costs.kinds import read_shape
 from tonnage.costs.operations import ELEMENT_BYTES, kept_dtype
 from tonnage.costs.schedule import Split, equally
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
+from tonnage.device import Cluster
+from tonnage.errors import CannotEstimate
+from tonnage.job import Job
+from tonnage.plans import Plan
+from tonnage.techniques.attention import AMPERE
 
 STATE_BYTES: Final = {
     **dict.fromkeys(("adamw", "adamw-loop", "adamw-foreach", "adamw-fused"), 2.0),
@@ -113,6 +119,23 @@ def _scores_bytes(shape: Shape, work: Work) -> float:
     e = ELEMENT_BYTES[kept_dtype(work.dtype)]
     each = (4 if e == 4 else 4 + e) + (e if shape.keeps_scores else 0)
     return float(work.tokens * work.seq_len * shape.heads / work.axes.tp * each)
+
+
+def avoidable_scores_bytes(job: Job, plan: Plan, cluster: Cluster) -> int | None:
+    """Bytes of one layer's attention scores in 16 bits, where flex attention would have none; else None."""
+    try:
+        shape = read_shape(job.model.config)
+    except CannotEstimate:
+        return None
+    if plan.attention not in ("auto", "eager") or not (shape.keeps_scores and is_flexible(shape, cluster)):
+        return None
+    work = Work.of(job, plan, cluster)
+    return work.tokens * work.seq_len * shape.heads // work.axes.tp * 2
+
+
+def is_flexible(shape: Shape, cluster: Cluster) -> bool:
+    """Whether transformers has flex attention for a network, on a card for which that was seen to be compiled."""
+    return shape.flexible and cluster.device.capability >= AMPERE
 
 
 def _multiplied_bytes(shape: Shape, work: Work) -> float:

@@ -78,7 +78,9 @@ class Shape:
     rotary_dim: int = 0
     """Of latent attention's key: the part that is rotated, shared by all heads."""
     keeps_scores: bool = False
-    """Whether scores are capped or get sinks, for which transformers' code has no attention that keeps none."""
+    """Whether scores are capped or get sinks, for which transformers has no attention of torch's that keeps none."""
+    flexible: bool = False
+    """Whether it has torch's flex attention for them, which keeps none."""
     biased_scores: bool = False
     """Whether scores get a bias, which of the attentions that keep none only the efficient one adds."""
     window: int | None = None

@@ -222,7 +222,7 @@ class Work:
             checkpointing=_recomputed(plan),
             checkpointed_fraction=1 / (plan.checkpoint_interval or 1),
             repeats_to_end=plan.checkpointing == "full-reentrant",
-            attention="eager" if plan.engine == "megatron" else plan.attention,  # without Transformer Engine
+            attention=_attention(plan),
             masked=_masked(job, plan),
             compiled=plan.compile,
             loss=plan.loss,
@@ -280,6 +280,12 @@ def _whole_gradient_bytes(plan: Plan, weight_bytes: int) -> int:
         return int(ELEMENT_BYTES[plan.reduce_dtype])
     computed = int(ELEMENT_BYTES[plan.compute_dtype]) if engine_of(plan).reduces_as_computed else weight_bytes
     return min(weight_bytes, computed)
+
+
+def _attention(plan: Plan) -> str:
+    """Megatron's without Transformer Engine keeps scores; torchtitan's is flex unless another is said."""
+    own = {"megatron": "eager", "torchtitan": "flex" if plan.attention == "auto" else plan.attention}
+    return own.get(plan.engine, plan.attention)
 
 
 def _masked(job: Job, plan: Plan) -> bool:

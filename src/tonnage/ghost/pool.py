@@ -33,8 +33,20 @@ _PACKAGE: Final = Path(__file__).parents[2]
 """The folder that tonnage is imported from."""
 
 
-def request(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, repeated: int = 0) -> dict[str, Any]:
-    """What a worker is asked, as JSON: all that it hears of the job, and so all that its Trace can depend on."""
+def request(
+    job: Job,
+    plan: Plan,
+    cluster: Cluster,
+    *,
+    rank: int,
+    steps: int,
+    repeated: int = 0,
+    sketched: bool = False,
+) -> dict[str, Any]:
+    """What a worker is asked, as JSON: all that it hears of the job, and so all that its Trace can depend on.
+
+    `sketched`: what would have to be compiled has something as large in its place (`tonnage.step.sketched`).
+    """
     from tonnage.engines.own import TONNAGE
     from tonnage.techniques import environment as technique_environment
 
@@ -50,6 +62,7 @@ def request(job: Job, plan: Plan, cluster: Cluster, *, rank: int, steps: int, re
         "repeated": repeated,
         "settings": {**ghost_settings(cluster), **events},
         "environment": technique_environment(plan),
+        **({"sketched": True} if sketched and plan.attention == "flex" else {}),
     }
 
 
@@ -91,13 +104,22 @@ class Worker:
                 self._wait_until_ready()
 
     def run(
-        self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3, repeated: int = 0
+        self,
+        job: Job,
+        plan: Plan,
+        cluster: Cluster,
+        *,
+        rank: int = 0,
+        steps: int = 3,
+        repeated: int = 0,
+        sketched: bool = False,
     ) -> Trace:
         """The Trace of one rank of the job.  Raises CannotEstimate, UsageError or TrialFailed.
 
         One job at a time: threads need a Worker each.  A worker that died or was interrupted is closed.
         """
-        return self._traced(request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated))
+        asked = request(job, plan, cluster, rank=rank, steps=steps, repeated=repeated, sketched=sketched)
+        return self._traced(asked)
 
     def again(
         self, requests: Requests, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, repeated: int = 0

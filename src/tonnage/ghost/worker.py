@@ -44,7 +44,7 @@ from tonnage.ghost import card, preload
 from tonnage.ghost.running import PR_SET_PDEATHSIG
 from tonnage.job import Job, ModelRef
 from tonnage.plans import Plan
-from tonnage.step import occasions, sources
+from tonnage.step import occasions, sketched, sources
 from tonnage.step.step import World
 from tonnage.techniques import chosen
 
@@ -183,6 +183,8 @@ def _do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> 
     values.patch_libraries(policy)
     shortcuts.install()
     decided.install()
+    if request.get("sketched"):
+        sketched.install()
     every_event = request.get("every_event", not _on_one_stream(plan, request["world_size"]))
     watch = Watch(torch, ghost, unwritten=() if every_event else (pairs.TAKEN,))
     watch.start()

@@ -188,6 +188,14 @@ def _temporaries(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
             why=f"the {size(asked)} asked for are as large as the logits of one micro-batch",
             at_stake_bytes=asked,
         )
+    scores = whole(estimate.model, "scores_bytes")
+    if scores and asked and _close(asked, (scores, 2 * scores)):
+        yield Advice(
+            what="--attention flex",
+            why=f"the {size(asked)} asked for are as large as one layer's attention scores; flex attention has a "
+            "block of them at a time, in kernels that are compiled when training starts",
+            at_stake_bytes=asked + (held.get("activation", 0) if plan.get("checkpointing") == "none" else 0),
+        )
 
 
 def _logits_bytes(estimate: Estimate) -> int | None:

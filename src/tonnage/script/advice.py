@@ -31,7 +31,7 @@ from tonnage.search.depth import Need
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.reasons import DOES
 from tonnage.search.solve import search
-from tonnage.search.space import FREE, ORDER, Question
+from tonnage.search.space import ORDER, Question, free
 from tonnage.search.words import describe
 from tonnage.solution import Candidate, Refused, Solution
 from tonnage.units import gib
@@ -339,7 +339,7 @@ def _unexpressed(best: Candidate, facts: Facts, question: Question, ghosts: Ghos
     own = Candidate(job=best.job, plan=replace(best.plan, engine="tonnage"))
     others = {
         what: replace(own, plan=replace(own.plan, **{name: value}))
-        for what, name, value in _further(best.plan, question.cluster)
+        for what, name, value in _further(best, question.cluster)
         if _has_no_words(name, value, best.job, replace(best.plan, **{name: value}), facts, question.cluster)
     }
     needs = ghosts.need([own, *others.values()], question.cluster)
@@ -356,9 +356,10 @@ def _unexpressed(best: Candidate, facts: Facts, question: Question, ghosts: Ghos
     )
 
 
-def _further(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, str, Any]]:
+def _further(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str, Any]]:
     """Values that keep less than the plan's own: in words, the option, the value."""
-    for name, value in FREE.items():
+    plan = best.plan
+    for name, value in free(best.job, cluster).items():
         if getattr(plan, name) != value:
             yield f"{spelled(name)}={value}", name, value
     for name, values in ORDER.items():

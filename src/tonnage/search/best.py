@@ -112,6 +112,8 @@ class Search:
     """The identities of those that were looked at and would not be the fastest for all their need."""
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How many without parallel dimensions failed, by method and words."""
+    undivided: dict[str, str] = field(default_factory=dict)
+    """Parallel dimensions by which this network cannot be divided, each with why."""
     impossible: set[int] = field(default_factory=set)
     """The identities of those that need no run to be refused."""
     expected: Expectation = field(default_factory=Expectation)
@@ -425,10 +427,22 @@ class Search:
 
     def _fails(self, one: Priced, why: Failure) -> None:
         """It was tried and cannot be run, which says more than what was never tried."""
-        if all(getattr(one.candidate.plan, axis) == 1 for axis in space.AXES):
+        divided = [axis for axis in space.AXES if getattr(one.candidate.plan, axis) > 1]
+        if not divided:
             self.failures[one.candidate.job.method, str(why)] += 1
-        self._refuse(describe(one.candidate), str(why))
-        self.refused = {describe(one.candidate): self.refused[describe(one.candidate)], **self.refused}
+        axis = next((axis for axis in divided if str(why).endswith(f"; choose {axis} 1.")), None)
+        if axis is not None:
+            self.undivided[axis] = str(why)
+        what = axis or describe(one.candidate)
+        self._refuse(what, str(why))
+        self.refused = {what: self.refused[what], **self.refused}
+
+    @property
+    def narrowed(self) -> Question:
+        """The question without the parallel dimensions by which this network cannot be divided."""
+        asked = self.question
+        gone = [axis for axis in self.undivided if asked.is_open(axis) and axis not in asked.only]
+        return replace(asked, without=(*asked.without, *gone))
 
     def _does_not_fit(self, one: Priced, need: str) -> None:
         self.too_large.append(one)
@@ -470,6 +484,9 @@ class Search:
         for other in self.too_large:
             if needs_no_less(one.candidate, other.candidate):
                 return other.candidate
+        for axis, why in self.undivided.items():
+            if getattr(one.candidate.plan, axis) > 1:
+                return UsageError(f"{axis}: {why}")
         try:
             check(one.candidate.job, one.candidate.plan, self.question.cluster)
         except UsageError as error:

@@ -29,6 +29,7 @@ DOES: Final[Mapping[str, str]] = {
     "allocator": "segments that grow leave no holes between blocks",
     "optimizer": "one kernel updates all weights in place, without copies of them",
     "loss": "logits exist for a slice of the tokens at a time",
+    "attention": "scores exist for a block of tokens at a time, in kernels that are compiled when training starts",
     "precision": "matrix products run in fewer bits",
     "shard": "weights, gradients and optimizer states are divided among the ranks",
     "tp": "each matrix is divided among the GPUs of a machine",

@@ -79,6 +79,7 @@ def _search(
     found = Search(question, ghosts, progress, partial(looks, question=question) if explain else lambda best: ())
     try:
         found.run(top)
+        question = found.narrowed
         if not found.found:
             found.try_smallest(smallest(question))
         fill(found, top)

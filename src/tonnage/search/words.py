@@ -33,6 +33,7 @@ def describe(candidate: Candidate, *, whole: bool = False, beside: Candidate | N
     words += [f"{name.replace('_', ' ')} {getattr(plan, name)}" for name in OFFLOADS if getattr(plan, name) != "none"]
     words += [f"compiled {plan.compile}"] if plan.compile != "none" else []
     words += [f"{plan.loss} loss"] if plan.loss != known.loss else []
+    words += [f"{plan.attention} attention"] if plan.attention != known.attention else []
     words += [f"{plan.allocator} segments"] if plan.allocator != known.allocator else []
     return f"{', '.join(words)}; micro-batch {job.micro_batch} x {job.grad_accum}"
 

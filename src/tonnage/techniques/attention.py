@@ -103,4 +103,10 @@ def _repeated() -> Iterator[None]:
 
 
 ATTENTION: Final = Technique(option="attention", values=("eager", *BACKENDS), accepts=accepts, apply=apply)
-FLEX: Final = Technique(option="attention", values=("flex",), accepts=accepts, apply=apply, libraries=("triton",))
+FLEX: Final = Technique(
+    option="attention",
+    values=("flex",),
+    accepts=accepts,
+    apply=apply,
+    libraries=("triton", "torch._inductor.compile_fx"),
+)

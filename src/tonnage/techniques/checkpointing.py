@@ -67,7 +67,7 @@ def _checkpointed(module: nn.Module, choice: str) -> nn.Module:
     every = int(choice.removeprefix("every-")) if choice.startswith("every-") else 1
     arguments: dict[str, Any] = {"use_reentrant": choice == "full-reentrant"}
     if choice == "selective":
-        arguments["context_fn"] = selective_contexts()
+        arguments["context_fn"] = selective_contexts(module)
     network = hugging_face(module)
     if network is not None and network.supports_gradient_checkpointing:
         _ask_transformers(network, arguments, every)
@@ -77,14 +77,14 @@ def _checkpointed(module: nn.Module, choice: str) -> nn.Module:
     return module
 
 
-def selective_contexts() -> Any:
-    """The `context_fn` that keeps the results of `saved_ops`."""
+def selective_contexts(module: nn.Module) -> Any:
+    """The `context_fn` that keeps the results of a network's `saved_ops`."""
     from torch.utils import checkpoint
 
     # FSDP2 notes for the profiler what it does, and does more when a module inside the layer (experts of their own
     # mesh) runs again: torch 2.13 takes a note that was not there the first time for another computation.
     getattr(checkpoint, "SAC_IGNORED_OPS", set()).update(_notes_for_the_profiler())
-    return partial(checkpoint.create_selective_checkpoint_contexts, saved_ops())
+    return partial(checkpoint.create_selective_checkpoint_contexts, saved_ops(module))
 
 
 def _notes_for_the_profiler() -> Iterator[Any]:
@@ -95,12 +95,20 @@ def _notes_for_the_profiler() -> Iterator[Any]:
         yield from (getattr(packet, overload) for overload in packet.overloads())
 
 
-def saved_ops() -> list[Any]:
-    """SAVED_OPS as this version of torch has them."""
+def saved_ops(module: nn.Module) -> list[Any]:
+    """SAVED_OPS as this version of torch has them.
+
+    But for products of experts with a bias, which transformers adds in place: what is kept must stay as it was.
+    """
     import torch
 
-    known = [getattr(torch.ops.aten, name) for name in SAVED_OPS if hasattr(torch.ops.aten, name)]
+    names = [name for name in SAVED_OPS if name != "_grouped_mm" or not _adds_in_place(module)]
+    known = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
     return [packet.default for packet in known if "default" in packet.overloads()]
+
+
+def _adds_in_place(module: nn.Module) -> bool:
+    return any(getattr(part, "has_bias", False) is True for part in module.modules())
 
 
 def _ask_transformers(network: Any, arguments: dict[str, Any], every: int) -> None:

@@ -50,7 +50,7 @@ def checkpointed(said: job.Job, model: Any) -> Any:
     arguments: dict[str, Any] = {"use_reentrant": False}
     every = int(said.checkpointing.removeprefix("every-")) if said.checkpointing.startswith("every-") else 1
     if said.checkpointing == "selective":
-        arguments["context_fn"] = partial(create_selective_checkpoint_contexts, kept())
+        arguments["context_fn"] = partial(create_selective_checkpoint_contexts, kept(network))
     if hasattr(network, "activation_checkpointing_enable"):  # transformers 5.23's name
         network.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments, every_n_layers=every)
     elif every == 1:
@@ -60,9 +60,14 @@ def checkpointed(said: job.Job, model: Any) -> Any:
     return model
 
 
-def kept() -> list[Any]:
-    """Matrix products and fused attention, as this torch has them."""
-    names = [*KEPT, *(f"_scaled_dot_product_{name}" for name in ATTENTION)]
+def kept(model: nn.Module) -> list[Any]:
+    """Matrix products and fused attention, as this torch has them.
+
+    But for those of experts with a bias, which transformers adds in place: what is kept must stay as it was.
+    """
+    in_place = any(getattr(part, "has_bias", False) is True for part in model.modules())
+    products = [name for name in KEPT if name != "_grouped_mm" or not in_place]
+    names = [*products, *(f"_scaled_dot_product_{name}" for name in ATTENTION)]
     packets = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
     return [packet.default for packet in packets if "default" in packet.overloads()]
 
