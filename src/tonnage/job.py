@@ -49,8 +49,9 @@ class ModelRef:
     @property
     def positions(self) -> int | None:
         """Tokens of the longest text that the configuration speaks of; None where it names no such number."""
-        stated = self.text.get("max_position_embeddings") or self.text.get("n_positions")
-        return stated if isinstance(stated, int) else None
+        stated = (self.text[name] for name in _LONGEST if self.text.get(name))
+        longest = next(stated, None)
+        return longest if isinstance(longest, int) else None
 
     @property
     def learned_positions(self) -> int | None:
@@ -61,10 +62,14 @@ class ModelRef:
         return self.positions - before
 
 
+_LONGEST: Final = ("max_position_embeddings", "n_positions", "max_target_positions")
+"""What configurations call it; the last one those of networks that hear, of what they say."""
+
 LEARNED: Final[Mapping[str, int]] = {
     **dict.fromkeys(("albert", "bert", "distilbert", "electra", "ernie", "layoutlm", "megatron-bert"), 0),
     **dict.fromkeys(("gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "biogpt", "opt"), 0),
-    **dict.fromkeys(("bart", "blenderbot", "mbart", "pegasus"), 0),
+    **dict.fromkeys(("big_bird", "convbert", "mobilebert", "rembert"), 0),
+    **dict.fromkeys(("bart", "blenderbot", "mbart", "pegasus", "whisper"), 0),
     **dict.fromkeys(("camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2),
 }
 """Model types with a table of learned positions, and how many of those that a configuration has are for padding."""
