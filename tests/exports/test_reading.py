@@ -139,6 +139,23 @@ def test_deepspeed_divides_a_steps_sequences(
     assert (divided["micro_batch"], divided["grad_accum"]) == expected
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"optim": "sgd"},
+        {"optim": "sgd", "optim_args": "momentum=0.9"},
+        {"optim_args": "momentum=0.9", "optim": "sgd"},
+    ],
+)
+@pytest.mark.parametrize("mark", [{"per_device_train_batch_size": 1}, {"finetuning_type": "full"}])
+def test_the_trainers_sgd_has_momentum_where_it_says_so(
+    tmp_path: Path, mark: dict[str, Any], said: dict[str, Any]
+) -> None:
+    found = reading.read(written(tmp_path, "t.json", {**mark, **said}))
+    assert found.options["optimizer"] == ("sgd" if "optim_args" in said else "sgd-plain")
+    assert found.not_understood == ()
+
+
 @pytest.mark.parametrize("said", [{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}, {}])
 def test_a_batch_that_is_not_its_parts_is_one_line(tmp_path: Path, said: dict[str, Any]) -> None:
     found = reading.read(written(tmp_path, "ds.json", {"train_batch_size": 33, **said}))

@@ -29,6 +29,7 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
             {"method": "lora", "lora_targets": ("q_proj", "v_proj"), "lora_dropout": 0.05},
             "t4",
         ),
+        ({"optimizer": "sgd-plain"}, {}, "t4"),
         ({**FULL, "shard": "zero3"}, {"model": tiny("llava")}, "8xa100-80gb"),
         ({**FULL, "shard": "zero3", "cp": 2}, {}, "8xa100-80gb"),
     ],

@@ -51,6 +51,7 @@ VARIANTS = {
     "loop": {"optimizer": "adamw-loop"},
     "fused": {"optimizer": "adamw-fused"},
     "sgd": {"optimizer": "sgd"},
+    "sgd-plain": {"optimizer": "sgd-plain"},
     "adafactor": {"optimizer": "adafactor"},
     "muon": {"optimizer": "muon"},
     "checkpointed": {"checkpointing": "full"},

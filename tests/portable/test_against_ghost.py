@@ -33,6 +33,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "a bias that is learned in efficient attention": ("t5-small", "a100-80gb", {"precision": "bf16-true"}),
     "patches, fp32": ("vit-base", "a100-80gb", {"precision": "fp32", "optimizer": "sgd"}),
+    "no states": ("smollm2-135m", "a40", {"precision": "fp32", "optimizer": "sgd-plain"}),
     "partial rotary, selective checkpointing": ("pythia-160m", "a100-80gb", {"checkpointing": "selective"}),
     "full checkpointing, expandable segments": (
         "smollm2-135m",

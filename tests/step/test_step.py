@@ -73,6 +73,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw-foreach": lambda ps: torch.optim.AdamW(ps, lr=1e-4, foreach=True),
     "adamw-fused": lambda ps: torch.optim.AdamW(ps, lr=1e-4, fused=True),
     "sgd": lambda ps: torch.optim.SGD(ps, lr=1e-3, momentum=0.9),
+    "sgd-plain": lambda ps: torch.optim.SGD(ps, lr=1e-3),
     "adafactor": torch.optim.Adafactor,
 }
 

@@ -38,7 +38,7 @@ our link and step (torchtitan's pull request 3521: 5, 8 and 10 GB of Llama 8B on
 _WEIGHTS_BESIDE: Final = 0.5
 """Of the copies of a layer's weights and gradients beside other layers' computation: an assumption."""
 
-_STATES: Final = {"sgd": 0.4, "muon": 2.0}
+_STATES: Final = {"sgd": 0.4, "sgd-plain": 0.2, "muon": 2.0}
 """Of Adam's passes, those of other optimizers that run on the host, by the tensors that they read and write; of
 Adafactor as many.  Nobody measured them there."""
 

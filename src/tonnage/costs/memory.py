@@ -20,8 +20,8 @@ from tonnage.techniques.attention import AMPERE
 STATE_BYTES: Final = {
     **dict.fromkeys(("adamw", "adamw-loop", "adamw-foreach", "adamw-fused"), 2.0),
     **dict.fromkeys(("adamw-8bit", "adamw-8bit-ao", "adamw-fp8-ao"), 0.5),
-    **{"adamw-4bit": 0.25, "lion": 1.0, "lion-8bit": 0.25, "muon": 1.0},
-    **dict.fromkeys(("paged-adamw", "paged-adamw-8bit", "adafactor", "sgd"), 0.0),
+    **{"adamw-4bit": 0.25, "lion": 1.0, "lion-8bit": 0.25, "muon": 1.0, "sgd": 1.0},
+    **dict.fromkeys(("paged-adamw", "paged-adamw-8bit", "adafactor", "sgd-plain"), 0.0),
 }
 """Bytes of optimizer states for each byte of an fp32 weight: Adam keeps two numbers, in 8 bits a quarter of that.
 Paged ones are in managed memory, which the host may hold; Adafactor's are the means of rows and columns."""

@@ -29,7 +29,8 @@ OPTIMIZER_BYTES: Final = {
     "adafactor": 140,
     "lion": 36,
     "lion-8bit": 14,
-    "sgd": 12,
+    "sgd": 32,
+    "sgd-plain": 12,
     "muon": 60,
 }
 """Bytes that an optimizer moves for each fp32 weight: 28 are weight, gradient and two states read and three of them

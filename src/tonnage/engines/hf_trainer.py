@@ -39,6 +39,7 @@ OPTIMIZERS: Final[Mapping[str, Mapping[str, str]]] = {
     "lion-8bit": {"optim": "lion_8bit"},
     "adafactor": {"optim": "adafactor"},
     "sgd": {"optim": "sgd", "optim_args": "momentum=0.9"},
+    "sgd-plain": {"optim": "sgd"},
 }
 """TrainingArguments for each optimizer; `adamw` is the Trainer's own default."""
 

@@ -382,6 +382,14 @@ _OPTIM: Final = {
     "paged_adamw": "paged-adamw",
 }
 
+_MOMENTUM: Final = TRAINERS["sgd"]["optim_args"]
+"""Without it the Trainer's `sgd` is torch's, which has none."""
+
+
+def _momentum(flat: Mapping[str, Any]) -> Iterator[_Found]:
+    if flat.get("optim") == "sgd" and flat.get("optim_args") == _MOMENTUM:
+        yield _Found(option="optimizer", value="sgd", key="optim_args")
+
 
 def _checkpointed(flat: Mapping[str, Any]) -> Iterator[_Found]:
     """The Trainer's two names, and every N-th layer."""
@@ -515,6 +523,7 @@ def _of_sft(flat: Mapping[str, Any]) -> Iterator[_Found]:
 def _of_trainer(flat: Mapping[str, Any]) -> Iterator[_Found]:
     yield _Found(option="engine", value="hf-trainer", key="TrainingArguments")
     yield from _precision(flat)
+    yield from _momentum(flat)
     yield from _checkpointed(flat)
     if flat.get("fsdp"):
         yield from _fully_sharded(flat, "")
@@ -552,6 +561,7 @@ def _of_llama_factory(flat: Mapping[str, Any]) -> Iterator[_Found]:
             yield _Found(option="quant", value="int8" if bits == 8 else kind + double, key="quantization_bit")
             yield _Found(option="unquantized_dtype", value="compute", key="quantization_bit")
     yield from _precision(flat)
+    yield from _momentum(flat)
     off = flat.get("disable_gradient_checkpointing") is True
     reentrant = flat.get("use_reentrant_gc", True) is True
     said = "none" if off else "full-reentrant" if reentrant and flat.get("finetuning_type") == "full" else "full"
@@ -629,7 +639,7 @@ _TRAINER: Final[Mapping[str, Reader]] = {
     **_BATCH,
     **_FSDP,
     "optim": _word("optimizer", _OPTIM),
-    "optim_args": _word("optimizer", {"momentum=0.9": None}),
+    "optim_args": _word("optimizer", {_MOMENTUM: None}),
     "fsdp": _fsdp,
     "parallelism_config.dp_replicate_size": _understood,
     "parallelism_config.dp_shard_size": _understood,
@@ -672,7 +682,7 @@ _LLAMA_FACTORY: Final[Mapping[str, Reader]] = {
     "cutoff_len": _number("seq_len"),
     "stage": _word("method", {"pt": None, "sft": None}),
     "optim": _word("optimizer", _OPTIM),
-    "optim_args": _word("optimizer", {"momentum=0.9": None}),
+    "optim_args": _word("optimizer", {_MOMENTUM: None}),
     "finetuning_type": _word("method", {"full": "full", "lora": "lora"}),
     "lora_rank": _number("lora_rank"),
     "lora_dropout": _fraction("lora_dropout"),

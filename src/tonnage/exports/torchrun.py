@@ -25,8 +25,8 @@ LOOPS: Final[Mapping[str, tuple[str, ...]]] = {
     "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32"),
     "base_dtype": ANY,
     "optimizer": (
-        *("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "adafactor", "adamw-8bit", "paged-adamw"),
-        *("paged-adamw-8bit", "lion", "lion-8bit", "adamw-8bit-ao", "adamw-4bit", "adamw-fp8-ao"),
+        *("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "sgd-plain", "adafactor", "adamw-8bit"),
+        *("paged-adamw", "paged-adamw-8bit", "lion", "lion-8bit", "adamw-8bit-ao", "adamw-4bit", "adamw-fp8-ao"),
     ),
     "clip_grad_norm": ANY,
     "checkpointing": ("none", "full", "every-N", "selective"),

@@ -24,7 +24,10 @@ IMITATED: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(("base_dtype", "clip_grad_norm", "checkpointing", "optimizer_in_backward", "allocator"), ANY),
     "method": ("full", "lora"),
     "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp32", "fp8", "megatron-bf16"),
-    "optimizer": ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "adamw-8bit", "adafactor", "sgd", "muon"),
+    "optimizer": (
+        *("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "adamw-8bit"),
+        *("adafactor", "sgd", "sgd-plain", "muon"),
+    ),
     "activation_offload": ("cpu",),
     "attention": ("eager", "math", "efficient", "flash", "cudnn"),
     "loss": ("chunked", "fused", "torch"),

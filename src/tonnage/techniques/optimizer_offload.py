@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tonnage.plans import Plan
     from tonnage.step.step import NewOptimizer, Step
 
-TORCHS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "adafactor", "muon")
+TORCHS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "sgd-plain", "adafactor", "muon")
 """Optimizers that run on the host as well."""
 
 

@@ -24,6 +24,7 @@ OPTIMIZERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "adamw-foreach": ("torch.optim", "AdamW", {"foreach": True}),
     "adamw-fused": ("torch.optim", "AdamW", {"fused": True}),
     "sgd": ("torch.optim", "SGD", {"momentum": 0.9}),
+    "sgd-plain": ("torch.optim", "SGD", {}),
     "adafactor": ("torch.optim", "Adafactor", {}),
     "adamw-8bit": ("bitsandbytes.optim", "AdamW8bit", {}),
     "paged-adamw": ("bitsandbytes.optim", "PagedAdamW", {}),
