@@ -197,6 +197,15 @@ def test_a_card_never_measured_widens_the_interval_and_says_so(device):
     assert any("no steps of this code on such a cluster" in line for line in found.assumed)
 
 
+@pytest.mark.parametrize("device", ["rtx-5090", "rtx-pro-6000"])
+def test_blackwells_own_cards_for_games_take_adas_parts_and_not_those_of_a_data_center(device):
+    reached = rates.card(find_device(device))
+    assert (reached.capability, reached.known) == ("8.9", False)
+    assert rates.card(find_device("b300")).capability == "10.3"
+    found = timing(LLAMA, PLAIN, Cluster(device=find_device(device)), EAGER)
+    assert any("no card of capability 12.0 was measured" in line and "one of 8.9" in line for line in found.assumed)
+
+
 def test_the_interval_is_that_of_the_clusters_that_calibrated_the_code():
     megatron = software("megatron")
     on_its_own = timing(LLAMA, replace(PLAIN, axes=Axes(dp_replicate=8), shard="ddp"), EIGHT, megatron)
@@ -614,6 +623,15 @@ def test_every_optimizer_has_its_bytes_and_says_where_they_are_borrowed(optimize
     assert STATE_BYTES[optimizer] >= 0
     said = [text for text in timing(LLAMA, work, ONE, EAGER).assumed if f"{optimizer} was measured only" in text]
     assert len(said) == (optimizer in timings.UNMEASURED)
+
+
+def test_momentum_is_a_state_and_is_read_and_written():
+    assert STATE_BYTES["sgd"] == 1.0 > STATE_BYTES["sgd-plain"] == 0.0
+    seconds = {
+        name: timing(LLAMA, replace(PLAIN, optimizer=name), ONE, EAGER).optimizer_seconds
+        for name in ("sgd", "sgd-plain")
+    }
+    assert seconds["sgd"] > 2 * seconds["sgd-plain"]
 
 
 def test_torchaos_optimizers_take_the_host_long_and_the_card_no_longer_than_what_they_are_taken_for():

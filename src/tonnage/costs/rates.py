@@ -22,6 +22,12 @@ and 0.69 of an A100's with heads 450 and 150 wide (BigScience's rows of 14,400).
 _FP32_ATTENTION: Final = 0.4
 """Part of the fp32 peak that attention reaches outside tensor cores, forward and backward."""
 
+_KIN: Final = {12: (8, 9)}
+"""Majors that are no successors of the one before, and the capability that theirs are like: the Blackwell of GeForce
+and RTX has neither Hopper's nor the data center's instructions for products (wgmma, tcgen05), and GDDR as Ada has.
+GPT-2's steps on an RTX 5090 and an RTX PRO 6000 were predicted 65 to 69 and 27 % too long with a B300's parts, and
+are 35 to 38 and 12 % with Ada's (docs/accuracy.md, the eleventh blind test)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
@@ -131,17 +137,21 @@ class Seconds:
 
 
 def card(device: Device) -> Card:
-    """What is known of the device's kernels; of a capability never measured, what the nearest older one has."""
+    """What is known of the device's kernels; of one never measured, what the nearest older one of its kin has."""
     return _card(device.capability)
 
 
 @cache
 def _card(capability: tuple[int, int]) -> Card:
-    mine = capability[0] + capability[1] / 10
     cards = _tables()
-    older = [entry for entry in cards if float(entry.capability) <= mine + 1e-9] or [cards[0]]
-    nearest = max(older, key=lambda entry: float(entry.capability))
-    return nearest if float(nearest.capability) == mine else replace(nearest, known=False)
+    older = [entry for entry in cards if _number(entry) <= _KIN.get(capability[0], capability)] or [cards[0]]
+    nearest = max(older, key=_number)
+    return nearest if _number(nearest) == capability else replace(nearest, known=False)
+
+
+def _number(card: Card) -> tuple[int, int]:
+    major, minor = card.capability.split(".")
+    return int(major), int(minor)
 
 
 def peak_flops(device: Device, dtype: str) -> float:
@@ -229,4 +239,4 @@ def _tables() -> tuple[Card, ...]:
         Card(**entry | {"attention": tuple((name, *parts) for name, parts in entry["attention"].items())})
         for entry in tables()["card"]
     ]
-    return tuple(sorted(entries, key=lambda entry: float(entry.capability)))
+    return tuple(sorted(entries, key=_number))
