@@ -125,6 +125,7 @@ def refused(asked: Job, gpus: str = "8xa100-40gb", **plan: Any) -> str:
         (job("qwen3_moe"), {"ep": 16}, "8 experts, which 16 does not divide"),
         (job("qwen3_moe"), {"ep": 2, "shard": "ddp"}, "experts are divided under FSDP2"),
         (job("qwen3_moe"), {"ep": 2, "compile": "layers"}, "is read within a compiled block, and ep is 2"),
+        (job("qwen3"), {"tp": 2, "compile": "layers"}, "it fails on a block of torchtitan 0.3 that tp divides"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -53,6 +53,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     return (
         torchtitan_networks.refusal(job, plan)
         or _experts(job, plan, cluster)
+        or _compiled(plan)
         or alone_on_many(plan, cluster)
         or _newer_flash(plan, cluster)
         or shared_refusal(job, plan, cluster, OWN)
@@ -72,6 +73,17 @@ def _experts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
             instead="choose compile none, or ep 1",
         )
     return dealt_out(job, plan, cluster)
+
+
+def _compiled(plan: Plan) -> Refusal | None:
+    """Dynamo fails on DTensors whose sharding it works out with tensors of its own and the mesh's real one."""
+    if plan.compile == "none" or plan.tp == 1:
+        return None
+    return Refusal(
+        technique=f"compile={plan.compile}",
+        reason=f"up to torch 2.13 it fails on a block of torchtitan 0.3 that tp divides, and tp is {plan.tp}",
+        instead="choose compile none, or tp 1",
+    )
 
 
 def _newer_flash(plan: Plan, cluster: Cluster) -> Refusal | None:
