@@ -27,13 +27,21 @@ if TYPE_CHECKING:
     from tonnage.step.step import Step
 
 
+def _instead_of_nodes(cluster: Cluster) -> str:
+    """The halves of one machine can be said as two, whose memory is the same and whose links are not."""
+    half = cluster.gpus_per_node // 2
+    if cluster.nodes > 1 or cluster.gpus_per_node % 2 or half == 1:
+        return "choose shard zero3"
+    return f"choose shard zero3, or say its halves as machines (2x{half}x{cluster.device.id}), for the memory alone"
+
+
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """HSDP needs nodes to replicate across and GPUs within them to shard over."""
     if plan.shard == "hsdp" and 1 in (cluster.nodes, cluster.gpus_per_node):
         return Refusal(
             technique="shard=hsdp",
             reason=f"it needs several nodes of several GPUs, and there are {cluster.nodes} x {cluster.gpus_per_node}",
-            instead="choose shard zero3",
+            instead=_instead_of_nodes(cluster),
         )
     if plan.shard == "hsdp":
         found = axes(plan, cluster.gpus, cluster.gpus_per_node)
