@@ -335,3 +335,28 @@ def test_the_nearest_plan_can_be_run():
     assert solution.status == "too_large"
     assert solution.nearest is not None
     assert solution.nearest.candidate.plan.tp == 1
+
+
+class Uncompiled(Formula):
+    """Flex attention takes more of a multiprocessor's memory than there is."""
+
+    def fit(self, candidates, cluster, budget_bytes=None):
+        self.asked += candidates
+        return [self._uncompiled(one) or self._answer(one, cluster) for one in candidates]
+
+    @staticmethod
+    def _uncompiled(candidate):
+        failed = CannotEstimate("The step failed: out of resource: triton_tem_fused_flex_attention_backward_mul_1")
+        return failed if candidate.plan.attention == "flex" else None
+
+
+def test_attention_that_cannot_be_compiled_is_taken_back():
+    ghosts, asked = Uncompiled(), question("gemma-2-2b", "rtx-4090", method="lora")
+    found = Search(asked, ghosts, lambda text: None)
+    found.run(2)
+    assert {one.candidate.plan.attention for one, _ in found.found} == {"auto"}
+    assert len([one for one in ghosts.asked if one.plan.attention == "flex"]) <= ghosts.count
+    assert "flex_attention" in found.refused["attention"].why
+    said = Search(replace(asked, plan=replace(asked.plan, attention="flex")), Uncompiled(), lambda text: None)
+    said.run(2)
+    assert not said.found

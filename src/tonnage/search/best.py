@@ -112,8 +112,8 @@ class Search:
     """The identities of those that were looked at and would not be the fastest for all their need."""
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     """How many without parallel dimensions failed, by method and words."""
-    undivided: dict[str, str] = field(default_factory=dict)
-    """Parallel dimensions by which this network cannot be divided, each with why."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """Options that are nothing for this network on this card, each with why: parallel dimensions, flex attention."""
     impossible: set[int] = field(default_factory=set)
     """The identities of those that need no run to be refused."""
     expected: Expectation = field(default_factory=Expectation)
@@ -132,6 +132,12 @@ class Search:
 
         `doubtful`: also look at faster ones that are not likely to fit, but may.
         """
+        self._run_places(top, doubtful)
+        if not self.found and "attention" in self.broken and self.narrowed != self.question:
+            self.question = self.narrowed  # all plans had it
+            self._run_places(top, doubtful)
+
+    def _run_places(self, top: int, doubtful: bool) -> None:
         for place in self.question.places:
             every = list(space.candidates(self.question, **place))
             if every:
@@ -427,21 +433,20 @@ class Search:
 
     def _fails(self, one: Priced, why: Failure) -> None:
         """It was tried and cannot be run, which says more than what was never tried."""
-        divided = [axis for axis in space.AXES if getattr(one.candidate.plan, axis) > 1]
-        if not divided:
+        if all(getattr(one.candidate.plan, axis) == 1 for axis in space.AXES):
             self.failures[one.candidate.job.method, str(why)] += 1
-        axis = next((axis for axis in divided if str(why).endswith(f"; choose {axis} 1.")), None)
-        if axis is not None:
-            self.undivided[axis] = str(why)
-        what = axis or describe(one.candidate)
+        option = _at_fault(one.candidate, str(why))
+        if option is not None:
+            self.broken[option] = str(why)
+        what = option or describe(one.candidate)
         self._refuse(what, str(why))
         self.refused = {what: self.refused[what], **self.refused}
 
     @property
     def narrowed(self) -> Question:
-        """The question without the parallel dimensions by which this network cannot be divided."""
+        """The question without the options that are nothing for this network."""
         asked = self.question
-        gone = [axis for axis in self.undivided if asked.is_open(axis) and axis not in asked.only]
+        gone = [option for option in self.broken if asked.is_open(option) and option not in asked.only]
         return replace(asked, without=(*asked.without, *gone))
 
     def _does_not_fit(self, one: Priced, need: str) -> None:
@@ -484,9 +489,9 @@ class Search:
         for other in self.too_large:
             if needs_no_less(one.candidate, other.candidate):
                 return other.candidate
-        for axis, why in self.undivided.items():
-            if getattr(one.candidate.plan, axis) > 1:
-                return UsageError(f"{axis}: {why}")
+        for option, why in self.broken.items():
+            if _has(one.candidate, option):
+                return UsageError(f"{option}: {why}")
         try:
             check(one.candidate.job, one.candidate.plan, self.question.cluster)
         except UsageError as error:
@@ -568,6 +573,19 @@ def difference(one: Priced, other: Priced) -> float:
     apart += float(one.candidate.job.method != other.candidate.job.method)
     names = ("checkpointing", "precision", "optimizer", *OFFLOADS)
     return apart + float(sum(getattr(plan, name) != getattr(others, name) for name in names))
+
+
+def _at_fault(candidate: Candidate, why: str) -> str | None:
+    """The option for which a candidate failed and all that have it would."""
+    found = [axis for axis in space.AXES if _has(candidate, axis) and why.endswith(f"; choose {axis} 1.")]
+    found += ["attention"] if _has(candidate, "attention") and "flex_attention" in why else []
+    return next(iter(found), None)
+
+
+def _has(candidate: Candidate, option: str) -> bool:
+    if option in space.AXES:
+        return bool(getattr(candidate.plan, option) > 1)
+    return bool(getattr(candidate.plan, option) == FREE[option])
 
 
 def alike(one: Priced, other: Priced) -> bool:
