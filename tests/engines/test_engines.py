@@ -132,6 +132,43 @@ def test_optimizers_that_know_no_dtensors_are_refused_under_fsdp(
     assert refused(trainer, plan_for(trainer, optimizer=optimizer, shard="ddp"), gpus="8xa100-80gb") == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "plan", "place", "said"),
+    [
+        ("hf-trainer", {"shard": "zero3"}, "gpu", "the Trainer has states brought to the CPU; choose resume cpu."),
+        ("accelerate", {"shard": "ddp"}, "cpu", "the Accelerator has states brought to the GPU; choose resume gpu."),
+        ("accelerate", {"shard": "zero3"}, "cpu", ""),
+        ("deepspeed", {"shard": "zero2"}, "gpu", "DeepSpeed has states brought to the CPU; choose resume cpu."),
+        (
+            "deepspeed",
+            {"shard": "zero3", "param_offload": "nvme"},
+            "cpu",
+            "were not written; choose offload cpu.",
+        ),
+        ("deepspeed", {"shard": "zero2", "optimizer_offload": "cpu"}, "cpu", ""),
+    ],
+)
+def test_where_states_are_brought_is_the_trainers_choice(
+    name: str, plan: dict[str, str], place: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    trainer = engine_of(Plan(engine=name))
+    found = refused(trainer, plan_for(trainer, **plan), tiny_job(resume=place), gpus="8xa100-80gb")
+    assert found.endswith(said)
+    assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(("gpus", "shard"), [("a100-80gb", "none"), ("a100-80gb", "zero2"), ("8xa100-80gb", "ddp")])
+def test_what_deepspeed_does_not_divide_is_saved_whole(
+    gpus: str, shard: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    trainer, job = engine_of(Plan(engine="deepspeed")), tiny_job(save_checkpoint="full")
+    assert refused(trainer, plan_for(trainer, shard=shard), job, gpus) == ""
+    said = refused(trainer, plan_for(trainer, shard="zero2"), job, "8xa100-80gb")
+    assert said.endswith("DeepSpeed saves each rank's part; choose save-checkpoint sharded.")
+
+
 def test_sft_refuses_other_networks_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no other loss that could be chosen."""
     monkeypatch.setattr(engine, "installed", lambda package: "1.0")

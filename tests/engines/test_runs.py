@@ -243,6 +243,36 @@ def test_the_trainer_resumes_with_the_states_of_an_earlier_run(worker: Worker, s
         )
 
 
+@pytest.mark.parametrize(
+    ("engine", "shard", "place", "rank", "bytes_each"),
+    [
+        ("accelerate", "ddp", "gpu", 1, 4 + 8 + 4),  # weights, moments, DDP's buckets
+        ("accelerate", "zero3", "cpu", 0, (4 + 8 + 8) / 2),  # moments that torch makes, and those that come in
+        ("deepspeed", "zero2", "cpu", 1, 2 + 12 / 2),
+        ("deepspeed", "zero3", "cpu", 0, (2 + 2 + 12) / 2),  # with gradients, which it makes ahead
+    ],
+)
+def test_other_loops_resume_before_their_first_step(
+    worker: Worker, engine: str, shard: str, place: str, rank: int, bytes_each: float
+) -> None:
+    """With what this rank saved, and with what rank 0 saves for all."""
+    job = dataclasses.replace(JOB, resume=place)
+    found = run(worker, engine, "2xa100-40gb", job, rank, shard=shard, optimizer="adamw-foreach")
+    phases = [phase for phase, _ in groupby(mark.phase for mark in found.traces[0].marks)]
+    assert phases.count("resume") == 1
+    assert phases.index("resume") < phases.index("forward")
+    bucket = 2 * 500_000_000 if (engine, shard) == ("deepspeed", "zero3") else 0  # made with the engine
+    assert _peak(found, "resume") - bucket == pytest.approx(bytes_each * PARAMETERS, rel=0.02)
+    first, *_, last = (step.allocated_bytes for step in found.estimate.steps)
+    assert first == pytest.approx(last, rel=0.05)
+
+
+def test_of_whole_files_the_first_rank_reads_all(worker: Worker) -> None:
+    job = dataclasses.replace(JOB, resume="cpu")
+    with pytest.raises(CannotEstimate, match=r"What rank 1 is sent of a checkpoint is not known.*choose rank 0"):
+        run(worker, "accelerate", "2xa100-40gb", job, rank=1, shard="zero3")
+
+
 def test_a_trainer_cannot_resume_what_does_not_fit(worker: Worker) -> None:
     big = dataclasses.replace(JOB, resume="cpu", seq_len=1024, micro_batch=512)
     with pytest.raises(CannotEstimate, match="leave resume out to see why"):

@@ -7,13 +7,14 @@ with its defaults, FSDP2 by its plugin, which also moves the inputs of layers th
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING
-from tonnage.engines.engine import ANY, IMAGES, ROWS, SHAPES, Engine
-from tonnage.engines.hf_trainer import WHOLE_FILES, alone_on_many, mesh, shared_without_fsdp
+from tonnage.engines.engine import ANY, FILES, IMAGES, ROWS, SHAPES, Engine
+from tonnage.engines.hf_trainer import WHOLE_FILES, alone_on_many, mesh, resumed, shared_without_fsdp
 from tonnage.techniques import choices, chosen, refusals
 from tonnage.techniques.technique import first_of
 
@@ -43,11 +44,26 @@ def moves_inputs(plan: Plan) -> bool:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What the techniques themselves say."""
-    return alone_on_many(plan, cluster) or shared_without_fsdp(plan) or first_of(refusals(job, plan, cluster))
+    return (
+        alone_on_many(plan, cluster)
+        or shared_without_fsdp(plan)
+        or resumed(job, plan, cluster, "the Accelerator")
+        or first_of(refusals(job, plan, cluster))
+    )
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """Prepare network, optimizer and loader together, then train."""
+    from tonnage.engines import files
+
+    def run(job: Job, world: World, steps: int, folder: str) -> object:
+        files.check_rank(job, plan, world)
+        return _trained(job, plan, world, steps, os.path.join(folder, "checkpoint"))
+
+    return files.trained(job, world, steps, run)
+
+
+def _trained(job: Job, plan: Plan, world: World, steps: int, checkpoint: str) -> object:
     import torch
     from accelerate import Accelerator
 
@@ -68,6 +84,9 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
     prepared: tuple[Any, Any, Any] = accelerator.prepare(module, _optimizer(step, module), loader)
     model, optimizer, batches = prepared
+    if job.resume != "none":
+        with phase("resume"):
+            accelerator.load_state(checkpoint)
     returned = given.Returned(plan.outputs)
     for batch in batches:
         with accelerator.accumulate(model), _shared(accelerator, batch, plan):
@@ -79,8 +98,8 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
             optimizer.zero_grad()
             returned.stepped()
     if job.save_checkpoint != "none":
-        with given.files(), phase("save"):
-            accelerator.save_state("checkpoint")
+        with phase("save"):
+            accelerator.save_state(checkpoint)
     return prepared
 
 
@@ -153,7 +172,7 @@ def _sharding(job: Job, plan: Plan, world: World) -> dict[str, Any]:
         cpu_offload=plan.param_offload == "cpu",
         auto_wrap_policy="transformer_based_wrap",
         **({"activation_checkpointing": True, MOVES: True} if _by_plugin(plan) else {}),
-        **({} if job.save_checkpoint == "none" else WHOLE_FILES),
+        **({} if (job.save_checkpoint, job.resume) == ("none", "none") else WHOLE_FILES),
     )
     return {"fsdp_plugin": plugin, **mesh(plan, world)}
 
@@ -184,7 +203,7 @@ ACCELERATE: Final = Engine(
         "attention": ANY,
         "loss": ANY,
         "outputs": ANY,
-        "save_checkpoint": ("none", "full"),
+        **FILES,
         "cp": ANY,
     },
     accepts=accepts,

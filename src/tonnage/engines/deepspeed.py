@@ -7,7 +7,6 @@ moments in its optimizer.  docs/engines.md has the bytes.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
@@ -46,7 +45,13 @@ OWN: Final = ("optimizer", "loss", "optimizer_offload", "param_offload")
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What DeepSpeed's stages cannot do together, and what the shared techniques say."""
-    return _replicated(plan, cluster) or _offload(plan) or shared_refusal(job, plan, cluster, OWN)
+    return (
+        _replicated(plan, cluster)
+        or _offload(plan)
+        or _saved(job, plan, cluster)
+        or _resumed(job, plan)
+        or shared_refusal(job, plan, cluster, OWN)
+    )
 
 
 def _replicated(plan: Plan, cluster: Cluster) -> Refusal | None:
@@ -81,6 +86,29 @@ def _offload(plan: Plan) -> Refusal | None:
     return None
 
 
+def _saved(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    if job.save_checkpoint != "full" or STAGES[plan.shard] == 0 or cluster.gpus == 1:
+        return None
+    return Refusal(
+        technique=f"save-checkpoint={job.save_checkpoint}",
+        reason=f"of what shard {plan.shard} divides DeepSpeed saves each rank's part",
+        instead="choose save-checkpoint sharded",
+    )
+
+
+def _resumed(job: Job, plan: Plan) -> Refusal | None:
+    """`load_checkpoint` reads all files to the host, and copies those of tensors in files as they are."""
+    if job.resume == "none":
+        return None
+    if job.resume == "gpu":
+        reason, instead = "DeepSpeed has states brought to the CPU", "choose resume cpu"
+    elif "nvme" in (plan.optimizer_offload, plan.param_offload):
+        reason, instead = "DeepSpeed copies files of tensors, which were not written", "choose offload cpu"
+    else:
+        return None
+    return Refusal(technique=f"resume={job.resume}", reason=reason, instead=instead)
+
+
 def _optimizer_offload(plan: Plan) -> bool:
     """With its parameters, the optimizer goes to the host as well."""
     return (plan.param_offload, plan.optimizer_offload) != ("none", "none")
@@ -88,19 +116,23 @@ def _optimizer_offload(plan: Plan) -> bool:
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """As in DeepSpeed's documentation: initialize, then forward, backward and step for every micro-batch."""
-    import deepspeed
+    from tonnage.engines import files
 
-    from tonnage.engines import given
+    def run(job: Job, world: World, steps: int, folder: str) -> object:
+        import deepspeed
 
-    os.environ.update(given.launcher_variables(world))
-    deepspeed.init_distributed(dist_backend="nccl")
-    step = given.described(job, plan, world)
-    with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
+        from tonnage.engines import given
+
+        os.environ.update(given.launcher_variables(world))
+        deepspeed.init_distributed(dist_backend="nccl")
+        step = given.described(job, plan, world)
         config = settings(job, plan, _swapping(step, plan, world, folder))
-        return _trained(step, plan, config, steps)
+        return _trained(step, plan, config, steps, os.path.join(folder, "checkpoint"))
+
+    return files.trained(job, world, steps, run, kept="sharded")
 
 
-def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int) -> object:
+def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int, checkpoint: str) -> object:
     import deepspeed
     import torch
 
@@ -113,6 +145,9 @@ def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int) -> obje
     engine, *_ = deepspeed.initialize(
         model=module, model_parameters=[p for p in module.parameters() if p.requires_grad], config=config
     )
+    if job.resume != "none":
+        with phase("resume"):
+            engine.load_checkpoint(checkpoint)
     takes = dtype(plan.compute_dtype)  # there is no autocast to cast what the network sees and hears
     rows = given.Rows(step, module, given.rows_needed(step, steps), takes)
     loader = torch.utils.data.DataLoader(rows, batch_size=job.micro_batch, pin_memory=True, collate_fn=given.collated)
@@ -124,8 +159,8 @@ def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int) -> obje
             engine.step()
             returned.stepped()
     if job.save_checkpoint != "none":
-        with given.files(), phase("save"):
-            engine.save_checkpoint("checkpoint")
+        with phase("save"):
+            engine.save_checkpoint(checkpoint)
     return engine
 
 
@@ -217,7 +252,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
 DEEPSPEED: Final = Engine(
     name="deepspeed",
     packages=("deepspeed",),
-    expresses={**EXPRESSES, **IMAGES, **ROWS, "outputs": ANY, "save_checkpoint": ("none", "sharded")},
+    expresses={**EXPRESSES, **IMAGES, **ROWS, "outputs": ANY, "save_checkpoint": ANY, "resume": ANY},
     accepts=accepts,
     imports=("deepspeed",),
     fuses_adamw=True,

@@ -6,13 +6,10 @@ The torch half of the engines: imported in the process that runs the step only.
 from __future__ import annotations
 
 import os
-import tempfile
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -20,7 +17,6 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from tonnage.axes import axes
-from tonnage.errors import CannotEstimate
 from tonnage.step import batches
 from tonnage.step import model as models
 from tonnage.step.step import Step, World
@@ -183,33 +179,6 @@ class Returned:
         """A step of the loop has ended."""
         if self.outputs == "step":
             self.kept.clear()
-
-
-@contextmanager
-def files() -> Iterator[None]:
-    """What a trainer saves inside is in files that end with the run and hold no values."""
-    from tonnage_inside.saves import Saves
-
-    with tempfile.TemporaryDirectory(prefix="tonnage-") as folder:
-        Saves(torch, Path(folder), lambda assumption: None).install()
-        yield
-
-
-def saved_by(earlier: Callable[[], object]) -> None:
-    """Have an earlier run make and save what this one resumes from: in a fork, which leaves files alone.
-
-    Raises CannotEstimate where it comes to no end.
-    """
-    child = os.fork()
-    if child == 0:
-        try:
-            earlier()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(child, 0)[1] != 0:
-        raise CannotEstimate("The run whose checkpoint would be resumed does not end; leave resume out to see why.")
 
 
 @contextmanager

@@ -7,9 +7,7 @@ outputs cast to fp32 by accelerate, fused AdamW.  docs/engines.md has what that 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING, axes
@@ -93,7 +91,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         alone_on_many(plan, cluster)
         or _nothing_to_offload(plan)
         or _optimizer_of_whole(plan)
-        or _resumed(job, plan)
+        or resumed(job, plan, cluster, "the Trainer")
         or shared_without_fsdp(plan)
         or first_of((shared_refusal(job, plan, cluster), _optimizer_missing(plan)))
     )
@@ -119,14 +117,14 @@ def shared_without_fsdp(plan: Plan) -> Refusal | None:
     )
 
 
-def _resumed(job: Job, plan: Plan) -> Refusal | None:
-    """Where the Trainer has a file's states brought is its own choice (`_load_optimizer_and_scheduler`)."""
-    place = "gpu" if plan.shard == "ddp" else "cpu"
+def resumed(job: Job, plan: Plan, cluster: Cluster, who: str) -> Refusal | None:
+    """Where a file's states are brought is the choice of `who` (`_load_optimizer_and_scheduler`, `load_state`)."""
+    place = "gpu" if plan.shard == "ddp" and cluster.gpus > 1 else "cpu"
     if job.resume in ("none", place):
         return None
     return Refusal(
         technique=f"resume={job.resume}",
-        reason=f"under shard {plan.shard} the Trainer has states brought to the {place.upper()}",
+        reason=f"under shard {plan.shard} {who} has states brought to the {place.upper()}",
         instead=f"choose resume {place}",
     )
 
@@ -191,9 +189,11 @@ def trained(
     """
     from transformers import Trainer, TrainingArguments
 
-    from tonnage.engines import given
+    from tonnage.engines import files, given
 
-    def run(job: Job, steps: int, folder: str, checkpoint: str | None) -> object:
+    def run(job: Job, world: World, steps: int, folder: str) -> object:
+        files.check_rank(job, plan, world)
+        steps = last_step(job, steps)
         given.launch(plan, world)
         step = given.described(job, plan, world)
         module = given.adapted(given.network(step), step)
@@ -209,25 +209,15 @@ def trained(
             trainer = Trainer(
                 model=module, args=arguments, train_dataset=rows, data_collator=given.collated, **besides
             )
-            train(trainer, checkpoint)
+            train(trainer, job, folder)
         return trainer
 
-    return in_files(job, plan, steps, run)
+    return files.trained(job, world, steps, run)
 
 
-def in_files(job: Job, plan: Plan, steps: int, run: Callable[[Job, int, str, str | None], object]) -> object:
-    """What `run` of a job, so many steps and a folder returns; the last it is given is a checkpoint to resume from.
-
-    That has been saved by an earlier run of one step.
-    """
-    from tonnage.engines import given
-
-    with tempfile.TemporaryDirectory() as folder, given.files():
-        if job.resume == "none":
-            return run(job, steps, folder, None)
-        earlier = replace(job, resume="none", save_checkpoint="full", eval_batch=None, eval_logits=None)
-        given.saved_by(lambda: run(earlier, 1, folder, None))
-        return run(job, steps + 1, folder, os.path.join(folder, "checkpoint-1"))
+def last_step(job: Job, steps: int) -> int:
+    """The number of the last of so many steps: the Trainer counts on from those before a checkpoint."""
+    return steps if job.resume == "none" else steps + 1
 
 
 def occasions(job: Job, rows: Any, steps: int) -> dict[str, Any]:
@@ -256,11 +246,11 @@ PHASES: Final[Mapping[str, str]] = {
 """Methods of a Trainer that are phases of their own."""
 
 
-def train(trainer: Any, checkpoint: str | None = None) -> None:
-    """Its steps, from a checkpoint if there is one."""
+def train(trainer: Any, job: Job, folder: str) -> None:
+    """Its steps, from the checkpoint of an earlier run's only step if the job resumes."""
     for method, name in PHASES.items():
         setattr(trainer, method, _within(name, getattr(trainer, method)))
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trainer.train(resume_from_checkpoint=None if job.resume == "none" else os.path.join(folder, "checkpoint-1"))
 
 
 def _within(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -57,10 +57,12 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """As a user with tokenised rows: prepared ones, which SFTTrainer takes as they are."""
     from trl import SFTConfig, SFTTrainer
 
-    from tonnage.engines import given
+    from tonnage.engines import files, given
     from tonnage.techniques.qlora import prepared
 
-    def run(job: Job, steps: int, folder: str, checkpoint: str | None) -> object:
+    def run(job: Job, world: World, steps: int, folder: str) -> object:
+        files.check_rank(job, plan, world)
+        steps = hf_trainer.last_step(job, steps)
         given.launch(plan, world)
         step = given.described(job, plan, world)
         module = given.network(step)
@@ -93,10 +95,10 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
                 if _of_peft(error):
                     raise not_adapted(job, error) from error
                 raise
-            hf_trainer.train(trainer, checkpoint)
+            hf_trainer.train(trainer, job, folder)
         return trainer
 
-    return hf_trainer.in_files(job, plan, steps, run)
+    return files.trained(job, world, steps, run)
 
 
 def _of_peft(error: ValueError) -> bool:
