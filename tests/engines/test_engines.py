@@ -169,6 +169,26 @@ def test_what_deepspeed_does_not_divide_is_saved_whole(
     assert said.endswith("DeepSpeed saves each rank's part; choose save-checkpoint sharded.")
 
 
+@pytest.mark.parametrize(
+    ("plan", "job", "said"),
+    [
+        ({"shard": "ddp", "loss": "chunked"}, {}, "the network's forward returns no logits; choose loss plain."),
+        ({"shard": "zero3"}, {"method": "lora"}, "choose engine hf-trainer, or shard ddp."),
+        ({"shard": "ddp"}, {"method": "lora"}, ""),
+        ({"shard": "zero3"}, {}, ""),
+    ],
+)
+def test_accelerates_networks_generate_where_they_can(
+    plan: dict[str, str], job: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft")
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    trainer = engine_of(Plan(engine="accelerate"))
+    found = refused(trainer, plan_for(trainer, **plan), tiny_job(generate=4, **job), "8xa100-80gb")
+    assert found.endswith(said)
+    assert bool(found) == bool(said)
+
+
 def test_sft_refuses_other_networks_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no other loss that could be chosen."""
     monkeypatch.setattr(engine, "installed", lambda package: "1.0")

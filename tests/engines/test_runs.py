@@ -273,6 +273,26 @@ def test_of_whole_files_the_first_rank_reads_all(worker: Worker) -> None:
         run(worker, "accelerate", "2xa100-40gb", job, rank=1, shard="zero3")
 
 
+@pytest.mark.parametrize(("engine", "held"), [("hf-trainer", 12), ("accelerate", 12), ("deepspeed", 14), ("trl", 12)])
+def test_networks_generate_beside_the_optimizers_states(worker: Worker, engine: str, held: int) -> None:
+    """By their own `generate`, in eval mode: beside what is held a small cache, and logits of one token."""
+    job = dataclasses.replace(JOB, generate=8)
+    found = run(worker, engine, job=job, loss="chunked" if engine == "trl" else "plain")
+    phases = [phase for phase, _ in groupby(mark.phase for mark in found.traces[0].marks)]
+    assert phases.count("generate") == 1
+    casts_bytes = 0 if engine == "deepspeed" else 2 * (PARAMETERS - VOCABULARY * WIDTH)  # autocast's, in a forward
+    beside = _peak(found, "generate") - held * PARAMETERS - casts_bytes - 16 * MIB  # which cuBLAS keeps
+    assert 0 < beside < 4 * MIB
+
+
+def test_encoder_decoders_generate_where_the_trainer_evaluates(worker: Worker) -> None:
+    model = ModelRef(name="tiny", kind="config", config=TINY_OF_TESTS["t5"])
+    found = run(worker, "hf-trainer", job=Job(model=model, seq_len=32, generate=4))
+    phases = [phase for phase, _ in groupby(mark.phase for mark in found.traces[0].marks)]
+    assert phases[phases.index("evaluate") :][:3] == ["evaluate", "generate", "evaluate"]
+    assert phases.count("generate") == 1
+
+
 def test_a_trainer_cannot_resume_what_does_not_fit(worker: Worker) -> None:
     big = dataclasses.replace(JOB, resume="cpu", seq_len=1024, micro_batch=512)
     with pytest.raises(CannotEstimate, match="leave resume out to see why"):

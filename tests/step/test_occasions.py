@@ -29,6 +29,12 @@ def test_everything_comes_once_before_the_last_step(heard: list[str]) -> None:
     assert heard == ["step 0", *besides]
 
 
+def test_an_occasion_within_another_has_its_part_of_it(heard: list[str]) -> None:
+    with occasions.phase("evaluate"), occasions.phase("generate"):
+        heard.append("inside")
+    assert heard == ["evaluate", "generate", "inside", "evaluate", ""]
+
+
 def test_nothing_is_asked_for_by_default(heard: list[str]) -> None:
     ready(tiny_job()).run(2)
     assert heard == []
@@ -73,8 +79,6 @@ def test_a_divided_network_generates_within_its_adapters(name: str, method: str)
     made.run(1)
 
 
-def test_more_tokens_than_a_sequence_has_are_refused() -> None:
-    with pytest.raises(UsageError, match="a sequence has 24 tokens"):
-        occasions.generate(ready(tiny_job(generate=24)))
+def test_logits_are_those_of_an_evaluation() -> None:
     with pytest.raises(UsageError, match="give eval-batch"):
         tiny_job(eval_logits=2)

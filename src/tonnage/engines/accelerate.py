@@ -16,7 +16,7 @@ from tonnage.axes import SHARDING
 from tonnage.engines.engine import ANY, FILES, IMAGES, ROWS, SHAPES, Engine
 from tonnage.engines.hf_trainer import WHOLE_FILES, alone_on_many, mesh, resumed, shared_without_fsdp
 from tonnage.techniques import choices, chosen, refusals
-from tonnage.techniques.technique import first_of
+from tonnage.techniques.technique import Refusal, first_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step, World
-    from tonnage.techniques.technique import Refusal
 
 ACCELERATORS_OWN: Final = ("shard", "param_offload", "accum_sync", "cp")
 """Options that the Accelerator answers for; of `precision`, it is the autocast."""
@@ -48,19 +47,34 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         alone_on_many(plan, cluster)
         or shared_without_fsdp(plan)
         or resumed(job, plan, cluster, "the Accelerator")
+        or _generated(job, plan)
         or first_of(refusals(job, plan, cluster))
     )
 
 
+def _generated(job: Job, plan: Plan) -> Refusal | None:
+    """What fails on a card as well: `generate` wants logits, and whole weights of the network's own forward."""
+    if job.generate is None:
+        return None
+    technique = f"generate={job.generate}"
+    if plan.loss != "plain":
+        reason = f"with loss {plan.loss} the network's forward returns no logits"
+        return Refusal(technique=technique, reason=reason, instead="choose loss plain")
+    if job.method != "full" and plan.shard in SHARDING:
+        reason = "PEFT's generate passes by the outermost module, which gathers the last norm under FSDP2"
+        return Refusal(technique=technique, reason=reason, instead="choose engine hf-trainer, or shard ddp")
+    return None
+
+
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """Prepare network, optimizer and loader together, then train."""
-    from tonnage.engines import files
+    from tonnage.engines import earlier_runs
 
     def run(job: Job, world: World, steps: int, folder: str) -> object:
-        files.check_rank(job, plan, world)
+        earlier_runs.check_rank(job, plan, world)
         return _trained(job, plan, world, steps, os.path.join(folder, "checkpoint"))
 
-    return files.trained(job, world, steps, run)
+    return earlier_runs.trained(job, world, steps, run)
 
 
 def _trained(job: Job, plan: Plan, world: World, steps: int, checkpoint: str) -> object:
@@ -97,6 +111,9 @@ def _trained(job: Job, plan: Plan, world: World, steps: int, checkpoint: str) ->
             optimizer.step()
             optimizer.zero_grad()
             returned.stepped()
+    if job.generate is not None:
+        with given.contexts(step):
+            given.generate(step, accelerator.unwrap_model(model), rows)
     if job.save_checkpoint != "none":
         with phase("save"):
             accelerator.save_state(checkpoint)
@@ -204,6 +221,7 @@ ACCELERATE: Final = Engine(
         "loss": ANY,
         "outputs": ANY,
         **FILES,
+        "generate": ANY,
         "cp": ANY,
     },
     accepts=accepts,

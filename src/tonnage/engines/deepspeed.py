@@ -116,7 +116,7 @@ def _optimizer_offload(plan: Plan) -> bool:
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """As in DeepSpeed's documentation: initialize, then forward, backward and step for every micro-batch."""
-    from tonnage.engines import files
+    from tonnage.engines import earlier_runs
 
     def run(job: Job, world: World, steps: int, folder: str) -> object:
         import deepspeed
@@ -129,7 +129,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
         config = settings(job, plan, _swapping(step, plan, world, folder))
         return _trained(step, plan, config, steps, os.path.join(folder, "checkpoint"))
 
-    return files.trained(job, world, steps, run, kept="sharded")
+    return earlier_runs.trained(job, world, steps, run, kept="sharded")
 
 
 def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int, checkpoint: str) -> object:
@@ -158,6 +158,8 @@ def _trained(step: Step, plan: Plan, config: dict[str, Any], steps: int, checkpo
             engine.backward(loss)
             engine.step()
             returned.stepped()
+        if job.generate is not None:
+            given.generate(step, engine.module, rows)
     if job.save_checkpoint != "none":
         with phase("save"):
             engine.save_checkpoint(checkpoint)
@@ -252,7 +254,7 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
 DEEPSPEED: Final = Engine(
     name="deepspeed",
     packages=("deepspeed",),
-    expresses={**EXPRESSES, **IMAGES, **ROWS, "outputs": ANY, "save_checkpoint": ANY, "resume": ANY},
+    expresses={**EXPRESSES, **IMAGES, **ROWS, "outputs": ANY, "generate": ANY, "save_checkpoint": ANY, "resume": ANY},
     accepts=accepts,
     imports=("deepspeed",),
     fuses_adamw=True,

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,8 +18,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from tonnage.axes import axes
-from tonnage.step import batches
+from tonnage.step import batches, generation
 from tonnage.step import model as models
+from tonnage.step.occasions import phase
 from tonnage.step.step import Step, World
 from tonnage.techniques import chosen
 from tonnage.techniques.lora import with_adapters
@@ -179,6 +181,18 @@ class Returned:
         """A step of the loop has ended."""
         if self.outputs == "step":
             self.kept.clear()
+
+
+def generate(step: Step, called: Any, rows: Rows) -> None:
+    """By a network of transformers, or by PEFT's around it, as its user calls it beside training."""
+    job = step.job
+    network = generation.network_in(called, job)
+    sounds = partial(models.batch, job, rows.module, rows.images_dtype)
+    asked = generation.asked(job, network, step.world.device, sounds)
+    called.eval()
+    with phase("generate"):
+        called.generate(**asked)
+    called.train()
 
 
 @contextmanager

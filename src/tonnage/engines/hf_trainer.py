@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING, axes
@@ -187,13 +189,11 @@ def trained(
 
     `by_fsdp`: whether FSDP checkpoints the layers that it divides, as transformers advises, or the network itself.
     """
-    from transformers import Trainer, TrainingArguments
-
-    from tonnage.engines import files, given
+    from tonnage.engines import callbacks, earlier_runs, given
 
     def run(job: Job, world: World, steps: int, folder: str) -> object:
-        files.check_rank(job, plan, world)
-        steps = last_step(job, steps)
+        earlier_runs.check_rank(job, plan, world)
+        steps = callbacks.last_step(job, steps)
         given.launch(plan, world)
         step = given.described(job, plan, world)
         module = given.adapted(given.network(step), step)
@@ -201,70 +201,39 @@ def trained(
             module = prepare(module)
         if plan.shard in SHARDING and (layers := given.divided(module)):
             os.environ[LAYERS] = ",".join(layers)
+        job = callbacks.evaluated(job, module)
+        step = replace(step, job=job)
         rows = given.Rows(step, module, given.rows_needed(step, steps))
+        kind, arguments = _kind(job, module)
         with given.contexts(step):
-            arguments = TrainingArguments(output_dir=folder, **{**settings(job, plan, world, steps, by_fsdp), **said})
-            evaluated = None if job.eval_batch is None else given.evaluated(step, module)
-            besides = occasions(job, evaluated, steps)
-            trainer = Trainer(
-                model=module, args=arguments, train_dataset=rows, data_collator=given.collated, **besides
+            trainer = kind(
+                model=module,
+                args=arguments(output_dir=folder, **{**settings(job, plan, world, steps, by_fsdp), **said}),
+                train_dataset=rows,
+                eval_dataset=None if job.eval_batch is None else given.evaluated(step, module),
+                data_collator=given.collated,
+                **callbacks.besides(step, module, rows, steps),
             )
-            train(trainer, job, folder)
+            callbacks.train(trainer, job, folder)
         return trainer
 
-    return files.trained(job, world, steps, run)
+    return earlier_runs.trained(job, world, steps, run)
 
 
-def last_step(job: Job, steps: int) -> int:
-    """The number of the last of so many steps: the Trainer counts on from those before a checkpoint."""
-    return steps if job.resume == "none" else steps + 1
+def _kind(job: Job, module: nn.Module) -> tuple[Any, Any]:
+    """The Trainer and its arguments, which are others where evaluations generate."""
+    import transformers
 
+    from tonnage.engines import callbacks
 
-def occasions(job: Job, rows: Any, steps: int) -> dict[str, Any]:
-    """What a Trainer is given to evaluate on these rows and to save once, before its last step, or after a lone one.
-
-    It gathers logits where it is to compute metrics of them.
-    """
-    from transformers import TrainerCallback
-
-    class BeforeTheLast(TrainerCallback):  # type: ignore[misc]
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            now = state.global_step == max(steps - 1, 1)
-            control.should_evaluate = now and job.eval_batch is not None
-            control.should_save = now and job.save_checkpoint != "none"
-
-    metrics: dict[str, Any] = {} if job.eval_logits is None else {"compute_metrics": lambda prediction: {}}
-    return {"eval_dataset": rows, "callbacks": [BeforeTheLast()], **metrics}
-
-
-PHASES: Final[Mapping[str, str]] = {
-    "evaluate": "evaluate",
-    "_save_checkpoint": "save",
-    "_load_from_checkpoint": "resume",
-    "_load_optimizer_and_scheduler": "resume",
-}
-"""Methods of a Trainer that are phases of their own."""
-
-
-def train(trainer: Any, job: Job, folder: str) -> None:
-    """Its steps, from the checkpoint of an earlier run's only step if the job resumes."""
-    for method, name in PHASES.items():
-        setattr(trainer, method, _within(name, getattr(trainer, method)))
-    trainer.train(resume_from_checkpoint=None if job.resume == "none" else os.path.join(folder, "checkpoint-1"))
-
-
-def _within(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    from tonnage.step.occasions import phase
-
-    def called(*arguments: Any, **options: Any) -> Any:
-        with phase(name):
-            return method(*arguments, **options)
-
-    return called
+    if not callbacks.writes_what_it_evaluates(job, module):
+        return transformers.Trainer, transformers.TrainingArguments
+    arguments = partial(transformers.Seq2SeqTrainingArguments, predict_with_generate=True)
+    return transformers.Seq2SeqTrainer, arguments
 
 
 def settings(job: Job, plan: Plan, world: World, steps: int, by_fsdp: bool = True) -> dict[str, Any]:
-    """TrainingArguments that say what the plan says; nothing is reported, and saved when `occasions` says so."""
+    """TrainingArguments that say what the plan says; nothing is reported, and saved when `callbacks` say so."""
     from transformers import TrainingArguments
 
     newer = hasattr(TrainingArguments, "activation_checkpointing")
@@ -347,7 +316,7 @@ def mesh(plan: Plan, world: World) -> dict[str, Any]:
 HF_TRAINER: Final = Engine(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
-    expresses={**EXPRESSES, **IMAGES, **ROWS, "eval_batch": ANY, "eval_logits": ANY, **FILES},
+    expresses={**EXPRESSES, **IMAGES, **ROWS, "eval_batch": ANY, "eval_logits": ANY, "generate": ANY, **FILES},
     accepts=accepts,
     imports=("transformers.trainer",),
     torchs_ddp=True,

@@ -57,12 +57,12 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
     """As a user with tokenised rows: prepared ones, which SFTTrainer takes as they are."""
     from trl import SFTConfig, SFTTrainer
 
-    from tonnage.engines import files, given
+    from tonnage.engines import callbacks, earlier_runs, given
     from tonnage.techniques.qlora import prepared
 
     def run(job: Job, world: World, steps: int, folder: str) -> object:
-        files.check_rank(job, plan, world)
-        steps = hf_trainer.last_step(job, steps)
+        earlier_runs.check_rank(job, plan, world)
+        steps = callbacks.last_step(job, steps)
         given.launch(plan, world)
         step = given.described(job, plan, world)
         module = given.network(step)
@@ -89,16 +89,17 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
                     train_dataset=_dataset(rows, job.micro_batch, world.size),
                     processing_class=_tokenizer(),
                     peft_config=None if job.method == "full" else configuration(job),
-                    **hf_trainer.occasions(job, evaluated, steps),
+                    eval_dataset=evaluated,
+                    **callbacks.besides(step, module, rows, steps),
                 )
             except ValueError as error:
                 if _of_peft(error):
                     raise not_adapted(job, error) from error
                 raise
-            hf_trainer.train(trainer, job, folder)
+            callbacks.train(trainer, job, folder)
         return trainer
 
-    return files.trained(job, world, steps, run)
+    return earlier_runs.trained(job, world, steps, run)
 
 
 def _of_peft(error: ValueError) -> bool:
@@ -141,6 +142,7 @@ TRL: Final = Engine(
         **ROWS,
         **FILES,
         "eval_batch": ANY,
+        "generate": ANY,
         "loss": ("chunked",),
         "activation_offload": ("none", "cpu", "cpu-streamed"),
     },

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tonnage.errors import CannotEstimate, UsageError
-from tonnage.step import checkpoints
-from tonnage.step import model as models
+from tonnage.errors import CannotEstimate
+from tonnage.step import checkpoints, generation
 
 if TYPE_CHECKING:
-    from tonnage.job import Job
     from tonnage.step.step import ReadyStep
 
 _listeners: list[Callable[[str], None]] = []
+_phases: list[str] = [""]
 
 
 def listen(heard: Callable[[str], None]) -> None:
@@ -29,14 +28,19 @@ def listen(heard: Callable[[str], None]) -> None:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Everything inside is this phase."""
-    for heard in _listeners:
-        heard(name)
+    """Everything inside is this phase; one within another has its part of it."""
+    _phases.append(name)
+    _tell()
     try:
         yield
     finally:
-        for heard in _listeners:
-            heard("")
+        _phases.pop()
+        _tell()
+
+
+def _tell() -> None:
+    for heard in _listeners:
+        heard(_phases[-1])
 
 
 def before_steps(ready: ReadyStep) -> None:
@@ -97,25 +101,12 @@ def _logits(output: Any) -> torch.Tensor:
 
 
 def generate(ready: ReadyStep) -> None:
-    """Greedy generation by transformers with its cache of keys and values, for as many prompts as a micro-batch has.
-
-    Prompts and what is generated are together as long as a training sequence.
-    """
+    """By transformers (`generation`), through the techniques that stand around the network."""
     job = ready.step.job
-    assert job.generate is not None
-    network = models.hugging_face(ready.model)
-    if network is None or not network.can_generate():
-        raise CannotEstimate(f"{job.model.name} is not a network of transformers that generates; leave generate out.")
-    read = _read(ready, network)
+    network = generation.network_in(ready.model, job)
+    asked = generation.asked(job, network, ready.step.world.device, ready.next_batch)
     with _inference(ready), _own_forward(network):
-        _generating(ready.model, network)(
-            **read,
-            max_new_tokens=job.generate,
-            min_new_tokens=job.generate,
-            do_sample=False,
-            use_cache=True,
-            pad_token_id=0,
-        )
+        _generating(ready.model, network)(**asked)
 
 
 def _generating(called: torch.nn.Module, network: Any) -> Any:
@@ -137,25 +128,3 @@ def _own_forward(network: Any) -> Iterator[None]:
     finally:
         if replaced is not None:
             network.forward = replaced
-
-
-_SOUNDS = "input_features"
-"""What a network that writes what it hears is given."""
-
-
-def _read(ready: ReadyStep, network: Any) -> dict[str, torch.Tensor]:
-    """What words are generated from: prompts, or as many sounds."""
-    if network.main_input_name == _SOUNDS:
-        return {_SOUNDS: ready.next_batch()[_SOUNDS]}
-    prompt = _prompts(ready.step.job, network, ready.step.world.device)
-    return {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
-
-
-def _prompts(job: Job, network: Any, device: torch.device) -> torch.Tensor:
-    length = job.seq_len - (job.generate or 0)
-    if network.config.is_encoder_decoder:
-        length = job.seq_len
-    if length < 1:
-        raise UsageError(f"generate is {job.generate}, and a sequence has {job.seq_len} tokens; choose fewer.")
-    vocabulary = network.config.get_text_config().vocab_size
-    return torch.randint(0, vocabulary, (job.micro_batch, length)).to(device)

@@ -1,0 +1,60 @@
+"""What a network generates beside its training: as many texts as a micro-batch has, greedily, with a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from tonnage.errors import CannotEstimate, UsageError
+from tonnage.step import model as models
+
+if TYPE_CHECKING:
+    from tonnage.job import Job
+
+SOUNDS: Final = "input_features"
+"""What a network that writes what it hears is given."""
+
+
+def network_in(module: torch.nn.Module, job: Job) -> Any:
+    """transformers' network in a module.  Raises CannotEstimate where there is none that generates."""
+    network = models.hugging_face(module)
+    if network is None or not network.can_generate():
+        raise CannotEstimate(f"{job.model.name} is not a network of transformers that generates; leave generate out.")
+    return network
+
+
+def asked(
+    job: Job, network: Any, device: torch.device, sounds: Callable[[], dict[str, torch.Tensor]]
+) -> dict[str, Any]:
+    """The arguments of `generate`: prompts, or as many sounds of a batch, and how many tokens.
+
+    Prompts and what is generated are together as long as a training sequence; encoders read all of it.
+    """
+    return {**_read(job, network, device, sounds), **greedy(job)}
+
+
+def greedy(job: Job) -> dict[str, Any]:
+    """How: so many tokens, whatever they are; networks are built to train, without a cache."""
+    length = {"max_new_tokens": job.generate, "min_new_tokens": job.generate}
+    return {**length, "do_sample": False, "use_cache": True, "pad_token_id": 0}
+
+
+def _read(
+    job: Job, network: Any, device: torch.device, sounds: Callable[[], dict[str, torch.Tensor]]
+) -> dict[str, torch.Tensor]:
+    if network.main_input_name == SOUNDS:
+        return {SOUNDS: sounds()[SOUNDS].to(device)}
+    prompt = _prompts(job, network, device)
+    return {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+
+
+def _prompts(job: Job, network: Any, device: torch.device) -> torch.Tensor:
+    tokens = job.seq_len - (job.generate or 0)
+    if network.config.is_encoder_decoder:
+        tokens = job.seq_len
+    if tokens < 1:
+        raise UsageError(f"generate is {job.generate}, and a sequence has {job.seq_len} tokens; choose fewer.")
+    vocabulary = network.config.get_text_config().vocab_size
+    return torch.randint(0, vocabulary, (job.micro_batch, tokens)).to(device)
