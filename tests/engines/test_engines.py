@@ -189,6 +189,18 @@ def test_accelerates_networks_generate_where_they_can(
     assert bool(found) == bool(said)
 
 
+def test_ligers_package_is_wanted_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_trainer, "installed", lambda package: None)
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    said = refused(hf_trainer.HF_TRAINER, Plan(engine="hf-trainer", loss="liger"))
+    assert (
+        said
+        == "loss=liger: the package liger-kernel is not installed; pip install liger-kernel, or choose loss plain."
+    )
+    assert hf_trainer.arguments(tiny_job(), Plan(loss="liger"), "")["use_liger_kernel"]
+    assert "use_liger_kernel" not in hf_trainer.arguments(tiny_job(), Plan(), "")
+
+
 def test_sft_refuses_other_networks_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no other loss that could be chosen."""
     monkeypatch.setattr(engine, "installed", lambda package: "1.0")

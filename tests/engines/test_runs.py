@@ -293,6 +293,15 @@ def test_encoder_decoders_generate_where_the_trainer_evaluates(worker: Worker) -
     assert phases.count("generate") == 1
 
 
+def test_the_trainer_has_ligers_kernels_or_says_that_there_are_none(worker: Worker) -> None:
+    pytest.importorskip("liger_kernel")
+    plain, liger = (run(worker, "hf-trainer", loss=loss).estimate.peak.allocated_bytes for loss in ("plain", "liger"))
+    assert plain - liger > 2 * 256 * VOCABULARY * 4, "the logits' bytes in fp32"
+    job = Job(model=ModelRef(name="tiny", kind="config", config=TINY_OF_TESTS["gpt2"]), seq_len=16)
+    with pytest.raises(CannotEstimate, match="Liger has no kernels for gpt2"):
+        run(worker, "hf-trainer", job=job, loss="liger")
+
+
 def test_a_trainer_cannot_resume_what_does_not_fit(worker: Worker) -> None:
     big = dataclasses.replace(JOB, resume="cpu", seq_len=1024, micro_batch=512)
     with pytest.raises(CannotEstimate, match="leave resume out to see why"):

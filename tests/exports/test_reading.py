@@ -34,6 +34,7 @@ ROUND: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("hf-trainer", {"shard": "zero2", "checkpointing": "full", "precision": "fp16-mixed"}, {}, "8xt4"),
     ("hf-trainer", {"shard": "hsdp", "param_offload": "cpu"}, {"micro_batch": 4}, "2x8xa100-80gb"),
     ("hf-trainer", {"checkpointing": "full", "activation_offload": "cpu"}, {"grad_accum": 8}, "a100-80gb"),
+    ("hf-trainer", {"loss": "liger", "checkpointing": "full"}, {}, "a100-80gb"),
     ("accelerate", {"shard": "zero3", "param_offload": "cpu", "precision": "fp32"}, {}, "8xa100-80gb"),
     ("accelerate", {"shard": "hsdp", "precision": "fp16-mixed"}, {}, "2x8xa100-80gb"),
     ("accelerate", {"shard": "ddp"}, {}, "8xa100-80gb"),

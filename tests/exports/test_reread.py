@@ -23,7 +23,7 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
     "hf-trainer": [
         ({**FULL, "checkpointing": "every-2", "weights_dtype": "bf16"}, {}, "a100-80gb"),
         ({**FULL, "checkpointing": "full", "shard": "zero3", "param_offload": "cpu"}, {}, "8xa100-80gb"),
-        ({"shard": "hsdp", "precision": "bf16-true"}, {"micro_batch": 2}, "2x8xa100-80gb"),
+        ({"shard": "hsdp", "precision": "bf16-true", "loss": "liger"}, {"micro_batch": 2}, "2x8xa100-80gb"),
         (
             {"optimizer": "sgd", "attention": "flash"},
             {"method": "lora", "lora_targets": ("q_proj", "v_proj"), "lora_dropout": 0.05},

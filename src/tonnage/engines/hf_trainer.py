@@ -10,10 +10,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING, axes
 from tonnage.engines.engine import ANY, FILES, IMAGES, ROWS, SHAPES, Engine, installed
+from tonnage.errors import CannotEstimate
 from tonnage.techniques import chosen
 from tonnage.techniques.low_bit import BITSANDBYTES
 from tonnage.techniques.technique import Refusal, first_of
@@ -52,6 +54,9 @@ OPTIMIZER_PACKAGES: Final = {
     "lion": "bitsandbytes",
     "lion-8bit": "bitsandbytes",
 }
+
+LOSSES: Final = {"loss": ("plain", "liger")}
+"""The network's own, or Liger's with Liger's other kernels, as `use_liger_kernel` has them all."""
 
 EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
     **SHAPES,
@@ -95,6 +100,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         or _optimizer_of_whole(plan)
         or resumed(job, plan, cluster, "the Trainer")
         or shared_without_fsdp(plan)
+        or _liger_missing(plan)
         or first_of((shared_refusal(job, plan, cluster), _optimizer_missing(plan)))
     )
 
@@ -152,6 +158,16 @@ def _optimizer_missing(plan: Plan) -> Refusal | None:
     )
 
 
+def _liger_missing(plan: Plan) -> Refusal | None:
+    if plan.loss != "liger" or installed("liger-kernel") is not None:
+        return None
+    return Refusal(
+        technique=f"loss={plan.loss}",
+        reason="the package liger-kernel is not installed",
+        instead="pip install liger-kernel, or choose loss plain",
+    )
+
+
 def _optimizer_of_whole(plan: Plan) -> Refusal | None:
     """bitsandbytes' kernels and transformers' Adafactor know no DTensors, which FSDP2 makes of parameters."""
     if plan.shard not in SHARDING or plan.optimizer not in (*BITSANDBYTES.classes, "adafactor"):
@@ -201,6 +217,8 @@ def trained(
             module = prepare(module)
         if plan.shard in SHARDING and (layers := given.divided(module)):
             os.environ[LAYERS] = ",".join(layers)
+        if plan.loss == "liger":
+            _check_liger(module)
         job = callbacks.evaluated(job, module)
         step = replace(step, job=job)
         rows = given.Rows(step, module, given.rows_needed(step, steps))
@@ -218,6 +236,19 @@ def trained(
         return trainer
 
     return earlier_runs.trained(job, world, steps, run)
+
+
+def _check_liger(module: nn.Module) -> None:
+    """Raises CannotEstimate where Liger would leave the network as it is, with a line in the log."""
+    from tonnage.step.model import hugging_face
+
+    known = import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+    network = hugging_face(module)
+    kind = "a factory's network" if network is None else network.config.model_type
+    if kind not in known:
+        raise CannotEstimate(
+            f"Liger has no kernels for {kind}, and the Trainer would go on without; choose loss plain."
+        )
 
 
 def _kind(job: Job, module: nn.Module) -> tuple[Any, Any]:
@@ -270,6 +301,7 @@ def arguments(job: Job, plan: Plan, checkpointing: str, by_fsdp: bool = True) ->
         **OPTIMIZERS[plan.optimizer],
         **({} if plan.clip_grad_norm is None else {"max_grad_norm": float(plan.clip_grad_norm)}),
         **({"torch_compile": True} if plan.compile == "model" else {}),
+        **({"use_liger_kernel": True} if plan.loss == "liger" else {}),
         **_checkpointing(plan, checkpointing, by_fsdp),
         **_sharding(plan, by_fsdp),
     }
@@ -316,7 +348,16 @@ def mesh(plan: Plan, world: World) -> dict[str, Any]:
 HF_TRAINER: Final = Engine(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
-    expresses={**EXPRESSES, **IMAGES, **ROWS, "eval_batch": ANY, "eval_logits": ANY, "generate": ANY, **FILES},
+    expresses={
+        **EXPRESSES,
+        **IMAGES,
+        **ROWS,
+        **FILES,
+        **LOSSES,
+        "eval_batch": ANY,
+        "eval_logits": ANY,
+        "generate": ANY,
+    },
     accepts=accepts,
     imports=("transformers.trainer",),
     torchs_ddp=True,

@@ -28,7 +28,7 @@ PLUGIN: Final = {"reshard_after_forward", "activation_checkpointing", "cpu_offlo
 WHY: Final = {
     "checkpointing": "the Trainer checkpoints every layer or every N-th",
     "shard=zero1": "the Trainer divides by FSDP2 or DeepSpeed, not optimizer states alone",
-    "loss": "the Trainer calls the network's own loss",
+    "loss": "the Trainer calls the network's own loss, or Liger's",
     "activation_offload": "the Trainer moves the inputs of checkpointed layers only",
     "optimizer_offload": "FSDP2 moves parameters and states together: param-offload cpu",
     "packing": "rows.py joins texts to full rows and does not say where one ends",
@@ -56,9 +56,16 @@ def write(wish: Wish) -> Written:
         notes=(
             *launching.several_machines(cluster),
             *launching.clipping(wish, "the Trainer's"),
+            *_liger(wish),
             *launching.rows(wish),
         ),
     )
+
+
+def _liger(wish: Wish) -> tuple[str, ...]:
+    if wish.plan.loss != "liger":
+        return ()
+    return ("use_liger_kernel wants the package liger-kernel, and has its other kernels run as well.",)
 
 
 def besides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
@@ -176,7 +183,7 @@ def _plain(value: Any) -> Any:
 HF_TRAINER: Final = Target(
     name="hf-trainer",
     packages=("transformers", "accelerate"),
-    expresses={**engine.EXPRESSES, **IMAGES},
+    expresses={**engine.EXPRESSES, **IMAGES, **engine.LOSSES},
     besides=besides,
     why=WHY,
     engine="hf-trainer",

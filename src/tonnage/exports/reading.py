@@ -748,6 +748,11 @@ _ACCELERATE: Final[Mapping[str, Reader]] = {
     "deepspeed_config.offload_param_device": _word("param_offload", _PLACES),
 }
 
+_ALONE: Final[Mapping[str, Reader]] = {
+    **_TRAINER,
+    "use_liger_kernel": _word("loss", {True: "liger", False: None, None: None}),  # which SFTTrainer does not take
+}
+
 _SFT: Final = (
     *("max_length", "dataset_kwargs", "dataset_text_field", "completion_only_loss", "assistant_only_loss"),
     *("padding_free", "packing_strategy"),
@@ -760,6 +765,6 @@ _KINDS: Final[tuple[tuple[str, tuple[str, ...], Mapping[str, Reader], Callable[.
     ("axolotl", ("base_model", "sequence_len"), _AXOLOTL, _of_axolotl),
     ("llama-factory", ("model_name_or_path", "finetuning_type", "cutoff_len"), _LLAMA_FACTORY, _of_llama_factory),
     ("trl", _SFT, _TRAINER, _of_sft),
-    ("hf-trainer", ("per_device_train_batch_size", "gradient_accumulation_steps"), _TRAINER, _of_trainer),
+    ("hf-trainer", ("per_device_train_batch_size", "gradient_accumulation_steps"), _ALONE, _of_trainer),
 )
 """Whose a file is: the keys that give it away, what its keys say, and what they say together; first come first."""
