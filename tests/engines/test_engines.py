@@ -158,6 +158,15 @@ def test_where_states_are_brought_is_the_trainers_choice(
     assert bool(found) == bool(said)
 
 
+@pytest.mark.parametrize("name", ["hf-trainer", "trl", "accelerate"])
+def test_parts_are_those_of_fsdp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "installed", lambda package: "1.0")
+    trainer, job = engine_of(Plan(engine=name)), tiny_job(save_checkpoint="sharded")
+    assert refused(trainer, plan_for(trainer, shard="zero3"), job, "8xa100-80gb") == ""
+    said = refused(trainer, plan_for(trainer, shard="ddp"), job, "8xa100-80gb")
+    assert said.endswith("is whole on each rank; choose save-checkpoint full, or shard zero3.")
+
+
 @pytest.mark.parametrize(("gpus", "shard"), [("a100-80gb", "none"), ("a100-80gb", "zero2"), ("8xa100-80gb", "ddp")])
 def test_what_deepspeed_does_not_divide_is_saved_whole(
     gpus: str, shard: str, monkeypatch: pytest.MonkeyPatch

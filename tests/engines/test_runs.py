@@ -247,9 +247,8 @@ def test_the_trainer_resumes_with_the_states_of_an_earlier_run(worker: Worker, s
     ("engine", "shard", "place", "rank", "bytes_each"),
     [
         ("accelerate", "ddp", "gpu", 1, 4 + 8 + 4),  # weights, moments, DDP's buckets
-        ("accelerate", "zero3", "cpu", 0, (4 + 8 + 8) / 2),  # moments that torch makes, and those that come in
+        ("accelerate", "zero3", "cpu", 1, (4 + 8 + 8) / 2),  # moments that torch makes, and those that come in
         ("deepspeed", "zero2", "cpu", 1, 2 + 12 / 2),
-        ("deepspeed", "zero3", "cpu", 0, (2 + 2 + 12) / 2),  # with gradients, which it makes ahead
     ],
 )
 def test_other_loops_resume_before_their_first_step(
@@ -261,14 +260,21 @@ def test_other_loops_resume_before_their_first_step(
     phases = [phase for phase, _ in groupby(mark.phase for mark in found.traces[0].marks)]
     assert phases.count("resume") == 1
     assert phases.index("resume") < phases.index("forward")
-    bucket = 2 * 500_000_000 if (engine, shard) == ("deepspeed", "zero3") else 0  # made with the engine
-    assert _peak(found, "resume") - bucket == pytest.approx(bytes_each * PARAMETERS, rel=0.02)
+    assert _peak(found, "resume") == pytest.approx(bytes_each * PARAMETERS, rel=0.02)
     first, *_, last = (step.allocated_bytes for step in found.estimate.steps)
     assert first == pytest.approx(last, rel=0.05)
 
 
+@pytest.mark.parametrize(("engine", "rank"), [("hf-trainer", 1), ("accelerate", 0)])
+def test_a_rank_alone_saves_its_part(worker: Worker, engine: str, rank: int) -> None:
+    """Which copies to the host as it is: nothing is gathered."""
+    job = dataclasses.replace(JOB, save_checkpoint="sharded")
+    found = run(worker, engine, "2xa100-40gb", job, rank, shard="zero3")
+    assert 0 < _peak(found, "save") - 12 * PARAMETERS / 2 <= 17 * MIB  # cuBLAS keeps 16
+
+
 def test_of_whole_files_the_first_rank_reads_all(worker: Worker) -> None:
-    job = dataclasses.replace(JOB, resume="cpu")
+    job = dataclasses.replace(JOB, resume="cpu", save_checkpoint="full")
     with pytest.raises(CannotEstimate, match=r"What rank 1 is sent of a checkpoint is not known.*choose rank 0"):
         run(worker, "accelerate", "2xa100-40gb", job, rank=1, shard="zero3")
 

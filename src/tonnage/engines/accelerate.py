@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import SHARDING
 from tonnage.engines.engine import ANY, FILES, IMAGES, ROWS, SHAPES, Engine
-from tonnage.engines.hf_trainer import WHOLE_FILES, alone_on_many, mesh, resumed, shared_without_fsdp
+from tonnage.engines.hf_trainer import (
+    alone_on_many,
+    kind_of_files,
+    mesh,
+    parted,
+    parts_or_whole,
+    resumed,
+    shared_without_fsdp,
+)
 from tonnage.techniques import choices, chosen, refusals
 from tonnage.techniques.technique import Refusal, first_of
 
@@ -46,6 +54,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     return (
         alone_on_many(plan, cluster)
         or shared_without_fsdp(plan)
+        or parted(job, plan)
         or resumed(job, plan, cluster, "the Accelerator")
         or _generated(job, plan)
         or first_of(refusals(job, plan, cluster))
@@ -74,7 +83,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
         earlier_runs.check_rank(job, plan, world)
         return _trained(job, plan, world, steps, os.path.join(folder, "checkpoint"))
 
-    return earlier_runs.trained(job, world, steps, run)
+    return earlier_runs.trained(job, world, steps, run, parts_or_whole(job, plan))
 
 
 def _trained(job: Job, plan: Plan, world: World, steps: int, checkpoint: str) -> object:
@@ -189,7 +198,7 @@ def _sharding(job: Job, plan: Plan, world: World) -> dict[str, Any]:
         cpu_offload=plan.param_offload == "cpu",
         auto_wrap_policy="transformer_based_wrap",
         **({"activation_checkpointing": True, MOVES: True} if _by_plugin(plan) else {}),
-        **({} if (job.save_checkpoint, job.resume) == ("none", "none") else WHOLE_FILES),
+        **kind_of_files(job, plan),
     )
     return {"fsdp_plugin": plugin, **mesh(plan, world)}
 

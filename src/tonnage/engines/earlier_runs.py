@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tonnage.axes import SHARDING
+from tonnage.engines.hf_trainer import parts_or_whole
 from tonnage.errors import CannotEstimate
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def check_rank(job: Job, plan: Plan, world: World) -> None:
 
     Raises CannotEstimate on one of these.
     """
-    if job.resume != "none" and plan.shard in SHARDING and world.rank != 0:
+    if job.resume != "none" and plan.shard in SHARDING and parts_or_whole(job, plan) == "full" and world.rank != 0:
         raise CannotEstimate(
             f"What rank {world.rank} is sent of a checkpoint is not known: rank 0 reads it; choose rank 0, which "
             "holds no less, or leave resume out."

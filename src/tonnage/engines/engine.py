@@ -25,8 +25,8 @@ SHAPES: Final = dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "allocato
 IMAGES: Final = dict.fromkeys(("images", "image_size"), ANY)
 """Options of the rows, for engines whose rows may hold images."""
 
-FILES: Final = {"save_checkpoint": ("none", "full"), "resume": ANY}
-"""Options of checkpoints in whole files."""
+FILES: Final = {"save_checkpoint": ANY, "resume": ANY}
+"""Options of checkpoints, in whole files or in files of parts."""
 
 ROWS: Final = dict.fromkeys(("packing", "lengths"), ANY)
 """Options of the rows that a user brings along, for engines that take any."""

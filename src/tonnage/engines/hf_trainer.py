@@ -84,10 +84,6 @@ EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
 EACH_BATCH: Final = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
 """Of `accelerator_config`: gradients are averaged after each micro-batch."""
 
-WHOLE_FILES: Final = {"state_dict_type": "FULL_STATE_DICT"}
-"""Of accelerate's FSDP plugin.  Files of parts are written by torch.distributed.checkpoint, where all ranks say what
-they hold, of which one runs here."""
-
 LAYERS: Final = "FSDP_TRANSFORMER_CLS_TO_WRAP"
 """The variable by which `accelerate launch` says which classes of layers FSDP divides."""
 
@@ -98,6 +94,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         alone_on_many(plan, cluster)
         or _nothing_to_offload(plan)
         or _optimizer_of_whole(plan)
+        or parted(job, plan)
         or resumed(job, plan, cluster, "the Trainer")
         or shared_without_fsdp(plan)
         or _liger_missing(plan)
@@ -123,6 +120,29 @@ def shared_without_fsdp(plan: Plan) -> Refusal | None:
         reason=f"accelerate has ranks share sequences under FSDP2 alone, and shard is {plan.shard}",
         instead="choose shard zero3",
     )
+
+
+def parted(job: Job, plan: Plan) -> Refusal | None:
+    """Parts are those of FSDP2."""
+    if job.save_checkpoint != "sharded" or plan.shard in SHARDING:
+        return None
+    return Refusal(
+        technique=f"save-checkpoint={job.save_checkpoint}",
+        reason=f"what shard {plan.shard} has is whole on each rank",
+        instead="choose save-checkpoint full, or shard zero3",
+    )
+
+
+def parts_or_whole(job: Job, plan: Plan) -> str:
+    """What accelerate saves and resumes from: parts of what FSDP2 divides, as by default, unless it is `full`."""
+    return "sharded" if plan.shard in SHARDING and job.save_checkpoint != "full" else "full"
+
+
+def kind_of_files(job: Job, plan: Plan) -> dict[str, Any]:
+    """The same in the words of its FSDP plugin, where anything is saved or resumed."""
+    if (job.save_checkpoint, job.resume) == ("none", "none"):
+        return {}
+    return {"state_dict_type": f"{parts_or_whole(job, plan).upper()}_STATE_DICT"}
 
 
 def resumed(job: Job, plan: Plan, cluster: Cluster, who: str) -> Refusal | None:
@@ -235,7 +255,7 @@ def trained(
             callbacks.train(trainer, job, folder)
         return trainer
 
-    return earlier_runs.trained(job, world, steps, run)
+    return earlier_runs.trained(job, world, steps, run, parts_or_whole(job, plan))
 
 
 def _check_liger(module: nn.Module) -> None:
@@ -285,8 +305,8 @@ def _files(job: Job, plan: Plan, by_fsdp: bool) -> dict[str, Any]:
     if (job.save_checkpoint, job.resume) == ("none", "none"):
         return {}
     sharding = _sharding(plan, by_fsdp)
-    whole = {"fsdp_config": {**sharding["fsdp_config"], **WHOLE_FILES}} if sharding else {}
-    return {"ignore_data_skip": True, **whole}
+    kind = {"fsdp_config": {**sharding["fsdp_config"], **kind_of_files(job, plan)}} if sharding else {}
+    return {"ignore_data_skip": True, **kind}
 
 
 def arguments(job: Job, plan: Plan, checkpointing: str, by_fsdp: bool = True) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def run(job: Job, plan: Plan, world: World, steps: int) -> object:
             callbacks.train(trainer, job, folder)
         return trainer
 
-    return earlier_runs.trained(job, world, steps, run)
+    return earlier_runs.trained(job, world, steps, run, hf_trainer.parts_or_whole(job, plan))
 
 
 def _of_peft(error: ValueError) -> bool:

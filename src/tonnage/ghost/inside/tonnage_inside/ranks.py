@@ -175,12 +175,37 @@ def act_alone(distributed: Any, native: Native | None = None) -> None:
                 setattr(module, name, function)
     after_import("deepspeed.runtime.zero.utils", _agree_alone)
     after_import("torch.distributed.pipelining.stage", vote_alone)
+    after_import("torch.distributed.checkpoint.utils", _plan_alone)
+    after_import("torch.distributed.checkpoint.default_planner", _check_alone)
 
 
 def _agree_alone(module: ModuleType) -> None:
     """DeepSpeed's ZeRO-3 compares the order of its modules with rank 0's: alone, the own order is all there is."""
     module.assert_lst_len_same_as_other_ranks = lambda order: None  # type: ignore[attr-defined]
     module.get_lst_from_rank0 = list  # type: ignore[attr-defined]
+
+
+def _plan_alone(module: ModuleType) -> None:
+    """Of files of parts ranks send each other plans, pickled: what each will write, or read.
+
+    The others' are this one's with other offsets, and settle which of several copies is written and what the list of
+    all files says.  Alone, a rank goes by its own, as torch does without a process group: its part is what it has.
+    """
+    kind: Any = module._DistWrapper
+    init = kind.__init__
+
+    @functools.wraps(init)
+    def alone(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
+        init(self, None, False, coordinator_rank)
+
+    kind.__init__ = alone
+
+
+def _check_alone(module: ModuleType) -> None:
+    """That parts make whole tensors is so of all ranks' plans only: the answer is that for a plan of nothing."""
+    planner: Any = module
+    nothing = planner._validate_global_plan([], planner.Metadata({}))  # True, or since torch 2.13 no complaints
+    planner._validate_global_plan = lambda plans, metadata: nothing
 
 
 def vote_alone(module: ModuleType) -> None:
