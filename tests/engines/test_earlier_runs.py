@@ -53,8 +53,9 @@ def test_an_earlier_run_that_fails_is_told() -> None:
 
 
 def test_other_ranks_are_sent_what_the_first_one_reads() -> None:
-    resumed, in_parts = tiny_job(resume="cpu", save_checkpoint="full"), tiny_job(resume="cpu")
+    resumed, in_parts = tiny_job(resume="cpu"), tiny_job(resume="cpu", save_checkpoint="sharded")
     fine = ((resumed, "zero3", 0), (resumed, "ddp", 1), (tiny_job(), "zero3", 1), (in_parts, "zero3", 1))
+    earlier_runs.check_rank(resumed, Plan(shard="zero3", engine="accelerate"), world(1))
     for job, shard, rank in fine:
         earlier_runs.check_rank(job, Plan(shard=shard), world(rank))
     with pytest.raises(CannotEstimate, match="choose rank 0, which holds no less"):

@@ -137,13 +137,14 @@ def test_optimizers_that_know_no_dtensors_are_refused_under_fsdp(
     [
         ("hf-trainer", {"shard": "zero3"}, "gpu", "the Trainer has states brought to the CPU; choose resume cpu."),
         ("accelerate", {"shard": "ddp"}, "cpu", "the Accelerator has states brought to the GPU; choose resume gpu."),
-        ("accelerate", {"shard": "zero3"}, "cpu", ""),
+        ("accelerate", {"shard": "zero3", "precision": "fp16-mixed"}, "cpu", ""),
+        ("hf-trainer", {"shard": "zero3", "precision": "fp16-mixed"}, "cpu", "mixed, or engine accelerate."),
         ("deepspeed", {"shard": "zero2"}, "gpu", "DeepSpeed has states brought to the CPU; choose resume cpu."),
         (
             "deepspeed",
             {"shard": "zero3", "param_offload": "nvme"},
             "cpu",
-            "were not written; choose offload cpu.",
+            "not written; choose param-offload cpu.",
         ),
         ("deepspeed", {"shard": "zero2", "optimizer_offload": "cpu"}, "cpu", ""),
     ],

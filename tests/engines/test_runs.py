@@ -275,7 +275,7 @@ def test_a_rank_alone_saves_its_part(worker: Worker, engine: str, rank: int) -> 
 
 def test_of_whole_files_the_first_rank_reads_all(worker: Worker) -> None:
     job = dataclasses.replace(JOB, resume="cpu", save_checkpoint="full")
-    with pytest.raises(CannotEstimate, match=r"What rank 1 is sent of a checkpoint is not known.*choose rank 0"):
+    with pytest.raises(CannotEstimate, match=r"What rank 1 is sent of whole files is not known.*choose rank 0"):
         run(worker, "accelerate", "2xa100-40gb", job, rank=1, shard="zero3")
 
 

@@ -103,7 +103,8 @@ def _resumed(job: Job, plan: Plan) -> Refusal | None:
     if job.resume == "gpu":
         reason, instead = "DeepSpeed has states brought to the CPU", "choose resume cpu"
     elif "nvme" in (plan.optimizer_offload, plan.param_offload):
-        reason, instead = "DeepSpeed copies files of tensors, which were not written", "choose offload cpu"
+        option = "optimizer-offload" if plan.param_offload != "nvme" else "param-offload"
+        reason, instead = "DeepSpeed copies files of tensors, which were not written", f"choose {option} cpu"
     else:
         return None
     return Refusal(technique=f"resume={job.resume}", reason=reason, instead=instead)

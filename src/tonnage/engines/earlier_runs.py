@@ -52,8 +52,8 @@ def check_rank(job: Job, plan: Plan, world: World) -> None:
     """
     if job.resume != "none" and plan.shard in SHARDING and parts_or_whole(job, plan) == "full" and world.rank != 0:
         raise CannotEstimate(
-            f"What rank {world.rank} is sent of a checkpoint is not known: rank 0 reads it; choose rank 0, which "
-            "holds no less, or leave resume out."
+            f"What rank {world.rank} is sent of whole files is not known: rank 0 reads them; choose rank 0, which "
+            "holds no less, or save-checkpoint sharded."
         )
 
 

@@ -96,6 +96,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         or _optimizer_of_whole(plan)
         or parted(job, plan)
         or resumed(job, plan, cluster, "the Trainer")
+        or _without_a_scale(job, plan)
         or shared_without_fsdp(plan)
         or _liger_missing(plan)
         or first_of((shared_refusal(job, plan, cluster), _optimizer_missing(plan)))
@@ -134,8 +135,13 @@ def parted(job: Job, plan: Plan) -> Refusal | None:
 
 
 def parts_or_whole(job: Job, plan: Plan) -> str:
-    """What accelerate saves and resumes from: parts of what FSDP2 divides, as by default, unless it is `full`."""
-    return "sharded" if plan.shard in SHARDING and job.save_checkpoint != "full" else "full"
+    """What is saved and resumed from, as in `save_checkpoint`; by default the Trainer has whole files of what FSDP2
+    divides, and accelerate's own plugin parts."""
+    if plan.shard not in SHARDING:
+        return "full"
+    if job.save_checkpoint != "none":
+        return job.save_checkpoint
+    return "sharded" if plan.engine == "accelerate" else "full"
 
 
 def kind_of_files(job: Job, plan: Plan) -> dict[str, Any]:
@@ -154,6 +160,17 @@ def resumed(job: Job, plan: Plan, cluster: Cluster, who: str) -> Refusal | None:
         technique=f"resume={job.resume}",
         reason=f"under shard {plan.shard} {who} has states brought to the {place.upper()}",
         instead=f"choose resume {place}",
+    )
+
+
+def _without_a_scale(job: Job, plan: Plan) -> Refusal | None:
+    """torch makes FSDP2's states by a step, for which accelerate's scaler has no scale before the first loss."""
+    if job.resume == "none" or plan.precision != "fp16-mixed" or plan.shard not in SHARDING:
+        return None
+    return Refusal(
+        technique=f"resume={job.resume}",
+        reason=f"with fp16-mixed and shard {plan.shard} the Trainer fails at it, before its scaler has a scale",
+        instead="choose precision bf16-mixed, or engine accelerate",
     )
 
 
