@@ -204,7 +204,7 @@ def _plan_alone(module: ModuleType) -> None:
 def _check_alone(module: ModuleType) -> None:
     """That parts make whole tensors is so of all ranks' plans only: the answer is that for a plan of nothing."""
     planner: Any = module
-    nothing = planner._validate_global_plan([], planner.Metadata({}))  # True, or since torch 2.13 no complaints
+    nothing = planner._validate_global_plan([], planner.Metadata({}))  # True, or since torch 2.12 no complaints
     planner._validate_global_plan = lambda plans, metadata: nothing
 
 
