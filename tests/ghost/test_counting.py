@@ -120,6 +120,14 @@ def test_a_script_gets_the_seconds_of_a_further_step(dry_run: Any) -> None:
     assert "MFU" in wording.pace(found)
 
 
+def test_a_product_whose_result_has_another_dtype_is_counted(dry_run: Any) -> None:
+    """torch's own formulas take no dtype, and TRL's SFTTrainer multiplies so in every step."""
+    answer = dry_run("further.py", "widens", gpu="h200", seconds=True)
+    assert "Traceback" not in answer.output
+    assert answer.run.estimate.time["step_seconds"] > 0
+    assert sum(flops(answer.run.traces[0].worked).values()) == 5 * 2 * 512 * 1024 * 4096 + 2 * 64**3
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [

@@ -11,6 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 STEPS = 3
 
 
+def widen() -> None:
+    """Two matrices of 16 bits multiplied and added up in 32, as TRL's loss does."""
+    factor, total = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16), torch.zeros(64, 64, device="cuda")
+    torch.addmm(total, factor, factor, out_dtype=torch.float32, out=total)
+
+
 def main() -> None:
     how = sys.argv[1]
     model = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024)).cuda()
@@ -25,6 +31,8 @@ def main() -> None:
             sys.exit(3)
         with FlopCounterMode(display=False) if how == "counts" else nullcontext():
             run(torch.randn(512, 1024, device="cuda")).square().mean().backward()
+        if how == "widens":
+            widen()
         optimizer.step()
         optimizer.zero_grad()
         step += 1

@@ -151,7 +151,11 @@ class Worked:
             left, right = given[0], given[1]
             return int(2 * left.shape[0] * left.shape[1] * right.shape[-1])
         formula = self._flops.get(func._overloadpacket)
-        return int(formula(*args, **kwargs, out_val=result)) if formula is not None else 0
+        if formula is None:
+            return 0
+        # torch's formulas have no place for the dtype of a product's result (`addmm.dtype`)
+        factors = [argument for argument in args if not isinstance(argument, self._torch.dtype)]
+        return int(formula(*factors, **kwargs, out_val=result))
 
     def _moved(
         self, func: Any, name: str, args: Any, kwargs: dict[str, Any], given: list[Any], returned: list[Any]
