@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -71,6 +72,9 @@ _NOT_FOLLOWED: Final = "A dry-run follows PyTorch's caching allocator and knows 
 _OTHER_ALLOCATOR: Final = re.compile(r"(\w+) does not yet support recordHistory")
 """What an allocator in its place says when it is to be followed."""
 
+_MOST_NAMES: Final = 4
+"""Of packages that are not installed, in one line."""
+
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/torch/")
 """What is in the paths of frames that are not the program's own."""
 
@@ -91,6 +95,8 @@ class Left:
     """What Pythons failed with, the first of them first: message, error, stack, cuda."""
     reached: bool = True
     """Whether a Python of the command found the ghost at all."""
+    missing: tuple[str, ...] = ()
+    """Packages that the program's own code asked for and that are not installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +161,7 @@ def run(
             if rank is not None:
                 asked, said = launchers.alone(command, python, rank, cluster, prepared)
                 prepared |= said
-            progress(f"running {' '.join(asked)} on {cluster.gpus_per_node} ghost {cluster.device.id}")
+            progress(f"running {shlex.join(asked)} on {cluster.gpus_per_node} ghost {cluster.device.id}")
             ended = _run(asked, prepared, timeout_seconds, folder)
             return Attempt(command=asked, ended=ended, left=_left(folder), cards=cards.read(folder / _CARDS))
 
@@ -499,6 +505,9 @@ def _left(folder: Path) -> Left:
         named={int(process): (int(told["rank"]), str(told["name"])) for process, told in begun.items()},
         failed=tuple(json.loads(path.read_text()) for path in _by_age(folder.glob("*.failed"))),
         reached=(folder / "reached").exists(),
+        missing=tuple(
+            name for path in _by_age(folder.glob("*.missing")) for name in json.loads(path.read_text())["names"]
+        ),
     )
 
 
@@ -541,8 +550,18 @@ def _why_nothing(command: list[str], left: Left, ended: int | None, timeout_seco
         return f"The command ended with exit code {ended}. {_NOT_REACHED}{own}"
     if own:
         when = f".{far}" if far else " before it used the GPU."
-        return f"The command ended with exit code {ended}{when}{own}"
+        return f"The command ended with exit code {ended}{when}{own}{_lacking(left.missing)}"
+    if left.missing:
+        return f"The command {shlex.join(command)!r} ended without using a GPU.{_lacking(left.missing)}"
     return _on_the_host(command, "ended without using a GPU")
+
+
+def _lacking(names: Sequence[str]) -> str:
+    """What a program asked for in vain; it may have caught the error, or do without."""
+    if not names:
+        return ""
+    told = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+    return f" It asked for {told}, which {'is' if len(names) == 1 else 'are'} not installed here."
 
 
 def _signal(number: int) -> str:
@@ -555,6 +574,6 @@ def _signal(number: int) -> str:
 
 def _on_the_host(command: list[str], what: str) -> str:
     return (
-        f"The command {' '.join(command)!r} {what}. Does it train, and does it choose the GPU "
+        f"The command {shlex.join(command)!r} {what}. Does it train, and does it choose the GPU "
         "when torch.cuda.is_available() is true?"
     )

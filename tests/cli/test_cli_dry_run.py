@@ -21,6 +21,14 @@ def test_the_command_is_left_alone(arguments, command, tonnage, calls):
     assert calls.options["steps"] == 2
 
 
+@pytest.mark.parametrize("late", [["--gpu", "t4"], ["--gpu-memory=24GiB"]])
+def test_a_card_that_is_named_behind_the_command_is_the_commands(late, tonnage, calls):
+    answer = tonnage("dry-run", "python", "train.py", *late)
+    assert answer.code == 2
+    assert is_one_line(answer.err)
+    assert "stands behind the command, whose option it is; write it before" in answer.err
+
+
 def test_options_arrive(tonnage, calls):
     text = (
         "dry-run --gpu a100-80gb --gpus 4 --gpu-memory 40GiB --timeout 60 --torch 2.11.0 --rank 3 -- python train.py"

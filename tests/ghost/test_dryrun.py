@@ -25,6 +25,14 @@ pytestmark = pytest.mark.ghost
 UNUSUAL = str(Path(__file__).parents[1] / "programs" / "unusual.py")
 
 
+CATCHES = """
+try:
+    import no_such_package.inner
+except ImportError:
+    pass
+"""
+
+
 def failed(answer: Any) -> str:
     """The one line that says why."""
     assert isinstance(answer.error, TrialFailed), answer.output[-2000:]
@@ -134,6 +142,8 @@ def test_what_the_loader_has_ended_is_known_by_its_exit_code(ended: int | None, 
         ),
         ("x = = 1", "The command failed: SyntaxError: invalid syntax (<string>, line 1)."),
         ("import sys; sys.exit('no data')", "exit code 1 before it used the GPU. Its own message is above."),
+        (f"{CATCHES}import sys; sys.exit(1)", "is above. It asked for no_such_package, which is not installed"),
+        (f"{CATCHES}import torch", "ended without using a GPU. It asked for no_such_package, which is not installed"),
     ],
 )
 def test_what_fails_before_it_uses_the_gpu(torch_build: Any, code: str, said: str) -> None:

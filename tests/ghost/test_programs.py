@@ -391,6 +391,15 @@ def test_a_program_that_adapts_to_the_card(dry_run: Any) -> None:
     assert note.endswith(f"after that at most {size(answer.said[-1]['allocated'])} were allocated.")
 
 
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_program_that_skips_what_is_too_large_fits_however_many_steps_are_made(dry_run: Any, steps: int) -> None:
+    """The batch before the one at which it is stopped was too large."""
+    answer = dry_run("too_big.py", "skipping", steps=steps)
+    assert answer.run.traces[0].steps == steps
+    assert answer.run.estimate.fits
+    assert any(f"ran out of memory {steps} times and recovered" in note for note in answer.run.estimate.notes)
+
+
 def test_a_program_that_gives_up_says_that_memory_ran_out(dry_run: Any) -> None:
     error = dry_run("too_big.py", "giving-up").error
     assert isinstance(error, TrialFailed)

@@ -1,6 +1,6 @@
 """A loop that asks for more than the card has: in its forward, its backward or its optimizer; or adapts to the card.
 
-python too_big.py forward|backward|optimizer|adapting|giving-up|exiting|ending
+python too_big.py forward|backward|optimizer|adapting|skipping|giving-up|exiting|ending
 """
 
 import json
@@ -47,8 +47,24 @@ def train(model: nn.Module, micro_batch: int, steps: int) -> None:
         optimizer.step()
 
 
+def skip(batches: int) -> None:
+    """Every other batch is too large for the card, before the network sees it, and passed over."""
+    model = nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in range(batches):
+        try:
+            rows = torch.zeros(2**40 if batch % 2 else 4, 8, device="cuda")
+        except torch.OutOfMemoryError:
+            continue
+        model(rows).sum().backward()
+        optimizer.step()
+
+
 def main() -> None:
     where = sys.argv[1]
+    if where == "skipping":
+        skip(20)
+        return
     if where == "adapting":
         model = nn.Sequential(nn.Linear(1024, 16384), nn.Linear(16384, 16384)).cuda()
         micro_batch = 2**18

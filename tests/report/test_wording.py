@@ -27,6 +27,11 @@ def test_shares_sum_to_the_process():
     assert sum(share.bytes for share in wording.shares(estimate)) == estimate.peak.process_bytes
 
 
+def test_a_command_is_told_as_it_would_be_typed():
+    estimate = replace(estimates.scripted(), job={"command": ["bash", "-c", "python train.py; true"]})
+    assert wording.subject(estimate) == "bash -c 'python train.py; true'"
+
+
 def test_what_other_processes_hold_is_not_free():
     estimate = estimates.scripted()
     own, capacity = estimate.peak.process_bytes, wording.capacity_bytes(estimate)

@@ -58,7 +58,7 @@ def dry_run(
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
-    cluster = cluster_of(gpu, gpus, gpu_memory, here)
+    cluster = cluster_of(gpu, gpus, gpu_memory, here, command)
     with progress(moving=False) as say:
         run = dryrun.run(
             command,

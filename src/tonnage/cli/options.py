@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,10 +152,18 @@ Force = Annotated[
 ]
 
 
-def cluster_of(gpu: str | None, gpus: int | None, gpu_memory: int | None, here: bool) -> "Cluster":
-    """The cards that the options name; what others hold on those of this machine is said on standard error."""
+def cluster_of(
+    gpu: str | None, gpus: int | None, gpu_memory: int | None, here: bool, command: Sequence[str] = ()
+) -> "Cluster":
+    """The cards that the options name; what others hold on those of this machine is said on standard error.
+
+    Raises UsageError where only the `command`, to which all belongs that stands behind it, seems to name any.
+    """
     from tonnage.device import HERE, parse_cluster
 
+    late = [word for word in command if word.partition("=")[0] in ("--gpu", "--gpu-memory", "--here")]
+    if late and gpu is None and gpu_memory is None and not here:
+        raise UsageError(f"No GPU named: {late[0]} stands behind the command, whose option it is; write it before.")
     if here and gpu is not None:
         raise UsageError(f"--gpu {gpu} and --here both say which cards; give one of the two.")
     found = parse_cluster(HERE if here else gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)

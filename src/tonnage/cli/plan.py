@@ -99,7 +99,7 @@ def plan(
     outputs = _Outputs(json=json, html=html, save=save)
     check_places(save, html)
     check_free(save, html, force=force)
-    cluster = cluster_of(gpu if here else card_asked(find, gpu), gpus, gpu_memory, here)
+    cluster = cluster_of(gpu if here else card_asked(find, gpu), gpus, gpu_memory, here, model_or_command)
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
         "headroom": headroom / 100,

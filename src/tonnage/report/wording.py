@@ -1,6 +1,7 @@
 """The sentences and rows of a report, worded once; the views only place and colour them."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -79,7 +80,7 @@ def subject(estimate: Estimate) -> str:
     """What was asked about: the model and its size, or the command of a dry-run."""
     command = estimate.job.get("command")
     if command:
-        return " ".join(map(str, command)) if isinstance(command, list | tuple) else str(command)
+        return shlex.join(map(str, command)) if isinstance(command, list | tuple) else str(command)
     name = str(estimate.model.get("name") or "model")
     return f"{name} ({', '.join(_parameters(estimate.model))})" if _parameters(estimate.model) else name
 

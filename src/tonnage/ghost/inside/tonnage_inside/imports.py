@@ -1,8 +1,9 @@
-"""Do something right after a module has been imported, whoever imports it and whenever."""
+"""Do something right after a module has been imported, whoever imports it and whenever; or when one is not there."""
 
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -58,7 +59,40 @@ class _Finder(importlib.abc.MetaPathFinder):
             action(module)
 
 
+class _Last(importlib.abc.MetaPathFinder):
+    """Last on sys.meta_path: it is asked for what nobody has found."""
+
+    def __init__(self, lacks: Callable[[str], None]) -> None:
+        self._lacks = lacks
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if path is None and _is_the_programs(_asking_file()):
+            self._lacks(name)
+
+
+def _asking_file() -> str:
+    """The file of the code that imports, or looks for a module."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return "" if frame is None else str(frame.f_code.co_filename)
+
+
+def _is_the_programs(file: str) -> bool:
+    """Whether it is no library's, which look for much that they can do without."""
+    library = os.path.join(os.path.dirname(os.__file__), "")
+    return not file.startswith(library) and not any(f"{os.sep}{name}{os.sep}" in file for name in _LIBRARIES)
+
+
+_LIBRARIES = ("site-packages", "dist-packages", "torch", "functorch")
+"""Folders of libraries; the last two where a ghost's torch is the only one in a folder of tonnage's."""
+
 _finder = _Finder()
+
+
+def tell_missing(lacks: Callable[[str], None]) -> None:
+    """Call `lacks(name)` when the program's own code asks for a package that is not there."""
+    sys.meta_path.append(_Last(lacks))
 
 
 def expect(*names: str) -> None:

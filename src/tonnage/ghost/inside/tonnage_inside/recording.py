@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from . import host, outcome, written
+from .imports import tell_missing
 from .untouched import peaks
 from .watch import Watch
 from .worked import Worked
@@ -35,8 +36,10 @@ REACHED = "reached"
 
 
 def begin(folder: str) -> None:
-    """This Python has found the ghost.  If it fails before it uses the GPU, with what is told in `PID.failed`."""
+    """This Python has found the ghost.  If it fails before it uses the GPU, with what is told in `PID.failed`; what
+    the program asks for and is not installed, in `PID.missing`."""
     shown = sys.excepthook
+    missing: dict[str, None] = {}
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
@@ -44,7 +47,12 @@ def begin(folder: str) -> None:
             _write(folder, f"{os.getpid()}.failed", {**outcome.described(error), "cuda": cuda})
         shown(kind, error, trace)
 
+    def lacks(name: str) -> None:
+        missing[name] = None
+        _write(folder, f"{os.getpid()}.missing", {"names": list(missing)})
+
     sys.excepthook = hook
+    tell_missing(lacks)
     _write(folder, REACHED, {})
 
 

@@ -538,6 +538,7 @@ class Watch:
         self.steps += 1
         self.on_step(self.steps)
         if self._are_enough(self.steps):
+            self._went_on = True  # whatever ran out since the last step was for one that nobody asked for
             self.on_stop()
         if self.native is not None:
             let_watchdog_pass(self.torch)
