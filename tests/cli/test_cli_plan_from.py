@@ -93,6 +93,7 @@ def test_a_setting_under_another_name_is_left_out_and_what_is_said_already_is_no
         change["key"]: (change["before"], change["after"]) for change in json.loads(ended.out)["given"]["changes"]
     }
     assert changes["gradient_checkpointing"] == (True, None)
+    assert "activation_checkpointing" not in changes
     assert "optim" not in changes
 
 

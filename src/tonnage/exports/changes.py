@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.errors import TonnageError
 from tonnage.options import spelled
@@ -18,22 +18,29 @@ if TYPE_CHECKING:
     from tonnage.plans import Plan
     from tonnage.solution import Candidate
 
+SCRIPTS: Final = "job."
+"""What stands before the names of settings that are a script's, which the trainer's file has no place for."""
+
+_NEWER: Final = {"gradient_checkpointing": "activation_checkpointing"}
+"""What settings of the Trainer's are called now, by the names that older files use."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """One setting to change."""
 
     key: str
-    """The target's own name; `job.` stands before what its script says."""
+    """The target's own name; `SCRIPTS` stands before what its script says."""
     before: Any
     """What the file says; None where it is silent."""
     after: Any
     """What the best plan says; None where it does not."""
 
     def __str__(self) -> str:
+        named = f"in your script, {key}" if (key := self.key.removeprefix(SCRIPTS)) != self.key else key
         if self.after is None:
-            return f"{self.key}: leave it out (now {self.before})"
-        return f"{self.key} = {self.after}" + ("" if self.before is None else f" (now {self.before})")
+            return f"{named}: leave it out (now {self.before})"
+        return f"{named} = {self.after}" + ("" if self.before is None else f" (now {self.before})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,15 +137,20 @@ def _changes(
         found = _settings(given, *request(model, offline=offline, **exactly), model, cluster)
     except TonnageError:
         return
+    older = {_NEWER[key] for key in given.document if key in _NEWER}
     for key in dict.fromkeys([*wanted, *found]):
+        if key in older:
+            continue  # told below, by the name that the file has
         before, after = given.document.get(key, found.get(key)), wanted.get(key)
-        if after is None and key not in given.document and not key.startswith("job."):
+        if after is None and key not in given.document and not key.startswith(SCRIPTS):
             continue  # nothing of the file's that could be left out
         if found.get(key) != after and before != after:  # a default of ours may be said already
             yield Change(key=key, before=before, after=after)
     for option, key in given.keys.items():  # another name for what the target calls otherwise where it is written
         if key in given.document and key not in {*wanted, *found} and _differs(option, exactly, best):
-            yield Change(key=key, before=given.document[key], after=None)
+            after = wanted.get(_NEWER.get(key, "")) or None
+            if after != given.document[key]:
+                yield Change(key=key, before=given.document[key], after=after)
 
 
 def _differs(option: str, exactly: Mapping[str, Any], best: Candidate) -> bool:

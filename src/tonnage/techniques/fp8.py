@@ -32,7 +32,8 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """A card that multiplies float8, weights that are trained, and torchao."""
     if cluster.device.capability < CAPABILITY:
         capability = ".".join(map(str, cluster.device.capability))
-        return _refused(f"it needs compute capability 8.9, and {cluster.device.id} has {capability}", "bf16-mixed")
+        other = "fp16-mixed" if cluster.device.without_bf16 else "bf16-mixed"
+        return _refused(f"it needs compute capability 8.9, and {cluster.device.id} has {capability}", other)
     if job.method != "full":
         return _refused(f"torchao converts layers that are trained, and the method is {job.method}", "bf16-mixed")
     if find_spec("torchao") is None:
