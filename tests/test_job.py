@@ -7,8 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from networks import tiny_job
+from tonnage.device import parse_cluster
 from tonnage.errors import UsageError
-from tonnage.job import ModelRef, check_said
+from tonnage.job import ModelRef, check_said, check_sequences
+from tonnage.plans import Plan
+from tonnage.predict import check
 
 
 @pytest.mark.parametrize(
@@ -120,3 +123,16 @@ def test_a_network_of_text_is_given_no_images(said: dict[str, Any], of: str) -> 
 )
 def test_positions_are_those_of_the_text(config: dict[str, Any], positions: int | None) -> None:
     assert ModelRef(name="a", kind="config", config=config).positions == positions
+
+
+def test_more_documents_than_tokens_are_refused_before_a_ghost_starts() -> None:
+    with pytest.raises(UsageError, match="packing is 65, and a sequence has 64 tokens; choose fewer documents"):
+        check_sequences(tiny_job("llama", seq_len=64, packing=65))
+    check_sequences(tiny_job("llama", seq_len=64, packing=64))
+
+
+def test_more_tokens_than_are_run_are_refused_before_a_ghost_starts() -> None:
+    job = tiny_job("llama", seq_len=2048, micro_batch=2**16 + 1)
+    with pytest.raises(UsageError, match=r"65,537 x 2,048 tokens is more than the 134,217,728 that are run"):
+        check(job, Plan(), parse_cluster("h100-80gb"))
+    check_sequences(job)  # of which a search makes smaller micro-batches

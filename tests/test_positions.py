@@ -6,7 +6,7 @@ import pytest
 
 from tonnage.api import request
 from tonnage.errors import UsageError
-from tonnage.job import LEARNED, Job, ModelRef, check_positions
+from tonnage.job import LEARNED, Job, ModelRef, check_sequences
 
 SMALL = {
     **{
@@ -65,5 +65,5 @@ def test_unsaid_sequences_are_no_longer_than_learned_positions() -> None:
     with pytest.raises(
         UsageError, match="learned positions for 1024 tokens, and seq_len is 1025; choose at most 1024"
     ):
-        check_positions(job)
-    check_positions(replace(job, seq_len=1024))
+        check_sequences(job)
+    check_sequences(replace(job, seq_len=1024))

@@ -233,11 +233,33 @@ def _readings(tokens: int) -> Iterator[int]:
             return
 
 
-def check_positions(job: Job) -> None:
-    """Raise UsageError for sequences that are longer than what is known of a table of learned positions."""
+MOST_TOKENS: Final = 2**27
+"""Of a micro-batch: its token ids and labels then take 2 GiB of the host's memory."""
+
+
+def check_sequences(job: Job) -> None:
+    """Raise UsageError for sequences that cannot be: longer than what is known of a table of learned positions, or of
+    more documents than tokens."""
     longest = job.model.learned_positions
     if longest is not None and job.seq_len > longest:
         raise beyond_positions(job, longest)
+    if job.model.kind == "config" and job.packing is not None:
+        check_documents(job.packing, job.seq_len)
+
+
+def check_documents(documents: int, length: int) -> None:
+    """Raise UsageError for more documents in a sequence than it has tokens."""
+    if documents > length:
+        raise UsageError(f"packing is {documents}, and a sequence has {length} tokens; choose fewer documents.")
+
+
+def check_tokens(job: Job) -> None:
+    """Raise UsageError for a micro-batch that is too large to be made at all."""
+    if job.tokens_per_micro_batch > MOST_TOKENS:
+        raise UsageError(
+            f"A micro-batch of {job.micro_batch:,} x {job.seq_len:,} tokens is more than the {MOST_TOKENS:,} that "
+            "are run; choose less of either."
+        )
 
 
 def beyond_positions(job: Job, longest: int) -> UsageError:

@@ -14,7 +14,7 @@ from tonnage.costs.memory import avoidable_scores_bytes
 from tonnage.device import CPU, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.garbage import uncollected
-from tonnage.job import Job, check_positions
+from tonnage.job import Job, check_sequences, check_tokens
 from tonnage.layers.continuing import continued, requests_of
 from tonnage.layers.few import depths_to_continue, is_repetitive, layers_of, roomy, with_layers
 from tonnage.plans import Plan
@@ -235,10 +235,17 @@ def _from_the_shelf(run: Run) -> Run:
 
 
 def check(job: Job, plan: Plan, cluster: Cluster) -> None:
-    """Raise UsageError with the reasons why the plan's engine cannot run this job."""
-    from tonnage.engines import engine_of
+    """Raise UsageError with the reasons why the plan's engine cannot run this job.
 
-    check_positions(job)
+    Raises UnreadableModel for a type that transformers does not know.
+    """
+    from tonnage.engines import engine_of
+    from tonnage.step.heads import check_type
+
+    check_sequences(job)
+    check_tokens(job)
+    if job.model.kind == "config":
+        check_type(job.model.config)
     if reasons := engine_of(plan).refusals(job, plan, cluster):
         raise UsageError(" ".join(map(str, reasons)))
 

@@ -75,6 +75,21 @@ def test_types_without_any_class_are_refused() -> None:
         heads.head({"model_type": "no-such-type"})
 
 
+def test_types_that_transformers_does_not_name_are_refused_before_it_is_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(UnreadableModel, match="no trainable class for model_type 'no-such-type'; upgrade") as refused:
+        heads.check_type({"model_type": "no-such-type"})
+    assert refused.value.exit_code == 3
+    for model_type in {
+        *heads._TRAINED_WITHIN,
+        *(name for found in heads.trainable_types().values() for name in found),
+    }:
+        heads.check_type({"model_type": model_type})
+    monkeypatch.setattr(heads, "_lists", lambda: "")  # not installed, which is said where it is wanted
+    heads.check_type({"model_type": "no-such-type"})
+
+
 def test_every_type_has_the_class_that_its_task_lists() -> None:
     for task, found in heads.trainable_types().items():
         assert task in heads.TASKS

@@ -11,9 +11,10 @@ from functools import partial
 from tonnage.axes import axes
 from tonnage.engines import engine_of
 from tonnage.errors import UsageError
-from tonnage.job import check_positions
+from tonnage.job import check_sequences
 from tonnage.search.space import Question, candidates
 from tonnage.solution import Candidate
+from tonnage.step.heads import check_type
 from tonnage.techniques import chosen
 from tonnage.techniques.technique import Refusal, Technique, first_of
 
@@ -22,8 +23,13 @@ Ask = Callable[[Candidate], Refusal | None]
 
 
 def check_possible(question: Question) -> None:
-    """Raise UsageError with what stands against an option that was said, if it does so in every combination."""
-    check_positions(question.job)
+    """Raise UsageError with what stands against an option that was said, if it does so in every combination.
+
+    Raises UnreadableModel for a type that transformers does not know.
+    """
+    check_sequences(question.job)
+    if question.job.model.kind == "config":
+        check_type(question.job.model.config)
     said = _as_said(question)
     if said is None:
         return

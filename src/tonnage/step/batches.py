@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tonnage.errors import CannotEstimate, UsageError
-from tonnage.job import LONGEST_STEPS
+from tonnage.errors import CannotEstimate
+from tonnage.job import LONGEST_STEPS, check_documents
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -31,8 +31,7 @@ def packed(batch: Batch, documents: int) -> Batch:
     if "input_ids" not in batch:
         raise CannotEstimate("Only sequences of tokens can be packed; leave packing out.")
     rows, length = batch["input_ids"].shape
-    if documents > length:
-        raise UsageError(f"packing is {documents}, and a sequence has {length} tokens; choose fewer documents.")
+    check_documents(documents, length)
     lengths = documents_of(length, documents)
     positions = torch.cat([torch.arange(one) for one in lengths])
     labels = batch["labels"].clone()

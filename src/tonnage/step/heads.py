@@ -6,8 +6,12 @@ first task that its type has a class for.  What was decided beside the configura
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -79,10 +83,7 @@ def head(config: dict[str, Any]) -> Head:
     model_type = str(config.get("model_type"))
     fitting = {task: found for task in TASKS if (found := trainable_types()[task].get(model_type))}
     if not fitting:
-        raise UnreadableModel(
-            f"transformers {_version()} has no trainable class for model_type {model_type!r} "
-            f"(looked for: {', '.join(TASKS)}); upgrade transformers or give package.module:factory."
-        )
+        raise _untrainable(model_type, f" (looked for: {', '.join(TASKS)})")
     named = tuple(config.get("architectures") or ())
     for task, classes in fitting.items():
         for class_name in classes:
@@ -93,6 +94,30 @@ def head(config: dict[str, Any]) -> Head:
         return chosen
     told = f"{named[0]} is not a class that tonnage trains: {chosen.class_name} is built in its place"
     return Head(task=chosen.task, class_name=chosen.class_name, note=told)
+
+
+def check_type(config: Mapping[str, Any]) -> None:
+    """Raise UnreadableModel for a type that the installed transformers does not name; nothing of it is imported."""
+    model_type = str(config.get("model_type"))
+    lists = _lists()
+    if lists and f'"{model_type}"' not in lists:
+        raise _untrainable(model_type)
+
+
+@cache
+def _lists() -> str:
+    """The source in which transformers lists its types; empty where it is not installed, or is laid out otherwise."""
+    spec = find_spec("transformers")
+    folders = [Path(place) / "models" / "auto" for place in (spec.submodule_search_locations or ())] if spec else []
+    files = [folder / "modeling_auto.py" for folder in folders]
+    return "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
+
+
+def _untrainable(model_type: str, looked_for: str = "") -> UnreadableModel:
+    return UnreadableModel(
+        f"transformers {version('transformers')} has no trainable class for model_type {model_type!r}{looked_for}; "
+        "upgrade transformers or give package.module:factory."
+    )
 
 
 def remember(network: Any, chosen: Head) -> None:
@@ -151,9 +176,3 @@ def trained_part(config: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
         return config, None
     inner = {"model_type": f"{config['model_type']}_thinker", "dtype": config.get("dtype"), **part}
     return inner, f"of {config['model_type']} its thinker is trained, without the parts that speak"
-
-
-def _version() -> str:
-    import transformers
-
-    return str(transformers.__version__)

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
-from tonnage.job import beyond_positions
+from tonnage.job import beyond_positions, check_tokens
 from tonnage.step import heads, remarks, training
 from tonnage.step.unsaid import unsaid
 
@@ -41,9 +41,6 @@ _STUMBLED: Final = (
     *(ValueError, TypeError, AttributeError, KeyError, IndexError, RuntimeError, ImportError, AssertionError),
 )
 """What transformers' code raises over a configuration that does not fit together."""
-
-MOST_TOKENS: Final = 2**27
-"""Of a micro-batch: its token ids and labels then take 2 GiB of the host's memory."""
 
 _IMPLEMENTATIONS: Final = {
     "eager": ("eager",),
@@ -465,11 +462,7 @@ def batch(job: Job, module: nn.Module, dtype: torch.dtype) -> Batch:
 
     `dtype` is that of images.  A factory's module may offer `batch(job)`; a Hugging Face model inside it will do.
     """
-    if job.tokens_per_micro_batch > MOST_TOKENS:
-        raise UsageError(
-            f"A micro-batch of {job.micro_batch:,} x {job.seq_len:,} tokens is more than the {MOST_TOKENS:,} that "
-            "are run; choose less of either."
-        )
+    check_tokens(job)
     own = getattr(module, "batch", None)
     if callable(own):
         return _as_batch(own(job), type(module).__name__)
