@@ -26,6 +26,7 @@ def check_idle(said: Mapping[str, Any], plan: Plan, gpus: int, is_open: Open = l
 
     for reason in (
         *_of_averaging(said, plan, gpus, is_open),
+        *_of_its_dtype(said, plan, gpus),
         *_of_pipelines(said, plan, several("pp"), is_open),
         *_of_sequences(said, several("tp")),
         *_of_checkpoints(said, plan, gpus, is_open("shard") or any(map(several, ("tp", "pp", "ep")))),
@@ -44,6 +45,13 @@ def _of_averaging(said: Mapping[str, Any], plan: Plan, gpus: int, is_open: Open)
         yield f"{needs}, and {why}; leave it out, or choose shard zero3"
     elif plan.shard == "none" and not is_open("shard"):
         yield f"{needs}, and shard is none; choose shard ddp or zero3, or leave it out"
+
+
+def _of_its_dtype(said: Mapping[str, Any], plan: Plan, gpus: int) -> Iterator[str]:
+    """A search would choose FSDP2 on one GPU for its sake, which moves weights to the host or gains nothing."""
+    if said.get("reduce_dtype") is not None and gpus == 1 and plan.shard == "none" and plan.param_offload == "none":
+        needs = "reduce-dtype: it needs several GPUs that average gradients, and there is 1 GPU"
+        yield f"{needs}; leave it out, or choose shard zero3"
 
 
 def _of_pipelines(said: Mapping[str, Any], plan: Plan, several: bool, is_open: Open) -> Iterator[str]:
