@@ -1,5 +1,7 @@
 """The public names, and options by their names."""
 
+from typing import Any
+
 import pytest
 
 import tonnage
@@ -7,6 +9,7 @@ from estimates import fitting
 from tonnage import predict
 from tonnage.api import request
 from tonnage.errors import UnknownDevice, UsageError
+from tonnage.job import Job
 from tonnage.summary import Run
 
 
@@ -32,6 +35,22 @@ def test_an_unknown_option_lists_the_possible_ones() -> None:
 def test_the_card_is_checked_before_anything_runs() -> None:
     with pytest.raises(UnknownDevice, match="h1000"):
         tonnage.estimate("gpt2", gpu="h1000")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"gpu": 8}, "A card is given by its name, such as '8xA100-80GB', and this is a int"),
+        ({"gpu": "t4", "job": {"seq_len": 64}}, r"A Job is wanted, and this is a dict; give Job\(seq_len=8192\)"),
+        ({"gpu": "t4", "plan": Job()}, r"A Plan is wanted, and this is a Job; give Plan\(shard=\"zero3\"\)"),
+        ({"gpu": "t4", "rank": "0"}, "Rank '0' does not exist: the cluster has ranks 0 to 0"),
+        ({"gpu": "t4", "steps": 0}, "0 steps cannot be run; at least 1"),
+    ],
+)
+def test_what_is_of_another_kind_is_one_line(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason) as refused:
+        tonnage.estimate("gpt2", offline=True, **given)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_job_and_a_plan_may_be_given_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,6 +168,8 @@ def answer(asked: "Question", find: str | None = None, **how: Any) -> "Solution"
 def _cluster(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | int | None) -> "Cluster":
     from tonnage.device import Cluster, parse_cluster
 
+    if gpu is not None and not isinstance(gpu, str | Cluster):
+        raise UsageError(f"A card is given by its name, such as '8xA100-80GB', and this is a {type(gpu).__name__}.")
     return gpu if isinstance(gpu, Cluster) else parse_cluster(gpu, gpus=gpus, gpu_memory_bytes=_bytes(gpu_memory))
 
 
@@ -195,6 +197,10 @@ def request(
     unknown = sorted(set(options) - of_job - of_plan)
     if unknown:
         raise UsageError(f"Unknown option {unknown[0]!r}; possible: {', '.join(sorted(of_job | of_plan))}.")
+    for value, kind, example in ((job, Job, "seq_len=8192"), (plan, Plan, 'shard="zero3"')):
+        if value is not None and not isinstance(value, kind):
+            was, name = type(value).__name__, kind.__name__
+            raise UsageError(f"A {name} is wanted, and this is a {was}; give {name}({example}), or options by name.")
     asked = replace(job or Job(), **{name: value for name, value in options.items() if name in of_job})
     said = replace(plan or Plan(), **{name: value for name, value in options.items() if name in of_plan})
     if plan is None:

@@ -70,8 +70,10 @@ def estimate(
     laid = axes(plan, cluster.gpus, cluster.gpus_per_node)
     job = job.on_ranks(laid.data_parallel)
     check(job, plan, cluster)
-    if rank is not None and not 0 <= rank < cluster.gpus:
-        raise UsageError(f"Rank {rank} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
+    if steps < 1:
+        raise UsageError(f"{steps} steps cannot be run; at least 1.")
+    if rank is not None and rank not in range(cluster.gpus):
+        raise UsageError(f"Rank {rank!r} does not exist: the cluster has ranks 0 to {cluster.gpus - 1}.")
     with ExitStack() as stack:
         asked = _Asked(
             job,
