@@ -205,6 +205,14 @@ def test_the_report_shows_both_runs(run):
     assert "env PYTORCH_ALLOC_CONF=expandable_segments:True python train.py" in " ".join(text.split())
 
 
+def test_why_nothing_is_said_of_seconds_stands_below_the_changes(run):
+    found, _ = run(facts(options=OPTIONS), 90 * GIB, 30 * GIB)
+    why = "How fast Tesla T4 is with bf16 is not known, so neither is the step's time."
+    unpriced = replace(found, solution=replace(found.solution, unpriced=why))
+    assert why in " ".join(render(unpriced).split())
+    assert why not in " ".join(render(found).split())
+
+
 def test_the_allocator_of_an_older_torch_is_told_by_the_name_that_it_reads() -> None:
     older = replace(facts(), torch_version="2.9.1+cu128")
     assert expandable(older).name == "PYTORCH_CUDA_ALLOC_CONF"

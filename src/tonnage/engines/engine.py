@@ -71,7 +71,7 @@ class Engine:
 
     def refusals(self, job: Job, plan: Plan, cluster: Cluster) -> tuple[Refusal, ...]:
         """Why this engine cannot run the job as the plan says; empty if it can."""
-        answers = (*self.missing(), *self._without_card(cluster), *self._unexpressed(job, plan))
+        answers = (*self._without_card(cluster), *self._unexpressed(job, plan), *self.missing())
         if answers:
             return answers
         answer = self.accepts(job, plan, cluster)

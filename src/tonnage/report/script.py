@@ -168,5 +168,7 @@ def _notes(advice: Advice) -> Iterator[Part]:
     if advice.changes and advice.now is not None:
         notes.append("What a change saves and costs: the plan with it, less the plan as the script has it now.")
         notes.append("Each step has as many sequences as before.")
+        if advice.solution is not None and advice.solution.unpriced is not None:
+            notes.append(advice.solution.unpriced)
     for note in notes:
         yield Padding(text(note, "dim"), (1 if note == notes[0] else 0, 0, 0, 0))
