@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 import estimates
 from tonnage.estimates import Estimate
 from tonnage.report.advice import advice
@@ -120,6 +122,33 @@ def test_moments_that_were_still_to_be_made_are_what_is_at_stake():
     assert options(script) == [], "which pieces of the cache would not have helped either"
     made = replace(making, peak=replace(making.peak, by_category={**held, "optimizer_state": 32 * GIB}))
     assert "--optimizer-offload cpu" not in options(made)
+
+
+@pytest.mark.parametrize(
+    ("shard", "engine", "wanted"),
+    [
+        ("none", "tonnage", ["--optimizer-offload cpu", "--optimizer adamw-8bit"]),
+        ("zero1", "tonnage", ["--optimizer adamw-8bit"]),
+        ("zero3", "tonnage", ["--param-offload cpu", "--optimizer adamw-8bit-ao"]),
+        ("zero3", "deepspeed", ["--optimizer-offload cpu"]),
+    ],
+)
+def test_moments_are_advised_to_where_the_way_to_divide_takes_them(
+    shard: str, engine: str, wanted: list[str]
+) -> None:
+    """In the first backward pass none is there yet."""
+    estimate = estimates.full_card()
+    plan = {"optimizer": "adamw", "optimizer_offload": "none", "param_offload": "none", "shard": shard}
+    first = replace(
+        estimate,
+        oom=replace(estimate.oom, phase="backward", step=1),
+        peak=replace(estimate.peak, by_category={**estimate.peak.by_category, "gradient": 16 * GIB}),
+        plan={**plan, "engine": engine},
+    )
+    found = [one for one in advice(first) if "Adam's moments" in one.why]
+    assert [one.what for one in found] == wanted
+    assert "take 32.00 GiB or more, still to be made" in found[0].why
+    assert "--allocator expandable" not in options(first)
 
 
 def test_chunked_loss_when_the_request_is_as_large_as_the_logits():

@@ -8,12 +8,16 @@ from tonnage.allocator.settings import variable
 from tonnage.axes import SHARDING
 from tonnage.engines import engine_of
 from tonnage.estimates import Estimate
+from tonnage.options import spelled
 from tonnage.plans import Plan
 from tonnage.report.shortage import Shortage, shortage
 from tonnage.report.wording import whole
 from tonnage.units import gib, size
 
 _MOST: Final = 4
+
+_WHOLE_MOMENTS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused")
+"""Optimizers with two moments as large as the gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +52,23 @@ def advice(estimate: Estimate) -> list[Advice]:
 def _has_just_begun(estimate: Estimate) -> bool:
     """True when the card was full before the first backward pass: more requests like this one would follow."""
     oom = estimate.oom
-    began = oom is not None and oom.step <= 1 and oom.phase in ("load", "forward")
-    return began or _unmade_states(estimate) > 0
+    if oom is None or oom.phase == "backward":
+        return False
+    return (oom.step <= 1 and oom.phase in ("load", "forward")) or _unmade_states(estimate) > 0
 
 
 def _unmade_states(estimate: Estimate) -> int:
-    """Bytes of Adam's two moments that were still to be made when memory ran out while they were; else 0.
+    """Bytes of Adam's two moments that were still to be made when memory ran out while they were, or in the first
+    backward pass; else 0.
 
     They are as large as the gradients, each.
     """
     oom, held = estimate.oom, estimate.peak.by_category
-    if oom is None or not any("optim/adam" in frame and "_init_group" in frame for frame in oom.stack):
+    if oom is None:
         return 0
-    return max(0, 2 * held.get("gradient", 0) - held.get("optimizer_state", 0))
+    making = any("optim/adam" in frame and "_init_group" in frame for frame in oom.stack)
+    before = oom.step <= 1 and oom.phase == "backward" and estimate.plan.get("optimizer") in _WHOLE_MOMENTS
+    return max(0, 2 * held.get("gradient", 0) - held.get("optimizer_state", 0)) if making or before else 0
 
 
 def _fragmentation(estimate: Estimate) -> Advice | None:
@@ -149,25 +157,36 @@ def _states(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
             at_stake_bytes=states[1] * (gpus - 1) // gpus,
         )
     if unmade := _unmade_states(estimate):
-        moments = 2 * states[1]
-        if plan.get("optimizer_offload") == "none":
-            yield Advice(
-                what="--optimizer-offload cpu",
-                why=f"Adam's moments take {gib(moments)}, of which {gib(unmade)} were still to be made; the host can "
-                "hold them",
-                at_stake_bytes=moments,
-            )
-        yield Advice(
-            what="--optimizer adamw-8bit",
-            why=f"Adam's moments take {gib(moments)}; of 8 bits (bitsandbytes, another mathematics) a fourth of it",
-            at_stake_bytes=3 * moments // 4,
-        )
+        yield from _elsewhere_or_smaller(plan, 2 * states[1], unmade)
     if estimate.job.get("method") == "full" and sum(states[1:]):
         yield Advice(
             what="--method lora",
             why=f"gradients and optimizer states hold {gib(sum(states[1:]))}; adapters have few of either",
             at_stake_bytes=sum(states[1:]),
         )
+
+
+def _elsewhere_or_smaller(plan: Mapping[str, Any], moments: int, unmade: int) -> Iterator[Advice]:
+    """Adam's moments on the host, or of 8 bits, by what the plan's way to divide takes."""
+    take = (
+        f"take {gib(moments)}, of which {gib(unmade)} were" if unmade < moments else f"take {gib(moments)} or more,"
+    )
+    by_fsdp = plan.get("shard") in SHARDING and plan.get("engine") != "deepspeed"
+    offload = "param_offload" if by_fsdp else "optimizer_offload"
+    by_torch = plan.get("shard") == "zero1" and plan.get("engine") != "deepspeed"  # whose optimizer stays on the card
+    if plan.get(offload) == "none" and not by_torch:
+        along = ", weights along with them" if by_fsdp else ""
+        yield Advice(
+            what=f"--{spelled(offload)} cpu",
+            why=f"Adam's moments {take} still to be made; the host can hold them{along}",
+            at_stake_bytes=moments,
+        )
+    small, library = ("adamw-8bit-ao", "torchao") if by_fsdp else ("adamw-8bit", "bitsandbytes")
+    yield Advice(
+        what=f"--optimizer {small}",
+        why=f"Adam's moments {take} still to be made; of 8 bits ({library}, another mathematics) a fourth of it",
+        at_stake_bytes=3 * moments // 4,
+    )
 
 
 def _temporaries(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
