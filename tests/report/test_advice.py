@@ -142,7 +142,7 @@ def test_moments_are_advised_to_where_the_way_to_divide_takes_them(
     first = replace(
         estimate,
         oom=replace(estimate.oom, phase="backward", step=1),
-        peak=replace(estimate.peak, by_category={**estimate.peak.by_category, "gradient": 16 * GIB}),
+        peak=replace(estimate.peak, by_category={"gradient": 16 * GIB, "activation": 4 * GIB}),
         plan={**plan, "engine": engine},
     )
     found = [one for one in advice(first) if "Adam's moments" in one.why]
