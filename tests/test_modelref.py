@@ -345,3 +345,10 @@ def test_infinite_limits_are_read_however_transformers_wrote_them(tmp_path, writ
     file.write_text(f'{{"model_type": "mamba2", "hidden_size": {written}}}')
     with pytest.raises(UnreadableModel, match="hidden_size is not finite"):
         read_config(file)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.Q4_K_M.GGUF"])
+def test_a_file_of_weights_is_told_as_that_and_not_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x00\x80\x04{")
+    with pytest.raises(UnreadableModel, match="is a file of weights, which are not read; give the config.json"):
+        resolve(str(tmp_path / name))

@@ -114,11 +114,19 @@ def _path(model: str) -> Path | None:
         return None
 
 
+_WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
+"""How files of weights end."""
+
+
 def _from_path(path: Path) -> ModelRef:
     """The configuration of a folder or file."""
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         raise UnreadableModel(f"{str(path)!r} is a folder without config.json; give the model's own folder or file.")
+    if file.suffix.lower() in _WEIGHTS:
+        raise UnreadableModel(
+            f"{str(file)!r} is a file of weights, which are not read; give the config.json beside it, or the folder."
+        )
     config = read_config(file)
     folder = file.resolve().parent.name
     return _reference(folder if file.name == "config.json" and folder else file.stem, config, str(file))
