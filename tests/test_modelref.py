@@ -350,5 +350,5 @@ def test_infinite_limits_are_read_however_transformers_wrote_them(tmp_path, writ
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.Q4_K_M.GGUF"])
 def test_a_file_of_weights_is_told_as_that_and_not_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x00\x80\x04{")
-    with pytest.raises(UnreadableModel, match="is a file of weights, which are not read; give the config.json"):
+    with pytest.raises(UnreadableModel, match=r"is a file of weights, which are not read; give the config\.json"):
         resolve(str(tmp_path / name))

@@ -96,6 +96,13 @@ def test_several_gpus_are_never_alone(trainer: Engine) -> None:
     assert refused(trainer, plan_for(trainer, shard="ddp"), gpus="8xa100-80gb") == ""
 
 
+def test_what_no_package_would_help_is_said_first(trainer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "installed", lambda package: None)
+    plan = dataclasses.replace(plan_for(trainer), optimizer_in_backward=True)
+    first, *_ = trainer.refusals(tiny_job(), plan, ONE)
+    assert first.technique == "optimizer-in-backward=on"
+
+
 def test_a_missing_package_is_said(trainer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "installed", lambda package: None)
     assert f"engine={trainer.name}: the package {trainer.packages[0]} is not installed" in refused(
