@@ -99,9 +99,14 @@ def head(config: dict[str, Any]) -> Head:
 def check_type(config: Mapping[str, Any]) -> None:
     """Raise UnreadableModel for a type that the installed transformers does not name; nothing of it is imported."""
     model_type = str(config.get("model_type"))
-    lists = _lists()
-    if lists and f'"{model_type}"' not in lists:
+    if not _may_be_listed(model_type):
         raise _untrainable(model_type)
+
+
+@cache  # it is asked of each candidate of a search
+def _may_be_listed(model_type: str) -> bool:
+    lists = _lists()
+    return not lists or f'"{model_type}"' in lists
 
 
 @cache
