@@ -15,6 +15,7 @@ from tonnage.costs.memory import (
     likely_bytes,
     logit_bytes,
     offloaded_bytes,
+    sparing_attention,
     state_bytes,
     used_bytes,
 )
@@ -151,3 +152,6 @@ def test_scores_that_flex_attention_would_not_have():
     assert avoidable_scores_bytes(job, Plan(), t4) is None
     llama = replace(job, model=resolve("llama-3.1-8b", offline=True))
     assert avoidable_scores_bytes(llama, Plan(attention="eager"), h100) is None
+    assert avoidable_scores_bytes(llama, Plan(), h100) is None
+    assert avoidable_scores_bytes(llama, Plan(precision="fp16-mixed"), t4) == 32 * 8192**2 * 2
+    assert sparing_attention(llama, Plan(precision="fp16-mixed"), t4) == "efficient"

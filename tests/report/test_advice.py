@@ -184,8 +184,9 @@ def test_expandable_segments_come_last_when_more_requests_would_follow():
     assert options(replace(begun, oom=replace(begun.oom, phase="backward")))[0] == "--allocator expandable"
 
 
-def test_flex_attention_when_the_request_is_as_large_as_a_layers_scores():
+def test_another_attention_when_the_request_is_as_large_as_a_layers_scores():
     estimate = with_message("512.00 MiB", "8.00 GiB", plan={**estimates.full_card().plan, "shard": "zero3"})
     for scores, said in ((8 * GIB, True), (4 * GIB, True), (7 * GIB, False), (None, False)):
-        model = {**estimate.model, "scores_bytes": scores}
-        assert ("--attention flex" in options(replace(estimate, model=model))) == said
+        for sparing in ("flex", "efficient"):
+            model = {**estimate.model, "scores_bytes": scores, "sparing_attention": sparing}
+            assert (f"--attention {sparing}" in options(replace(estimate, model=model))) == said

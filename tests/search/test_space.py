@@ -286,10 +286,13 @@ def test_every_nth_layer_is_for_trainers_that_know_nothing_within_one():
     assert axolotl.values("checkpointing") == ("none", "full")
 
 
-def test_scores_that_torch_would_keep_get_flex_attention_where_it_is_compiled():
+def test_scores_that_torch_would_keep_get_an_attention_that_keeps_none():
     assert free_wins(question("gpt-oss-20b", "8xh100-80gb")).attention == "flex"
     assert free_wins(question("gemma-2-2b", "a100-80gb")).attention == "flex"
     assert free_wins(question("gemma-2-2b", "t4")).attention == "auto"
+    assert free_wins(question("llama-3.2-1b", "t4")).attention == "efficient"
+    assert free_wins(question("llama-3.2-1b", "a100-80gb", precision="fp32")).attention == "efficient"
+    assert free_wins(question("gpt2", "t4", seq_len=1024)).attention == "auto"
     assert free_wins(question("llama-3.1-8b", "8xh100-80gb")).attention == "auto"
     assert free_wins(question("gpt-oss-20b", "8xh100-80gb", without=("attention",))).attention == "auto"
     assert free_wins(question("gpt-oss-20b", "8xh100-80gb", attention="eager")).attention == "eager"

@@ -11,11 +11,11 @@ from tonnage.costs.operations import ELEMENT_BYTES, kept_dtype
 from tonnage.costs.schedule import Split, equally
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
-from tonnage.device import Cluster
+from tonnage.device import CPU, Cluster
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.techniques.attention import AMPERE
+from tonnage.techniques.attention import AMPERE, is_plain
 
 STATE_BYTES: Final = {
     **dict.fromkeys(("adamw", "adamw-loop", "adamw-foreach", "adamw-fused"), 2.0),
@@ -121,21 +121,29 @@ def _scores_bytes(shape: Shape, work: Work) -> float:
     return float(work.tokens * work.seq_len * shape.heads / work.axes.tp * each)
 
 
-def avoidable_scores_bytes(job: Job, plan: Plan, cluster: Cluster) -> int | None:
-    """Bytes of one layer's attention scores in 16 bits, where flex attention would have none; else None."""
+def sparing_attention(job: Job, plan: Plan, cluster: Cluster) -> str | None:
+    """The attention by which no scores are kept, where the plan's keeps them; None where there is none.
+
+    Capped scores and sinks are for flex attention alone.  Heads that share keys get copies of them for the efficient
+    one, where torch has no other kernel for them but the plain one.
+    """
     try:
         shape = read_shape(job.model.config)
     except CannotEstimate:
         return None
-    if plan.attention not in ("auto", "eager") or not (shape.keeps_scores and is_flexible(shape, cluster)):
+    if plan.attention not in ("auto", "eager") or cluster.device.id == CPU:
+        return None
+    if shape.keeps_scores:
+        return "flex" if shape.flexible and cluster.device.capability >= AMPERE else None
+    return "efficient" if plan.attention == "auto" and is_plain(job, plan, cluster) else None
+
+
+def avoidable_scores_bytes(job: Job, plan: Plan, cluster: Cluster) -> int | None:
+    """Bytes of one layer's attention scores in 16 bits, where `sparing_attention` would have none; else None."""
+    if sparing_attention(job, plan, cluster) is None:
         return None
     work = Work.of(job, plan, cluster)
-    return work.tokens * work.seq_len * shape.heads // work.axes.tp * 2
-
-
-def is_flexible(shape: Shape, cluster: Cluster) -> bool:
-    """Whether transformers has flex attention for a network, on a card for which that was seen to be compiled."""
-    return shape.flexible and cluster.device.capability >= AMPERE
+    return work.tokens * work.seq_len * read_shape(job.model.config).heads // work.axes.tp * 2
 
 
 def _multiplied_bytes(shape: Shape, work: Work) -> float:

@@ -170,7 +170,12 @@ def wordless(given: Given) -> tuple[str, ...]:
     target = exports.target(given.target)
     default = Plan()
     values = [(name, value) for name, several in ORDER.items() for value in several]
-    values += [*FREE.items(), *((name, 2) for name in AXES), ("checkpointing", "budget=1GiB")]
+    values += [
+        *FREE.items(),
+        ("attention", "efficient"),
+        *((name, 2) for name in AXES),
+        ("checkpointing", "budget=1GiB"),
+    ]
     missing = [pair for pair in values if not target.has_words(*pair, getattr(default, pair[0]))]
     return tuple(
         spelled(name) if isinstance(value, bool | int) else f"{spelled(name)}={value.partition('=')[0]}"

@@ -209,10 +209,12 @@ def _temporaries(estimate: Estimate, held: dict[str, int]) -> Iterator[Advice]:
         )
     scores = whole(estimate.model, "scores_bytes")
     if scores and asked and _close(asked, (scores, 2 * scores)):
+        sparing = str(estimate.model.get("sparing_attention"))
+        compiled = ", in kernels that are compiled when training starts" if sparing == "flex" else ""
         yield Advice(
-            what="--attention flex",
-            why=f"the {size(asked)} asked for are as large as one layer's attention scores; flex attention has a "
-            "block of them at a time, in kernels that are compiled when training starts",
+            what=f"--attention {sparing}",
+            why=f"the {size(asked)} asked for are as large as one layer's attention scores; {sparing} attention has "
+            f"a block of them at a time{compiled}",
             at_stake_bytes=asked + (held.get("activation", 0) if plan.get("checkpointing") == "none" else 0),
         )
 

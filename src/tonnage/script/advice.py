@@ -359,7 +359,7 @@ def _unexpressed(best: Candidate, facts: Facts, question: Question, ghosts: Ghos
 def _further(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str, Any]]:
     """Values that keep less than the plan's own: in words, the option, the value."""
     plan = best.plan
-    for name, value in free(best.job, cluster).items():
+    for name, value in free(best.job, plan, cluster).items():
         if getattr(plan, name) != value:
             yield f"{spelled(name)}={value}", name, value
     for name, values in ORDER.items():

@@ -578,14 +578,19 @@ def difference(one: Priced, other: Priced) -> float:
 def _at_fault(candidate: Candidate, why: str) -> str | None:
     """The option for which a candidate failed and all that have it would."""
     found = [axis for axis in space.AXES if _has(candidate, axis) and why.endswith(f"; choose {axis} 1.")]
-    found += ["attention"] if _has(candidate, "attention") and "flex_attention" in why else []
+    if _has(candidate, "attention") and any(words in why for words in _NOT_SERVED):
+        found.append("attention")
     return next(iter(found), None)
+
+
+_NOT_SERVED: Final = ("flex_attention", "attention cannot serve")
+"""What a failure says that is of an attention's kernels."""
 
 
 def _has(candidate: Candidate, option: str) -> bool:
     if option in space.AXES:
         return bool(getattr(candidate.plan, option) > 1)
-    return bool(getattr(candidate.plan, option) == FREE[option])
+    return candidate.plan.attention != "auto"
 
 
 def alike(one: Priced, other: Priced) -> bool:

@@ -46,6 +46,7 @@ DOES: Final[Mapping[str, str]] = {
 }
 
 OF_VALUES: Final[Mapping[str, str]] = {
+    "efficient": "heads get copies of keys that they share, for which torch has a kernel that keeps no scores",
     "adamw-8bit": "optimizer states are kept in 8 bits",
     "adamw-4bit": "optimizer states are kept in 4 bits",
     "muon": "matrices have one moment, and their updates are orthogonalized",

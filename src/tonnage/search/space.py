@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tonnage.axes import SHARDING, axes, divisors
 from tonnage.costs.kinds import read_shape
-from tonnage.costs.memory import is_flexible
+from tonnage.costs.memory import sparing_attention
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
@@ -28,7 +28,7 @@ MOST_HOST_BYTES: Final = 512 * GIB
 """No machine is taken to have more for each of its GPUs where it is not said how much it has: a DGX B200 has 2 TB
 beside its eight and can have 4 (its user guide)."""
 
-FREE: Final[Mapping[str, str]] = {
+FREE: Final[dict[str, str]] = {
     "allocator": "expandable",
     "optimizer": "adamw-fused",
     "loss": "chunked",
@@ -36,10 +36,9 @@ FREE: Final[Mapping[str, str]] = {
 }
 """Chosen where nothing stands against it: less memory, the same result, hardly any time.
 
-Flex attention only where torch's other kernels would leave a network its scores (`free`): it needs a compiler where
-the network is trained.  The loss in slices multiplies by the head twice, which is 1 to 8 % of a step (1.08 of a
-network of 1.2 billion parameters on an H200, measurements/h200-2026-11-20.jsonl): plans with room for all logits get
-them in the end."""
+Attention only where torch would keep scores (`free`); flex needs a compiler where the network is trained.  The loss
+in slices multiplies by the head twice, which is 1 to 8 % of a step (1.08 of a network of 1.2 billion parameters on an
+H200, measurements/h200-2026-11-20.jsonl): plans with room for all logits get them in the end."""
 
 ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
     "shard": ("none", "ddp", "zero1", "zero2", "hsdp", "zero3"),
@@ -302,31 +301,23 @@ def _can_interleave(question: Question, job: Job, plan: Plan) -> bool:
     )
 
 
-def free(job: Job, cluster: Cluster) -> dict[str, str]:
-    """What of FREE a network has something of, on such a card."""
-    return {name: value for name, value in FREE.items() if name != "attention" or _keeps_scores(job, cluster)}
-
-
-def _keeps_scores(job: Job, cluster: Cluster) -> bool:
-    """Whether torch keeps a network's scores unless it is told to compile an attention for them."""
-    try:
-        shape = read_shape(job.model.config)
-    except CannotEstimate:
-        return False
-    return shape.keeps_scores and is_flexible(shape, cluster)
+def free(job: Job, plan: Plan, cluster: Cluster) -> dict[str, str]:
+    """FREE, with the attention that a network needs on such a card, if any."""
+    sparing = sparing_attention(job, replace(plan, attention="auto"), cluster)
+    return {name: value for name, value in (FREE | {"attention": sparing}).items() if value is not None}
 
 
 def free_wins(question: Question) -> Plan:
     """The question's plan with everything that costs nothing."""
+    plan = question.plan
+    if not question.said("precision"):
+        plan = replace(plan, precision=default_precision(question.cluster))
     chosen: dict[str, Any] = {
         name: value
-        for name, value in free(question.job, question.cluster).items()
+        for name, value in free(question.job, plan, question.cluster).items()
         if question.is_open(name) and question.may_be(name, value)
     }
-    if not question.said("precision"):
-        chosen["precision"] = default_precision(question.cluster)
-    found = replace(question.plan, **chosen)
-    return _expressible(question, found)
+    return _expressible(question, replace(plan, **chosen))
 
 
 def _expressible(question: Question, plan: Plan) -> Plan:

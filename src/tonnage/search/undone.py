@@ -13,7 +13,7 @@ from tonnage.estimates import Estimate
 from tonnage.search.best import fits
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import priced
-from tonnage.search.space import FREE, Question
+from tonnage.search.space import FREE, Question, free
 from tonnage.solution import Candidate, Choice, Reason
 
 _ROUGH: Final = ("allocator",)
@@ -47,7 +47,8 @@ def _costs_memory(reason: Reason) -> bool:
 def _is_ours(name: str, choice: Choice, question: Question) -> bool:
     """Whether the plan has the technique, and nobody asked for it."""
     plan, usual = choice.candidate.plan, getattr(question.plan, name)
-    return getattr(plan, name) == FREE[name] != usual and question.is_open(name) and question.may_be(name, usual)
+    ours = free(choice.candidate.job, plan, question.cluster).get(name)
+    return getattr(plan, name) == ours != usual and question.is_open(name) and question.may_be(name, usual)
 
 
 def _without(choice: Choice, names: list[str], question: Question, ghosts: Ghosts) -> Choice:

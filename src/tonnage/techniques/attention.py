@@ -49,6 +49,14 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     return None
 
 
+def is_plain(job: Job, plan: Plan, cluster: Cluster) -> bool:
+    """Whether no kernel of torch but the plain one takes heads that share keys: in fp32, and before capability 8.0
+    (ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    text = job.model.text
+    heads, shared = text.get("num_attention_heads"), text.get("num_key_value_heads")
+    return shared not in (None, heads) and (plan.compute_dtype == "fp32" or cluster.device.capability < AMPERE)
+
+
 def _refuse_half_precision_only(plan: Plan, cluster: Cluster) -> Refusal | None:
     if plan.precision == "fp32":
         reason, instead = "it computes in bf16 or fp16 only, and the precision is fp32", "choose precision bf16-mixed"

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.axes import divisors
-from tonnage.techniques.attention import AMPERE
+from tonnage.techniques.attention import AMPERE, is_plain
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     if window := _window(job):
         reason = f"torch's ring attention knows no sliding window, and {job.model.name} has one of {window:,} tokens"
         return _refused(plan, reason, "choose cp 1")
-    if plan.attention == "auto" and _chooses_plain_attention(job, plan, cluster):
+    if plan.attention == "auto" and is_plain(job, plan, cluster):
         reason = "heads that share keys in fp32 or before compute capability 8.0 get torch's plain attention: no ring"
         return _refused(plan, reason, "choose attention efficient, or cp 1")
     piece = job.seq_len // pieces
@@ -82,13 +82,6 @@ def _goes_round_efficiently(plan: Plan, cluster: Cluster) -> bool:
     """Whether torch's efficient attention is meant, or all that is left to choose."""
     left = plan.compute_dtype == "fp32" or cluster.device.capability < AMPERE
     return plan.attention == "efficient" or (plan.attention == "auto" and left)
-
-
-def _chooses_plain_attention(job: Job, plan: Plan, cluster: Cluster) -> bool:
-    """Whether no kernel of torch but the plain one takes such heads: ATen/native/transformers/cuda/sdp_utils.cpp."""
-    text = job.model.text
-    heads, shared = text.get("num_attention_heads"), text.get("num_key_value_heads")
-    return shared not in (None, heads) and (plan.compute_dtype == "fp32" or cluster.device.capability < AMPERE)
 
 
 def _window(job: Job) -> int:
