@@ -44,7 +44,7 @@ def _one_choice_at_a_time() -> list[Case]:
     base: dict[str, Any] = {"network": "llama-3.2-1b", "seq_len": 2048, "micro_batch": 2}
     single: list[dict[str, Any]] = [
         *({"precision": value} for value in ("fp16-mixed", "fp32")),
-        *({"optimizer": value} for value in ("adamw-loop", "adamw-fused", "sgd", "adafactor", "muon")),
+        *({"optimizer": value} for value in ("adamw-loop", "adamw-fused", "sgd", "sgd-plain", "adafactor", "muon")),
         *({"checkpointing": value} for value in ("full", "every-2", "selective")),
         *({"attention": value} for value in ("eager", "math", "flash", "cudnn")),
         {"loss": "chunked"},
