@@ -15,6 +15,8 @@ from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
 from tonnage.script.changes import expandable
 from tonnage.script.facts import understood
+from tonnage.search.space import free_wins
+from tonnage.solution import Candidate
 from tonnage.units import GIB, gib
 
 COMMAND = ["python", "train.py", "--per_device_train_batch_size", "4"]
@@ -108,6 +110,18 @@ def test_weights_on_the_host_are_not_for_a_script_without_a_launcher():
         known = facts(options=OPTIONS)
         question = advice._question(asked, understood(known), known)
         assert question.is_open("param_offload") == possible
+
+
+def test_attention_is_kept_which_is_chosen_where_the_script_makes_its_network():
+    known = facts(options=OPTIONS)
+    for without in ((), ("attention",)):
+        asked = Asked(command=COMMAND, cluster=parse_cluster("t4"), said={}, without=without)
+        question = advice._question(asked, understood(known), known)
+        assert not question.is_open("attention")
+        assert free_wins(question).attention == "auto"
+    best = Candidate(job=question.job, plan=replace(question.plan, precision="fp16-mixed"))
+    assert ("attention", "efficient") in {(name, value) for _, name, value in advice._further(best, question.cluster)}
+    assert advice._has_no_words("attention", "efficient", best.job, best.plan, known, question.cluster)
 
 
 def test_settings_without_a_flag_are_put_where_the_arguments_are_made(run):

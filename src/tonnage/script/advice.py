@@ -254,11 +254,12 @@ def _question(asked: Asked, now: Understood, facts: Facts) -> Question:
         keep = replace(keep, checkpointing=now.plan.checkpointing)
     moving = () if launched or asked.cluster.gpus > 1 else ("param-offload",)  # sharding on one GPU wants a launcher
     divides = all(flag(name, facts.options) for name in BATCH)
+    kept = () if "attention" in asked.without else ("attention",)  # it is chosen where the script makes its network
     return Question(
         job=now.job,
         plan=keep,
         cluster=asked.cluster,
-        stated=tuple(asked.said),
+        stated=(*asked.said, *kept),
         only=asked.only,
         without=(*asked.without, *(LOOPS_NOT if facts.is_loop else moving)),
         only_micro_batch=now.job.micro_batch if facts.is_loop and not divides else None,
@@ -371,6 +372,8 @@ def _further(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str, Any]
 
 
 def _has_no_words(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cluster: Cluster) -> bool:
+    if name == "attention":
+        return True  # of flags
     if facts.is_loop:
         return spelled(name) in LOOPS_NOT or f"{spelled(name)}={value}" in LOOPS_NOT
     refusals = engine_of(plan).refusals(job, plan, cluster)
