@@ -229,20 +229,40 @@ def test_all_logits_at_once_are_tried_where_a_few_slices_nearly_fit(without, los
     assert bool(found.found) == ("loss" in without)  # of many slices the plain loss is not tried
 
 
-class Broken(Formula):
-    """Adapters can never be run."""
+class Failing(Formula):
+    """What `why` names a reason against cannot be run, or not whole."""
+
+    def __init__(self, why, *, looks=True):
+        super().__init__()
+        self.why, self.looks = why, looks
 
     def need(self, candidates, cluster):
         self.looked += candidates
-        return [self._broken(one) or of_run(self._answer(one, cluster)) for one in candidates]
+        return [self._failed(one, self.looks) or of_run(self._answer(one, cluster)) for one in candidates]
 
     def fit(self, candidates, cluster, budget_bytes=None):
-        self.looked += candidates
-        return [self._broken(one) or self._answer(one, cluster) for one in candidates]
+        self.asked += candidates
+        return [self._failed(one, True) or self._answer(one, cluster) for one in candidates]
 
-    @staticmethod
-    def _broken(candidate):
-        return CannotEstimate("The step failed: no") if candidate.job.method == "lora" else None
+    def _failed(self, candidate, fails):
+        words = self.why(candidate) if fails else None
+        return CannotEstimate(words) if words else None
+
+
+def adapters_fail(candidate):
+    """They can never be run."""
+    return "The step failed: no" if candidate.job.method == "lora" else None
+
+
+def uncut(candidate):
+    """How the network is cut for tensor parallelism is not known."""
+    return "How it is cut is not known: no plan; choose tp 1." if candidate.plan.tp > 1 else None
+
+
+def uncompiled(candidate):
+    """Flex attention takes more of a multiprocessor's memory than there is."""
+    words = "The step failed: out of resource: triton_tem_fused_flex_attention_backward_mul_1"
+    return words if candidate.plan.attention == "flex" else None
 
 
 @pytest.mark.parametrize(
@@ -288,75 +308,62 @@ def test_all_logits_that_fit_are_not_refused_by_what_is_usual():
 
 
 def test_a_method_that_always_fails_in_the_same_words_is_given_up():
-    ghosts = Broken()
+    ghosts = Failing(adapters_fail)
     asked = question("llama-3.2-1b", "8xa100-80gb", method="lora", without=("tp", "pp", "cp"))
     found = Search(asked, ghosts, lambda text: None)
     found.run(3)
     assert not found.found
-    assert len(ghosts.looked) <= SAME_FAILURES + 2
+    assert len(ghosts.looked) + len(ghosts.asked) <= SAME_FAILURES + 2
     both = replace(asked, methods=("full", "lora"))
     found = Search(both, ghosts, lambda text: None)
     found.run(3)
     assert {one.candidate.job.method for one, _ in found.found} == {"full"}
 
 
-class Uncut(Formula):
-    """How the network is cut for tensor parallelism is not known."""
-
-    def need(self, candidates, cluster):
-        self.looked += candidates
-        return [self._uncut(one) or of_run(self._answer(one, cluster)) for one in candidates]
-
-    def fit(self, candidates, cluster, budget_bytes=None):
-        self.looked += candidates
-        return [self._uncut(one) or self._answer(one, cluster) for one in candidates]
-
-    @staticmethod
-    def _uncut(candidate):
-        return CannotEstimate("How it is cut is not known: no plan; choose tp 1.") if candidate.plan.tp > 1 else None
-
-
 def test_a_dimension_that_cannot_divide_the_network_is_tried_once():
-    ghosts, asked = Uncut(), question(gpu="8xa100-40gb")
+    ghosts, asked = Failing(uncut), question(gpu="8xa100-40gb")
     found = Search(asked, ghosts, lambda text: None)
     found.run(4)
-    assert len({repr(one) for one in ghosts.looked if one.plan.tp > 1}) <= ghosts.count
+    assert len({repr(one) for one in ghosts.looked + ghosts.asked if one.plan.tp > 1}) <= ghosts.count
     assert found.refused["tp"].why == "How it is cut is not known: no plan; choose tp 1."
     assert found.narrowed.without == ("tp",)
     assert {one.plan.tp for one in candidates(found.narrowed)} == {1}
-    said = Search(question(gpu="8xa100-40gb", tp=2), Uncut(), lambda text: None)
+    said = Search(question(gpu="8xa100-40gb", tp=2), Failing(uncut), lambda text: None)
     said.run(1)
     assert not said.found
     assert said.narrowed == said.question
 
 
 def test_the_nearest_plan_can_be_run():
-    solution = search(question("llama-3.1-70b", "8xl4"), Uncut(), explain=False)
+    solution = search(question("llama-3.1-70b", "8xl4"), Failing(uncut), explain=False)
     assert solution.status == "too_large"
     assert solution.nearest is not None
     assert solution.nearest.candidate.plan.tp == 1
 
 
-class Uncompiled(Formula):
-    """Flex attention takes more of a multiprocessor's memory than there is."""
-
-    def fit(self, candidates, cluster, budget_bytes=None):
-        self.asked += candidates
-        return [self._uncompiled(one) or self._answer(one, cluster) for one in candidates]
-
-    @staticmethod
-    def _uncompiled(candidate):
-        failed = CannotEstimate("The step failed: out of resource: triton_tem_fused_flex_attention_backward_mul_1")
-        return failed if candidate.plan.attention == "flex" else None
-
-
 def test_attention_that_cannot_be_compiled_is_taken_back():
-    ghosts, asked = Uncompiled(), question("gemma-2-2b", "rtx-4090", method="lora")
+    ghosts, asked = Failing(uncompiled, looks=False), question("gemma-2-2b", "rtx-4090", method="lora")
     found = Search(asked, ghosts, lambda text: None)
     found.run(2)
     assert {one.candidate.plan.attention for one, _ in found.found} == {"auto"}
     assert len([one for one in ghosts.asked if one.plan.attention == "flex"]) <= ghosts.count
     assert "flex_attention" in found.refused["attention"].why
-    said = Search(replace(asked, plan=replace(asked.plan, attention="flex")), Uncompiled(), lambda text: None)
+    said = Search(
+        replace(asked, plan=replace(asked.plan, attention="flex")),
+        Failing(uncompiled, looks=False),
+        lambda text: None,
+    )
     said.run(2)
     assert not said.found
+
+
+def test_a_search_that_begins_again_finds_what_one_without_that_attention_finds():
+    asked = question("gemma-2-9b", "8xa100-80gb", seq_len=8192, grad_accum=4)
+    again = Search(asked, Failing(uncompiled, looks=False), lambda text: None)
+    again.run(4)
+    without = Search(replace(asked, without=("attention",)), Formula(), lambda text: None)
+    without.run(4)
+    assert [one.candidate for one, _ in again.found] == [one.candidate for one, _ in without.found] != []
+    known = {id(one) for one in again.order}
+    assert again.seen <= known
+    assert again.impossible <= known

@@ -134,8 +134,15 @@ class Search:
         """
         self._run_places(top, doubtful)
         if not self.found and "attention" in self.broken and self.narrowed != self.question:
-            self.question = self.narrowed  # all plans had it
+            self._begin_again(self.narrowed)  # all plans had it
             self._run_places(top, doubtful)
+
+    def _begin_again(self, question: Question) -> None:
+        """Nothing is kept of candidates that are gone: others may get their identities, and need otherwise."""
+        self.question = question
+        self.seem, self.too_large, self.order = [], [], []
+        self.seen, self.put_off, self.impossible = set(), set(), set()
+        self.failures, self.expected = Counter(), Expectation()
 
     def _run_places(self, top: int, doubtful: bool) -> None:
         for place in self.question.places:
