@@ -10,7 +10,7 @@ from tonnage.assumed import assumed_of
 from tonnage.axes import axes
 from tonnage.buckets import with_buckets
 from tonnage.costs.answer import is_better_seen, with_time
-from tonnage.costs.memory import avoidable_scores_bytes, sparing_attention
+from tonnage.costs.scores import avoidable_bytes, sparing_attention
 from tonnage.device import CPU, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.garbage import uncollected
@@ -293,7 +293,7 @@ def _summed_up(traces: list[Trace], job: Job, plan: Plan, cluster: Cluster, step
             "name": model["name"],
             "source": model["source"],
             "vocab_size": model["config"].get("vocab_size"),
-            "scores_bytes": avoidable_scores_bytes(job, plan, cluster),
+            "scores_bytes": avoidable_bytes(job, plan, cluster),
             "sparing_attention": sparing_attention(job, plan, cluster),
             "words": model["config"].get("vocab_size") is not None or "text_config" in model["config"],
         },

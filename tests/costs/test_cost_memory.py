@@ -10,20 +10,16 @@ from tonnage.axes import Axes
 from tonnage.costs.kinds import read_shape
 from tonnage.costs.memory import (
     SAVED_AGAIN,
-    avoidable_scores_bytes,
     kept_bytes,
     likely_bytes,
     logit_bytes,
     offloaded_bytes,
-    sparing_attention,
     state_bytes,
     used_bytes,
 )
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
 from tonnage.device import parse_cluster
-from tonnage.job import Job
-from tonnage.modelref import resolve
 from tonnage.plans import Plan
 from tonnage.step import step as steps
 
@@ -142,16 +138,3 @@ def test_a_layer_that_runs_again_gives_away_its_input():
     every_other = replace(WORK, activation_offload=True, checkpointing="full", checkpointed_fraction=1 / 2)
     plain = offloaded_bytes(SMALL, replace(WORK, activation_offload=True))
     assert offloaded_bytes(SMALL, every_other) == (plain + 4096 * 2048 * 2) / 2
-
-
-def test_scores_that_flex_attention_would_not_have():
-    job = Job(model=resolve("gpt-oss-20b", offline=True), seq_len=8192)
-    h100, t4 = parse_cluster("8xh100-80gb"), parse_cluster("t4")
-    assert avoidable_scores_bytes(job, Plan(shard="zero3"), h100) == 64 * 8192**2 * 2  # what runs out in eager code
-    assert avoidable_scores_bytes(job, Plan(attention="flex"), h100) is None
-    assert avoidable_scores_bytes(job, Plan(), t4) is None
-    llama = replace(job, model=resolve("llama-3.1-8b", offline=True))
-    assert avoidable_scores_bytes(llama, Plan(attention="eager"), h100) is None
-    assert avoidable_scores_bytes(llama, Plan(), h100) is None
-    assert avoidable_scores_bytes(llama, Plan(precision="fp16-mixed"), t4) == 32 * 8192**2 * 2
-    assert sparing_attention(llama, Plan(precision="fp16-mixed"), t4) == "efficient"

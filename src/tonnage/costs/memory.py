@@ -6,16 +6,10 @@ An answer's memory is run on the ghost.  Letters: costs/shape.py.
 
 from typing import Final
 
-from tonnage.costs.kinds import read_shape
 from tonnage.costs.operations import ELEMENT_BYTES, kept_dtype
 from tonnage.costs.schedule import Split, equally
 from tonnage.costs.shape import Shape
 from tonnage.costs.work import Work
-from tonnage.device import CPU, Cluster
-from tonnage.errors import CannotEstimate
-from tonnage.job import Job
-from tonnage.plans import Plan
-from tonnage.techniques.attention import AMPERE, is_plain
 
 STATE_BYTES: Final = {
     **dict.fromkeys(("adamw", "adamw-loop", "adamw-foreach", "adamw-fused"), 2.0),
@@ -119,31 +113,6 @@ def _scores_bytes(shape: Shape, work: Work) -> float:
     e = ELEMENT_BYTES[kept_dtype(work.dtype)]
     each = (4 if e == 4 else 4 + e) + (e if shape.keeps_scores else 0)
     return float(work.tokens * work.seq_len * shape.heads / work.axes.tp * each)
-
-
-def sparing_attention(job: Job, plan: Plan, cluster: Cluster) -> str | None:
-    """The attention by which no scores are kept, where the plan's keeps them; None where there is none.
-
-    Capped scores and sinks are for flex attention alone.  Heads that share keys get copies of them for the efficient
-    one, where torch has no other kernel for them but the plain one.
-    """
-    try:
-        shape = read_shape(job.model.config)
-    except CannotEstimate:
-        return None
-    if plan.attention not in ("auto", "eager") or cluster.device.id == CPU:
-        return None
-    if shape.keeps_scores:
-        return "flex" if shape.flexible and cluster.device.capability >= AMPERE else None
-    return "efficient" if plan.attention == "auto" and is_plain(job, plan, cluster) else None
-
-
-def avoidable_scores_bytes(job: Job, plan: Plan, cluster: Cluster) -> int | None:
-    """Bytes of one layer's attention scores in 16 bits, where `sparing_attention` would have none; else None."""
-    if sparing_attention(job, plan, cluster) is None:
-        return None
-    work = Work.of(job, plan, cluster)
-    return work.tokens * work.seq_len * read_shape(job.model.config).heads // work.axes.tp * 2
 
 
 def _multiplied_bytes(shape: Shape, work: Work) -> float:

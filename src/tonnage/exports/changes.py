@@ -162,6 +162,7 @@ def _differs(option: str, exactly: Mapping[str, Any], best: Candidate) -> bool:
 def wordless(given: Given) -> tuple[str, ...]:
     """What a search must leave out, for the target to have words for its plans; nothing where an engine says so."""
     from tonnage import exports
+    from tonnage.costs.scores import SPARING
     from tonnage.plans import Plan
     from tonnage.search.space import AXES, FREE, ORDER
 
@@ -172,7 +173,7 @@ def wordless(given: Given) -> tuple[str, ...]:
     values = [(name, value) for name, several in ORDER.items() for value in several]
     values += [
         *FREE.items(),
-        ("attention", "efficient"),
+        *(("attention", value) for value in SPARING),
         *((name, 2) for name in AXES),
         ("checkpointing", "budget=1GiB"),
     ]

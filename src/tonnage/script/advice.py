@@ -372,8 +372,8 @@ def _further(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str, Any]
 
 
 def _has_no_words(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cluster: Cluster) -> bool:
-    if name == "attention":
-        return True  # of flags
+    if name == "attention":  # which no flag of a Trainer's, nor a launcher's, says
+        return True
     if facts.is_loop:
         return spelled(name) in LOOPS_NOT or f"{spelled(name)}={value}" in LOOPS_NOT
     refusals = engine_of(plan).refusals(job, plan, cluster)

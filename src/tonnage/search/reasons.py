@@ -21,7 +21,7 @@ from tonnage.predict import check
 from tonnage.search.depth import Need, of_run
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.pricing import priced
-from tonnage.search.space import AXES, FILES, FREE, OFFLOADS, ORDER, Question, free_wins
+from tonnage.search.space import AXES, FILES, FREE_OPTIONS, OFFLOADS, ORDER, Question, free_wins
 from tonnage.solution import Candidate, Choice, Reason, Stage
 from tonnage.units import gib
 
@@ -61,7 +61,7 @@ STATES: Final = ("optimizer_offload", "param_offload")
 """Options that put weights and states on the host, of which a plan has one."""
 
 PATH: Final = (
-    tuple(FREE),
+    FREE_OPTIONS,
     ("precision",),
     ("shard",),
     (*AXES, "pp_schedule"),
@@ -134,7 +134,16 @@ def does(name: str, plan: Plan) -> str:
 
 
 def _techniques(plan: Plan, question: Question) -> list[str]:
-    names = (*FREE, "shard", *AXES, "pp_schedule", "accum_sync", "optimizer_in_backward", "checkpointing", *OFFLOADS)
+    names = (
+        *FREE_OPTIONS,
+        "shard",
+        *AXES,
+        "pp_schedule",
+        "accum_sync",
+        "optimizer_in_backward",
+        "checkpointing",
+        *OFFLOADS,
+    )
     if plan.shard == "ddp" or _is_alone(plan, question):
         # Several ranks that train one network do that at least; alone it is how what rests on the host gets there.
         names = tuple(name for name in names if name != "shard")
@@ -285,7 +294,7 @@ def _is_alone(plan: Plan, question: Question) -> bool:
 
 def _baseline(plan: Plan, question: Question) -> Plan:
     """What somebody runs who has changed nothing: a copy of everything on each GPU."""
-    plain = replace(free_wins(question), **{name: getattr(question.plan, name) for name in FREE})
+    plain = replace(free_wins(question), **{name: getattr(question.plan, name) for name in FREE_OPTIONS})
     alone = question.cluster.gpus == 1
     shard = question.plan.shard if question.said("shard") else "none" if alone else "ddp"
     return replace(plain, shard=shard)

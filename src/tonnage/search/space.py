@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tonnage.axes import SHARDING, axes, divisors
 from tonnage.costs.kinds import read_shape
-from tonnage.costs.memory import sparing_attention
+from tonnage.costs.scores import sparing_attention
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
@@ -28,17 +28,14 @@ MOST_HOST_BYTES: Final = 512 * GIB
 """No machine is taken to have more for each of its GPUs where it is not said how much it has: a DGX B200 has 2 TB
 beside its eight and can have 4 (its user guide)."""
 
-FREE: Final[dict[str, str]] = {
-    "allocator": "expandable",
-    "optimizer": "adamw-fused",
-    "loss": "chunked",
-    "attention": "flex",
-}
+FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused", "loss": "chunked"}
 """Chosen where nothing stands against it: less memory, the same result, hardly any time.
 
-Attention only where torch would keep scores (`free`); flex needs a compiler where the network is trained.  The loss
-in slices multiplies by the head twice, which is 1 to 8 % of a step (1.08 of a network of 1.2 billion parameters on an
-H200, measurements/h200-2026-11-20.jsonl): plans with room for all logits get them in the end."""
+The loss in slices multiplies by the head twice, which is 1 to 8 % of a step (1.08 of a network of 1.2 billion
+parameters on an H200, measurements/h200-2026-11-20.jsonl): plans with room for all logits get them in the end."""
+
+FREE_OPTIONS: Final = (*FREE, "attention")
+"""The same with what hangs on network and card (`free`): flex attention needs a compiler where training is done."""
 
 ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
     "shard": ("none", "ddp", "zero1", "zero2", "hsdp", "zero3"),
@@ -68,7 +65,7 @@ CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Values that change the mathematics of training; `allow` names the option."""
 
-FAMILIES: Final = (*FREE, *ORDER, *AXES, "pp_schedule", "precision", "micro_batch")
+FAMILIES: Final = (*FREE_OPTIONS, *ORDER, *AXES, "pp_schedule", "precision", "micro_batch")
 """Options that `only` and `without` may name."""
 
 _OPTIONS: Final = {spelled(item.name): option for kind in (Job, Plan) for item, option in options(kind)}
@@ -302,9 +299,9 @@ def _can_interleave(question: Question, job: Job, plan: Plan) -> bool:
 
 
 def free(job: Job, plan: Plan, cluster: Cluster) -> dict[str, str]:
-    """FREE, with the attention that a network needs on such a card, if any."""
+    """FREE, and an attention that keeps no scores where torch's own choice for a network and card keeps them."""
     sparing = sparing_attention(job, replace(plan, attention="auto"), cluster)
-    return {name: value for name, value in (FREE | {"attention": sparing}).items() if value is not None}
+    return {**FREE} if sparing is None else {**FREE, "attention": sparing}
 
 
 def free_wins(question: Question) -> Plan:
@@ -328,7 +325,7 @@ def _expressible(question: Question, plan: Plan) -> Plan:
         refused = {refusal.technique.partition("=")[0] for refusal in engine_of(plan).refusals(*_one(question, plan))}
         gone: dict[str, Any] = {
             name: getattr(question.plan, name)
-            for name in FREE
+            for name in FREE_OPTIONS
             if spelled(name) in refused and getattr(plan, name) != getattr(question.plan, name)
         }
         if not gone:

@@ -13,7 +13,7 @@ from tonnage.estimates import Estimate
 from tonnage.search.best import fits
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import priced
-from tonnage.search.space import FREE, Question, free
+from tonnage.search.space import FREE_OPTIONS, Question, free
 from tonnage.solution import Candidate, Choice, Reason
 
 _ROUGH: Final = ("allocator",)
@@ -36,7 +36,7 @@ def without_useless(choice: Choice, question: Question, ghosts: Ghosts) -> Choic
 def without_unwanted(choice: Choice, question: Question, ghosts: Ghosts) -> Choice:
     """The choice, of which there are reasons, without free techniques that by these cost memory and save no time."""
     useless = {one.technique.partition("=")[0] for one in choice.reasons if _costs_memory(one)}
-    names = [name for name in FREE if name in useless and _is_ours(name, choice, question)]
+    names = [name for name in FREE_OPTIONS if name in useless and _is_ours(name, choice, question)]
     return _without(choice, names, question, ghosts)
 
 
