@@ -5,11 +5,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
+import torch
 
 from solutions import Formula, need_bytes, possible, question
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.layers.few import with_layers
-from tonnage.search.best import DIFFERENT, SAME_FAILURES, Search, difference
+from tonnage.search.best import DIFFERENT, SAME_FAILURES, Search, _at_fault, difference
 from tonnage.search.depth import of_run
 from tonnage.search.needs import needs_no_less
 from tonnage.search.pricing import priced
@@ -17,6 +18,9 @@ from tonnage.search.reasons import reasons
 from tonnage.search.solve import search
 from tonnage.search.space import candidates
 from tonnage.solution import Candidate
+from tonnage.techniques import attention
+from tonnage.techniques.chunked_loss import causal_network
+from tonnage.techniques.tensor_parallel import _not_known
 from tonnage.units import GIB, gib
 
 
@@ -367,3 +371,18 @@ def test_a_search_that_begins_again_finds_what_one_without_that_attention_finds(
     known = {id(one) for one in again.order}
     assert again.seen <= known
     assert again.impossible <= known
+
+
+def test_what_is_at_fault_is_read_from_what_techniques_say():
+    on = Candidate(job=question().job, plan=replace(question().plan, tp=2, pp=2, ep=2, cp=2, attention="efficient"))
+    off = replace(on, plan=question().plan)
+    for axis, wanted in (("tp", "Tensor parallelism"), ("pp", "A pipeline"), ("ep", "Expert parallelism")):
+        with pytest.raises(CannotEstimate) as refused:
+            causal_network(torch.nn.Linear(2, 2), wanted, f"{axis} 1")
+        assert _at_fault(on, str(refused.value)) == axis
+        assert _at_fault(off, str(refused.value)) is None
+    assert _at_fault(on, str(_not_known(torch.nn.Linear(2, 2), "no plan"))) == "tp"
+    with pytest.raises(CannotEstimate) as refused, attention._only("efficient"):
+        raise RuntimeError("No available kernel. Aborting execution.")
+    assert _at_fault(on, str(refused.value)) == "attention"
+    assert _at_fault(on, "Memory ran out.") is None

@@ -219,7 +219,9 @@ def _path(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     if not solution.path:
         return
     capacity = solution.question["capacity_bytes"]
-    some = "; ~ from runs of a few layers" if not all(stage.whole for stage in solution.path) else ""
+    some = "" if all(stage.whole for stage in solution.path) else "; ~ from runs of a few layers"
+    if some and solution.plans[0].candidate.plan.attention == "flex":
+        some += ", flash attention for flex"
     yield title("From the baseline to the plan", text(f"the card has {gib(capacity)}{some}", "dim"), canvas)
     labels = [("  + " if number else "") + stage.change for number, stage in enumerate(solution.path)]
     shown = min(max(map(len, labels)), canvas.width // 3)

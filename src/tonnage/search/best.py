@@ -28,6 +28,7 @@ from tonnage.search.pricing import Priced, bounded, in_order, priced
 from tonnage.search.space import FREE, OFFLOADS, Question
 from tonnage.search.words import describe
 from tonnage.solution import Candidate, Choice, Refused
+from tonnage.techniques.attention import CANNOT_SERVE
 from tonnage.techniques.chunked_loss import CHUNK_TOKENS
 from tonnage.units import counted, gib
 
@@ -590,8 +591,8 @@ def _at_fault(candidate: Candidate, why: str) -> str | None:
     return next(iter(found), None)
 
 
-_NOT_SERVED: Final = ("flex_attention", "attention cannot serve")
-"""What a failure says that is of an attention's kernels."""
+_NOT_SERVED: Final = ("flex_attention", CANNOT_SERVE)
+"""What a failure says that is of an attention's kernels: Inductor's name for flex's, and that torch has none."""
 
 
 def _has(candidate: Candidate, option: str) -> bool:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-_HEAD_SIZE: Final = 8
-"""Flash attention takes heads of whole multiples of it."""
+_HEADS: Final = range(8, 257, 8)
+"""Widths of heads that flash attention takes (ATen/native/transformers/cuda/sdp_utils.cpp: up to 256; others than
+multiples of 8 torch pads before it calls)."""
 
 
 def install() -> None:
@@ -37,7 +38,7 @@ def _instead_of(compiled: Callable[..., Any]) -> Callable[..., Any]:
     def flash(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
         import torch
 
-        if query.element_size() != 2 or query.shape[-1] % _HEAD_SIZE:
+        if query.element_size() != 2 or query.shape[-1] not in _HEADS:
             return compiled(query, key, value, **options)
         result, rows, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, value, is_causal=True, scale=options.get("scale")

@@ -33,6 +33,9 @@ NETWORKS_OWN: Final = {"eager": "eager", "flex": "flex_attention"}
 
 AMPERE: Final = (8, 0)
 
+CANNOT_SERVE: Final = "attention cannot serve this network"
+"""What is said where torch has no kernel for it."""
+
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """What is known beforehand to stand against a backend; the rest torch says when it runs."""
@@ -92,8 +95,7 @@ def _only(name: str) -> Iterator[None]:
         if "No available kernel" not in str(error):
             raise
         raise CannotEstimate(
-            f"torch's {name} attention cannot serve this network (card, dtype, mask or head size); "
-            "choose attention auto."
+            f"torch's {name} {CANNOT_SERVE} (card, dtype, mask or head size); choose attention auto."
         ) from error
 
 
