@@ -33,7 +33,7 @@ from tonnage_inside import decided
 
 path = sys.argv[1]
 rank, mode = one_of([(0, "first"), (3, "second"), (3, "plain")])  # a process each, which has decided nothing yet
-there = os.path.exists(path)
+there = len(os.listdir(path))
 torch.distributed.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
 asked = []
 original = Propagator.propagate_op_sharding_non_cached
@@ -79,12 +79,12 @@ os._exit(0)
 
 
 def test_a_second_process_decides_only_about_what_cannot_be_kept(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "decided")]
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": f"{INSIDE}:{HERE}", "PATH": ""})
     assert done.returncode == 0, done.stderr
     first, second, plain = map(json.loads, done.stdout.splitlines())
-    assert (first["there"], second["there"]) == (False, True)
-    assert not plain["there"]  # it was taken away, and nothing was added
+    assert (first["there"], second["there"]) == (0, 1)
+    assert plain["there"] == 1  # nothing was added
     assert second["found"] == plain["found"]
     assert len(first["asked"]) > 20
     assert (first["learned"], plain["learned"]) == (0, 0)
@@ -113,10 +113,33 @@ def test_a_worker_that_knows_gives_the_same_trace(worker: pool.Worker) -> None:
 def test_what_only_another_run_had_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_known", "_ready"):
         monkeypatch.setattr(decided, name, {})
+    monkeypatch.setattr(decided, "_learned", set())
     monkeypatch.setitem(sys.modules, decided._DECIDES, decided)
-    path = tmp_path / "decided"
     gone = b"cos\nan_operation_that_is_not_here\n."
-    path.write_bytes(pickle.dumps(({"gone": gone, "there": pickle.dumps(7)}, [])))
-    decided.learn(str(path))
+    (tmp_path / "one").write_bytes(pickle.dumps(({"gone": gone, "there": pickle.dumps(7)}, [])))
+    decided.learn(str(tmp_path))
     assert decided._ready == {"there": (7, [])}
-    assert not path.exists()
+
+
+def test_a_file_is_read_once_and_only_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decided, "_known", known := {})
+    monkeypatch.setattr(decided, "_learned", set())
+    (tmp_path / "other.draft").write_bytes(b"half of")
+    monkeypatch.setattr(decided, "_new", {"asked": pickle.dumps("told")})
+    decided.leave(str(tmp_path))
+    decided.learn(str(tmp_path))
+    assert {asked: pickle.loads(told) for asked, told in known.items()} == {"asked": "told"}
+    known.clear()
+    decided.learn(str(tmp_path))
+    assert not known
+
+
+@pytest.mark.ghost
+def test_workers_of_one_folder_know_of_each_other(tmp_path: Path) -> None:
+    job, plan = tiny_job("llama", micro_batch=1), Plan(shard="zero3", tp=2)
+    left = []
+    for _ in range(2):
+        with pool.Worker(decided=tmp_path) as worker:
+            worker.run(job, plan, parse_cluster("8xa100-40gb"), steps=1)
+        left.append(len(list(tmp_path.iterdir())))
+    assert left == [1, 1]  # the second had nothing to decide

@@ -55,7 +55,7 @@ class Worker:
     """Stands where a warm ghost process stands."""
 
     def __init__(self):
-        self.closed = False
+        self.closed = self.answered = False
         self.begun, self.killed = threading.Event(), threading.Event()
 
     def kill(self):
@@ -140,6 +140,31 @@ def test_a_torch_without_kernels_for_the_card_ends_the_search(workers, monkeypat
     monkeypatch.setattr(memory._Run, "on", on)
     with pytest.raises(GhostUnavailable):
         solved(question(gpu="8xh100-80gb"))
+
+
+def test_workers_that_die_before_they_answer_end_the_search(workers, monkeypatch):
+    def on(one, worker):
+        worker.closed = True
+        raise CannotEstimate("The ghost process ended early: it said nothing")
+
+    monkeypatch.setattr(memory._Run, "on", on)
+    with pytest.raises(GhostUnavailable, match="ended early"):
+        solved(question(gpu="8xh100-80gb"), count=1)
+    assert len(workers) <= 5, "some begin ahead of who asks"
+
+
+def test_a_worker_that_dies_later_is_replaced(workers, monkeypatch):
+    answered = memory._Run.on
+
+    def on(one, worker):
+        worker.answered, worker.closed = True, not worker.closed and len(workers) == 1
+        if worker.closed:
+            raise CannotEstimate("The ghost process ended early: it said nothing")
+        return answered(one, worker)
+
+    monkeypatch.setattr(memory._Run, "on", on)
+    assert solved(question(gpu="8xh100-80gb"), count=1).status == "found"
+    assert len(workers) == 2
 
 
 QUESTIONS = (

@@ -91,7 +91,7 @@ def _answered(request: dict[str, Any], policy: values.Policy, answers: TextIO) -
     if reply and reply != _EVERY_EVENT:
         answers.write(reply)  # before its memory is taken back, which takes a while
     _, status = os.waitpid(child, 0)
-    decided.learn(_decisions(request))
+    decided.learn(request["decided"])
     if not reply:
         answers.write(json.dumps(_failed(_died(status))) + "\n")
     return reply
@@ -107,15 +107,11 @@ def _wait(pipe: TextIO, request: dict[str, Any]) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
-def _decisions(request: dict[str, Any]) -> str:
-    """The file in which a run leaves what it decided, beside its trace."""
-    return f"{request['trace']}.decided"
-
-
 def _asked(request: dict[str, Any], policy: values.Policy) -> tuple[int, TextIO]:
     """A forked child that does the job, and what it will say how it went into: one line, or none if it dies."""
     read_end, write_end = os.pipe()
     _import_libraries(request)
+    decided.learn(request["decided"])  # what runs of other workers have left meanwhile
     worker = os.getpid()
     gc.freeze()  # what was imported stays; a child that looked through it for garbage would also copy its pages
     child = os.fork()
@@ -221,7 +217,7 @@ def _do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> 
     columns = asked.columns() if asked is not None else None
     assumed = [*policy.assumed(), *inputs.assumed()]
     written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
-    decided.leave(_decisions(request))
+    decided.leave(request["decided"])
     return {"error": None, "seconds": time.perf_counter() - began}
 
 

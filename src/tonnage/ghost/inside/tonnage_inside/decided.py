@@ -2,9 +2,9 @@
 
 It follows from the operation, from the shapes, dtypes and placements of what it is given and from how its mesh is
 laid out, whichever rank asks.  Each run is a fork that begins with nothing decided, and torch takes up to two
-milliseconds for each of some 150 kinds of operations.  A run leaves what it decided in a file, which the worker reads
-when the run has ended, so that those after it know.  In what is kept a mesh is its layout, in place of which the mesh
-is put that the operation has which asks.
+milliseconds for each of some 150 kinds of operations.  A run leaves what it decided in a file of a folder, which
+the worker reads when the run has ended, so that those after it know; workers that work for one search have one
+folder.  In what is kept a mesh is its layout, in place of which the mesh is put that the operation has which asks.
 
 So it is with what torch looks up of an operation's name when a tensor made in Python first sees it: that is looked up
 in the worker, for the runs to come.
@@ -13,8 +13,10 @@ in the worker, for the runs to come.
 import contextlib
 import functools
 import io
+import os
 import pickle
 import sys
+import time
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +34,8 @@ _reading: list[Any] | None = None
 """The specifications without a mesh that were read so far, while an answer is read before it is asked."""
 _looked_up: set[str] = set()
 """The names of operations that had been looked up when this process began."""
+_learned: set[str] = set()
+"""The names of files that were read."""
 _meshes: dict[str, Any] = {}
 """The meshes of the operation that is decided about, by their layouts."""
 _layouts: dict[int, tuple[Any, str]] = {}
@@ -40,6 +44,9 @@ _layouts: dict[int, tuple[Any, str]] = {}
 
 _BUILT_IN = ("aten::", "_c10d_functional::")
 """How names of operations begin that are the same in each process."""
+
+_DRAFT = ".draft"
+"""How the name of a file ends that is being written."""
 
 _DECIDES = "torch.distributed.tensor._sharding_prop"
 """The part of torch that decides."""
@@ -55,25 +62,31 @@ def install() -> None:
     after_import(_DECIDES, _remember)
 
 
-def leave(path: str) -> None:
+def leave(folder: str) -> None:
     """Write down what this process decided and looked up, for `learn`; nothing if that is nothing."""
     names = [name for name in _names() if name not in _looked_up and name.startswith(_BUILT_IN)]
     if _new or names:
-        Path(path).write_bytes(pickle.dumps((_new, names)))
+        path = Path(folder) / f"{time.time_ns()}-{os.getpid()}"
+        draft = path.with_suffix(_DRAFT)
+        draft.write_bytes(pickle.dumps((_new, names)))
+        draft.rename(path)  # others read it as soon as it is there
 
 
-def learn(path: str) -> None:
-    """Know what a run has left, and remove it."""
-    with contextlib.suppress(FileNotFoundError):
-        decided, names = pickle.loads(Path(path).read_bytes())
-        _known.update(decided)
+def learn(folder: str) -> None:
+    """Know what runs have left that were not known yet."""
+    for path in Path(folder).iterdir():
+        if path.name in _learned or path.suffix == _DRAFT:
+            continue
+        _learned.add(path.name)
+        decided, names = pickle.loads(path.read_bytes())
+        new = {asked: answer for asked, answer in decided.items() if asked not in _known}
+        _known.update(new)
         if _DECIDES in sys.modules:
-            for asked, answer in decided.items():
+            for asked, answer in new.items():
                 with contextlib.suppress(AttributeError, ImportError, TypeError):  # of what only that run had
                     _ready[asked] = _read_ahead(answer)
         for name in names:
             _registry().find(name)
-        Path(path).unlink()
 
 
 def _registry() -> Any:
