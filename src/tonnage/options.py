@@ -92,8 +92,9 @@ def varied(value: _Value, changes: Mapping[str, Any]) -> _Value:
     A search makes a hundred thousand; this takes a fifth of the time, because only the changes are checked.  Raises
     UsageError, and TypeError for a field that there is not.
     """
-    if unknown := changes.keys() - vars(value).keys():
-        raise TypeError(f"{type(value).__name__} has no {', '.join(sorted(unknown))}")
+    if not changes.keys() <= vars(value).keys():
+        unknown = sorted(changes.keys() - vars(value).keys())
+        raise TypeError(f"{type(value).__name__} has no {', '.join(unknown)}")
     _check(type(value), changes)
     made = object.__new__(type(value))
     vars(made).update(vars(value), **changes)

@@ -7,7 +7,7 @@ training is made only where the user allows it (`CHANGES`); everything else is o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -261,6 +261,8 @@ def candidates(
     for method in question.methods or (question.job.method,):
         base = replace(question.job, method=method, global_batch_tokens=None)
         jobs: dict[tuple[int, int], Job] = {}  # few differ, and each is checked when it is made
+        batches: dict[int, list[tuple[int, int]]] = {}  # by the ranks that share them
+        layers = layers_of(base) if _may_take_turns(question) else 0
         for plan in _plans(question, base, offload, files):
             try:
                 layout = axes(plan, question.cluster.gpus, question.cluster.gpus_per_node)
@@ -269,7 +271,10 @@ def candidates(
             if plan.shard == "hsdp" and 1 in (layout.dp_replicate, layout.dp_shard):
                 continue  # which is zero3, or ddp
             ranks = layout.data_parallel
-            sizes = list(_batches(question, batch, ranks))
+            if ranks not in batches:
+                batches[ranks] = list(_batches(question, batch, ranks))
+            sizes = batches[ranks]
+            interleaved = _interleaved(plan, layers)
             for micro_batch, accumulation in dict.fromkeys((sizes[0], sizes[-1])) if ends and sizes else sizes:
                 if accumulation < plan.pp or (plan.optimizer_in_backward and accumulation > 1):
                     continue
@@ -282,20 +287,20 @@ def candidates(
                     size, replace(base, micro_batch=micro_batch, grad_accum=accumulation)
                 )
                 yield Candidate(job=job, plan=plan)
-                if plan.pp > 1 and _can_interleave(question, job, plan):
-                    yield Candidate(job=job, plan=varied(plan, {"pp_schedule": "interleaved"}))
+                if interleaved is not None and accumulation % plan.pp == 0:  # in whole rounds
+                    yield Candidate(job=job, plan=interleaved)
 
 
-def _can_interleave(question: Question, job: Job, plan: Plan) -> bool:
-    """Whether the stages of a plan's pipeline may take turns on each rank, in whole rounds."""
-    layers = layers_of(job)
-    return (
-        question.is_open("pp_schedule")
-        and question.may_be("pp_schedule", "interleaved")
-        and layers > 0
-        and layers % (plan.pp * plan.pp_stages) == 0
-        and job.grad_accum % plan.pp == 0
-    )
+def _may_take_turns(question: Question) -> bool:
+    """Whether several stages of a pipeline may take turns on each rank."""
+    return question.is_open("pp_schedule") and question.may_be("pp_schedule", "interleaved")
+
+
+def _interleaved(plan: Plan, layers: int) -> Plan | None:
+    """The plan with such stages; None where so many layers cannot be divided among them, or there is no pipeline."""
+    if plan.pp == 1 or not layers or layers % (plan.pp * plan.pp_stages):
+        return None
+    return varied(plan, {"pp_schedule": "interleaved"})
 
 
 def free(job: Job, plan: Plan, cluster: Cluster) -> dict[str, str]:
@@ -341,12 +346,14 @@ def _plans(question: Question, job: Job, offload: bool, files: bool) -> Iterator
     plain = free_wins(question)
     values = {**_of_layout(question, job), **_of_order(question, offload, files), **_of_changes(question)}
     said = {name: getattr(plain, name) for name in (*AXES, *(name for name in _TOGETHER if question.said(name)))}
+    free = {name for name in _TOGETHER if name in values}
     for chosen in itertools.product(*values.values()):
         changes = dict(zip(values, chosen, strict=True))
-        used = {changes.get(name, "none") for name in OFFLOADS}
-        if (offload and used == {"none"}) or (files and FILES not in used):
-            continue
-        if _is_sensible(question, said, changes):
+        if offload:
+            used = {changes.get(name, "none") for name in OFFLOADS}
+            if used == {"none"} or (files and FILES not in used):
+                continue
+        if _is_sensible(question, {**said, **changes}, free):
             yield varied(plain, changes)
 
 
@@ -354,9 +361,9 @@ _TOGETHER: Final = ("shard", "accum_sync", "optimizer_offload", "param_offload")
 """Options of which it hangs on the others what they can be."""
 
 
-def _is_sensible(question: Question, said: Mapping[str, Any], changes: Mapping[str, Any]) -> bool:
-    """Whether what is chosen goes together, and with what was said; what was said is not judged."""
-    chosen, cluster = {**said, **changes}, question.cluster
+def _is_sensible(question: Question, chosen: Mapping[str, Any], free: Set[str]) -> bool:
+    """Whether what is chosen goes together; what was said, and so is not among the `free` options, is not judged."""
+    cluster = question.cluster
     shard, synced = chosen.get("shard"), chosen.get("accum_sync")
     weights, states = (chosen.get(name, "none") != "none" for name in ("param_offload", "optimizer_offload"))
     data = cluster.gpus // (chosen["tp"] * chosen["pp"] * chosen["cp"])
@@ -364,7 +371,6 @@ def _is_sensible(question: Question, said: Mapping[str, Any], changes: Mapping[s
         return False
     if shard is not None and not _divides(question, shard, data * chosen["cp"], weights, states):
         return False
-    free = {name for name in _TOGETHER if name in changes}
     if weights and shard not in SHARDING and free & {"shard", "param_offload"}:
         return False
     if synced and shard not in SHARDING and "accum_sync" in free:
