@@ -5,6 +5,7 @@ alive together, without temporaries, workspaces, casts, fragmentation, or anythi
 usual only says in what order to run.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from tonnage.costs.memory import STATE_BYTES, kept_bytes, logit_bytes, used_bytes
@@ -180,21 +181,26 @@ def _activations(shape: Shape, work: Work) -> float:
         return 0.0
     in_flight = min(work.axes.pp, work.grad_accum)
     layers = shape.layers / work.axes.pp * in_flight
+    return 2.0 * work.tokens * layers * _kept_width(shape, work.checkpointing, work.axes.tp, work.sequence_parallel)
+
+
+@lru_cache(maxsize=1024)
+def _kept_width(shape: Shape, checkpointing: str, tp: int, sequence_parallel: bool) -> float:
+    """Elements that a rank keeps of each token and layer."""
     inner = _inner_width(shape)
     hidden, query, key = shape.hidden, shape.query_width, shape.key_width
     if shape.latent_rank:
         query = key = 0  # compressed: what is kept is not bounded here
     beside = query + 2 * key
     fed = 2 * hidden + (3 if shape.gated else 2) * inner
-    if work.checkpointing == "none":
+    if checkpointing == "none":
         whole = beside + query + fed
-    elif work.checkpointing == "selective":
+    elif checkpointing == "selective":
         whole = beside + hidden + inner
     else:
         nothing_sure = ("full", "alternate")  # of the latter, which of its products are kept hangs on their order
-        whole = 0 if work.checkpointing in nothing_sure else fed  # `attention`: all but what attention keeps
-    divided = whole / work.axes.tp + hidden / (work.axes.tp if work.sequence_parallel else 1)
-    return 2.0 * work.tokens * layers * divided
+        whole = 0 if checkpointing in nothing_sure else fed  # `attention`: all but what attention keeps
+    return whole / tp + hidden / (tp if sequence_parallel else 1)
 
 
 def _inner_width(shape: Shape) -> int:

@@ -20,7 +20,7 @@ from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
 from tonnage.search.bounds import least_bytes, least_host_bytes, under_way, usually_beyond
 from tonnage.search.unpriced import ranked
-from tonnage.search.waiting import waiting_bytes
+from tonnage.search.waiting import waiting_at
 from tonnage.solution import Candidate
 
 _DEFAULTS: Final = tuple(vars(Plan()).values())
@@ -85,11 +85,10 @@ def bounded(candidate: Candidate, cluster: Cluster) -> Bounded:
     work, (shape, rough) = Work.of(candidate.job, candidate.plan, cluster), _shape_of(candidate)
     if shape is None:
         return Bounded(candidate=candidate, work=work, shape=None, least_bytes=0, rough=rough)
-    layout, steps = work.axes, candidate.job.grad_accum
-    more = steps * waiting_bytes(candidate, cluster)
-    if layout.pp > 1:
-        _, second, *_ = layout.different
-        more = max(more, int(steps * waiting_bytes(candidate, cluster, second) - under_way(shape, work)))
+    more, steps = 0, candidate.job.grad_accum
+    if work.axes.pp > 1:
+        first, second = waiting_at(candidate, 0), waiting_at(candidate, 1)
+        more = max(steps * first, int(steps * second - under_way(shape, work)))
     least = more + least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
     return Bounded(
         candidate=candidate,

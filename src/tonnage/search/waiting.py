@@ -33,6 +33,12 @@ CATEGORY: Final = "communication"
 
 def waiting_bytes(candidate: Candidate, cluster: Cluster, rank: int = 0) -> int:
     """Bytes that each micro-batch of a step takes on a rank of a pipeline, whether it is under way or not."""
+    place = axes(candidate.plan, cluster.gpus, cluster.gpus_per_node).place(rank, "pp")
+    return waiting_at(candidate, place)
+
+
+def waiting_at(candidate: Candidate, place: int) -> int:
+    """The same on the ranks at a place of the pipeline, the first of which is 0."""
     job, plan = candidate.job, candidate.plan
     if plan.pp == 1:
         return 0
@@ -40,7 +46,6 @@ def waiting_bytes(candidate: Candidate, cluster: Cluster, rank: int = 0) -> int:
     tokens = job.seq_len * job.micro_batch // plan.cp
     hidden = tokens * int(text.get("hidden_size", 0)) * _stream_bytes(plan)
     parts = plan.tp if divides_sequence(plan) else 1
-    place = axes(plan, cluster.gpus, cluster.gpus_per_node).place(rank, "pp")
     return _handed(plan, place) * hidden // parts + _ID_BYTES * tokens + _LOSS_BYTES * (place == plan.pp - 1)
 
 
