@@ -81,7 +81,7 @@ def of_adapters(job: Job, plan: Plan) -> tuple[str, ...]:
     """In what adapters are, where that is less than PEFT makes them in."""
     from tonnage.engines import engine_of
 
-    narrow = "" if job.method == "full" or engine_of(plan).keeps_adapters else adapters_dtype(job, plan)
+    narrow = "" if job.method == "full" or engine_of(plan).keeps_adapters else adapters_dtype(job.method, plan)
     if plan.weights_dtype is not None or narrow in ("", "fp32"):
         return ()
     return (

@@ -126,6 +126,10 @@ class Device:
     date: str = ""
     """When they were looked up, YYYY-MM-DD."""
 
+    def __hash__(self) -> int:
+        """Of its name alone: prices are looked up by card thousands of times, and there are few cards."""
+        return hash(self.id)
+
     @property
     def without_bf16(self) -> str:
         """That torch computes in bf16 by way of fp32 here, far slower than in fp16; empty for a card that has it."""

@@ -99,6 +99,20 @@ def test_layers_take_as_long_whatever_becomes_of_their_gradients(work, shape, cl
     assert priced(shape, work, *rest) == priced(shape, work.of_layers, *rest)
 
 
+@settings(max_examples=200)
+@given(
+    WORKS,
+    st.sampled_from([LLAMA, MIXTRAL]),
+    st.sampled_from([ONE, EIGHT, MANY]),
+    st.sampled_from(sorted(softwares())),
+)
+def test_weights_are_exchanged_and_updated_alike_whatever_passes_through_them(work, shape, cluster, name):
+    """So that what is known of them once does for all works that have the same `of_weights`."""
+    rest = (cluster, rates.card(cluster.device), software(name))
+    laid = timings._laid.__wrapped__
+    assert laid(shape, work, *rest) == laid(shape, work.of_weights, *rest)
+
+
 @settings(max_examples=30)
 @given(st.sampled_from([512, 1024, 2048, 4096, 8192]), st.integers(1, 8), st.sampled_from(["none", "full"]))
 def test_longer_sequences_and_larger_batches_take_longer(seq_len, micro_batch, checkpointing):

@@ -4,6 +4,7 @@ answer.
 An answer's memory is run on the ghost.  Letters: costs/shape.py.
 """
 
+from functools import lru_cache
 from typing import Final
 
 from tonnage.costs.operations import ELEMENT_BYTES, kept_dtype
@@ -75,15 +76,20 @@ def used_bytes(shape: Shape, work: Work) -> float:
     network both halves, the activated one and their product; of each of a token's experts also the token as it goes
     in, and what comes out before it is weighed.
     """
-    T, t, h = work.tokens, work.axes.tp, shape.hidden
-    e, r, along = _elements(work)
+    return work.tokens * _used_width(shape, work.axes.tp, *_elements(work))
+
+
+@lru_cache(maxsize=1024)
+def _used_width(shape: Shape, t: int, e: float, r: float, along: int) -> float:
+    """Bytes of each token."""
+    h = shape.hidden
     attention = e * (3 * shape.query_width + 5 * shape.key_width + shape.heads * shape.value_dim) / t
     inner = shape.intermediate
     if shape.experts:
         inner = shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
     feed_forward = e * inner * (4 if shape.gated else 2) / t
     routed = 2 * e * h * shape.experts_per_token * shape.expert_layers / shape.layers if shape.experts else 0.0
-    return T * (shape.norms * h * r / along + 2 * e * h / along + attention + feed_forward + routed)
+    return shape.norms * h * r / along + 2 * e * h / along + attention + feed_forward + routed
 
 
 def offloaded_bytes(shape: Shape, work: Work) -> float:

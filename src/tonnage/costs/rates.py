@@ -66,6 +66,10 @@ class Card:
     rows: str
     """What calibrated it."""
 
+    def __hash__(self) -> int:
+        """Of its capability alone, as a Device's of its name."""
+        return hash(self.capability)
+
 
 @dataclass(frozen=True, slots=True)
 class Seconds:

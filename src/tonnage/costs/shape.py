@@ -94,6 +94,10 @@ class Shape:
     unmeasured: str = ""
     """The kind of network, where no step of its kind was measured."""
 
+    def __hash__(self) -> int:
+        """Of a few fields, as a Device's of its name: few networks are asked about at a time."""
+        return hash((self.layers, self.intermediate))
+
     @property
     def query_width(self) -> int:
         """Width of all queries together."""
@@ -174,7 +178,7 @@ class Shape:
         outside = self.embedding_parameters * (1 if self.tied else 2) + self.positions * self.hidden
         return layers + outside + self.hidden * (1 if self.rms_norm else 2) + self.extra_parameters
 
-    @property
+    @cached_property
     def active_parameters(self) -> int:
         """Weights that a token is multiplied with."""
         return self.parameters - self.expert_layers * (self.experts - self.experts_per_token) * self.expert_parameters

@@ -105,6 +105,10 @@ class Software:
     rows: str = ""
     """What calibrated it."""
 
+    def __hash__(self) -> int:
+        """Of its name alone, as a Device's."""
+        return hash(self.name)
+
 
 @cache
 def softwares() -> dict[str, Software]:

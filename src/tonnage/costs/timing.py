@@ -149,6 +149,10 @@ class _Pass:
         """As long as the card works or as long as the host launches and waits, whichever is longer."""
         return max(self.card.total + self.again.total + self.exchange, self.host(software))
 
+    def waiting(self, seconds: float) -> "_Pass":
+        """The same, in which the host waits for so many more."""
+        return _Pass(self.card, self.again, self.repeats, self.exchange, self.waits + seconds, self.calls)
+
     def host(self, software: Software) -> float:
         """Of the host: launching each kernel, waiting for each collective, what it takes to run a layer again."""
         kernels, looped = (self.card.kernels + self.again.kernels), (self.card.looped + self.again.looped)
@@ -160,54 +164,96 @@ class _Pass:
         return launching + self.repeats * software.again_seconds + self.waits
 
 
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    """Passes of the stages of a pipeline for one micro-batch."""
+
+    seconds: tuple[float, ...]
+    """Of each stage."""
+    slowest: float
+    """Of the slowest one, of which all that follows is."""
+    card: float
+    """Of the card, without what runs again."""
+    again: float
+    """What runs again."""
+    computing: float
+    """Of products and attention, also again."""
+    passing: float
+    """Of passes over memory, also again."""
+    exchange: float
+    """Of traffic that nothing hides."""
+    host: float
+    """Of the host."""
+    layer: float
+    """Of an average layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Laid:
+    """What is the same in all steps that divide, exchange and update weights alike."""
+
+    fabric: Fabric
+    """Links among data-parallel ranks."""
+    gathering: "_Gathering | None"
+    """Exchanges of sharded weights and their gradients; None: there are none."""
+    averaging: "_Averaging | None"
+    """Exchanges of gradients among ranks with the same weights; None: there are none."""
+    weights: float
+    """Of one rank before data parallelism divides them."""
+    trained: float
+    """Of these, those that are trained."""
+    unpacking: float
+    """Seconds of copying gathered weights out of the buffer that they came in, for an average micro-batch."""
+    update: "_Update"
+    """The optimizer's step."""
+    host_update: float
+    """Seconds of its part on the host."""
+    token_flops: float
+    """Operations for each token of a step, by the usual count."""
+    interval: tuple[float, float, tuple[str, ...]]
+    """Factors of the interval's ends, and what is assumed."""
+    waiting_interval: tuple[float, float, tuple[str, ...]]
+    """The same of steps in which the card waits for the host."""
+
+
 def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Timing:
     """The seconds of a step.  Raises CannotEstimate where a rate that matters is not known."""
     reached = rates.card(cluster.device)
-    layers, embedding, head = _network(shape, work.of_layers, cluster, reached, software)
-    layers = replace(layers, waits=layers.waits + _gathering_host(shape, work))
     split = split_of(shape, work, software)
-    ends = _ends(split, embedding, head)
-    layer_seconds = layers.seconds(software)
-    stages = [count * layer_seconds for count in split.layers]
-    for place, end in ends:
-        stages[place] += end.seconds(software)
-    slowest = stages.index(max(stages))
-    own = _own(split.layers[slowest], layers, [end for place, end in ends if place == slowest])
-    fabric = data_fabric(cluster, reached, software)
-    sends = _sends(shape, work, cluster, fabric, software)
-    gathers = _gathers(shape, work, cluster, fabric, software, layers)
-    weights = _rank_weights(shape, work)
-    unpacking = _unpacking(work, cluster, reached, weights)
+    stages = _stages(shape, work.of_layers, cluster, reached, software, split, _gathering_host(shape, work))
+    laid = _laid(shape, work.of_weights, cluster, reached, software)
+    m, unpacking = work.grad_accum, laid.unpacking
+    sends = _sends(shape, work, cluster, laid.fabric, software)
+    gathers = 0.0 if laid.gathering is None else laid.gathering.seconds(work, stages.layer)
     per_micro_batch = sends + gathers + software.micro_batch_seconds
     busy = schedule.pipeline_seconds(
-        tuple([seconds + per_micro_batch + unpacking for seconds in stages]), work.grad_accum, work.virtual_stages
+        tuple([seconds + per_micro_batch + unpacking for seconds in stages.seconds]), m, work.virtual_stages
     )
     stalls = _stalls(work, software)
-    averaging = _averaging(shape, work, cluster, fabric, software, weights, own.card.total * 2 / 3)
-    trained = trained_weights(shape, work, weights)
-    ahead = work.grad_accum * max(max(stages) - own.host(software), 0.0)
-    card_update = _update(shape, work, cluster, reached, trained / work.state_shards, ahead)
-    card_update += _bucketing(work, cluster, reached, trained)
-    host_update = on_host.update_seconds(trained / work.state_shards, work, cluster)
-    update = card_update + host_update
-    copies = on_host.copy_seconds(shape, work, cluster, weights, trained, max(stages))
+    averaging = 0.0 if laid.averaging is None else laid.averaging.seconds(work, software, stages.card * 2 / 3)
+    ahead = m * max(stages.slowest - stages.host, 0.0)
+    card_update = laid.update.seconds(ahead)
+    update = card_update + laid.host_update
+    copies = on_host.copy_seconds(shape, work, cluster, laid.weights, laid.trained, stages.slowest)
     step = busy + stalls + averaging + update + copies
-    m = work.grad_accum
-    exchanged = m * (own.exchange + per_micro_batch) + stalls + averaging
-    bubble = busy - m * (max(stages) + per_micro_batch + unpacking)
-    compute = m * (own.card.total + unpacking)
-    recompute = m * own.again.total
+    exchanged = m * (stages.exchange + per_micro_batch) + stalls + averaging
+    bubble = busy - m * (stages.slowest + per_micro_batch + unpacking)
+    compute = m * (stages.card + unpacking)
+    recompute = m * stages.again
     known = compute + recompute + exchanged + bubble + update + copies
     host = max(step - known, 0.0)
     bounds = {
-        "compute": m * (own.card.computing + own.again.computing),
-        "memory": m * (own.card.passing + own.again.passing + unpacking) + card_update,
+        "compute": m * stages.computing,
+        "memory": m * (stages.passing + unpacking) + card_update,
         "communication": exchanged + copies,
-        "host": host + host_update,
+        "host": host + laid.host_update,
     }
     peak = rates.peak_flops(cluster.device, work.dtype)
-    gpus = work.axes.ranks
-    low, high, assumed = _interval(shape, work, cluster, reached, software, host / step)
+    gpus, tokens = work.axes.ranks, work.step_tokens
+    waiting = host / step
+    low, high, assumed = laid.waiting_interval if waiting > WAITING else laid.interval
+    if waiting > WAITING:
+        assumed = (of_hosts(waiting), *assumed)
     return Timing(
         step_seconds=step,
         low_seconds=step * low,
@@ -219,8 +265,8 @@ def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Ti
         optimizer_seconds=update,
         copy_seconds=copies,
         host_seconds=host,
-        tokens_per_second_per_gpu=work.step_tokens / step / gpus,
-        mfu=model_flops(shape, work) / step / gpus / peak,
+        tokens_per_second_per_gpu=tokens / step / gpus,
+        mfu=laid.token_flops * tokens / step / gpus / peak,
         bound_by=max(bounds, key=lambda name: bounds[name]),
         assumed=assumed,
     )
@@ -254,9 +300,67 @@ STACKED: Final = (0.7, 1.7)
 
 def model_flops(shape: Shape, work: Work) -> float:
     """Operations of a step that the network needs by the usual count: (6 P + 12 L H s) a token; see Timing.mfu."""
+    return _token_flops(shape, work) * work.step_tokens
+
+
+def _token_flops(shape: Shape, work: Work) -> float:
     weights = (4 if work.lora_rank else 6) * shape.active_parameters
     attention = (8 if work.lora_rank else 12) * shape.layers * shape.query_width * work.seq_len / work.packing
-    return (weights + attention) * work.step_tokens
+    return weights + attention
+
+
+@lru_cache(maxsize=8192)
+def _laid(shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software) -> _Laid:
+    """`work` is `Work.of_weights`."""
+    fabric = data_fabric(cluster, reached, software)
+    weights = _rank_weights(shape, work)
+    trained = trained_weights(shape, work, weights)
+    return _Laid(
+        fabric=fabric,
+        gathering=_gathering(shape, work, cluster, fabric),
+        averaging=_averaging(shape, work, cluster, fabric, software, weights),
+        weights=weights,
+        trained=trained,
+        unpacking=_unpacking(work, cluster, reached, weights),
+        update=_update(shape, work, cluster, reached, trained),
+        host_update=on_host.update_seconds(trained / work.state_shards, work, cluster),
+        token_flops=_token_flops(shape, work),
+        interval=_interval(shape, work, cluster, reached, software, waits=False),
+        waiting_interval=_interval(shape, work, cluster, reached, software, waits=True),
+    )
+
+
+@lru_cache(maxsize=8192)
+def _stages(
+    shape: Shape,
+    work: Work,
+    cluster: Cluster,
+    reached: Card,
+    software: Software,
+    split: schedule.Split,
+    gathering: float,
+) -> _Stages:
+    """What the stages compute; `work` is `Work.of_layers`, `gathering` what the host waits besides in each layer."""
+    layers, embedding, head = _network(shape, work, cluster, reached, software)
+    layers = layers.waiting(gathering)
+    ends = _ends(split, embedding, head)
+    layer_seconds = layers.seconds(software)
+    stages = [count * layer_seconds for count in split.layers]
+    for place, end in ends:
+        stages[place] += end.seconds(software)
+    slowest = stages.index(max(stages))
+    own = _own(split.layers[slowest], layers, [end for place, end in ends if place == slowest])
+    return _Stages(
+        seconds=tuple(stages),
+        slowest=max(stages),
+        card=own.card.total,
+        again=own.again.total,
+        computing=own.card.computing + own.again.computing,
+        passing=own.card.passing + own.again.passing,
+        exchange=own.exchange,
+        host=own.host(software),
+        layer=layer_seconds,
+    )
 
 
 def _own(layers: int, each: _Pass, ends: Iterable[_Pass]) -> _Pass:
@@ -295,23 +399,87 @@ def _tensors(shape: Shape, work: Work, *, trained: bool = False) -> int:
 # ---- one micro-batch -------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=8192)
-def _parts(
-    shape: Shape, part: Slice, device: Device, reached: Card, loss: str, recomputed: str, stops_early: bool
-) -> tuple[tuple[Seconds, Seconds], Seconds, Seconds]:
-    """Seconds of a layer (both passes; what runs again), of the embedding and of the head."""
+def _layer(shape: Shape, part: Slice) -> Passes:
+    return compiled.layer(shape, part) if part.compiled else operations.layer(shape, part)
 
-    def seconds(passes: tuple[operations.Operation, ...]) -> Seconds:
-        return rates.seconds(passes, device, reached, backend=part.backend, seq_len=part.seq_len)
+
+def _seconds(passes: tuple[operations.Operation, ...], part: Slice, device: Device, reached: Card) -> Seconds:
+    return rates.seconds(passes, device, reached, backend=part.backend, seq_len=part.seq_len)
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """What runs again in backward."""
+
+    recomputed: str
+    """Of a layer, of `work.RECOMPUTED`."""
+    fraction: float
+    """Part of the layers."""
+    stops_early: bool
+    """Whether without the last product."""
+
+
+@lru_cache(maxsize=8192)
+def _computing(
+    shape: Shape,
+    part: Slice,
+    what: _Again,
+    device: Device,
+    software: Software,
+    loss: str,
+    accumulated_bytes: int,
+    experts_even: bool,
+) -> tuple[Seconds, Seconds, Seconds, Seconds]:
+    """Seconds of the card for an average layer (both passes; what runs again), the embedding and the head.
+
+    Many layouts give a rank as much to compute, whatever they exchange.
+    """
+    reached = rates.card(device)
+    both, embedding, head = _parts(shape, part, device, reached, loss)
+    again = _again(shape, part, device, reached, what)
+    if shape.experts and shape.dense_layers:
+        with_experts = replace(part, experts=True)
+        routed, _, _ = _parts(shape, with_experts, device, reached, loss)
+        routed_again = _again(shape, with_experts, device, reached, what)
+        share = shape.expert_layers / shape.layers
+        both = both * (1 - share) + routed * share
+        again = again * (1 - share) + routed_again * share
+    if accumulated_bytes and part.trained:
+        adding = shape.dense_layer_parameters / part.tp * accumulated_bytes
+        both = both + Seconds(memory=adding / (rates.bandwidth(device) * reached.memory), kernels=4)
+    if what.recomputed in _BY_OPERATION:
+        both, again = (one + Seconds(kernels=CHOOSING * one.kernels) for one in (both, again))
+    of_experts = software.fused_expert_factor if part.experts_fused else software.expert_factor
+    if experts_even:
+        of_experts = software.matmul_factor
+    factors = (software.matmul_factor, software.attention_factor, software.memory_factor, of_experts)
+    return (
+        both.scaled(*factors),
+        again.scaled(*factors) * what.fraction,
+        embedding.scaled(*factors),
+        head.scaled(*factors) * shape.predicted,
+    )
+
+
+@lru_cache(maxsize=8192)
+def _parts(shape: Shape, part: Slice, device: Device, reached: Card, loss: str) -> tuple[Seconds, Seconds, Seconds]:
+    """Seconds of a layer, of the embedding and of the head, both passes."""
 
     def both(passes: Passes) -> Seconds:
-        return seconds(passes.forward) + seconds(passes.backward)
+        return _seconds(passes.forward, part, device, reached) + _seconds(passes.backward, part, device, reached)
 
-    one = compiled.layer(shape, part) if part.compiled else operations.layer(shape, part)
-    again = seconds(tuple(op for op in one.forward if _runs_again(op, recomputed, stops_early)))
-    if recomputed == "alternate":
-        again += seconds(tuple(op for op in one.forward if op.family == "matmul")) * 0.5
-    return (both(one), again), both(operations.embedding(shape, part)), both(operations.head(shape, part, loss))
+    one = _layer(shape, part)
+    return both(one), both(operations.embedding(shape, part)), both(operations.head(shape, part, loss))
+
+
+def _again(shape: Shape, part: Slice, device: Device, reached: Card, what: _Again) -> Seconds:
+    """Seconds of what of a layer runs again, where it does."""
+    forward = _layer(shape, part).forward
+    running = tuple(op for op in forward if _runs_again(op, what.recomputed, what.stops_early))
+    again = _seconds(running, part, device, reached)
+    if what.recomputed == "alternate":
+        again += _seconds(tuple(op for op in forward if op.family == "matmul"), part, device, reached) * 0.5
+    return again
 
 
 def _runs_again(op: operations.Operation, recomputed: str, stops_early: bool) -> bool:
@@ -376,50 +544,38 @@ def _network(
         experts_whole=work.experts_whole,
         compiled=work.compiled != "none",
         masked=work.masked,
+        experts=shape.experts > 0 and not shape.dense_layers,
     )
-    recomputed, stops = work.checkpointing, _stops_early(shape, work, software)
+    recomputed = work.checkpointing
+    what = _Again(recomputed, work.checkpointed_fraction, _stops_early(shape, work, software))
     loss = "inductor" if (work.compiled, work.loss) == ("model", "plain") else work.loss
-    (both, again), embedding, head = _parts(shape, part, cluster.device, reached, loss, recomputed, stops)
-    if shape.experts:
-        (routed, routed_again), _, _ = _parts(
-            shape, replace(part, experts=True), cluster.device, reached, loss, recomputed, stops
-        )
-        share = shape.expert_layers / shape.layers
-        both = both * (1 - share) + routed * share
-        again = again * (1 - share) + routed_again * share
-    if work.accumulated_bytes and not work.lora_rank:
-        adding = operations.layer_weights(shape, part) * work.accumulated_bytes
-        both = both + Seconds(memory=adding / (rates.bandwidth(cluster.device) * reached.memory), kernels=4)
-    exchange, waits = _tensor_exchange(shape, work, cluster, reached, software)
+    both, again, embedding, head = _computing(
+        shape, part, what, cluster.device, software, loss, work.accumulated_bytes, work.experts_even
+    )
+    fabric = _matrix_fabric(cluster, reached, software, _piped(work, cluster), work.axes.tp > cluster.gpus_per_node)
+    exchange, waits = _tensor_exchange(shape, work, cluster, fabric, software)
     if work.int8:
         waits += _INT8_PRODUCT_SECONDS * _modules(shape) * (2 + work.checkpointed_fraction * (recomputed == "full"))
     waits += _HOOKS_SECONDS * (2 + work.checkpointed_fraction * (recomputed == "full")) * work.hooked
-    if recomputed in _BY_OPERATION:
-        both, again = (part + Seconds(kernels=CHOOSING * part.kernels) for part in (both, again))
-    of_experts = software.fused_expert_factor if work.experts_fused else software.expert_factor
-    if work.experts_even:
-        of_experts = software.matmul_factor
-    factors = (software.matmul_factor, software.attention_factor, software.memory_factor, of_experts)
-    both = both.scaled(*factors)
     if work.axes.ep > 1 and shape.experts:
-        exchange += _handing_to_experts(shape, work, cluster, reached, software, both.total)
-    again = again.scaled(*factors) * work.checkpointed_fraction
+        experts_fabric = _experts_fabric(cluster, reached, fabric)
+        exchange += _handing_to_experts(shape, work, cluster, experts_fabric, software, both.total)
     repeats = work.checkpointed_fraction if recomputed != "none" else 0.0
     calls = 0.0 if work.compiled == "none" else (2 + repeats) / (shape.layers if work.compiled == "model" else 1)
     return (
         _Pass(both, again, repeats, exchange, waits, calls),
-        _Pass(embedding.scaled(*factors), Seconds(), 0.0, *_rings(shape, work, cluster, reached, software, 2)),
+        _Pass(embedding, Seconds(), 0.0, *_rings(shape, work, cluster, fabric, software, 2)),
         _Pass(
-            head.scaled(*factors) * shape.predicted,
+            head,
             Seconds(),
             0.0,
-            *_rings(shape, work, cluster, reached, software, 3 * shape.predicted, 6 * shape.predicted),
+            *_rings(shape, work, cluster, fabric, software, 3 * shape.predicted, 6 * shape.predicted),
         ),
     )
 
 
 def _tensor_exchange(
-    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software
+    shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software
 ) -> tuple[float, float]:
     """Seconds that nothing hides, and latencies, of a layer's exchanges for one micro-batch.
 
@@ -432,8 +588,7 @@ def _tensor_exchange(
     layout = work.axes
     again = 4 * work.checkpointed_fraction if work.checkpointing == "full" else 0
     calls = (10 if work.sequence_parallel else 8) + again
-    exchange, waits = _rings(shape, work, cluster, reached, software, calls)
-    fabric = _tensor_fabric(work, cluster, reached, software)
+    exchange, waits = _rings(shape, work, cluster, fabric, software, calls)
     activations = _activation_bytes(shape, work)
     if layout.cp > 1:
         group = _group(layout.cp, layout.tp, cluster)
@@ -448,7 +603,7 @@ def _tensor_exchange(
 
 
 def _handing_to_experts(
-    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, computing: float
+    shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software, computing: float
 ) -> float:
     """Seconds of a layer's exchanges with experts, there and back in each pass, that nothing hides.
 
@@ -456,12 +611,6 @@ def _handing_to_experts(
     """
     inner = 1 if work.experts_whole else work.axes.tp
     group = _group(work.axes.ep, inner, cluster)
-    network = far_bytes_per_second(cluster)
-    fabric = replace(
-        _tensor_fabric(work, cluster, reached, software),
-        near_bytes_per_second=near_bytes_per_second(cluster, reached),
-        far_bytes_per_second=None if network is None else network * _EXCHANGED,
-    )
     again = 2 * work.checkpointed_fraction if work.checkpointing in ("full", "experts") else 0
     handing = (4 + again) * _dispatch(shape, work, fabric, group)
     if work.experts_overlapped:
@@ -472,6 +621,17 @@ def _handing_to_experts(
 _EXCHANGED: Final = 0.9
 """Part of its adapter that handing tokens to experts on other machines reaches: 90 and 61 GB/s at 50 GB/s where a
 half and a fourth of them stay in the machine (github.com/deepseek-ai/DeepEP, README at 0297fc80)."""
+
+
+@lru_cache(maxsize=256)
+def _experts_fabric(cluster: Cluster, reached: Card, fabric: Fabric) -> Fabric:
+    """Links on which tokens are handed to experts, where matrices are exchanged on `fabric`."""
+    network = far_bytes_per_second(cluster)
+    return replace(
+        fabric,
+        near_bytes_per_second=near_bytes_per_second(cluster, reached),
+        far_bytes_per_second=None if network is None else network * _EXCHANGED,
+    )
 
 
 def _dispatch(shape: Shape, work: Work, fabric: Fabric, group: Group) -> float:
@@ -500,7 +660,7 @@ def _activation_bytes(shape: Shape, work: Work) -> float:
 
 
 def _rings(
-    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, calls: float, small: float = 0
+    shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software, calls: float, small: float = 0
 ) -> tuple[float, float]:
     """Seconds on the card, and waits of the host, of gathers and scatters among tensor-parallel
     ranks: as many of the whole residual stream as `calls`, and of a few numbers a token as `small`.
@@ -510,7 +670,6 @@ def _rings(
     """
     if work.axes.tp == 1:
         return 0.0, 0.0
-    fabric = _tensor_fabric(work, cluster, reached, software)
     group = Group(work.axes.tp, min(work.axes.tp, cluster.gpus_per_node))
     exposed = software.tensor_exposed if work.tensor_beside else 1.0
     moving = calls * fabric.moving(group, _activation_bytes(shape, work)) * exposed
@@ -527,10 +686,6 @@ def _group(ranks: int, inner: int, cluster: Cluster) -> Group:
 def _piped(work: Work, cluster: Cluster) -> bool:
     """Whether a pipeline spans machines."""
     return work.axes.pp > 1 and cluster.nodes > 1
-
-
-def _tensor_fabric(work: Work, cluster: Cluster, reached: Card, software: Software) -> Fabric:
-    return _matrix_fabric(cluster, reached, software, _piped(work, cluster), work.axes.tp > cluster.gpus_per_node)
 
 
 @lru_cache(maxsize=256)
@@ -648,14 +803,56 @@ def _shard_group(work: Work, cluster: Cluster) -> Group:
     return _group(work.axes.shards, work.axes.tp, cluster)
 
 
-def _gathers(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software, each: _Pass) -> float:
-    """Seconds of gathering sharded weights and scattering their gradients that an average micro-batch does not hide.
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """Exchanges of a layer's weights beside computation."""
+
+    lasting: float
+    """Seconds that they last."""
+    slowing: float
+    """Seconds by which they slow the computation down."""
+
+    def exposed(self, hiding: float) -> float:
+        """Seconds that so many of computation do not hide."""
+        return max(self.lasting - hiding, self.slowing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathering:
+    """Gathering sharded weights and scattering their gradients: what hangs on layout and network alone.
 
     Ranks that keep whole gradients scatter those of a step's last micro-batch alone; torch's pipeline also keeps the
     weights that it gathered for the first.
     """
+
+    layers: float
+    """Of one stage, on average."""
+    ahead: _Beside
+    """Of a layer's forward pass."""
+    back: _Beside
+    """Of its backward pass."""
+    without: _Beside
+    """The same where gradients are not scattered."""
+    ends_gathered: float
+    """Seconds of gathering embedding and head."""
+    ends_scattered: float
+    """Seconds of scattering their gradients."""
+
+    def seconds(self, work: Work, layer_seconds: float) -> float:
+        """What an average micro-batch does not hide; `layer_seconds`: of a layer's passes."""
+        gathering = self.layers * self.ahead.exposed(layer_seconds / 3) + self.ends_gathered
+        scattering = self.layers * self.back.exposed(layer_seconds * 2 / 3) + self.ends_scattered
+        without = self.layers * self.without.exposed(layer_seconds * 2 / 3)
+        once = 1 / work.grad_accum
+        gathers = once if work.axes.pp > 1 else 1.0
+        scatters = once if work.axes.pp > 1 or work.gradients_whole else 1.0
+        return gathers * gathering + scatters * scattering + (1 - scatters) * without
+
+
+def _gathering(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric) -> _Gathering | None:
+    """None where no weights are sharded among ranks."""
     if not work.sharded or work.axes.shards == 1:
-        return 0.0
+        return None
     group = _shard_group(work, cluster)
     part = Slice(
         tokens=1,
@@ -670,22 +867,20 @@ def _gathers(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, softwar
     ahead = [weights * gathered]
     again = [weights * gathered] if work.gathers_again else []
     scattered = [] if work.lora_rank else [weights * work.reduced_bytes]
-    working = each.seconds(software)
 
-    def exposed(moved: list[float], hiding: float) -> float:
+    def beside(moved: list[float]) -> _Beside:
         lasting = sum(fabric.gather(group, one) for one in moved)
-        return max(lasting - hiding, sum(fabric.slowing(group, one) for one in moved))
+        return _Beside(lasting, sum(fabric.slowing(group, one) for one in moved))
 
-    layers = shape.layers / work.axes.pp
     ends = shape.embedding_parameters * (1 if shape.tied else 2) / work.axes.tp
-    gathering = layers * exposed(ahead, working / 3) + fabric.gather(group, ends * gathered)
-    scattering = layers * exposed(scattered + again, working * 2 / 3)
-    scattering += fabric.gather(group, ends * work.reduced_bytes) / 2
-    without = layers * exposed(again, working * 2 / 3)
-    once = 1 / work.grad_accum
-    gathers = once if work.axes.pp > 1 else 1.0
-    scatters = once if work.axes.pp > 1 or work.gradients_whole else 1.0
-    return gathers * gathering + scatters * scattering + (1 - scatters) * without
+    return _Gathering(
+        layers=shape.layers / work.axes.pp,
+        ahead=beside(ahead),
+        back=beside(scattered + again),
+        without=beside(again),
+        ends_gathered=fabric.gather(group, ends * gathered),
+        ends_scattered=fabric.gather(group, ends * work.reduced_bytes) / 2,
+    )
 
 
 def _unpacking(work: Work, cluster: Cluster, reached: Card, weights: float) -> float:
@@ -701,15 +896,39 @@ def _unpacking(work: Work, cluster: Cluster, reached: Card, weights: float) -> f
     return weights * gathers * 2 * element / (rates.bandwidth(cluster.device) * reached.memory)
 
 
+@dataclass(frozen=True, slots=True)
+class _Averaging:
+    """Averaging gradients over data-parallel ranks: what hangs on layout and network alone."""
+
+    layers: int
+    """Of the network."""
+    moving: float
+    """Seconds of moving a step's gradients once."""
+    slowing: float
+    """Seconds by which that slows computation down."""
+
+    def seconds(self, work: Work, software: Software, backward: float) -> float:
+        """What so many seconds of the last backward pass do not hide."""
+        moving = self.moving
+        if work.sharded:  # layer by layer, behind the layers before it
+            lasting = max(moving - backward, 2 * self.slowing) + moving / self.layers
+        elif work.weights_stay:  # gradients go after each micro-batch, weights come after the update
+            going = moving / 2
+            return work.grad_accum * (going - software.data_overlap * min(going, backward)) + going
+        else:
+            lasting = moving - software.data_overlap * min(moving, backward)
+        return lasting * (work.grad_accum if work.averages_each else 1)
+
+
 def _averaging(
-    shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software, weights: float, backward: float
-) -> float:
-    """Seconds of averaging gradients over data-parallel ranks, once a step, that the last backward does not hide."""
+    shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software, weights: float
+) -> _Averaging | None:
+    """None where no ranks have the same weights, or nobody averages."""
     layout = work.axes
     trained = trained_weights(shape, work, weights)
     ranks = layout.dp_replicate * (1 if work.sharded else layout.dp_shard)
     if ranks == 1 or work.shard == "none":
-        return 0.0
+        return None
     inner = layout.tp * layout.cp * (layout.dp_shard if work.sharded else 1)
     group = _group(ranks, inner, cluster)
     kept = trained / (layout.shards if work.sharded else 1)
@@ -723,14 +942,7 @@ def _averaging(
         moving += shape.layers / layout.pp * software.update_seconds * log2(cluster.nodes)
     if software.crowded_ranks and layout.ranks >= software.crowded_ranks and layout.pp == 1:
         moving += software.crowded_seconds * (1 if work.shard == "zero1" else 2)
-    if work.sharded:  # layer by layer, behind the layers before it
-        lasting = max(moving - backward, 2 * fabric.slowing(group, averaged)) + moving / shape.layers
-    elif work.weights_stay:  # gradients go after each micro-batch, weights come after the update
-        going = moving / 2
-        return work.grad_accum * (going - software.data_overlap * min(going, backward)) + going
-    else:
-        lasting = moving - software.data_overlap * min(moving, backward)
-    return lasting * (work.grad_accum if work.averages_each else 1)
+    return _Averaging(shape.layers, moving, fabric.slowing(group, averaged))
 
 
 def _alike(work: Work, ranks: int, cluster: Cluster) -> Group:
@@ -744,13 +956,30 @@ def _alike(work: Work, ranks: int, cluster: Cluster) -> Group:
 # ---- the optimizer ---------------------------------------------------------------------------------------------
 
 
-def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, trained: float, ahead: float) -> float:
-    """Seconds of the optimizer's step on the card, for so many weights of which a part may be the host's.
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """Seconds of the optimizer's step on the card."""
 
-    `ahead`: seconds for which the card is still busy with the passes when the host begins to launch the step.
-    """
+    part: float
+    """Of the weights, what is not updated on the host."""
+    passing: float
+    """Seconds of the card for all of them."""
+    launching: float
+    """Seconds of the host to launch that."""
+    bucketing: float
+    """Seconds of copying gradients into buckets and back."""
+
+    def seconds(self, ahead: float) -> float:
+        """In all; the card is still busy with the passes for so many when the host begins to launch the step."""
+        return self.part * max(self.passing, self.launching - ahead) + self.bucketing
+
+
+def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, rank_trained: float) -> _Update:
+    """Of so many weights that a rank trains, of which it updates its share."""
+    bucketing = _bucketing(work, cluster, reached, rank_trained)
     if work.param_offload:
-        return 0.0
+        return _Update(0.0, 0.0, 0.0, bucketing)
+    trained = rank_trained / work.state_shards
     pure = max(work.weight_bytes, work.gradient_bytes) < 4 and not work.main_weights  # then so are the states
     narrow = work.weight_bytes / 4 if work.optimizer in _BY_BYTES else _NARROW
     scale = narrow if pure else 1.0
@@ -764,7 +993,7 @@ def _update(shape: Shape, work: Work, cluster: Cluster, reached: Card, trained: 
     if work.unpacked and work.optimizer != "adamw-fused":
         each = max(each, _UPDATED_TENSOR_SECONDS)
     tensors = _tensors(shape, work, trained=True) * shape.layers / work.axes.pp
-    return (1 - work.optimizer_offload) * max(passing, tensors * each - ahead)
+    return _Update(1 - work.optimizer_offload, passing, tensors * each, bucketing)
 
 
 def _bucketing(work: Work, cluster: Cluster, reached: Card, trained: float) -> float:
@@ -812,14 +1041,13 @@ WAITING: Final = 0.03
 
 
 def _interval(
-    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, waiting: float
+    shape: Shape, work: Work, cluster: Cluster, reached: Card, software: Software, *, waits: bool
 ) -> tuple[float, float, tuple[str, ...]]:
-    """Factors of the interval's ends, and what is assumed; `waiting`: part of the step in which the card does."""
+    """Factors of the interval's ends, and what is assumed; `waits`: whether the card waits for the host."""
     low, high = software.low_factor, software.high_factor
     assumed: list[str] = []
-    if waiting > WAITING:
+    if waits:
         low, high = min(low, HOSTS[0]), max(high, HOSTS[1])
-        assumed.append(of_hosts(waiting))
     if work.lora_rank:
         low, high = low**_ADAPTERS, high**_ADAPTERS
     low, high, said = elsewhere(low, high, cluster, reached, software)

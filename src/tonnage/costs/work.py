@@ -11,6 +11,7 @@ from tonnage.costs.operations import ELEMENT_BYTES
 from tonnage.device import Cluster
 from tonnage.engines import by_torchs_ddp, engine_of
 from tonnage.job import Job
+from tonnage.options import varied
 from tonnage.plans import Plan
 from tonnage.techniques.lora import adapters_dtype
 
@@ -180,65 +181,90 @@ class Work:
         laid = self.axes
         return _of_layers(_LAYER_FACTS(self), min(laid.pp, 2), laid.cp, laid.tp, laid.ep)
 
+    @property
+    def of_weights(self) -> "Work":
+        """The same for all steps that divide, exchange and update weights alike, whatever passes through them."""
+        return _of_weights(_WEIGHT_FACTS(self))
+
+    def __hash__(self) -> int:
+        """Of a few fields: to hash all fifty takes longer than what is saved by looking it up."""
+        return hash(_TELLING(self))
+
     @staticmethod
     def of(job: Job, plan: Plan, cluster: Cluster) -> "Work":
         """What a Job under a Plan has to do on a Cluster; `job` has its accumulation steps decided."""
-        precision, compute = plan.precision, plan.compute_dtype
-        true = precision in ("bf16-true", "fp16-true", "fp32")
-        weight_bytes = int(ELEMENT_BYTES[compute]) if true or precision == "megatron-bf16" else 4
-        frozen = job.method != "full"
-        if plan.weights_dtype:
-            weight_bytes = int(ELEMENT_BYTES[plan.weights_dtype])
-        if frozen:  # which rest in the dtype of computation unless the plan says another
-            weight_bytes = int(ELEMENT_BYTES[plan.base_dtype or compute])
-        layout = axes(plan, cluster.gpus, cluster.gpus_per_node)
-        mixed_by_fsdp = plan.shard in SHARDING  # its own mixed precision, in place of autocast
-        engine = engine_of(plan)
-        by_zero = engine.by_zero
-        if by_zero and not frozen:
-            weight_bytes = int(ELEMENT_BYTES[compute])
-        return Work(
-            seq_len=job.seq_len,
-            micro_batch=job.micro_batch,
-            grad_accum=job.grad_accum,
-            packing=job.packing or 1,
-            axes=layout,
-            schedule=plan.pp_schedule,
-            virtual_stages=plan.pp_stages if plan.pp_schedule == "interleaved" else 1,
-            sequence_parallel=plan.tp > 1 and plan.sequence_parallel != "off",
-            dtype="fp8" if precision == "fp8" else compute,
-            weight_bytes=weight_bytes,
-            gradient_bytes=4 if precision == "megatron-bf16" else weight_bytes,
-            whole_gradient_bytes=_whole_gradient_bytes(plan, weight_bytes),
-            main_weights=precision == "megatron-bf16" or (by_zero and weight_bytes < 4),
-            autocast=not true and precision != "megatron-bf16" and not mixed_by_fsdp and not by_zero,
-            accumulated_bytes=(10 if precision == "megatron-bf16" else 3 * weight_bytes * (job.grad_accum > 1)),
-            lora_rank=job.lora_rank if frozen else 0,
-            adapted=adapted(job.lora_targets) if frozen else None,
-            wide_adapters=frozen and _wide(job, plan),
-            quantized=job.method == "qlora",
-            int8=job.method == "qlora" and plan.quant == "int8",
-            wide_between=_wide_between(job, plan),
-            checkpointing=_recomputed(plan),
-            checkpointed_fraction=1 / (plan.checkpoint_interval or 1),
-            repeats_to_end=plan.checkpointing == "full-reentrant",
-            attention=_attention(plan),
-            masked=_masked(job, plan),
-            compiled=plan.compile,
-            loss=plan.loss,
-            optimizer="adamw-fused" if _fuses(plan) else plan.optimizer,
-            clipped=plan.clip_grad_norm is not None or engine.clips,
-            shard=plan.shard,
-            bucketed=by_torchs_ddp(plan),
-            unpacked=mixed_by_fsdp and not by_zero,
-            hooked=by_zero and plan.shard == "zero3",
-            weights_stay=by_zero and plan.shard == "zero2",
-            averages_each=plan.accum_sync or (by_zero and plan.shard in SHARDING),
-            optimizer_offload=_part_on_host(plan),
-            param_offload=plan.param_offload != "none",
-            activation_offload=plan.activation_offload != "none",
-            copies_beside=plan.activation_offload not in ("none", "cpu"),
-        )
+        ranks = cluster.gpus, cluster.gpus_per_node
+        known = _planned(plan, *ranks, job.seq_len, job.packing or 1, job.method, job.lora_rank, job.lora_targets)
+        added = known.accumulated_bytes if job.grad_accum > 1 or plan.precision == "megatron-bf16" else 0
+        batch = {"micro_batch": job.micro_batch, "grad_accum": job.grad_accum, "accumulated_bytes": added}
+        return varied(known, batch)
+
+
+@lru_cache(maxsize=1024)  # the batches of a plan come one after the other
+def _planned(
+    plan: Plan,
+    gpus: int,
+    gpus_per_node: int,
+    seq_len: int,
+    packing: int,
+    method: str,
+    lora_rank: int,
+    lora_targets: tuple[str, ...],
+) -> Work:
+    """What a plan has its ranks do, of several micro-batches of one sequence."""
+    precision, compute = plan.precision, plan.compute_dtype
+    true = precision in ("bf16-true", "fp16-true", "fp32")
+    weight_bytes = int(ELEMENT_BYTES[compute]) if true or precision == "megatron-bf16" else 4
+    frozen = method != "full"
+    if plan.weights_dtype:
+        weight_bytes = int(ELEMENT_BYTES[plan.weights_dtype])
+    if frozen:  # which rest in the dtype of computation unless the plan says another
+        weight_bytes = int(ELEMENT_BYTES[plan.base_dtype or compute])
+    mixed_by_fsdp = plan.shard in SHARDING  # its own mixed precision, in place of autocast
+    engine = engine_of(plan)
+    by_zero = engine.by_zero
+    if by_zero and not frozen:
+        weight_bytes = int(ELEMENT_BYTES[compute])
+    return Work(
+        seq_len=seq_len,
+        packing=packing,
+        axes=axes(plan, gpus, gpus_per_node),
+        schedule=plan.pp_schedule,
+        virtual_stages=plan.pp_stages if plan.pp_schedule == "interleaved" else 1,
+        sequence_parallel=plan.tp > 1 and plan.sequence_parallel != "off",
+        dtype="fp8" if precision == "fp8" else compute,
+        weight_bytes=weight_bytes,
+        gradient_bytes=4 if precision == "megatron-bf16" else weight_bytes,
+        whole_gradient_bytes=_whole_gradient_bytes(plan, weight_bytes),
+        main_weights=precision == "megatron-bf16" or (by_zero and weight_bytes < 4),
+        autocast=not true and precision != "megatron-bf16" and not mixed_by_fsdp and not by_zero,
+        accumulated_bytes=10 if precision == "megatron-bf16" else 3 * weight_bytes,
+        lora_rank=lora_rank if frozen else 0,
+        adapted=adapted(lora_targets) if frozen else None,
+        wide_adapters=frozen and _wide(method, plan),
+        quantized=method == "qlora",
+        int8=method == "qlora" and plan.quant == "int8",
+        wide_between=_wide_between(method, plan),
+        checkpointing=_recomputed(plan),
+        checkpointed_fraction=1 / (plan.checkpoint_interval or 1),
+        repeats_to_end=plan.checkpointing == "full-reentrant",
+        attention=_attention(plan),
+        masked=_masked(packing, plan),
+        compiled=plan.compile,
+        loss=plan.loss,
+        optimizer="adamw-fused" if _fuses(plan) else plan.optimizer,
+        clipped=plan.clip_grad_norm is not None or engine.clips,
+        shard=plan.shard,
+        bucketed=by_torchs_ddp(plan),
+        unpacked=mixed_by_fsdp and not by_zero,
+        hooked=by_zero and plan.shard == "zero3",
+        weights_stay=by_zero and plan.shard == "zero2",
+        averages_each=plan.accum_sync or (by_zero and plan.shard in SHARDING),
+        optimizer_offload=_part_on_host(plan),
+        param_offload=plan.param_offload != "none",
+        activation_offload=plan.activation_offload != "none",
+        copies_beside=plan.activation_offload not in ("none", "cpu"),
+    )
 
 
 _BESIDE_LAYERS: Final[dict[str, Any]] = {
@@ -265,13 +291,45 @@ _BESIDE_LAYERS: Final[dict[str, Any]] = {
 
 _OF_LAYERS: Final = tuple(item.name for item in fields(Work) if item.name not in ("axes", *_BESIDE_LAYERS))
 _LAYER_FACTS: Final = attrgetter(*_OF_LAYERS)
+_ANY_LAYERS: Final = Work(seq_len=1, **_BESIDE_LAYERS)
 
 
 @lru_cache(maxsize=8192)
 def _of_layers(facts: tuple[Any, ...], pp: int, cp: int, tp: int, ep: int) -> Work:
     """Of 15,000 candidates a few thousand are made: a Work takes longer to be made than to be found."""
     known = dict(zip(_OF_LAYERS, facts, strict=True))
-    return Work(**known, **_BESIDE_LAYERS, axes=Axes(pp=pp, cp=cp, tp=tp, ep=ep))
+    return varied(_ANY_LAYERS, {**known, "axes": Axes(pp=pp, cp=cp, tp=tp, ep=ep)})
+
+
+_BESIDE_WEIGHTS: Final[dict[str, Any]] = {
+    "micro_batch": 1,
+    "grad_accum": 1,
+    "schedule": "1f1b",
+    "virtual_stages": 1,
+    "stage_layers": (),
+    "accumulated_bytes": 0,
+    "checkpointing": "none",
+    "checkpointed_fraction": 1.0,
+    "repeats_to_end": False,
+    "attention": "auto",
+    "masked": False,
+    "activation_offload": False,
+    "copies_beside": False,
+}
+"""What exchanges and updates of weights do not hang on, with the value that stands for all."""
+
+_OF_WEIGHTS: Final = tuple(item.name for item in fields(Work) if item.name not in _BESIDE_WEIGHTS)
+_WEIGHT_FACTS: Final = attrgetter(*_OF_WEIGHTS)
+_ANY_WEIGHTS: Final = Work(seq_len=1, **_BESIDE_WEIGHTS)
+
+
+@lru_cache(maxsize=8192)
+def _of_weights(facts: tuple[Any, ...]) -> Work:
+    return varied(_ANY_WEIGHTS, dict(zip(_OF_WEIGHTS, facts, strict=True)))
+
+
+_TELLING: Final = attrgetter("micro_batch", "grad_accum", "axes", "checkpointing", "shard", "averages_each")
+"""What most works of a search differ in."""
 
 
 def _whole_gradient_bytes(plan: Plan, weight_bytes: int) -> int:
@@ -288,23 +346,23 @@ def _attention(plan: Plan) -> str:
     return own.get(plan.engine, plan.attention)
 
 
-def _masked(job: Job, plan: Plan) -> bool:
+def _masked(packing: int, plan: Plan) -> bool:
     """Whether transformers makes a mask for torch's attention: for packed documents, and wherever it is traced."""
-    return plan.attention not in ("eager", "flex") and ((job.packing or 1) > 1 or plan.compile == "model")
+    return plan.attention not in ("eager", "flex") and (packing > 1 or plan.compile == "model")
 
 
-def _wide(job: Job, plan: Plan) -> bool:
+def _wide(method: str, plan: Plan) -> bool:
     """Whether adapters are fp32 and the precision has no autocast that would make them narrower."""
     if plan.precision not in ("bf16-true", "fp16-true"):
         return False
     by_peft = plan.weights_dtype or "fp32"  # which trainers leave as they are
-    return (by_peft if engine_of(plan).keeps_adapters else adapters_dtype(job, plan)) == "fp32"
+    return (by_peft if engine_of(plan).keeps_adapters else adapters_dtype(method, plan)) == "fp32"
 
 
-def _wide_between(job: Job, plan: Plan) -> bool:
+def _wide_between(method: str, plan: Plan) -> bool:
     """Whether PEFT made fp32 of what is not quantized, and no autocast or policy of FSDP2 makes it narrower again."""
     narrow = plan.precision in ("bf16-true", "fp16-true")
-    return job.method == "qlora" and narrow and plan.unquantized_dtype == "fp32"
+    return method == "qlora" and narrow and plan.unquantized_dtype == "fp32"
 
 
 def _fuses(plan: Plan) -> bool:

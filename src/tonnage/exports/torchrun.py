@@ -61,7 +61,7 @@ def write(wish: Wish) -> Written:
 def loop_settings(wish: Wish) -> dict[str, Any]:
     """What `scripts/loop.py` and the loop itself are told."""
     plan = wish.plan
-    kept = None if wish.job.method == "full" else adapters_dtype(wish.job, plan)
+    kept = None if wish.job.method == "full" else adapters_dtype(wish.job.method, plan)
     return launching.without_defaults(
         {
             "adapters_dtype": launching.adapters_dtype(kept),

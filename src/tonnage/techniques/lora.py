@@ -48,16 +48,16 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
 
 def apply(step: Step) -> Step:
     """Make the base in its dtype, and wrap it with adapters."""
-    kept = adapters_dtype(step.job, step.plan)
+    kept = adapters_dtype(step.job.method, step.plan)
     step = replace(step, weights_dtype=dtype(step.plan.base_dtype or step.plan.compute_dtype))
     if max(step.plan.tp, step.plan.pp) > 1:
         return replace(step, adapt=lambda network: _with_adapters_inside(network, step, kept))
     return replace(step, changes=(*step.changes, lambda module: with_adapters(module, step, kept)))
 
 
-def adapters_dtype(job: Job, plan: Plan) -> str:
+def adapters_dtype(method: str, plan: Plan) -> str:
     """`fp32`, or what else adapters are kept in; fp16 would lose their small steps."""
-    beside_fp32 = plan.unquantized_dtype == "fp32" if job.method == "qlora" else plan.compute_dtype == "fp16"
+    beside_fp32 = plan.unquantized_dtype == "fp32" if method == "qlora" else plan.compute_dtype == "fp16"
     usual = "fp32" if beside_fp32 or plan.precision.endswith("-mixed") else plan.compute_dtype
     return plan.weights_dtype or usual
 

@@ -199,7 +199,7 @@ def prepared(module: nn.Module, step: Step) -> nn.Module:
 
 
 def _adapted(module: nn.Module, step: Step) -> nn.Module:
-    return with_adapters(module, step, adapters_dtype(step.job, step.plan))
+    return with_adapters(module, step, adapters_dtype(step.job.method, step.plan))
 
 
 QLORA: Final = Technique(option="method", values=("qlora",), accepts=accepts, apply=apply, libraries=LIBRARIES)
