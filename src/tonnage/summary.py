@@ -248,6 +248,8 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluste
     torch = trace.versions.get("torch", "?")
     by = "on fake tensors" if trace.source == "meta" else "with its caching allocator"
     run = [f"{_made(trace)} of torch {torch} {by}, {trace.event_count} events"]
+    if trace.alike:
+        run.append(f"{counted(trace.alike, 'micro-batch')} by what the one before asked for, without its program")
     modelled = [f"memory outside the allocator, {size(outside.bytes)}: {'; '.join(outside.source)}"]
     if _imitated(trace):
         modelled = [*IMITATION, *modelled]

@@ -165,6 +165,8 @@ class Trace:
     """Which blocks are parameters, gradients, optimizer states."""
     repeated: tuple[int, ...] = ()
     """Marks at which the only step begins that was made, and each repetition of its requests that follows it."""
+    alike: int = 0
+    """Micro-batches that were asked for without their program: they ask for what one before them asked for."""
     layers: tuple[int, ...] = ()
     """Of a network of which only a few layers were run: how many in each run, and at the end how many it has."""
     names: tuple[str, ...] = ()
@@ -289,7 +291,7 @@ def load(path: Path, prefix: str = "") -> Trace:
 
 _PLAIN: Final[Mapping[str, type | tuple[type, ...]]] = {
     **dict.fromkeys(("source", "allocator_settings"), str),
-    **dict.fromkeys(("rank", "world_size", "steps"), int),
+    **dict.fromkeys(("rank", "world_size", "steps", "alike"), int),
     **dict.fromkeys(("versions", "device", "outcome", "peaks", "host", "model", "script"), dict),
     **dict.fromkeys(("unknown_calls", "unknown_workspaces"), dict),
     "seconds": (int, float),

@@ -24,6 +24,7 @@ import torch
 from tonnage_inside import (
     decided,
     kernels,
+    micro_batches,
     native,
     outcome,
     pairs,
@@ -43,8 +44,9 @@ from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError
 from tonnage.ghost import card, preload
 from tonnage.ghost.running import PR_SET_PDEATHSIG
 from tonnage.job import Job, ModelRef
+from tonnage.layers.few import is_first_alike, micro_batches_alike
 from tonnage.plans import Plan
-from tonnage.step import occasions, sketched, sources
+from tonnage.step import occasions, repeats, sketched, sources
 from tonnage.step.step import World
 from tonnage.techniques import chosen
 
@@ -74,12 +76,18 @@ def serve() -> None:
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         request = json.loads(line)
-        if _answered(request, policy, answers) == _EVERY_EVENT:
-            _answered(request | {"every_event": True}, policy, answers)
+        said = _answered(request, policy, answers)
+        while said in _FULLER:
+            request |= _FULLER[said]
+            said = _answered(request, policy, answers)
 
 
-_EVERY_EVENT = "every event\n"
-"""What a child says in place of an answer where the allocator's notes would not do."""
+_EVERY_EVENT, _EVERY_MICRO_BATCH = "every event\n", "every micro-batch\n"
+"""What a child says in place of an answer where the allocator's notes would not do, and where the memory ran out in
+a micro-batch that was not made."""
+
+_FULLER: Final = {_EVERY_EVENT: {"every_event": True}, _EVERY_MICRO_BATCH: {"every_micro_batch": True}}
+"""How it is asked then."""
 
 
 def _answered(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> str:
@@ -88,7 +96,7 @@ def _answered(request: dict[str, Any], policy: values.Policy, answers: TextIO) -
     with pipe:
         _wait(pipe, request)
         reply = pipe.readline()
-    if reply and reply != _EVERY_EVENT:
+    if reply and reply not in _FULLER:
         answers.write(reply)  # before its memory is taken back, which takes a while
     _, status = os.waitpid(child, 0)
     decided.learn(request["decided"])
@@ -125,6 +133,8 @@ def _asked(request: dict[str, Any], policy: values.Policy) -> tuple[int, TextIO]
             answer = json.dumps(_do(request, policy, built)) + "\n"
         except pairs.Uncertain:
             answer = _EVERY_EVENT
+        except micro_batches.RanOut:
+            answer = _EVERY_MICRO_BATCH
         except BaseException as error:  # the child must answer whatever happens
             answer = json.dumps(_failed(_told(error))) + "\n"
             if os.environ.get("TONNAGE_DEBUG"):
@@ -186,6 +196,8 @@ def _do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> 
     watch.start()
     occasions.listen(watch.occasion)
     ghost.log(True)
+    if micro_batches_alike(job, plan) and not {"every_micro_batch", "worked"} & request.keys():
+        repeats.listen(micro_batches.Alike(watch, as_first=is_first_alike(plan)).ask)
     ended: dict[str, Any] = {}
     asked: requested.Requested | None = None
     try:

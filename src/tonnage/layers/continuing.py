@@ -44,6 +44,7 @@ def continued(found: Trace, runs: Sequence[Trace], depths: Sequence[int], layers
         versions=large.versions,
         assumed=large.assumed,
         layers=(*depths, layers),
+        alike=large.alike,
         model=_further(small.model, middle.model, steps),
         host=_further(small.host, large.host, steps, 2),
         unknown_calls=_further(small.unknown_calls, large.unknown_calls, steps, 2),

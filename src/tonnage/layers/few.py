@@ -201,6 +201,32 @@ def leaves_what_it_found(job: Job, plan: Plan) -> bool:
     return plan.engine == "tonnage" and plan.outputs != "loop" and not any(once)
 
 
+def micro_batches_alike(job: Job, plan: Plan) -> bool:
+    """Whether the micro-batches of a step ask for the same, but for the gradients that the first one makes.
+
+    Not where kernels are compiled, a budget is kept by what was seen before, lengths are drawn, results are kept, or
+    what is copied to the host waits there.
+    """
+    changes = (
+        plan.engine != "tonnage"
+        or plan.pp > 1
+        or plan.compile != "none"
+        or plan.attention == "flex"
+        or plan.checkpointing.startswith("budget")
+        or plan.outputs != "freed"
+    )
+    hosts = (plan.activation_offload, plan.optimizer_offload, plan.param_offload)
+    return not changes and not job.lengths and all(where == "none" for where in hosts)
+
+
+def is_first_alike(plan: Plan) -> bool:
+    """Whether the first micro-batch is like the others, each of which gives back what it has added to its gradients.
+
+    HSDP keeps that until all are averaged among the groups of ranks.
+    """
+    return plan.accum_sync and plan.shard in ("zero2", "zero3")
+
+
 def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:
     """Layers of the shallowest network, and how many more make the next one like it; None where there are none."""
     layers, config = layers_of(job), job.model.config

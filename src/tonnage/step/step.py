@@ -17,7 +17,7 @@ from torch import nn
 
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.step import batches, occasions
+from tonnage.step import batches, occasions, repeats
 from tonnage.step import model as models
 from tonnage.step.model import Batch
 from tonnage.step.stages import Parts
@@ -101,13 +101,20 @@ def _clip(parameters: list[nn.Parameter], largest_norm: float) -> None:
 
 def _one_after_another(ready: ReadyStep) -> None:
     """Gradients are communicated in the last micro-batch alone, unless the plan says otherwise."""
-    rest = ready.step.job.grad_accum - 1
-    if rest:
-        local = _no_context if ready.step.plan.accum_sync else ready.step.gradients_stay_local
+    count, local = ready.step.job.grad_accum, ready.step.gradients_stay_local
+    if count > 1 and local is not _no_context and not ready.step.plan.accum_sync:
         with local(ready.model):
-            for _ in range(rest):
-                ready.micro_batch(ready.next_batch())
-    ready.micro_batch(ready.next_batch())
+            _make(ready, count - 1)
+        count = 1
+    _make(ready, count)
+
+
+def _make(ready: ReadyStep, count: int) -> None:
+    """So many micro-batches that do the same."""
+    for made in range(count):
+        if repeats.seen_to(made, count - made):
+            return
+        ready.micro_batch(ready.next_batch())
 
 
 def _no_context(module: nn.Module) -> AbstractContextManager[Any]:

@@ -75,6 +75,15 @@ API const struct ghost_record *ghost_log_data(void)
     return records;
 }
 
+/* Adds a record like another one, of what is elsewhere now. */
+API void ghost_log_add(const struct ghost_record *like, uint64_t address, uint64_t address2)
+{
+    struct ghost_record record = *like;
+    record.address = address;
+    record.address2 = address2;
+    log_append(record);
+}
+
 /* Forgets the records behind the first so many. */
 API void ghost_log_cut(size_t count)
 {

@@ -35,6 +35,8 @@ class Native:
         library.ghost_reads_zero.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
         library.ghost_note_computed_read.restype = None
         library.ghost_known.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
+        library.ghost_log_add.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64]
+        library.ghost_log_add.restype = None
         library.ghost_log_cut.argtypes = [ctypes.c_size_t]
         library.ghost_log_cut.restype = None
         library.ghost_make_requests.restype = None
@@ -88,6 +90,10 @@ class Native:
         """The records so far, 64 bytes each."""
         count = self._library.ghost_log_count()
         return ctypes.string_at(self._library.ghost_log_data(), count * 64) if count else b""
+
+    def log_add(self, like: bytes, address: int, address2: int) -> None:
+        """Record the same as another record once more, at other addresses."""
+        self._library.ghost_log_add(like, address, address2)
 
     def log_cut(self, count: int) -> None:
         """Forget the records behind the first so many."""

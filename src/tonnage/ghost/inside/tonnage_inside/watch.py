@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 import weakref
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -63,6 +64,8 @@ class Watch:
         self.positions: dict[int, int] = {}
         self.steps = 0
         self.repeated: list[int] = []
+        self.alike = 0
+        """Micro-batches that were asked for without their program."""
         self.ooms: list[dict[str, Any]] = []
         self.oom_marks: list[int] = []
         self._oom_stack: list[str] = []
@@ -88,6 +91,10 @@ class Watch:
         self._loose_elements = 0
         self._backward_seen = False
         self._backward_depth = 0
+        self.read: dict[str, array[int]] = {}
+        """The allocator's events that were read while the program runs, as columns; its history began anew behind."""
+        self.read_handed = 0
+        """Blocks that were handed out or taken back in them."""
         self.told: list[dict[str, Any]] = []
         """What the allocator wrote down, once it was asked: to take so many small things apart takes time."""
         self._names: dict[int, str] = {}
@@ -181,16 +188,25 @@ class Watch:
 
     def _cuda_begins(self) -> None:
         torch = self.torch
-        record = functools.partial(torch.cuda.memory._record_memory_history, "all", context=None)
         try:
-            record(max_entries=MAX_EVENTS, **({"skip_actions": self.unwritten} if self.unwritten else {}))
+            self._record_history()
         except TypeError:  # before torch 2.11
             self.unwritten = []
-            record(max_entries=MAX_EVENTS)
+            self._record_history()
         torch._C._cuda_attach_out_of_memory_observer(self.out_of_memory)
         self._recording = True
         self.positions[len(self.marks) - 1] = 0
         self._announce()
+
+    def _record_history(self, **options: Any) -> None:
+        skipped = {"skip_actions": self.unwritten} if self.unwritten else {}
+        record = self.torch.cuda.memory._record_memory_history
+        record("all", context=None, max_entries=MAX_EVENTS, **skipped, **options)
+
+    def read_history(self, read: "dict[str, array[int]]", handed: int) -> None:
+        """The allocator's events so far are these, of so many blocks; its history begins anew."""
+        self.read, self.read_handed = read, handed
+        self._record_history(clear_history=True)
 
     def _note_position(self) -> None:
         """Count the blocks handed out or taken back before the current mark.

@@ -91,6 +91,7 @@ def write(
         "marks": marks_document(list(watch.marks)),
         "claims": claims,
         "repeated": watch.repeated,
+        "alike": watch.alike,
     }
     partial = f"{path}.partial"
     with zipfile.ZipFile(partial, "w") as archive:
@@ -110,17 +111,18 @@ def fullest(torch: Any) -> int:
 def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str, "array[int]"]:
     """The allocator's trace of one device as columns; each event carries the latest mark up to then.
 
-    Raises pairs.Uncertain where events were left out that cannot be told from the others.
+    What was read before (`watch.read`) comes first.  Raises pairs.Uncertain where events were left out that cannot
+    be told from the others.
     """
     with without_collection():
         watch.told = events(torch, device)
         traced = fields_of(watch.told)
         columns = {**columns_of(traced), "mark": event_marks(traced, watch)}
-    if not watch.unwritten:
-        return columns
-    from . import pairs  # of the worker alone: it takes NumPy, which a program's environment may not have
+    if watch.unwritten:
+        from . import pairs  # of the worker alone: it takes NumPy, which a program's environment may not have
 
-    return pairs.both(columns, watch.native)
+        columns = pairs.both(columns, watch.native)
+    return {name: watch.read[name] + column for name, column in columns.items()} if watch.read else columns
 
 
 def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
@@ -194,7 +196,8 @@ def event_marks(traced: Fields, watch: Any) -> "array[int]":
     """
     latest = done = 0
     found = array("q")
-    for place, mark in sorted([*_noted(traced.note), *_counted(traced.action, watch.positions, watch.oom_marks)]):
+    counted = _counted(traced.action, watch.positions, watch.oom_marks, watch.read_handed)
+    for place, mark in sorted([*_noted(traced.note), *counted]):
         if mark > latest:
             found.extend(repeat(latest, place - done))
             latest, done = mark, place
@@ -215,9 +218,14 @@ _HANDED = bytes(name in ("alloc", "free_requested") for name in ACTIONS).ljust(2
 """For the code of each action, whether a block is handed out or taken back."""
 
 
-def _counted(actions: bytes, positions: Mapping[int, int], oom_marks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """At which event a mark begins before which so many blocks were handed out or taken back, and which mark."""
-    seen = list(accumulate(actions.translate(_HANDED), initial=0))
+def _counted(
+    actions: bytes, positions: Mapping[int, int], oom_marks: Sequence[int], before: int
+) -> Iterator[tuple[int, int]]:
+    """At which event a mark begins before which so many blocks were handed out or taken back, and which mark.
+
+    So many of them `before` these events.
+    """
+    seen = list(accumulate(actions.translate(_HANDED), initial=before))
     ooms = [place for place, action in enumerate(actions) if action == _OOM] if oom_marks else []
     place = 0
     for mark, count in positions.items():
