@@ -36,3 +36,14 @@ def test_whole_runs_say_what_looks_of_their_kind_do_not_show():
     assert round(expected.bytes(other)) == round(66 * GIB)
     assert round(expected.bytes(one)) == 44 * GIB, "what was run whole is known"
     assert expected.beyond(candidate(tp=2)) == 1.0, "another kind"
+
+
+def test_runs_that_divide_weights_otherwise_say_what_is_beside_them():
+    expected, one, other = Expectation(), candidate(), candidate(shard="zero2")
+    expected.look(one, int(one.least_bytes + 2 * one.beyond_bytes))
+    assert round(expected.bytes(other)) == round(other.least_bytes + 2 * other.beyond_bytes)
+    assert expected.error(other) == Expectation().error(other), "how near is not known"
+    far = candidate(8, shard="zero2")
+    assert expected.bytes(far) == far.least_bytes + far.beyond_bytes
+    expected.look(other, other.least_bytes)
+    assert expected.bytes(other) == other.least_bytes, "a run like it says more"

@@ -18,6 +18,9 @@ _OTHER_AXIS: Final = {"tp": 0.3, "pp": 0.3, "ep": 0.3, "cp": 0.05}
 
 With its part of longer sequences a rank of `cp` does what it would do with shorter ones."""
 
+_NEAR: Final = 0.3
+"""How far apart runs are at most that say something of one another though they divide weights otherwise."""
+
 _ERROR_OF_LIKE: Final = 0.02
 """Of what is expected, how far a run may be off that is like one that was made."""
 
@@ -45,20 +48,24 @@ class Expectation:
 
     def __init__(self) -> None:
         self._runs: dict[tuple[Any, ...], list[_Seen]] = {}
+        self._akin: dict[tuple[Any, ...], list[_Seen]] = {}
         self._beyond: dict[tuple[bool, ...], float] = {}
 
     def look(self, one: Priced, least_bytes: int) -> None:
         """Note the least that a look has shown a candidate to need."""
-        self._runs.setdefault(_like(one), []).append(_Seen(one, least_bytes, looked=True))
+        self._note(_Seen(one, least_bytes, looked=True))
 
     def learn(self, one: Priced, need_bytes: int) -> None:
         """Note what a candidate was found to need, run whole."""
-        runs = self._runs.setdefault(_like(one), [])
-        for look in runs:
+        for look in self._runs.get(_like(one), ()):
             if look.one is one and look.looked:
                 beyond = need_bytes / look.need_bytes
                 self._beyond[_kind(one)] = min(beyond, self._beyond.get(_kind(one), beyond))
-        runs.append(_Seen(one, need_bytes, looked=False))
+        self._note(_Seen(one, need_bytes, looked=False))
+
+    def _note(self, run: _Seen) -> None:
+        self._runs.setdefault(_like(run.one), []).append(run)
+        self._akin.setdefault(_akin(run.one), []).append(run)
 
     def has_seen(self, method: str) -> bool:
         """Whether anything was run of a method."""
@@ -70,7 +77,7 @@ class Expectation:
 
     def bytes(self, one: Priced) -> float:
         """What a candidate is expected to need."""
-        found = self._nearest(one)
+        found = self._nearest(one) or self._near_of_kin(one)
         if found is None:
             return one.least_bytes + one.beyond_bytes
         nearest = found.one
@@ -89,18 +96,31 @@ class Expectation:
         runs = self._runs.get(_like(one), ())
         return min(reversed(runs), key=lambda run: _apart(one, run.one), default=None)
 
+    def _near_of_kin(self, one: Priced) -> _Seen | None:
+        """The same among runs that divide weights, gradients and states otherwise, of which the least tells nearly all.
+
+        Only of those near: how far off it is hangs on what is divided as well.
+        """
+        runs = [run for run in self._akin.get(_akin(one), ()) if _apart(one, run.one) <= _NEAR]
+        return min(reversed(runs), key=lambda run: _apart(one, run.one), default=None)
+
 
 def _like(one: Priced) -> tuple[Any, ...]:
+    """What decides how far a need is above the least."""
+    plan = one.candidate.plan
+    return (*_akin(one), plan.shard, plan.accum_sync or one.candidate.job.grad_accum == 1)
+
+
+def _akin(one: Priced) -> tuple[Any, ...]:
+    """The same but for what weights, gradients and states are divided by."""
     job, plan = one.candidate.job, one.candidate.plan
     return (
         job.method,
-        plan.shard,
         plan.precision,
         plan.loss,
         plan.optimizer,
         plan.checkpointing,
         plan.optimizer_in_backward,
-        plan.accum_sync or job.grad_accum == 1,
         *(getattr(plan, name) for name in OFFLOADS),
     )
 
