@@ -97,7 +97,7 @@ class Expectation:
         return min(reversed(runs), key=lambda run: _apart(one, run.one), default=None)
 
     def _near_of_kin(self, one: Priced) -> _Seen | None:
-        """The same among runs that divide weights, gradients and states otherwise, of which the least tells nearly all.
+        """The same among runs that divide weights, gradients and states otherwise, as the least tells.
 
         Only of those near: how far off it is hangs on what is divided as well.
         """
