@@ -20,6 +20,7 @@ def install() -> None:
     after_import("torch.distributed.tensor._dtensor_spec", _specs)
     after_import("torch.distributed._functional_collectives", _results_of_exchanges)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_param", _own_chunks)
+    after_import("torch.distributed.device_mesh", _one_mesh)
 
 
 def _sharding(module: ModuleType) -> None:
@@ -195,6 +196,24 @@ def _is_leaf(argument: Any) -> bool:
     if isinstance(argument, list | tuple):
         return all(isinstance(each, int) for each in argument)
     return not isinstance(argument, dict)
+
+
+def _one_mesh(module: ModuleType) -> None:
+    """FSDP2 puts its mesh and that of tensor parallelism together for each parameter: once does for all."""
+    mesh: Any = getattr(module, "DeviceMesh", None)
+    original: Callable[[list[Any]], Any] | None = getattr(mesh, "_concatenate", None)
+    if original is None:
+        return
+    made: dict[tuple[int, ...], tuple[list[Any], Any]] = {}  # with what it is made of, whose identities stay theirs
+
+    @functools.wraps(original)
+    def concatenate(meshes: list[Any]) -> Any:
+        key = tuple(map(id, meshes))
+        if key not in made:
+            made[key] = list(meshes), original(meshes)
+        return made[key][1]
+
+    mesh._concatenate = staticmethod(concatenate)
 
 
 def _own_chunks(module: ModuleType) -> None:
