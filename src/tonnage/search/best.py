@@ -45,6 +45,9 @@ EDGE: Final = 0.97
 """What seems to need more than this part of the card is run whole only if it would be the fastest: what the allocator
 keeps in reserve may be more than the rest."""
 
+SURE: Final = 0.93
+"""Part of the card up to which a plan that was looked at is explained ahead, before it was run whole."""
+
 MOST_DOUBTFUL: Final = 8
 """How many that are not likely to fit, but may, are looked at in the end if they would beat what was found."""
 
@@ -360,7 +363,7 @@ class Search:
     def _foresee(self, batch: Sequence[Priced] = ()) -> None:
         """Let idle workers run ahead what comes after a batch if runs are as expected; this changes no answer."""
         found = [one for one, _ in self.found]
-        sure = [*found, *(one for one in self.seem if self._expected_part(one) <= EDGE)]
+        sure = [*found, *(one for one in self.seem if self._expected_part(one) <= SURE)]
         best = min(sure, key=lambda one: one.seconds_per_token, default=None)
         fitting = [one for one in batch if self._expected_part(one) <= 1]
         after = list(islice(self._after([*found, *self.seem, *fitting], {id(one) for one in batch}), AHEAD))
