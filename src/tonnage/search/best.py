@@ -363,8 +363,7 @@ class Search:
     def _foresee(self, batch: Sequence[Priced] = ()) -> None:
         """Let idle workers run ahead what comes after a batch if runs are as expected; this changes no answer."""
         found = [one for one, _ in self.found]
-        sure = [*found, *(one for one in self.seem if self._expected_part(one) <= SURE)]
-        best = min(sure, key=lambda one: one.seconds_per_token, default=None)
+        best = min([*found, *self.seem], key=lambda one: one.seconds_per_token, default=None)
         fitting = [one for one in batch if self._expected_part(one) <= 1]
         after = list(islice(self._after([*found, *self.seem, *fitting], {id(one) for one in batch}), AHEAD))
         following = after[:1] if len(fitting) == len(batch) else []
@@ -373,7 +372,7 @@ class Search:
         asks += [(one.candidate, True) for one in (*self.seem, *certain)]  # the longest runs
         wholes = self._roomy_wholes()
         asks += [(one.candidate, is_run) for one in wholes.values() for is_run in (False, True)]
-        if best is not None:
+        if best is not None and (self._expected_part(best) <= SURE or any(one is best for one in found)):
             asks += [(one, False) for one in self.afterwards(self._to_explain(best, wholes).candidate)]
         asks += [(one.candidate, False) for one in after if not self._is_certain(one)]
         self.ghosts.ahead(asks, self.question.cluster)
