@@ -143,9 +143,14 @@ def test_micro_batches_that_do_what_hangs_on_others_are_made(plan, fields, expec
 
 
 @pytest.mark.parametrize(
-    ("plan", "expected"),
-    [({"shard": "zero3", **SYNC}, True), ({"shard": "zero3"}, False), ({"shard": "hsdp", **SYNC}, False)],
+    ("model", "plan", "expected"),
+    [
+        ("llama", {"shard": "zero3", **SYNC}, True),
+        ("llama", {"shard": "zero3"}, False),
+        ("llama", {"shard": "hsdp", **SYNC}, False),
+        ("qwen2_5_vl", {"shard": "zero3", **SYNC}, False),
+    ],
     ids=str,
 )
-def test_a_first_one_that_keeps_more_than_gradients_is_unlike_the_others(plan, expected):
-    assert is_first_alike(Plan(**plan)) == expected
+def test_a_first_one_that_keeps_more_than_gradients_is_unlike_the_others(model, plan, expected):
+    assert is_first_alike(tiny_job(model), Plan(**plan)) == expected

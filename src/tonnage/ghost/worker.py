@@ -197,7 +197,7 @@ def _do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> 
     occasions.listen(watch.occasion)
     ghost.log(True)
     if micro_batches_alike(job, plan) and not {"every_micro_batch", "worked"} & request.keys():
-        repeats.listen(micro_batches.Alike(watch, as_first=is_first_alike(plan)).ask)
+        repeats.listen(micro_batches.Alike(watch, as_first=is_first_alike(job, plan)).ask)
     ended: dict[str, Any] = {}
     asked: requested.Requested | None = None
     try:

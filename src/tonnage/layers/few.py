@@ -219,12 +219,15 @@ def micro_batches_alike(job: Job, plan: Plan) -> bool:
     return not changes and not job.lengths and all(where == "none" for where in hosts)
 
 
-def is_first_alike(plan: Plan) -> bool:
+def is_first_alike(job: Job, plan: Plan) -> bool:
     """Whether the first micro-batch is like the others, each of which gives back what it has added to its gradients.
 
-    HSDP keeps that until all are averaged among the groups of ranks.
+    HSDP keeps that until all are averaged among the groups of ranks.  Networks for more than text may keep something
+    of the one before, as Qwen's do of where its images are.
     """
-    return plan.accum_sync and plan.shard in ("zero2", "zero3")
+    parts = (part for name, part in job.model.config.items() if name.endswith("_config"))
+    beside_text = any(isinstance(part, Mapping) and "model_type" in part for part in parts)
+    return plan.accum_sync and plan.shard in ("zero2", "zero3") and not beside_text
 
 
 def _first_and_period(job: Job, plan: Plan) -> tuple[int, int] | None:
