@@ -85,32 +85,18 @@ WORKS = st.builds(
 )
 
 
+@pytest.mark.parametrize(("priced", "part"), [(timings._network, "of_layers"), (timings._laid, "of_weights")])
 @settings(max_examples=200)
 @given(
-    WORKS,
-    st.sampled_from([LLAMA, MIXTRAL]),
-    st.sampled_from([ONE, EIGHT, MANY]),
-    st.sampled_from(sorted(softwares())),
+    work=WORKS,
+    shape=st.sampled_from([LLAMA, MIXTRAL]),
+    cluster=st.sampled_from([ONE, EIGHT, MANY]),
+    name=st.sampled_from(sorted(softwares())),
 )
-def test_layers_take_as_long_whatever_becomes_of_their_gradients(work, shape, cluster, name):
-    """So that one price of layers does for all works that have the same `of_layers`."""
-    rest = (cluster, rates.card(cluster.device), software(name))
-    priced = timings._network.__wrapped__
-    assert priced(shape, work, *rest) == priced(shape, work.of_layers, *rest)
-
-
-@settings(max_examples=200)
-@given(
-    WORKS,
-    st.sampled_from([LLAMA, MIXTRAL]),
-    st.sampled_from([ONE, EIGHT, MANY]),
-    st.sampled_from(sorted(softwares())),
-)
-def test_weights_are_exchanged_and_updated_alike_whatever_passes_through_them(work, shape, cluster, name):
-    """So that what is known of them once does for all works that have the same `of_weights`."""
-    rest = (cluster, rates.card(cluster.device), software(name))
-    laid = timings._laid.__wrapped__
-    assert laid(shape, work, *rest) == laid(shape, work.of_weights, *rest)
+def test_one_price_does_for_all_works_that_have_the_same_part(priced, part, work, shape, cluster, name):
+    """Layers take as long whatever becomes of gradients, exchanges of weights whatever passes through these."""
+    rest, anew = (cluster, rates.card(cluster.device), software(name)), priced.__wrapped__
+    assert anew(shape, work, *rest) == anew(shape, getattr(work, part), *rest)
 
 
 @settings(max_examples=30)

@@ -18,8 +18,9 @@ _OTHER_AXIS: Final = {"tp": 0.3, "pp": 0.3, "ep": 0.3, "cp": 0.05}
 
 With its part of longer sequences a rank of `cp` does what it would do with shorter ones."""
 
-_NEAR: Final = 0.3
-"""How far apart runs are at most that say something of one another though they divide weights otherwise."""
+_NEAR: Final = max(_OTHER_AXIS.values())
+"""How far apart runs are at most that say something of one another though they divide weights otherwise: one parallel
+dimension."""
 
 _ERROR_OF_LIKE: Final = 0.02
 """Of what is expected, how far a run may be off that is like one that was made."""

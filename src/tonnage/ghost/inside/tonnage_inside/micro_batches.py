@@ -9,26 +9,17 @@ Costs microseconds a block, where the program takes a tenth of a second and more
 """
 
 from bisect import bisect_right, insort
-from typing import Any, Final, NamedTuple
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import written
+from .records import OF_CARD, PINNED, RECORD
+from .repeating import lives
 
-_ALLOCATED, _REQUESTED, _TAKEN = (written.ACTIONS[name] for name in ("alloc", "free_requested", "free_completed"))
-
-_OF_MEMORY: Final = range(6, 12)
-"""Kinds of the log's records (`struct ghost_record`) that the allocator's own requests bring about."""
-
-_RECORD: Final = np.dtype(
-    {
-        "names": ["kind", "mark", "address", "address2"],
-        "formats": ["u1", "<u4", "<u8", "<u8"],
-        "offsets": [0, 4, 48, 56],
-        "itemsize": 64,
-    }
-)
-"""What is read and changed of a record."""
+_ALLOCATED, _REQUESTED = (written.ACTIONS[name] for name in ("alloc", "free_requested"))
 
 
 class RanOut(Exception):
@@ -61,6 +52,7 @@ class Alike:
     def __init__(self, watch: Any, *, as_first: bool) -> None:
         self.watch = watch
         self.as_first = as_first
+        self._begin()
 
     def ask(self, made: int, left: int) -> bool:
         """Whether so many micro-batches, like the last of those made before, were asked for: they need not be made.
@@ -94,7 +86,7 @@ class Alike:
         handed = np.cumsum((action == _ALLOCATED) | (action == _REQUESTED))
         self.watch.read_history(traced, int(handed[-1]) if len(handed) else 0)
         begun = int(np.searchsorted(handed, self._handed, side="right"))
-        born, died = _lives(action, columns["address"])
+        born, died = lives(action, columns["address"])
         if np.any((born < begun) & (begun <= died) & (died < len(action))):
             return None
         born, died = born[born >= begun], died[born >= begun]
@@ -109,7 +101,7 @@ class Alike:
             return None
         born, died, under = born[~kept], died[~kept], under[~kept]
         order = np.argsort(np.concatenate((born, died)), kind="stable")
-        asked_under = np.concatenate((mark[born], under))[order].tolist()
+        asked_under = np.maximum(np.concatenate((mark[born], under))[order], self._first_mark - 1).tolist()
         block, taken = (order % max(len(born), 1)).tolist(), (order < len(born)).tolist()
         return _Found(
             requests=list(zip(asked_under, block, taken, strict=True)),
@@ -123,11 +115,11 @@ class Alike:
         )
 
     def _records(self) -> list[tuple[int, bytes, int, int]]:
-        log = self.watch.native.log_bytes()[self._first_record * _RECORD.itemsize :]
-        fields = np.frombuffer(log, dtype=_RECORD)
-        kept = np.flatnonzero(~np.isin(fields["kind"], _OF_MEMORY)).tolist()
+        log = self.watch.native.log_bytes()[self._first_record * RECORD.itemsize :]
+        fields = np.frombuffer(log, dtype=RECORD)
+        kept = np.flatnonzero(~np.isin(fields["kind"], (*OF_CARD, *PINNED))).tolist()
         marks, one, other = (fields[name].tolist() for name in ("mark", "address", "address2"))
-        size = _RECORD.itemsize
+        size = RECORD.itemsize
         return [(marks[place], log[size * place : size * (place + 1)], one[place], other[place]) for place in kept]
 
     def _hold_gradients(self, address: Any, size: Any) -> Any:
@@ -135,18 +127,6 @@ class Alike:
         claims = self.watch.claims[self._first_claim :]
         known = np.array(sorted(place for _, place, category in claims if category == "gradient"), dtype=np.int64)
         return np.searchsorted(known, address) < np.searchsorted(known, address + size)
-
-
-def _lives(action: Any, address: Any) -> tuple[Any, Any]:
-    """Events that handed out a block, in order, and those that took it back: for one that is kept, their number."""
-    either = np.flatnonzero((action == _ALLOCATED) | (action == _TAKEN))
-    either = either[np.argsort(address[either], kind="stable")]
-    following = np.append(either[1:], len(action))
-    same = np.append(address[either[1:]] == address[either[:-1]], False)
-    born = action[either] == _ALLOCATED
-    died = np.where(same, following, len(action))[born]
-    order = np.argsort(either[born])
-    return either[born][order], died[order]
 
 
 def _before_the_next(born: Any, action: Any, mark: Any) -> Any:
@@ -157,32 +137,35 @@ def _before_the_next(born: Any, action: Any, mark: Any) -> Any:
 
 def _make(watch: Any, found: _Found) -> None:
     """Ask for all of it once more, behind what was asked for before.  Raises RanOut."""
-    torch, native = watch.torch, watch.native
-    take, give_back = torch._C._cuda_cudaCachingAllocator_raw_alloc, torch._C._cuda_cudaCachingAllocator_raw_delete
     moved = _Moved(found)
-    requests, claims, records = iter(found.requests), iter(found.claims), iter(found.records)
-    ahead, claim, record = next(requests, None), next(claims, None), next(records, None)
-    for number in range(found.first_mark - 1, found.first_mark + len(found.marks)):
-        if number >= found.first_mark:
-            watch.mark(*found.marks[number - found.first_mark][1:])
+    requests, claims, records = (_by_mark(rows) for rows in (found.requests, found.claims, found.records))
+    for place, mark in enumerate((None, *found.marks), found.first_mark - 1):  # its batch comes before its first mark
+        if mark is not None:
+            watch.mark(*mark[1:])
         moved.forget()
-        while claim is not None and claim[0] <= number:
-            watch.claims.append((len(watch.marks) - 1, moved.now(claim[1]), claim[2]))
-            claim = next(claims, None)
-        while ahead is not None and ahead[0] <= number:
-            _, block, is_taken = ahead
-            if is_taken:
-                try:
-                    moved.take(block, take(found.size[block], found.stream[block]))
-                except torch.OutOfMemoryError as error:
-                    raise RanOut from error
-            else:
-                give_back(moved.give_back(block))
-            ahead = next(requests, None)
-        while record is not None and record[0] <= number:
-            _, packed, address, address2 = record
-            native.log_add(packed, moved.now(address), moved.now(address2))
-            record = next(records, None)
+        for _, address, category in claims.get(place, ()):
+            watch.claims.append((len(watch.marks) - 1, moved.now(address), category))
+        for _, block, is_taken in requests.get(place, ()):
+            _ask(watch.torch, moved, block, is_taken)
+        for _, record, address, address2 in records.get(place, ()):
+            watch.native.log_add(record, moved.now(address), moved.now(address2))
+
+
+def _by_mark(rows: list[Any]) -> dict[int, list[Any]]:
+    """Rows, which come in the order of their marks, by these."""
+    return {mark: list(some) for mark, some in groupby(rows, key=itemgetter(0))}
+
+
+def _ask(torch: Any, moved: "_Moved", block: int, is_taken: bool) -> None:
+    if not is_taken:
+        torch._C._cuda_cudaCachingAllocator_raw_delete(moved.give_back(block))
+        return
+    found = moved.found
+    try:
+        taken = torch._C._cuda_cudaCachingAllocator_raw_alloc(found.size[block], found.stream[block])
+    except torch.OutOfMemoryError as error:
+        raise RanOut from error
+    moved.take(block, taken)
 
 
 class _Moved:

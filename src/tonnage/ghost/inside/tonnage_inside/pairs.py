@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from .records import EVENT, RECORD
 from .written import ACTIONS
 
 TAKEN = "free_completed"
 """What the allocator then need not write down (torch 2.11 and later can leave it out)."""
-
-_EVENT_RECORD = 14
-"""What a record of the ghost's log says of an event (`struct ghost_record`, field kind)."""
-_RECORD_BYTES = 64
 
 
 class Uncertain(Exception):
@@ -28,7 +25,7 @@ def both(columns: "dict[str, array[int]]", native: Any) -> "dict[str, array[int]
 
     Raises Uncertain where the ghost noticed that an event was recorded.
     """
-    if _EVENT_RECORD in native.log_bytes()[::_RECORD_BYTES]:
+    if EVENT in native.log_bytes()[:: RECORD.itemsize]:
         raise Uncertain
     given_back = np.frombuffer(columns["action"], dtype=np.int64) == ACTIONS["free_requested"]
     found = {

@@ -54,9 +54,9 @@ def _returned(columns: dict[str, Any], began: int, changes: list[int]) -> _Step:
 
     The first batch is made before anything tells that the step has begun.
     """
-    births, ends = _lives(columns["action"], columns["address"])
-    inside = columns["mark"][ends] >= began
-    births, ends = np.sort(births[inside]), ends[inside][np.argsort(births[inside])]
+    births, ends = lives(columns["action"], columns["address"])
+    inside = np.append(columns["mark"], -1)[ends] >= began
+    births, ends = births[inside], ends[inside]
     place = np.concatenate((births, ends))
     rows = np.zeros((len(place), 3), dtype=np.int64)
     rows[: len(births)] = np.stack(
@@ -71,11 +71,14 @@ def _returned(columns: dict[str, Any], began: int, changes: list[int]) -> _Step:
     return _Step(np.insert(rows, np.searchsorted(mark, entered), begins, axis=0), entered.tolist(), len(births))
 
 
-def _lives(action: Any, address: Any) -> tuple[Any, Any]:
-    """Events that handed out a block, and those that took the same one back."""
+def lives(action: Any, address: Any) -> tuple[Any, Any]:
+    """Events that handed out a block, in order, and those that took it back: for one that is kept, their number."""
     allocated, completed = (written.ACTIONS[name] for name in ("alloc", "free_completed"))
     either = np.flatnonzero((action == allocated) | (action == completed))
     either = either[np.argsort(address[either], kind="stable")]
-    first, second = either[:-1], either[1:]
-    same = (action[first] == allocated) & (action[second] == completed) & (address[first] == address[second])
-    return first[same], second[same]
+    following = np.append(either[1:], len(action))
+    same = np.append(address[either[1:]] == address[either[:-1]], False)
+    born = action[either] == allocated
+    died = np.where(same, following, len(action))[born]
+    order = np.argsort(either[born])
+    return either[born][order], died[order]

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import written
 from .native import Asked
+from .records import OF_CARD, RECORD
 
 MARK, ALLOC, FREE, CONNECT, EMPTY = range(5)
 """Kinds of requests, three numbers each: a mark begins (its number); a block is handed out (bytes, stream) or taken
@@ -149,9 +150,9 @@ class Requested:
         It writes down what it asked the card for, in one or in pieces, and the ghost for which block that was.
         """
         native = self.watch.native
-        log = np.frombuffer(native.log_bytes(), dtype=_RECORD)[self._logged :]
+        log = np.frombuffer(native.log_bytes(), dtype=RECORD)[self._logged :]
         native.log_cut(self._logged)
-        of_card = log[np.isin(log["kind"], _OF_CARD)]
+        of_card = log[np.isin(log["kind"], OF_CARD)]
         rest = [event for event in written.events(self.watch.torch) if event["action"] not in _BLOCKS]
         columns = written.columns_of(written.fields_of(rest))
         found = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
@@ -163,15 +164,6 @@ class Requested:
             raise RuntimeError("what the allocator says that it took of the card is not what the ghost gave it")
         blocks = np.append(of_card["mark"], self._asked.blocks)
         return found, np.where(moves, blocks[place], self._asked.blocks).astype(int)
-
-
-_RECORD = np.dtype(
-    {"names": ["kind", "mark", "bytes"], "formats": ["u1", "<u4", "<u8"], "offsets": [0, 4, 40], "itemsize": 64}
-)
-"""What is read of `struct ghost_record`."""
-
-_OF_CARD = (6, 7, 8, 9)
-"""Kinds of records: memory of the card is taken or given back, whole or as pages of reserved addresses."""
 
 
 def _for_c(torch: Any) -> tuple[Any, Any] | None:
