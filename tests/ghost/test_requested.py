@@ -4,10 +4,8 @@ import sys
 from array import array
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
-from tonnage import trace
 from tonnage.ghost.process import INSIDE
 from tonnage.trace import Activity, packed
 
@@ -30,13 +28,6 @@ def found(monkeypatch: pytest.MonkeyPatch, log: bytes, events: list[dict[str, ob
     asked = requested.Requested(watch, [], array("q", [requested.ALLOC, 512, 0] * 9))
     asked._asked.blocks = 9
     return asked._of_segments()[1].tolist()
-
-
-def test_records_are_read_as_the_ghost_writes_them() -> None:
-    kinds = [trace.KERNEL_KINDS[kind] for kind in requested._OF_CARD]
-    assert kinds == ["malloc", "free", "vm_map", "vm_unmap"]
-    [(kind, mark, count)] = np.frombuffer(of_card("vm_map", 7, 2**33), dtype=requested._RECORD).tolist()
-    assert (trace.KERNEL_KINDS[kind], mark, count) == ("vm_map", 7, 2**33)
 
 
 def test_what_was_taken_in_pieces_is_for_one_block(monkeypatch: pytest.MonkeyPatch) -> None:

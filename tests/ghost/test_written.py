@@ -6,7 +6,7 @@ from tonnage import trace
 from tonnage.ghost.process import INSIDE
 
 sys.path.append(str(INSIDE))
-from tonnage_inside import pairs, written
+from tonnage_inside import written
 
 
 def test_events_have_the_same_codes() -> None:
@@ -15,8 +15,3 @@ def test_events_have_the_same_codes() -> None:
 
 def test_files_have_the_same_version() -> None:
     assert written.FORMAT_VERSION == trace.FORMAT_VERSION
-
-
-def test_records_of_the_log_have_the_same_codes() -> None:
-    assert trace.KERNEL_KINDS[pairs._EVENT_RECORD] == "event_record"
-    assert pairs._RECORD_BYTES == trace._RECORD.size
