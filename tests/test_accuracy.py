@@ -171,26 +171,33 @@ def test_slots_of_a_process_that_ends_early_serve_others(monkeypatch: pytest.Mon
             print(json.dumps({"number": request["number"], "allocated_bytes": 1 << 30}), flush=True)
     """
 
-    def start(given: object) -> subprocess.Popen[str]:
-        piped = subprocess.PIPE
-        return subprocess.Popen([sys.executable, "-c", program], stdin=piped, stdout=piped, text=True, bufsize=1)
+    begun: list[subprocess.Popen[str]] = []
 
-    monkeypatch.setattr(runner, "_start", start)
+    def start(self: runner.Roots, given: object) -> runner.Process:
+        piped = subprocess.PIPE
+        one = subprocess.Popen([sys.executable, "-c", program], stdin=piped, stdout=piped, text=True, bufsize=1)
+        begun.append(one)
+        assert one.stdin is not None
+        assert one.stdout is not None
+        return runner.Process(one.stdin, one.stdout)
+
+    monkeypatch.setattr(runner.Roots, "start", start)
     monkeypatch.setattr(runner.software, "given", lambda *names: None)
     answers = [predicted for _, predicted in runner.predict([*of_one, *of_other], at_once=1)]
     assert answers[0] == {"allocated": 1.0}
     assert answers[1:4] == [{"error": "the ghost process ended early"}] * 3
     assert answers[4:] == [{"allocated": 1.0}] * 3
+    assert [one.wait() for one in begun] == [0, 0]
 
 
 def test_a_process_that_cannot_begin_keeps_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.accuracy import runner
     from benchmarks.accuracy.rows import load
 
-    def start(given: object) -> subprocess.Popen[str]:
+    def start(self: runner.Roots, given: object) -> runner.Process:
         raise GhostUnavailable("no libraries")
 
-    monkeypatch.setattr(runner, "_start", start)
+    monkeypatch.setattr(runner.Roots, "start", start)
     monkeypatch.setattr(runner.software, "given", lambda *names: None)
     rows = [next(row for row in load() if row.script == script) for script in ("kernels", "attention_training")]
     with pytest.raises(GhostUnavailable, match="no libraries"):
@@ -483,3 +490,18 @@ def test_the_softmax_of_2021_keeps_its_input_and_is_the_same_function(logarithm:
     found, wanted = (torch.autograd.grad(each, given, weights, retain_graph=True)[0] for each in (ours, theirs))
     torch.testing.assert_close(found, wanted)
     assert ours.grad_fn.saved_tensors[0].data_ptr() == given.data_ptr()
+
+
+@pytest.mark.ghost
+def test_software_that_torch_has_imported_already_is_not_mixed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.accuracy import runner, software
+    from benchmarks.accuracy.rows import load
+
+    (tmp_path / "numpy.py").touch()
+    given = software.Given(torch=wheel.find(sys.executable), paths=(str(tmp_path),))
+    monkeypatch.setattr(runner.software, "given", lambda *names: given)
+    [(_, predicted)] = runner.predict([next(row for row in load() if row.script == "divided_states")])
+    assert predicted == {"error": "the ghost process ended early"}
+    assert f"numpy of {tmp_path}: torch has imported another" in capfd.readouterr().err

@@ -1,8 +1,10 @@
-"""The process that takes the rows' steps: imports the libraries once, then forks a child with a fresh card for each.
+"""The processes that take the rows' steps, each a fork of the one before: torch, a script's libraries, a row's card.
 
-Started by `benchmarks.accuracy.runner` in a ghost's environment.  A request is a JSON line: its number, the script,
-its arguments and the card's settings; the answer, also a line, the number and what the script returned or its error.
-Whoever asks says with each request that one more child may run.
+The first is started by `benchmarks.accuracy.runner` in a ghost's environment, with a socket as standard input, and
+imports torch.  A message there names folders and variables and brings two pipes: a process with these has a script's
+libraries in it once it is asked for the first row.  A request is a JSON line: its number, the script, its arguments
+and the card's settings; the answer, also a line, the number and what the script returned or its error.  Whoever asks
+says with each request that one more child may run.
 """
 
 import functools
@@ -11,15 +13,51 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import torch
 from tonnage_inside import native, shortcuts, values
 
 from tonnage.ghost import card, preload
+
+MESSAGE_BYTES: Final = 1 << 16
+"""More than any message has."""
+
+
+def lend_torch() -> None:
+    """Begin a process for each message until no one can send another."""
+    preload.imported("torch._dynamo")  # which each optimizer asks for
+    asked = socket.socket(fileno=0)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who reads the pipe sees when one has ended
+    while True:
+        message, pipes, *_ = socket.recv_fds(asked, MESSAGE_BYTES, 2)
+        if not message:
+            return
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            asked.close()
+            for pipe, number in zip(pipes, (0, 1), strict=True):
+                os.dup2(pipe, number)
+                os.close(pipe)
+            _belong_to(**json.loads(message))
+            serve()
+            os._exit(0)
+        for pipe in pipes:
+            os.close(pipe)
+
+
+def _belong_to(paths: list[str], variables: dict[str, str]) -> None:
+    """As if Python had been started with these folders before all others, and these variables."""
+    for path in paths:
+        if already := {name.removesuffix(".py") for name in os.listdir(path)} & sys.modules.keys():
+            raise ImportError(f"{', '.join(sorted(already))} of {path}: torch has imported another")
+    sys.path[1:1] = paths
+    os.environ.update(variables)
+    os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ["PYTHONPATH"]])
 
 
 def serve() -> None:
@@ -53,7 +91,7 @@ def _import_libraries(name: str) -> None:
     """What the jobs of a script share: its `prepare`, its IMPORTS, and its `rehearse`, if it has them."""
     script = importlib.import_module(f"benchmarks.accuracy.scripts.{name}")
     getattr(script, "prepare", lambda: None)()
-    for library in ("torch._dynamo", *getattr(script, "IMPORTS", ())):  # which each optimizer asks for
+    for library in getattr(script, "IMPORTS", ()):
         preload.imported(library)
     getattr(script, "rehearse", lambda: None)()
     gc.collect()
@@ -97,4 +135,4 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    serve()
+    lend_torch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -11,7 +12,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TextIO
 
 from benchmarks.accuracy import software
 from benchmarks.accuracy.rows import METRICS, ROOT, Row
@@ -20,6 +23,7 @@ from benchmarks.accuracy.software import Given
 from tonnage.device import Device, parse_cluster
 from tonnage.errors import TonnageError
 from tonnage.ghost.process import forking
+from tonnage.ghost.wheel import Torch
 from tonnage.units import GIB
 
 Progress = Callable[[str], None]
@@ -51,33 +55,33 @@ def predict(
         except TonnageError as error:
             answers.update((row.job, {"error": str(error)}) for row in chosen)
         else:
-            answers.update((row.job, answer) for row, answer in _of_process(chosen, progress, slots, given))
+            start = partial(roots.start, given)
+            answers.update((row.job, answer) for row, answer in _of_process(chosen, progress, slots, start))
 
-    with ThreadPoolExecutor(most + 1) as side_by_side:  # one more, so that no slot is free while a process begins
+    # One more than slots, so that none is free while a process begins.
+    with Roots() as roots, ThreadPoolExecutor(most + 1) as side_by_side:
         list(side_by_side.map(take, sorted(alike.values(), key=len, reverse=True)))
     ended: Predicted = {"error": "the ghost process ended early"}
     return [(row, answers.get(row.job, ended)) for row in rows]
 
 
 def _of_process(
-    chosen: Sequence[Row], progress: Progress, slots: threading.Semaphore, given: Given
+    chosen: Sequence[Row], progress: Progress, slots: threading.Semaphore, start: Callable[[], Process]
 ) -> Iterator[tuple[Row, Predicted]]:
     """Rows of one script and software with their predictions, as they come: scripts import libraries differently."""
     lent = _Lent(slots)
     lent.take(0)
     try:
-        process = _start(given)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        threading.Thread(target=_send, args=(process.stdin, chosen, lent), daemon=True).start()
-        for done, line in enumerate(process.stdout, start=1):
-            answer = json.loads(line)
-            number = answer.pop("number")
-            lent.give_back(number)
-            row = chosen[number]
-            progress(f"{row.script} {done} of {len(chosen)}: {row.source}: {row.name}")
-            yield row, _in_gib(answer, parse_cluster(row.gpu).device)
-        process.wait()
+        process = start()
+        threading.Thread(target=_send, args=(process.requests, chosen, lent), daemon=True).start()
+        with process.answers:
+            for done, line in enumerate(process.answers, start=1):
+                answer = json.loads(line)
+                number = answer.pop("number")
+                lent.give_back(number)
+                row = chosen[number]
+                progress(f"{row.script} {done} of {len(chosen)}: {row.source}: {row.name}")
+                yield row, _in_gib(answer, parse_cluster(row.gpu).device)
     finally:  # also where it could not begin: others wait for its slots
         lent.end()
 
@@ -119,21 +123,55 @@ class _Lent:
         self.begun.set()
 
 
-def _start(given: Given) -> subprocess.Popen[str]:
-    variables = forking(given.torch) | dict(given.variables)
-    paths = [*given.paths, variables["PYTHONPATH"], str(ROOT / "src"), str(ROOT)]
-    variables["PYTHONPATH"] = os.pathsep.join(paths)
-    variables["TORCHINDUCTOR_COMPILE_THREADS"] = (
-        "1"  # each job would start a pool of compilers for a handful of kernels
-    )
-    return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.accuracy.inside"],
-        env=variables,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-    )
+@dataclass(frozen=True)
+class Process:
+    """Both ends of one that takes rows of a script; when it has ended there are no more answers."""
+
+    requests: TextIO
+    answers: TextIO
+
+
+class Roots:
+    """For each torch a process that has imported it, from which those of scripts begin: it takes seconds."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sockets: dict[Torch, socket.socket] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Roots:
+        return self
+
+    def __exit__(self, *of_error: object) -> None:
+        for end in self._sockets.values():
+            end.close()
+        for process in self._processes:
+            process.wait()
+
+    def start(self, given: Given) -> Process:
+        """One with this software.  Raises GhostUnavailable."""
+        with self._lock:
+            if given.torch not in self._sockets:
+                self._sockets[given.torch] = self._import(given.torch)
+        asked, requests = os.pipe()
+        answers, said = os.pipe()
+        message = json.dumps({"paths": given.paths, "variables": dict(given.variables)}).encode()
+        with suppress(BrokenPipeError):  # where it could not import torch, as its end says
+            socket.send_fds(self._sockets[given.torch], [message], [asked, said])
+        os.close(asked)
+        os.close(said)
+        return Process(os.fdopen(requests, "w", buffering=1), os.fdopen(answers))
+
+    def _import(self, torch: Torch) -> socket.socket:
+        variables = forking(torch)
+        variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(ROOT / "src"), str(ROOT)])
+        # Else each job would start a pool of compilers for a handful of kernels.
+        variables["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with there:
+            command = [sys.executable, "-m", "benchmarks.accuracy.inside"]
+            self._processes.append(subprocess.Popen(command, env=variables, stdin=there.fileno()))
+        return here
 
 
 def _send(pipe: Any, rows: Sequence[Row], lent: _Lent) -> None:

@@ -19,7 +19,15 @@ from torch import nn
 
 from tonnage.catalog import find_model
 
-IMPORTS = ("transformers.models.llama.modeling_llama", "deepspeed", "liger_kernel.transformers")
+IMPORTS = (
+    "transformers.models.llama.modeling_llama",
+    "deepspeed",
+    "deepspeed.moe.ep_router",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "liger_kernel.transformers",
+    "liger_kernel.transformers.monkey_patch",
+    "liger_kernel.transformers.model.llama",
+)
 
 MODEL = "llama-3.1-8b"
 LAUNCHER = {"LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -55,6 +55,8 @@ _OF_LIBRARIES: tuple[tuple[str, Callable[[Policy, ModuleType], None]], ...] = (
     ("torch._inductor.config", tuning.patch_inductor),
     ("bitsandbytes.functional", outliers.patch),
     ("deepspeed.ops.op_builder.builder", deepspeed_ops.patch),
+    ("cpuinfo", deepspeed_ops.answer_some_at_once),
+    *((name, deepspeed_ops.answer_at_once) for name in deepspeed_ops.HOST_OPTIMIZERS),
     ("transformers.masking_utils", masks.patch),
     ("transformers.generation.utils", generation.patch),
     ("transformers.modeling_utils", pretrained.patch),

@@ -6,9 +6,11 @@ that is run; the kernels do nothing, and a file keeps no values here, as the car
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from contextlib import suppress
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .policy import Policy
@@ -27,6 +29,36 @@ def patch(policy: Policy, module: ModuleType) -> None:
         **{"fused_adam": on_card, "cpu_adam": on_host},
         **{"async_io": files, "pin_memory": SimpleNamespace(pin_handle=files.aio_handle)},
     }
+
+
+HOST_OPTIMIZERS: Final = ("deepspeed.ops.adam.cpu_adam", "deepspeed.ops.lion.cpu_lion")
+"""They ask who made the processor, for a warning; py-cpuinfo finds out all else as well, which takes it a second."""
+
+
+def answer_at_once(policy: Policy, module: ModuleType) -> None:
+    """Of one of HOST_OPTIMIZERS: where it has taken py-cpuinfo's function by its name (0.19.2), it has another."""
+    if hasattr(module, "get_cpu_info"):
+        vars(module)["get_cpu_info"] = _processor
+
+
+def answer_some_at_once(policy: Policy, module: ModuleType) -> None:
+    """Of `cpuinfo`: HOST_OPTIMIZERS (0.19.8) get what they read, anyone else everything."""
+    everything: Callable[[], dict[str, Any]] = module.get_cpu_info
+
+    def get_cpu_info() -> dict[str, Any]:
+        asker = sys._getframe(1).f_globals.get("__name__")
+        return _processor() if asker in HOST_OPTIMIZERS else everything()
+
+    module.get_cpu_info = get_cpu_info  # type: ignore[attr-defined]
+
+
+def _processor() -> dict[str, str]:
+    """What HOST_OPTIMIZERS read of it."""
+    with suppress(OSError), open("/proc/cpuinfo") as lines:
+        for name, _, said in (line.partition(":") for line in lines):
+            if name.strip() == "vendor_id":
+                return {"vendor_id_raw": said.strip()}
+    return {}
 
 
 def _files(torch: Any, used: Callable[[], None]) -> type:

@@ -1,0 +1,33 @@
+"""What DeepSpeed asks of a host is answered as the host would."""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tonnage.ghost.process import INSIDE
+
+sys.path.append(str(INSIDE))
+from tonnage_inside.values import deepspeed_ops
+
+
+@pytest.mark.parametrize("taken_by_name", [False, True], ids=["0.19.8", "0.19.2"])
+def test_the_processors_maker_is_who_py_cpuinfo_says(taken_by_name: bool) -> None:
+    cpuinfo = pytest.importorskip("cpuinfo", reason="py-cpuinfo is not installed")
+    known = cpuinfo.get_cpu_info()
+    asked: Any = ModuleType("cpuinfo")
+    asked.get_cpu_info = cpuinfo.get_cpu_info
+    asking: Any = ModuleType(deepspeed_ops.HOST_OPTIMIZERS[0])
+    asking.cpuinfo = asked
+    policy: Any = None
+    if taken_by_name:
+        asking.get_cpu_info = asked.get_cpu_info
+        deepspeed_ops.answer_at_once(policy, asking)
+        exec("answer = get_cpu_info()", vars(asking))
+    else:
+        deepspeed_ops.answer_at_once(policy, asking)
+        deepspeed_ops.answer_some_at_once(policy, asked)
+        exec("answer = cpuinfo.get_cpu_info()", vars(asking))
+        assert len(asked.get_cpu_info()) == len(known) > 1
+    assert asking.answer == {name: known[name] for name in ("vendor_id_raw",) if name in known}
