@@ -3,11 +3,12 @@
     python benchmarks/search.py [QUESTION ...] [--kept]
 
 Each question is asked of workers that have started and have run one small job of the same family (the first trace),
-with an empty shelf of traces; `--kept` leaves the shelf as it is.  "start" is that beginning; "answer" what a user
-waits after it, "own" the processor time of all of tonnage's processes in it, which hardly depends on what else the
-machine does; "at work" is the part of that wait in which a worker runs something; "looks" are candidates seen by one
-step of a few layers (two runs each), "whole" those that were run as they are shown, "in vain" runs that were made
-ahead and that nobody asked for.
+with an empty shelf of traces; `--kept` leaves the shelf as it is.  "start" is that beginning; "found" when the plans
+stand, each run whole, and "answer" when the best is explained as well (each technique taken back, the path to it),
+which idle workers have begun before; "own" is the processor time of all of tonnage's processes until then, which
+hardly depends on what else the machine does; "at work" is the part of that wait in which a worker runs something;
+"looks" are candidates seen by one step of a few layers (two runs each), "whole" those that were run as they are
+shown, "in vain" runs that were made ahead and that nobody asked for.
 """
 
 import argparse
@@ -28,7 +29,7 @@ from tonnage.estimates import Estimate
 from tonnage.layers.few import with_layers
 from tonnage.search.depth import Need
 from tonnage.search.memory import Failure, Ghosts
-from tonnage.search.solve import search
+from tonnage.search.solve import EXPLAINING, search
 from tonnage.search.space import Question, methods_named
 from tonnage.search.words import describe
 from tonnage.solution import Candidate
@@ -54,6 +55,11 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Whisper on 8 of 24 GB": ("whisper-large-v3", "8xrtx-4090", {"seq_len": 448}),
 }
 """Model, GPUs, and options of `tonnage plan`."""
+
+COLUMNS = (
+    *("question", "start s", "found s", "answer s", "own s", "at work"),
+    *("priced", "looks", "whole", "in vain", "best plan"),
+)
 
 
 class Counted(Ghosts):
@@ -88,8 +94,8 @@ def main() -> None:
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of: {', '.join(QUESTIONS)}")
     parser.add_argument("--kept", action="store_true", help="leave the shelf of traces as it is")
     arguments = parser.parse_args()
-    print("| question | start s | answer s | own s | at work | priced | looks | whole | in vain | best plan |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---|")
+    print(f"| {' | '.join(COLUMNS)} |")
+    print(f"|---|{'---:|' * (len(COLUMNS) - 2)}---|")
     for name in arguments.questions or QUESTIONS:
         print(row(name, kept=arguments.kept), flush=True)
 
@@ -110,16 +116,22 @@ def row(name: str, *, kept: bool) -> str:
         ghosts.need(several, parse_cluster("2xh100-80gb"))
         start = time.perf_counter() - began
         ghosts.looks, ghosts.busy_seconds = 0, 0.0
+        found: list[float] = []
+
+        def hear(text: str) -> None:
+            if text == EXPLAINING:
+                found.append(time.perf_counter() - began)
+
         began, own = time.perf_counter(), own_seconds()
-        solution = search(question, ghosts)
+        solution = search(question, ghosts, progress=hear)
         answer, own = time.perf_counter() - began, own_seconds() - own
         at_work = ghosts.busy_seconds / (ghosts.count * answer)
     assert solution.looked_at is not None
     best = describe(solution.plans[0].candidate) if solution.plans else solution.status
-    return (
-        f"| {name} | {start:.1f} | {answer:.1f} | {own:.1f} | {at_work:.0%} | {solution.looked_at['priced']:,} | "
-        f"{ghosts.looks} | {ghosts.whole} | {ghosts.begun - ghosts.runs} | {best} |"
-    )
+    seconds = (start, *(found or [answer])[:1], answer, own)
+    counts = (f"{solution.looked_at['priced']:,}", ghosts.looks, ghosts.whole, ghosts.begun - ghosts.runs)
+    cells = (name, *(f"{each:.1f}" for each in seconds), f"{at_work:.0%}", *counts, best)
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What the code that runs a step adds to what the card must do: launches, latencies, how much it overlaps."""
 
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, Final
 
 from tonnage.costs.rates import tables
@@ -105,9 +105,13 @@ class Software:
     rows: str = ""
     """What calibrated it."""
 
+    @cached_property
+    def _hash(self) -> int:
+        """Of all that it is: a calibration makes thousands of one name."""
+        return hash(tuple(getattr(self, item.name) for item in fields(self)))
+
     def __hash__(self) -> int:
-        """Of its name alone, as a Device's."""
-        return hash(self.name)
+        return self._hash
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from tonnage.assumed import of_checkpoint
 from tonnage.device import CPU
@@ -28,6 +28,9 @@ from tonnage.solution import Choice, Point, Refused, Solution, Stage
 from tonnage.units import counted
 
 Progress = Callable[[str], None]
+
+EXPLAINING: Final = "taking each technique back, to see what it is for"
+"""What is said when the plans stand."""
 
 
 def solve(
@@ -107,7 +110,7 @@ def _search(
     choices = with_seconds(found.choices(), ghosts, question, progress)
     stages: tuple[Stage, ...] = ()
     if explain:
-        progress("taking each technique back, to see what it is for")
+        progress(EXPLAINING)
         ghosts.ahead([(one, False) for one in looks(choices[0].candidate, question)], question.cluster)
         choices[0] = _explained(without_useless(choices[0], question, ghosts), question, ghosts)
         stages = path(choices[0], question, ghosts)
