@@ -482,6 +482,19 @@ def test_experts_with_equally_many_rows_are_plain_products():
     assert uneven.compute_seconds > 2 * even.compute_seconds
 
 
+@pytest.mark.parametrize("ep", [1, 8])
+def test_gradients_that_are_added_are_those_of_all_experts_of_a_rank(ep):
+    """8 experts of 3 x 4,096 x 14,336 weights a layer, beside attention, norms and the router."""
+    found = [
+        timing(MIXTRAL, replace(PLAIN, axes=Axes(dp_replicate=8, ep=ep), accumulated_bytes=each), EIGHT, EAGER)
+        for each in (0, 10)
+    ]
+    rate = 3350e9 * rates.card(EIGHT.device).memory
+    weights = 32 * (8 / ep * 3 * 4096 * 14336 + 2 * 4096 * (4096 + 1024) + 2 * 4096 + 8 * 4096)
+    more = found[1].compute_seconds - found[0].compute_seconds
+    assert more == pytest.approx(weights * 10 / rate * EAGER.memory_factor, rel=0.001)
+
+
 def test_the_layers_of_stages_may_be_said():
     work = replace(PLAIN, axes=Axes(pp=4), grad_accum=8)
     said = replace(work, stage_layers=(9, 9, 9, 5))

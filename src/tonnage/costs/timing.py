@@ -437,6 +437,7 @@ def _computing(
     reached = rates.card(device)
     both, embedding, head = _parts(shape, part, device, reached, loss)
     again = _again(shape, part, device, reached, what)
+    weights = operations.layer_weights(shape, part)
     if shape.experts and shape.dense_layers:
         with_experts = replace(part, experts=True)
         routed, _, _ = _parts(shape, with_experts, device, reached, loss)
@@ -444,8 +445,9 @@ def _computing(
         share = shape.expert_layers / shape.layers
         both = both * (1 - share) + routed * share
         again = again * (1 - share) + routed_again * share
+        weights = weights * (1 - share) + operations.layer_weights(shape, with_experts) * share
     if accumulated_bytes and part.trained:
-        adding = shape.dense_layer_parameters / part.tp * accumulated_bytes
+        adding = weights * accumulated_bytes
         both = both + Seconds(memory=adding / (rates.bandwidth(device) * reached.memory), kernels=4)
     if what.recomputed in _BY_OPERATION:
         both, again = (one + Seconds(kernels=CHOOSING * one.kernels) for one in (both, again))
