@@ -156,7 +156,7 @@ class Roots:
         asked, requests = os.pipe()
         answers, said = os.pipe()
         message = json.dumps({"paths": given.paths, "variables": dict(given.variables)}).encode()
-        with suppress(BrokenPipeError):  # where it could not import torch, as its end says
+        with suppress(ConnectionError):  # where it could not import torch, as its end says
             socket.send_fds(self._sockets[given.torch], [message], [asked, said])
         os.close(asked)
         os.close(said)
