@@ -128,7 +128,7 @@ def row(name: str, *, kept: bool) -> str:
         at_work = ghosts.busy_seconds / (ghosts.count * answer)
     assert solution.looked_at is not None
     best = describe(solution.plans[0].candidate) if solution.plans else solution.status
-    seconds = (start, *(found or [answer])[:1], answer, own)
+    seconds = (start, found[0] if found else answer, answer, own)
     counts = (f"{solution.looked_at['priced']:,}", ghosts.looks, ghosts.whole, ghosts.begun - ghosts.runs)
     cells = (name, *(f"{each:.1f}" for each in seconds), f"{at_work:.0%}", *counts, best)
     return f"| {' | '.join(map(str, cells))} |"

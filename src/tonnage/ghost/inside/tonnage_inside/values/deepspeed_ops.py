@@ -1,7 +1,8 @@
 """Operations that DeepSpeed compiles at first use: Adam's kernels, for minutes, and files (ZeRO-Infinity).
 
 The latter need libaio and a compiler.  DeepSpeed's Python code makes states, buffers and lists of what is where, and
-that is run; the kernels do nothing, and a file keeps no values here, as the card keeps none.
+that is run; the kernels do nothing, and a file keeps no values here, as the card keeps none.  What its optimizers on
+the host ask of the processor is answered from /proc/cpuinfo.
 """
 
 from __future__ import annotations
