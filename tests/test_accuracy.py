@@ -367,6 +367,82 @@ def begun_weights(weight_bytes: int) -> list[int]:
     return counts
 
 
+FUSED = """
+import os
+import torch
+from benchmarks.accuracy.scripts import compilers
+from pathlib import Path
+from torch import nn
+from torch._inductor.async_compile import AsyncCompile
+
+def gated(x, bias):
+    first, second = (x + bias).chunk(2, -1)
+    return nn.functional.dropout(nn.functional.silu(first.float()) * second, 0.1).sum(0)
+
+def second_step():
+    torch._dynamo.reset()
+    compiled = torch.compile(gated)
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        result = compiled(x, bias)
+        kept = torch.cuda.memory_allocated()
+        result.sum().backward()
+    kernels = list(Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin"))
+    print(kept, torch.cuda.max_memory_allocated(), bool(kernels))
+
+x = torch.empty(512, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+bias = torch.empty(4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+ordinary = AsyncCompile.triton
+compilers.leave_kernels_out()
+second_step()
+AsyncCompile.triton = ordinary
+second_step()
+"""
+
+
+@pytest.mark.ghost
+def test_what_inductor_makes_asks_for_the_same_without_its_kernels(tmp_path: Path) -> None:
+    environment = process.environment(torch=wheel.find(sys.executable))
+    environment["PYTHONPATH"] += f":{ROOT}"
+    for cache in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        environment[cache] = str(tmp_path / cache)
+    done = subprocess.run([sys.executable, "-c", FUSED], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (*without, none), (*with_kernels, some) = (line.split() for line in done.stdout.splitlines())
+    assert without == with_kernels
+    assert int(without[1]) > int(without[0]) > 512 * 4096 * 2
+    assert (none, some) == ("False", "True")
+
+
+REHEARSED = """
+import threading
+import torch
+from benchmarks.accuracy.scripts import compilers
+from tonnage.ghost import preload
+from tonnage_inside import native
+
+for name in compilers.IMPORTS:
+    preload.imported(name)
+compilers.read()
+compilers.rehearse()
+print(torch.cuda.is_initialized(), threading.active_count())
+native.load().set("TOTAL_BYTES", str(2**33))
+compilers.leave_kernels_out()
+print(torch.cuda.get_device_properties(0).total_memory, torch.compile(torch.sin)(torch.ones(8, device="cuda")).device)
+"""
+
+
+@pytest.mark.ghost
+def test_what_was_compiled_before_the_fork_leaves_the_card_as_it_is() -> None:
+    environment = process.forking(torch=wheel.find(sys.executable))
+    environment["PYTHONPATH"] += f":{ROOT}"
+    done = subprocess.run(
+        [sys.executable, "-c", REHEARSED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "1", str(2**33), "cuda:0"]
+
+
 def test_large_weights_are_read_just_ahead_of_their_use_and_small_ones_at_once() -> None:
     # 2**24 bytes by one of four threads at 2 GB/s in all: 33.6 ms; four are used meanwhile, 1.5 ms each
     assert begun_weights(2**24) == [8, 8, 8, 8, *[12] * 8]

@@ -88,7 +88,7 @@ def run(program: Path, options: dict[str, Any], environment: dict[str, str], tim
     if timed:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     else:
-        _choose_without_timing()
+        compilers.leave_kernels_out()
         functorch_config.force_non_lazy_backward_lowering = True  # else what is not run backward is not kept
     logged = _listen()
     start(program, options)
@@ -120,6 +120,7 @@ def rehearse() -> None:
         _read_help()
         compilers.read()
         _register_patterns()
+        compilers.rehearse()
 
 
 def _read_help() -> None:
@@ -162,16 +163,6 @@ def _newer_typing() -> None:
     import typing_extensions
 
     setattr(typing, "override", typing_extensions.override)  # noqa: B010
-
-
-def _choose_without_timing() -> None:
-    """Inductor times kernels of several forms, with copies and a buffer as large as the second-level cache."""
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    def take_first(kernel: Any, *arguments: Any, **options: Any) -> None:
-        kernel.launchers = kernel.launchers[:1]
-
-    CachingAutotuner.autotune_to_one_config = take_first
 
 
 def _listen() -> dict[str, int]:
