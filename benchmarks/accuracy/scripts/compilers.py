@@ -1,4 +1,4 @@
-"""What Dynamo, Inductor and Triton would read and import in each job, once for all of them."""
+"""What Dynamo, Inductor and Triton would find out in each job, once for all jobs, and what none needs of them."""
 
 import functools
 import platform
@@ -112,7 +112,7 @@ def rehearse() -> None:
 
 
 def _gelu(x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """With bias, and its slope."""
+    """With bias, by tanh (arXiv 1606.08415, section 2), and its slope."""
     x = x + bias
     inner = torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x))
     slope = 0.5 * x * ((1 - inner * inner) * (0.79788456 + 0.1070322243 * x * x)) + 0.5 * (1 + inner)
