@@ -3,7 +3,8 @@
     python -m benchmarks.accuracy.software [NAME...]
 
 gets what rows name (or these) into `$TONNAGE_CACHE/software`, once; `software.toml` says how.  Some of it is large,
-and Transformer Engine takes g++ and some minutes; rows whose software is not there are listed as not run.
+and Transformer Engine takes g++ and some minutes; rows whose software is not there are listed as not run.  Other
+torches that a ghost runs with are fetched besides: a run of the rows that lacks them would do it, and wait for them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.accuracy.rows import load
 
 from tonnage.errors import TonnageError
 from tonnage.ghost.wheel import Torch, cache_folder, find, unpacked
+from tonnage.ghost.wheel import place as place_of_torch
 
 RECIPES: Final[dict[str, dict[str, Any]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
@@ -67,8 +69,11 @@ def place(name: str) -> Path:
 
 
 def get(name: str) -> None:
-    """Bring it here.  Raises MissingSoftware in the words of who could not."""
+    """Bring it here.  Raises MissingSoftware in the words of who could not, GhostUnavailable for a torch alone."""
     recipe = _recipe(name)
+    if _is_fetched(recipe):
+        find(sys.executable, recipe["torch"])
+        return
     with _new(place(name)) as folder:
         if "git" in recipe:
             _run("git", "init", "--quiet", str(folder))
@@ -86,6 +91,20 @@ def get(name: str) -> None:
 def missing(names: Sequence[str]) -> list[str]:
     """Those of them that have to be got."""
     return [name for name in names if not place(name).is_dir() and _recipe(name).keys() & {"pip", "git"}]
+
+
+def unfetched(names: Sequence[str]) -> list[str]:
+    """Those of them that are a torch which tonnage fetches itself when it is needed, and has not."""
+    recipes = {name: _recipe(name) for name in names}
+    return [
+        name
+        for name, recipe in recipes.items()
+        if _is_fetched(recipe) and not place_of_torch(recipe["torch"], sys.version_info[:2]).is_dir()
+    ]
+
+
+def _is_fetched(recipe: dict[str, Any]) -> bool:
+    return "torch" in recipe and "pip" not in recipe
 
 
 def _recipe(name: str) -> dict[str, Any]:
@@ -125,7 +144,8 @@ def _run(*command: str, **options: Any) -> None:
 
 def main(names: Sequence[str]) -> int:
     try:
-        wanted = missing(names or list(dict.fromkeys(name for row in load() for name in row.software)))
+        named = names or list(dict.fromkeys(name for row in load() for name in row.software))
+        wanted = [*missing(named), *unfetched(named)]
     except MissingSoftware as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
