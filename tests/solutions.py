@@ -13,6 +13,7 @@ from tonnage.modelref import resolve
 from tonnage.plans import Plan
 from tonnage.predict import check
 from tonnage.search.depth import Need, of_run
+from tonnage.search.memory import Ask
 from tonnage.search.pricing import priced
 from tonnage.search.space import Question
 from tonnage.solution import Candidate
@@ -82,7 +83,7 @@ class Formula:
     def worked(self, candidate: Candidate, cluster: Cluster) -> None:
         """Nothing is launched here."""
 
-    def ahead(self, asks: Sequence[tuple[Candidate, bool]], cluster: Cluster) -> None:
+    def ahead(self, asks: Sequence[Ask], cluster: Cluster) -> None:
         self.foreseen += [one for one, _ in asks]
 
     @staticmethod

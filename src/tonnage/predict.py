@@ -26,6 +26,9 @@ from tonnage.worked import Worked
 STEPS: Final = 3
 """The first makes optimizer states, the second holds them beside activations, the third is as all others."""
 
+ALLOCATORS: Final = ("expandable", "default")
+"""Which of them answers changes where blocks lie, not which are asked for."""
+
 Progress = Callable[[str], None]
 
 SOURCES: Final = ("ghost", "meta")
@@ -140,13 +143,11 @@ class _Asked:
 
         from tonnage import shelf
 
-        version = self.worker.torch_version if self.worker is not None else self.torch_version
         if self.source == "meta":
-            _check_portable(job, plan, cluster, version)
+            _check_portable(job, plan, cluster, self._version)
         depths = depths_to_continue(job, plan) if self.few_layers and self.source == "ghost" else None
-        asked = {**self._request(rank), "source": self.source, "depths": depths}
-        key = shelf.key(asked, version)
-        kept = shelf.find(key) if key is not None and not self.fresh else None
+        key = self._key(rank, depths)
+        kept = self._kept(key)
         counting = self.seen and self.source == "ghost" and is_better_seen(job, plan, cluster)
         if kept is not None and (kept.worked is not None or not counting):
             return kept, True
@@ -158,7 +159,7 @@ class _Asked:
             trace, written = self._run(rank), self._worker().trace_file
         if counting and trace.outcome["kind"] == "completed":
             trace, written = replace(trace, worked=self._counted(rank)), None
-        if key is not None and key == shelf.key(asked, version):  # nothing was installed meanwhile
+        if key is not None and key == self._key(rank, depths):  # nothing was installed meanwhile
             shelf.keep(key, trace, written)
         return trace, False
 
@@ -166,6 +167,21 @@ class _Asked:
         from tonnage.ghost.pool import request
 
         return request(self.job, self.plan, self.cluster, rank=rank, **self._how)
+
+    def _key(self, rank: int, depths: tuple[int, int, int] | None = None) -> str | None:
+        """Under what the rank's Trace is kept."""
+        from tonnage import shelf
+
+        return shelf.key({**self._request(rank), "source": self.source, "depths": depths}, self._version)
+
+    def _kept(self, key: str | None) -> Trace | None:
+        from tonnage import shelf
+
+        return shelf.find(key) if key is not None and not self.fresh else None
+
+    @property
+    def _version(self) -> str | None:
+        return self.worker.torch_version if self.worker is not None else self.torch_version
 
     @property
     def _how(self) -> dict[str, Any]:
@@ -202,7 +218,7 @@ class _Asked:
         shallow = replace(self, cluster=roomy(self.cluster), steps=1, repeated=0, few_layers=False)
         layers = layers_of(self.job)
         try:
-            runs = [replace(shallow, job=with_layers(self.job, depth)).trace(rank)[0] for depth in depths]
+            runs = [replace(shallow, job=with_layers(self.job, depth))._by_any_allocator(rank) for depth in depths]
             requests = requests_of(runs, depths, layers)
         except CannotEstimate:
             if worker.closed:  # it has died, and said of what
@@ -212,6 +228,13 @@ class _Asked:
         if found.outcome["kind"] == "oom" and found.outcome.get("phase") in requests.growing:
             return None
         return continued(found, runs, depths, layers)
+
+    def _by_any_allocator(self, rank: int) -> Trace:
+        """The rank's Trace, or one that is kept of another allocator alone, where everything fits: what a program
+        asks for does not hang on who answers."""
+        others = (replace(self, plan=replace(self.plan, allocator=allocator)) for allocator in ALLOCATORS)
+        kept = (asked._kept(asked._key(rank)) for asked in (self, *others))
+        return next((trace for trace in kept if trace is not None), None) or self.trace(rank)[0]
 
     def _worker(self) -> Any:
         if self.worker is None:

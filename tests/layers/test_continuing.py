@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from networks import tiny_job
+from tonnage import shelf
 from tonnage.api import request
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate
@@ -342,6 +343,43 @@ def test_a_stage_of_few_layers_continued_is_the_whole_one(worker, rank, shard, s
     plan = Plan(shard=shard, pp=2, pp_schedule=schedule, checkpointing="full", allocator="expandable")
     job = with_layers(tiny_job("llama", seq_len=256, grad_accum=4), 120)
     compare(worker, job, plan, parse_cluster("4xa100-40gb"), rank)
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(
+    ("model", "plan", "fields"),
+    [
+        ("llama", Plan(shard="zero3", checkpointing="selective", loss="chunked", optimizer="adamw-fused"), {}),
+        ("llama", Plan(shard="zero2", tp=2, cp=2, accum_sync=True), {"grad_accum": 3}),
+        ("mixtral", Plan(shard="zero3", ep=2, checkpointing="full"), {}),
+        ("llama", Plan(checkpointing="full"), {"method": "lora", "lora_rank": 5}),
+    ],
+    ids=["zero3", "tp and cp", "experts", "lora"],
+)
+def test_few_layers_say_what_is_asked_for_whichever_allocator_answered(
+    worker, tmp_path, monkeypatch, model, plan, fields
+):
+    run, ran = worker.run, []
+    monkeypatch.setattr(shelf, "folder", lambda: tmp_path)
+    monkeypatch.setattr(worker, "run", lambda *asked, **how: ran.append(asked) or run(*asked, **how))
+    job = with_layers(tiny_job(model, seq_len=256, **fields), LAYERS)
+    cluster = parse_cluster("a100-40gb" if plan.shard == "none" else "4xa100-40gb")
+    options = {"worker": worker, "rank": 0, "steps": 1, "repeated": 2, "few_layers": True}
+    plans = [replace(plan, allocator=allocator) for allocator in ("expandable", "default")]
+    for one, other in (plans, plans[::-1]):
+        alone = estimate(job, one, cluster, **options, fresh=True)
+        for kept in tmp_path.iterdir():
+            kept.unlink()
+        estimate(job, other, cluster, **options)
+        ran.clear()
+        found = estimate(job, one, cluster, **options)
+        assert ran == []
+        assert found.traces[0].layers
+        assert found.estimate.peak == alone.estimate.peak
+        assert found.estimate.phases == alone.estimate.phases
+        assert found.traces[0].peaks == alone.traces[0].peaks
+        grown = ACTIONS.index("segment_map") in found.traces[0].event_columns["action"]
+        assert grown == (one.allocator == "expandable")
 
 
 @pytest.mark.ghost

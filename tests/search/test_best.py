@@ -166,14 +166,23 @@ def test_a_plan_is_looked_at_beside_what_it_would_be_only_if_looks_are_of_few_la
             looked_at.extend(candidates)
             return super().need(candidates, cluster)
 
-    assert len(reasons(best, asked, Noting())) == len(looked_at) - itself > 1
+        def fit(self, candidates, cluster, budget_bytes=None):
+            run.extend(candidates)
+            return super().fit(candidates, cluster, budget_bytes)
+
+    run = []
+    assert len(reasons(best, asked, Noting())) == len(looked_at) + len(run) - itself > 1
     assert (best.candidate in looked_at) == itself
+    assert [one.plan for one in run] == [replace(best.candidate.plan, allocator="default")] * itself
 
 
 def test_what_cannot_be_run_without_a_technique_is_said():
     class Refusing(Formula):
         def need(self, candidates, cluster):
             return [CannotEstimate("The step failed: no such kernel. Upgrade torch.") for _ in candidates]
+
+        def fit(self, candidates, cluster, budget_bytes=None):
+            return self.need(candidates, cluster)
 
     asked = question(gpu="8xa100-80gb")
     best = search(asked, Formula(), top=1).plans[0]

@@ -103,7 +103,7 @@ def test_workers_run_ahead_what_explains_a_budget_and_does_not_hang_on_it():
     search = searched(Ghosts())
     search.afterwards = partial(looks, question=search.question)
     fill(search, 4)
-    explained = looks(search.found[0][0].candidate, search.question)
+    explained = [one for one, _ in looks(search.found[0][0].candidate, search.question)]
     foreseen = search.ghosts.foreseen
     assert {one.plan.checkpointing for one in foreseen} == {"none"}
     assert foreseen == [one for one in explained if not one.plan.checkpointing.startswith("budget")]

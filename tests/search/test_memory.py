@@ -212,7 +212,7 @@ def test_an_interruption_ends_what_is_at_work(workers, monkeypatch):
 
     def interrupted():
         with memory.Ghosts(lambda text: None, count=2) as ghosts:
-            ghosts.ahead([(one, True) for one in some], asked.cluster)
+            ghosts.ahead([(one, asked.cluster) for one in some], asked.cluster)
             while len(workers) < 2 or not all(worker.begun.wait(120) for worker in workers):
                 time.sleep(0.001)
             raise KeyboardInterrupt

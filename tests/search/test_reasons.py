@@ -38,7 +38,7 @@ def test_the_path_shows_what_was_run_whole():
     best = search(asked, Formula(), top=1).plans[0]
     ghosts = Optimists()
     assert not any(stage.whole for stage in path(best, asked, ghosts)[:-1])
-    ghosts.fit(looks(best.candidate, asked), asked.cluster)
+    ghosts.fit([one for one, _ in looks(best.candidate, asked)], asked.cluster)
     assert all(stage.whole for stage in path(best, asked, ghosts))
 
 

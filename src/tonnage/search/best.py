@@ -22,7 +22,7 @@ from tonnage.predict import check
 from tonnage.search import space
 from tonnage.search.depth import Need
 from tonnage.search.expectation import Expectation
-from tonnage.search.memory import Failure, Ghosts
+from tonnage.search.memory import Ask, Failure, Ghosts
 from tonnage.search.needs import FEW, after, most_telling, needs_no_less
 from tonnage.search.pricing import Priced, bounded, in_order, priced
 from tonnage.search.space import FREE, OFFLOADS, Question
@@ -103,8 +103,8 @@ class Search:
     """Who runs candidates."""
     say: Callable[[str], None]
     """Progress."""
-    afterwards: Callable[[Candidate], Sequence[Candidate]] = lambda best: ()
-    """What will be looked at besides when the search has ended with this plan as the best."""
+    afterwards: Callable[[Candidate], Sequence[Ask]] = lambda best: ()
+    """What will be asked besides when the search has ended with this plan as the best."""
     found: list[tuple[Priced, Estimate]] = field(default_factory=list)
     """Plans that fit, fastest first, no two of the same kind."""
     too_large: list[Priced] = field(default_factory=list)
@@ -371,14 +371,15 @@ class Search:
         after = list(islice(self._after([*found, *self.seem, *fitting], {id(one) for one in batch}), AHEAD))
         following = after[:1] if len(fitting) == len(batch) else []
         certain = [one for one in (*batch, *following) if self._is_certain(one)]
-        asks = [(one.candidate, False) for one in batch if one not in certain]
-        asks += [(one.candidate, True) for one in (*self.seem, *certain)]  # the longest runs
+        cluster = self.question.cluster
+        asks: list[Ask] = [(one.candidate, None) for one in batch if one not in certain]
+        asks += [(one.candidate, cluster) for one in (*self.seem, *certain)]  # the longest runs
         wholes = self._roomy_wholes()
-        asks += [(one.candidate, is_run) for one in wholes.values() for is_run in (False, True)]
+        asks += [(one.candidate, on) for one in wholes.values() for on in (None, cluster)]
         if best is not None and (self._expected_part(best) <= SURE or any(one is best for one in found)):
-            asks += [(one, False) for one in self.afterwards(self._to_explain(best, wholes).candidate)]
-        asks += [(one.candidate, False) for one in after if not self._is_certain(one)]
-        self.ghosts.ahead(asks, self.question.cluster)
+            asks += self.afterwards(self._to_explain(best, wholes).candidate)
+        asks += [(one.candidate, None) for one in after if not self._is_certain(one)]
+        self.ghosts.ahead(asks, cluster)
 
     def _to_explain(self, best: Priced, wholes: dict[int, Priced]) -> Priced:
         """What the best plan so far will be shown as: with all logits at once if there is likely to be room."""

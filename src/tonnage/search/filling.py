@@ -81,7 +81,7 @@ def _foresee(search: Search, tried: list[_Filling]) -> None:
     going = [one.candidate for one in tried if one.next_bytes is not None]
     if going:
         beside = search.afterwards(going[0])
-        asks = [(one, False) for one in beside if not one.plan.checkpointing.startswith("budget")]
+        asks = [(one, on) for one, on in beside if not one.plan.checkpointing.startswith("budget")]
         search.ghosts.ahead(asks, search.question.cluster)
 
 

@@ -53,6 +53,9 @@ interleaved one two rounds of its ranks; what it holds for all of a step from th
 Failure: TypeAlias = UsageError | CannotEstimate
 """Why a candidate could not be run."""
 
+Ask: TypeAlias = tuple[Candidate, Cluster | None]
+"""A candidate to be run whole on this cluster, or without one to be looked at."""
+
 Answer: TypeAlias = Estimate | Look | Worked | Failure
 """Of one run."""
 
@@ -136,14 +139,14 @@ class Ghosts:
         answer = self._turns.ask(_Run(candidate, cluster, 2, 0, rank, looks=False, counts=True)).result()
         return answer if isinstance(answer, Worked) else None
 
-    def ahead(self, asks: Sequence[tuple[Candidate, bool]], cluster: Cluster) -> None:
+    def ahead(self, asks: Sequence[Ask], cluster: Cluster) -> None:
         """Say what is likely to be asked next, in place of what was said before: idle workers run it meanwhile.
 
-        Candidates, each with whether it is to be run whole: then the rank that is likely to need most has its turn,
-        and the others come last of all.  It changes no answer.
+        Of what is to be run whole the rank that is likely to need most has its turn, and the others come last of all.
+        It changes no answer.
         """
-        turns = [run for one, whole in asks for run in ([_first(one, cluster)] if whole else _looks(one, cluster))]
-        rest = [run for one, whole in asks if whole for run in _others(one, cluster)]
+        turns = [run for one, on in asks for run in ([_first(one, on)] if on else _looks(one, cluster))]
+        rest = [run for one, on in asks if on for run in _others(one, on)]
         self._turns.guess([*turns, *rest])
 
     def _run(self, wanted: _Run) -> Answer:

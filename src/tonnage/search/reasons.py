@@ -14,12 +14,12 @@ from typing import Any, Final
 from tonnage.axes import axes
 from tonnage.errors import UsageError
 from tonnage.estimates import Estimate
-from tonnage.layers.few import depths
+from tonnage.layers.few import depths, depths_to_continue, roomy
 from tonnage.options import spelled
 from tonnage.plans import Plan
 from tonnage.predict import check
 from tonnage.search.depth import Need, of_run
-from tonnage.search.memory import Failure, Ghosts
+from tonnage.search.memory import Ask, Failure, Ghosts
 from tonnage.search.pricing import priced
 from tonnage.search.space import AXES, FILES, FREE_OPTIONS, OFFLOADS, ORDER, Question, free_wins
 from tonnage.solution import Candidate, Choice, Reason, Stage
@@ -91,19 +91,28 @@ class _Without:
     candidate: Candidate
     """Job and plan."""
 
+    @property
+    def asks_alike(self) -> bool:
+        """Whether it asks for what the plan asks for, which a few layers have said: then it is run whole at once."""
+        job, plan = self.candidate.job, self.candidate.plan
+        return self.name == "allocator" and plan.pp == 1 and depths_to_continue(job, plan) is not None
+
 
 def reasons(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Reason, ...]:
     """One for each technique of a plan that the user did not ask for."""
     chosen = choice.candidate
     taken_back = _taken_back(chosen, question)
     like = _looked_at(chosen)
-    answers = ghosts.need([*like, *(one.candidate for one in taken_back)], question.cluster)
-    whole = answers.pop(0) if like else of_run(choice.estimate)
+    seen = ghosts.need([*like, *(one.candidate for one in taken_back if not one.asks_alike)], question.cluster)
+    whole = seen.pop(0) if like else of_run(choice.estimate)
+    alike = ghosts.fit([one.candidate for one in taken_back if one.asks_alike], roomy(question.cluster))
     found = []
-    for one, answer in zip(taken_back, answers, strict=True):
+    for one in taken_back:
+        answer = _of_whole(alike.pop(0)) if one.asks_alike else seen.pop(0)
         saved, run = None, ghosts.made(one.candidate, question.cluster)
-        if run is not None and run.fits:  # which says more than a look
+        if fits := run is not None and run.fits:  # which says more than a look
             answer = of_run(run)
+        if isinstance(answer, Need) and (fits or one.asks_alike):
             saved = answer.process_bytes - choice.estimate.peak.process_bytes
         elif isinstance(whole, Need) and isinstance(answer, Need):
             saved = answer.process_bytes - whole.process_bytes
@@ -113,10 +122,17 @@ def reasons(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Reason,
     return tuple(found)
 
 
-def looks(chosen: Candidate, question: Question) -> list[Candidate]:
+def _of_whole(answer: Estimate | Failure) -> Need | Failure:
+    return of_run(answer) if isinstance(answer, Estimate) else answer
+
+
+def looks(chosen: Candidate, question: Question) -> list[Ask]:
     """All that `reasons` and `path` of a candidate ask for."""
     stages = [candidate for _, candidate in _stages(chosen, question)]
-    return [*_looked_at(chosen), *(one.candidate for one in _taken_back(chosen, question)), *stages[:-1]]
+    asks: list[Ask] = [(one, None) for one in _looked_at(chosen)]
+    on = roomy(question.cluster)
+    asks += [(one.candidate, on if one.asks_alike else None) for one in _taken_back(chosen, question)]
+    return [*asks, *((one, None) for one in stages[:-1])]
 
 
 def _looked_at(chosen: Candidate) -> list[Candidate]:

@@ -111,7 +111,7 @@ def _search(
     stages: tuple[Stage, ...] = ()
     if explain:
         progress(EXPLAINING)
-        ghosts.ahead([(one, False) for one in looks(choices[0].candidate, question)], question.cluster)
+        ghosts.ahead(looks(choices[0].candidate, question), question.cluster)
         choices[0] = _explained(without_useless(choices[0], question, ghosts), question, ghosts)
         stages = path(choices[0], question, ghosts)
     points: tuple[Point, ...] = ()
