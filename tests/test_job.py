@@ -1,5 +1,6 @@
 """A Job: what its options accept, and how a global batch becomes micro-batches."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from networks import tiny_job
 from tonnage.device import parse_cluster
 from tonnage.errors import UsageError
-from tonnage.job import ModelRef, check_said, check_sequences
+from tonnage.job import Job, ModelRef, check_said, check_sequences
 from tonnage.plans import Plan
 from tonnage.predict import check
 
@@ -129,6 +130,32 @@ def test_more_documents_than_tokens_are_refused_before_a_ghost_starts() -> None:
     with pytest.raises(UsageError, match="packing is 65, and a sequence has 64 tokens; choose fewer documents"):
         check_sequences(tiny_job("llama", seq_len=64, packing=65))
     check_sequences(tiny_job("llama", seq_len=64, packing=64))
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "said"),
+    [
+        ("llama", ["LlamaForCausalLM"], True),
+        ("llama", ["LlamaForCausalLM", 7], True),
+        ("gpt2", ["GPT2LMHeadModel"], True),
+        ("t5", ["T5ForConditionalGeneration"], False),  # its encoder reads the whole sequence
+        ("t5", ["T5WithLMHeadModel"], False),
+        ("llama", "LlamaForCausalLM", False),  # nothing is known of it yet
+        ("llama", [], False),
+        ("llama", None, False),
+    ],
+)
+def test_a_sequence_without_a_prompt_is_refused_before_a_ghost_starts(name: str, classes: Any, said: bool) -> None:
+    def job(generate: int) -> Job:
+        one = tiny_job(name, seq_len=64, generate=generate)
+        return replace(one, model=replace(one.model, config={**one.model.config, "architectures": classes}))
+
+    check_sequences(job(63))
+    if not said:
+        check_sequences(job(64))
+        return
+    with pytest.raises(UsageError, match=r"generate is 64, .* 64 tokens, .*; choose at most 63, or a longer seq-len"):
+        check_sequences(job(64))
 
 
 def test_more_tokens_than_are_run_are_refused_before_a_ghost_starts() -> None:

@@ -238,13 +238,15 @@ MOST_TOKENS: Final = 2**27
 
 
 def check_sequences(job: Job) -> None:
-    """Raise UsageError for sequences that cannot be: longer than what is known of a table of learned positions, or of
-    more documents than tokens."""
+    """Raise UsageError for sequences that cannot be: longer than what is known of a table of learned positions, of
+    more documents than tokens, or without a token before what is generated."""
     longest = job.model.learned_positions
     if longest is not None and job.seq_len > longest:
         raise beyond_positions(job, longest)
     if job.model.kind == "config" and job.packing is not None:
         check_documents(job.packing, job.seq_len)
+    if _writes_on(job):
+        check_prompt(job)
 
 
 def check_documents(documents: int, length: int) -> None:
@@ -259,6 +261,27 @@ def check_tokens(job: Job) -> None:
         raise UsageError(
             f"A micro-batch of {job.micro_batch:,} x {job.seq_len:,} tokens is more than the {MOST_TOKENS:,} that "
             "are run; choose less of either."
+        )
+
+
+_WRITE_ON: Final = ("ForCausalLM", "LMHeadModel")
+"""How transformers' names of networks end that write on where a prompt ends."""
+
+
+def _writes_on(job: Job) -> bool:
+    """Whether the network is known to write on where its prompt ends, and not what another part of it has read."""
+    config = job.model.config
+    classes = config.get("architectures")
+    named = isinstance(classes, list) and any(str(name).endswith(_WRITE_ON) for name in classes)
+    return named and not config.get("is_encoder_decoder")
+
+
+def check_prompt(job: Job) -> None:
+    """Raise UsageError where a sequence leaves no token for the prompt before what is generated."""
+    if job.generate is not None and job.generate >= job.seq_len:
+        raise UsageError(
+            f"generate is {job.generate:,}, and a sequence has {job.seq_len:,} tokens, its prompt among them; "
+            f"choose at most {job.seq_len - 1:,}, or a longer seq-len."
         )
 
 

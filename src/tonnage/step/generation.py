@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from tonnage.errors import CannotEstimate, UsageError
+from tonnage.errors import CannotEstimate
+from tonnage.job import check_prompt
 from tonnage.step import model as models
 
 if TYPE_CHECKING:
@@ -51,10 +52,9 @@ def _read(
 
 
 def _prompts(job: Job, network: Any, device: torch.device) -> torch.Tensor:
-    tokens = job.seq_len - (job.generate or 0)
-    if network.config.is_encoder_decoder:
-        tokens = job.seq_len
-    if tokens < 1:
-        raise UsageError(f"generate is {job.generate}, and a sequence has {job.seq_len} tokens; choose fewer.")
+    tokens = job.seq_len
+    if not network.config.is_encoder_decoder:
+        check_prompt(job)
+        tokens -= job.generate or 0
     vocabulary = network.config.get_text_config().vocab_size
     return torch.randint(0, vocabulary, (job.micro_batch, tokens)).to(device)
