@@ -102,3 +102,24 @@ def test_what_cannot_be_got_leaves_nothing_and_says_why(
     assert "error: project 1: git does not run: No such file" in capsys.readouterr().err
     assert software.main(["project 2"]) == 2
     assert "has no 'project 2'" in capsys.readouterr().err
+
+
+def test_a_torch_that_ghosts_fetch_themselves_is_got_with_the_rest(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the first rows that name it would wait for half a gigabyte."""
+    fetched: list[str] = []
+
+    def fetch(python: str, version: str) -> Torch:
+        fetched.append(version)
+        software.place_of_torch(version, sys.version_info[:2]).mkdir(parents=True)
+        return torch(version)
+
+    monkeypatch.setattr(software, "find", fetch)
+    monkeypatch.setattr(software, "RECIPES", {"torch 2.9.0": {"torch": "2.9.0"}})
+    assert software.missing(["torch 2.9.0"]) == []  # whoever runs rows has it fetched if need be
+    assert software.unfetched(["torch 2.9.0"]) == ["torch 2.9.0"]
+    assert software.main(["torch 2.9.0"]) == 0
+    assert software.main(["torch 2.9.0"]) == 0
+    assert fetched == ["2.9.0"]
+    assert capsys.readouterr().err == "getting torch 2.9.0\n"
