@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from networks import tiny_job
 from tonnage.device import parse_cluster
 from tonnage.errors import UsageError
-from tonnage.job import Job, ModelRef, check_said, check_sequences
+from tonnage.job import Job, ModelRef, check_prompt, check_said, check_sequences
 from tonnage.plans import Plan
 from tonnage.predict import check
 
@@ -156,6 +156,11 @@ def test_a_sequence_without_a_prompt_is_refused_before_a_ghost_starts(name: str,
         return
     with pytest.raises(UsageError, match=r"generate is 64, .* 64 tokens, .*; choose at most 63, or a longer seq-len"):
         check_sequences(job(64))
+
+
+def test_a_sequence_of_one_token_leaves_nothing_to_generate() -> None:
+    with pytest.raises(UsageError, match=r"has 1 token, its prompt among them; choose a longer seq-len\."):
+        check_prompt(tiny_job("llama", seq_len=1, generate=1))
 
 
 def test_more_tokens_than_are_run_are_refused_before_a_ghost_starts() -> None:

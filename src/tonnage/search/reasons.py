@@ -103,12 +103,12 @@ def reasons(choice: Choice, question: Question, ghosts: Ghosts) -> tuple[Reason,
     chosen = choice.candidate
     taken_back = _taken_back(chosen, question)
     like = _looked_at(chosen)
-    seen = ghosts.need([*like, *(one.candidate for one in taken_back if not one.asks_alike)], question.cluster)
-    whole = seen.pop(0) if like else of_run(choice.estimate)
-    alike = ghosts.fit([one.candidate for one in taken_back if one.asks_alike], roomy(question.cluster))
+    seen = iter(ghosts.need([*like, *(one.candidate for one in taken_back if not one.asks_alike)], question.cluster))
+    whole = next(seen) if like else of_run(choice.estimate)
+    alike = iter(ghosts.fit([one.candidate for one in taken_back if one.asks_alike], roomy(question.cluster)))
     found = []
     for one in taken_back:
-        answer = _of_whole(alike.pop(0)) if one.asks_alike else seen.pop(0)
+        answer = _of_whole(next(alike)) if one.asks_alike else next(seen)
         saved, run = None, ghosts.made(one.candidate, question.cluster)
         if fits := run is not None and run.fits:  # which says more than a look
             answer = of_run(run)
