@@ -280,8 +280,9 @@ def check_prompt(job: Job) -> None:
     """Raise UsageError where a sequence leaves no token for the prompt before what is generated."""
     if job.generate is not None and job.generate >= job.seq_len:
         fewer = f"at most {job.seq_len - 1:,}, or " if job.seq_len > 1 else ""
+        tokens = counted(job.seq_len, "token")
         raise UsageError(
-            f"generate is {job.generate:,}, and a sequence has {counted(job.seq_len, 'token')}, its prompt among them; "
+            f"generate is {job.generate:,}, and a sequence has {tokens}, its prompt among them; "
             f"choose {fewer}a longer seq-len."
         )
 
