@@ -4,14 +4,17 @@ import dataclasses
 import math
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from networks import EVERY_KIND, SEEING, one_thread, tiny, tiny_job  # noqa: F401
 from tonnage.errors import CannotEstimate
@@ -236,14 +239,26 @@ def test_chunked_loss_never_makes_all_logits(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(shapes) == 2 * 48  # once in forward, once again in backward
 
 
-def test_slices_of_the_loss_are_longer_where_ranks_divide_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Any]:
+    """A mesh of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
+    dist.destroy_process_group()
+
+
+def test_slices_of_the_loss_are_longer_where_ranks_divide_the_vocabulary(
+    monkeypatch: pytest.MonkeyPatch, ranks: Any
+) -> None:
     from tonnage.techniques import chunked_loss
 
     monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 10)
     made = ready(tiny_job(), Plan(precision="fp32", optimizer="sgd"))
+    world = dataclasses.replace(made.step.world, mesh=ranks)
     shapes: list[int] = []
     for tp in (1, 2, 4):
-        (change,) = chunked_loss.apply(dataclasses.replace(made.step, plan=Plan(tp=tp), changes=())).changes
+        step = dataclasses.replace(made.step, plan=Plan(tp=tp), world=world, changes=())
+        (change,) = chunked_loss.apply(step).changes
         network = change(made.model)
         head = network.get_output_embeddings().register_forward_pre_hook(
             lambda module, arguments: shapes.append(len(arguments[0]))

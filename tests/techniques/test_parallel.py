@@ -78,6 +78,11 @@ CASES: dict[int, dict[str, Case]] = {
         "tp whole sequences": Case(plan={"tp": 2, "sequence_parallel": "off"}),
         "tp tied": Case(plan={"tp": 2}, network="qwen3"),
         "tp chunked": Case(plan={"tp": 2, "loss": "chunked", "checkpointing": "full"}),
+        "tp chunked of capped logits": Case(
+            plan={"tp": 2, "loss": "chunked"}, network="gemma2", changes={"final_logit_softcapping": 2.0}
+        ),
+        "tp chunked tied": Case(plan={"tp": 2, "loss": "chunked", "sequence_parallel": "off"}, network="qwen3"),
+        "tp chunked of uneven words": Case(plan={"tp": 2, "loss": "chunked"}, changes={"vocab_size": 63}),
         "tp budget": Case(plan={"tp": 2, "checkpointing": "budget=100KiB"}),
         "pp": Case(plan={"pp": 2}, changes={"num_hidden_layers": 3}),
         "pp interleaved": Case(plan={"pp": 2, "pp_schedule": "interleaved"}, changes={"num_hidden_layers": 4}),
@@ -128,7 +133,14 @@ CASES: dict[int, dict[str, Case]] = {
         ),
         "cp pp": Case(plan={"cp": 2, "pp": 2, "shard": "zero1"}, changes={"num_key_value_heads": 4}),
         "cp tp": Case(plan={"cp": 2, "tp": 2, "shard": "zero2"}, changes={"num_key_value_heads": 4}),
+        "cp tp chunked": Case(
+            plan={"cp": 2, "tp": 2, "shard": "zero3", "loss": "chunked", "checkpointing": "full"},
+            changes={"num_key_value_heads": 4},
+        ),
+        "tp ddp chunked": Case(plan={"tp": 2, "shard": "ddp", "loss": "chunked"}),
+        "tp zero2 chunked": Case(plan={"tp": 2, "shard": "zero2", "loss": "chunked"}, network="qwen3"),
         "pp tp": Case(plan={"pp": 2, "tp": 2}),
+        "pp tp chunked": Case(plan={"pp": 2, "tp": 2, "loss": "chunked"}),
         "pp zero1": Case(plan={"pp": 2, "shard": "zero1"}),
         "pp tied zero2": Case(plan={"pp": 2, "shard": "zero2"}, network="qwen3"),
         "pp zero2": Case(plan={"pp": 2, "shard": "zero2"}),

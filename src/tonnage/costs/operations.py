@@ -577,7 +577,9 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     steps (24 more, 6 more), which compiled are four (cast and maximum 6, exponentials 8, their division 8, gradient
     with its cast 6: Megatron-LM's fused_cross_entropy.py); in a network that Inductor compiled whole (`inductor`) two
     kernels, which take an H200 as long as 5.5 and 7 bytes a logit of 16 bits; a fused loss reads and writes logits
-    once (2 e); in slices as the plain one, with the product once more.
+    once (2 e); in slices as the plain one, with the product once more.  Slices whose words are divided among ranks
+    (techniques/vocabulary.py) look for the highest (e), cast (e + 4), subtract it (8), make exponentials (8) and add
+    them up (4), do so again in backward, and there multiply (8) and cast (4 + e).
     """
     words = shape.vocab / part.tp
     product = Product("head", part.tokens, shape.hidden, words)
@@ -615,4 +617,7 @@ def _loss_bytes(part: Slice, loss: str) -> tuple[float, float]:
         return 22, 6
     if loss == "inductor":
         return 5.5, 7
+    if loss == "chunked" and part.tp > 1:
+        ahead = 24 + 2 * e
+        return ahead, ahead + 12 + e
     return (36 + e, 22 + e) if part.fused else (12 + e, 16 + e)

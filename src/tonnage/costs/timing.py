@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from math import log2
+from math import ceil, log2
 from typing import Final
 
 from tonnage.costs import compiled, operations, rates, schedule
@@ -16,6 +16,7 @@ from tonnage.costs.shape import Shape
 from tonnage.costs.software import CHOOSING, Software
 from tonnage.costs.work import Work
 from tonnage.device import Cluster, Device
+from tonnage.techniques.chunked_loss import CHUNK_TOKENS
 
 OPTIMIZER_BYTES: Final = {
     "adamw": 80,
@@ -571,7 +572,7 @@ def _network(
             head,
             Seconds(),
             0.0,
-            *_rings(shape, work, cluster, fabric, software, 3 * shape.predicted, 6 * shape.predicted),
+            *_rings(shape, work, cluster, fabric, software, 3 * shape.predicted, _of_loss(work) * shape.predicted),
         ),
     )
 
@@ -667,8 +668,7 @@ def _rings(
     """Seconds on the card, and waits of the host, of gathers and scatters among tensor-parallel
     ranks: as many of the whole residual stream as `calls`, and of a few numbers a token as `small`.
 
-    Embedding: a scatter, and its gradient's gather; head: a gather, in backward the same again and a scatter; a loss
-    divided by words: three all-reduces (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
+    Embedding: a scatter, and its gradient's gather; head: a gather, in backward the same again and a scatter.
     """
     if work.axes.tp == 1:
         return 0.0, 0.0
@@ -678,6 +678,14 @@ def _rings(
     if _piped(work, cluster):
         return moving, (calls + small) * fabric.latency(group)
     return moving + (calls + small) * fabric.hops(group), (calls + small) * fabric.call_seconds
+
+
+def _of_loss(work: Work) -> int:
+    """All-reduces of a loss that is divided by words: three (Shoeybi et al. 2019, arXiv:1909.08053, section 3) each
+    way; in slices (techniques/vocabulary.py) two, and the same again in backward, for each slice."""
+    if work.loss != "chunked":
+        return 6
+    return 4 * ceil(work.tokens / (CHUNK_TOKENS * work.axes.tp))
 
 
 def _group(ranks: int, inner: int, cluster: Cluster) -> Group:

@@ -14,9 +14,10 @@ from tonnage.job import IGNORED_LABEL
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from tonnage.device import Cluster
     from tonnage.job import Job
@@ -27,7 +28,7 @@ CHUNK_TOKENS: Final = 1024
 """Tokens of one slice; its logits in fp32 are 0.5 GiB for a vocabulary of 128,256.
 
 Ranks that divide the vocabulary take as many times more, whose logits are as much on each: what a slice costs besides
-its products, the host's work on divided tensors and three all-reduces, does not get less with its length."""
+its products, the host's work and two all-reduces, does not get less with its length."""
 
 CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 """How transformers' class names of causal language models end."""
@@ -73,13 +74,14 @@ def sees_too(config: Mapping[str, Any]) -> bool:
 
 def apply(step: Step) -> Step:
     """Replace the network's forward by one that returns the loss alone."""
-    slice_tokens = CHUNK_TOKENS * step.plan.tp
-    return replace(step, changes=(*step.changes, partial(_with_chunked_loss, slice_tokens=slice_tokens)))
+    ranks = step.world.along("tp") if step.plan.tp > 1 else None
+    change = partial(_with_chunked_loss, slice_tokens=CHUNK_TOKENS * step.plan.tp, ranks=ranks)
+    return replace(step, changes=(*step.changes, change))
 
 
-def _with_chunked_loss(module: nn.Module, slice_tokens: int) -> nn.Module:
+def _with_chunked_loss(module: nn.Module, slice_tokens: int, ranks: DeviceMesh | None) -> nn.Module:
     network = writing_network(module)
-    network.forward = MethodType(partial(_forward, slice_tokens=slice_tokens), network)
+    network.forward = MethodType(partial(_forward, slice_tokens=slice_tokens, ranks=ranks), network)
     return module
 
 
@@ -128,17 +130,29 @@ def _forward(
     num_items_in_batch: float | None = None,
     *,
     slice_tokens: int,
+    ranks: DeviceMesh | None,
     **inputs: Any,
 ) -> tuple[Tensor]:
     """The mean cross-entropy of predicting each token from those before it.
 
     `shift_labels` and `num_items_in_batch` as transformers' own losses take them: labels that were shifted before a
-    sequence was cut, and what to divide the sum by.
+    sequence was cut, and what to divide the sum by.  `ranks` have some words' logits each; None: this one has all.
     """
-    hidden = network.base_model(**inputs)[0]
+    hidden, summed = network.base_model(**inputs)[0], _summed
+    if ranks is not None:
+        from tonnage.techniques import vocabulary
+
+        hidden = vocabulary.gathered(hidden, ranks)
+        words = network.get_output_embeddings().out_features
+        summed = partial(vocabulary.cross_entropy, words=words, mesh=ranks)
     targets = following(labels) if shift_labels is None else shift_labels
     mean = chunked_cross_entropy(
-        hidden, targets, lambda part: logits(network, part), num_items_in_batch, slice_tokens=slice_tokens
+        hidden,
+        targets,
+        lambda part: logits(network, part),
+        num_items_in_batch,
+        slice_tokens=slice_tokens,
+        summed=summed,
     )
     return (mean,)
 
@@ -150,25 +164,35 @@ def following(labels: Tensor) -> Tensor:
     return pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:]
 
 
+def _summed(scores: Tensor, targets: Tensor) -> Tensor:
+    from torch.nn.functional import cross_entropy
+
+    return cross_entropy(scores.float(), targets, reduction="sum", ignore_index=IGNORED_LABEL)
+
+
 def chunked_cross_entropy(
-    hidden: Tensor, labels: Tensor, logits_of: Any, count: float | None = None, *, slice_tokens: int = CHUNK_TOKENS
+    hidden: Tensor,
+    labels: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
+    count: float | None = None,
+    *,
+    slice_tokens: int = CHUNK_TOKENS,
+    summed: Callable[[Tensor, Tensor], Tensor] = _summed,
 ) -> Tensor:
     """Mean cross-entropy over labels that are not ignored; `logits_of` turns (tokens, width) into logits.
 
-    Equal to the plain loss up to the order of summation.  With `count` the sum is divided by that.
+    Equal to the plain loss up to the order of summation.  With `count` the sum is divided by that.  `summed` gives
+    the sum over a slice's logits and labels.
     """
     from torch.utils.checkpoint import checkpoint
 
-    def summed(part: Tensor, targets: Tensor) -> Tensor:
-        from torch.nn.functional import cross_entropy
-
-        scores = logits_of(part).float()
-        return cross_entropy(scores, targets, reduction="sum", ignore_index=IGNORED_LABEL)
+    def of_slice(part: Tensor, targets: Tensor) -> Tensor:
+        return summed(logits_of(part), targets)
 
     labels = labels.reshape(-1)
     parts = hidden.reshape(-1, hidden.shape[-1]).split(slice_tokens)
     losses = [
-        checkpoint(summed, part, targets, use_reentrant=False)
+        checkpoint(of_slice, part, targets, use_reentrant=False)
         for part, targets in zip(parts, labels.split(slice_tokens), strict=True)
     ]
     return sum(losses[1:], losses[0]) / ((labels != IGNORED_LABEL).sum() if count is None else count)

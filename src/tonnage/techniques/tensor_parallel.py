@@ -2,7 +2,8 @@
 
 Which matrices are cut how, transformers says for each family (`tp_plan`): queries, keys, values, gate and up by their
 rows (each rank has some heads), the projections back to the model's width by their columns.  Embedding and head are
-cut by the vocabulary, and the loss works on each rank's part of it (`loss_parallel`).
+cut by the vocabulary, and the loss works on each rank's part of it: a plain one by torch's `loss_parallel`, one in
+slices by our own (`vocabulary`).
 
 With `sequence_parallel` the hidden states between the blocks are cut along the sequence: what was an all-reduce
 after a block becomes a reduce-scatter, and an all-gather before the next; norms see a part of the sequence.  They are
@@ -112,9 +113,14 @@ def apply(step: Step) -> Step:
     return replace(
         step,
         divide=(*step.divide, _divided),
-        contexts=(*step.contexts, loss_parallel),
+        contexts=step.contexts if in_slices(step.plan) else (*step.contexts, loss_parallel),
         clip=partial(clipping.clip, world=step.world),
     )
+
+
+def in_slices(plan: Plan) -> bool:
+    """Whether the head and the loss work on plain tensors, a slice of tokens at a time."""
+    return plan.loss == "chunked"
 
 
 def _divided(step: Step, module: nn.Module) -> nn.Module:
@@ -124,45 +130,57 @@ def _divided(step: Step, module: nn.Module) -> nn.Module:
         sequence=divides_sequence(step.plan),
         local_parameters=not step.shards_parameters,
         experts=step.plan.ep == 1,
+        plain_head=in_slices(step.plan),
     )
 
 
 def divided(
-    module: nn.Module, *, mesh: DeviceMesh, sequence: bool, local_parameters: bool, experts: bool = True
+    module: nn.Module,
+    *,
+    mesh: DeviceMesh,
+    sequence: bool,
+    local_parameters: bool,
+    experts: bool = True,
+    plain_head: bool = False,
 ) -> nn.Module:
     """The network on the meta device with what this rank of `mesh` holds of it.
 
     Divided parameters are DTensors, which FSDP2 divides further; with `local_parameters` they are plain tensors that
     are DTensors only while their module runs, so that DDP and every optimizer can take them.  Without `experts`
-    those stay whole.
+    those stay whole; with `plain_head` the head takes and gives plain tensors (`vocabulary.divide`).
     Raises CannotEstimate where it is not known how the network is cut.
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
     from tonnage.step.stages import Stage
+    from tonnage.techniques import vocabulary
     from tonnage.techniques.chunked_loss import causal_network
 
     network = causal_network(module, "Tensor parallelism", "tp 1")
     plan = _plan_of_layers(network)
     of_experts = {name: style for name, style in plan.items() if _is_of_experts(name, plan)}
-    styles = dict(_styles(network, {name: plan[name] for name in plan.keys() - of_experts.keys()}, sequence))
+    of_layers = {name: plan[name] for name in plan.keys() - of_experts.keys()}
+    styles = dict(_styles(network, of_layers, sequence, plain_head))
     ties = _ties(network)
     frozen = [name for name, parameter in network.named_parameters() if not parameter.requires_grad]
     for name, style in styles.items():  # all at once, each name would be looked for among all layers
         parallelize_module(network.get_submodule(name), mesh, style, src_data_rank=None)
+    head = network.get_output_embeddings() if plain_head else None
+    if head is not None:
+        vocabulary.divide(head, mesh)
     _tie(ties)
     for name in frozen:  # torch's style of norms makes new parameters, which are trained
         network.get_parameter(name).requires_grad_(False)
     if experts and of_experts:
         _divide_experts(network, mesh, of_experts)
     if sequence:
-        _gather_around(network, styles, mesh)
+        _gather_around(network, styles, mesh, around_head=not plain_head)
         if isinstance(module, Stage):
             module.between = mesh
     if local_parameters:
         made: dict[Any, Any] = {}
         for child in network.modules():
-            _keep_local(child, mesh, made)
+            _keep_local(child, mesh, made, works_on_local=child is head or _works_on_local(child))
     return module
 
 
@@ -182,8 +200,8 @@ def _divide_experts(network: Any, mesh: DeviceMesh, plan: dict[str, str]) -> Non
     apply_tensor_parallelism(network, mesh, dict(sorted(plan.items(), key=lambda item: item[1] == EXPERTS)))
 
 
-def _styles(network: Any, plan: dict[str, str], sequence: bool) -> Iterator[tuple[str, Any]]:
-    """What torch is told, by the names of modules."""
+def _styles(network: Any, plan: dict[str, str], sequence: bool, plain_head: bool) -> Iterator[tuple[str, Any]]:
+    """What torch is told, by the names of modules; nothing about a head that takes plain tensors."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
@@ -192,14 +210,15 @@ def _styles(network: Any, plan: dict[str, str], sequence: bool) -> Iterator[tupl
     between: Placement = Shard(1) if sequence else Replicate()
     local = not sequence
     names = {module: name for name, module in network.named_modules()}
+    head = network.get_output_embeddings()
     ends = (
         (network.get_input_embeddings(), RowwiseParallel, {"output_layouts": between, "use_local_output": local}),
-        (network.get_output_embeddings(), ColwiseParallel, {"output_layouts": Shard(-1), "use_local_output": False}),
+        (head, ColwiseParallel, {"output_layouts": Shard(-1), "use_local_output": False}),
     )
     for module, style, options in ends:
         if adapters.are_in(module):
             raise _not_known(network, "adapters on its embedding or head are not divided")
-        if _holds(module):
+        if _holds(module) and not (plain_head and module is head):
             yield names[module], style(input_layouts=Replicate(), **options)
     kinds = {
         "colwise": ColwiseParallel(),
@@ -263,8 +282,8 @@ def _layers(network: Any) -> list[Any]:
     return layers(network)
 
 
-def _gather_around(network: Any, styles: dict[str, Any], mesh: DeviceMesh) -> None:
-    """Before each block, and before the head, the whole sequence is gathered.
+def _gather_around(network: Any, styles: dict[str, Any], mesh: DeviceMesh, *, around_head: bool) -> None:
+    """Before each block, and before the head unless a loss in slices does it, the whole sequence is gathered.
 
     A block with modules that are not cut, such as a router, works on plain tensors, whole on every rank.
     """
@@ -277,8 +296,9 @@ def _gather_around(network: Any, styles: dict[str, Any], mesh: DeviceMesh) -> No
                 block.register_forward_pre_hook(_whole_sequence, with_kwargs=True)
             else:
                 _leave_plain(block, mesh, [part for part in block.modules() if names[part] in styles])
-    head = network.get_output_embeddings()
-    head.register_forward_pre_hook(_whole_sequence, with_kwargs=True, prepend=True)
+    if around_head:
+        head = network.get_output_embeddings()
+        head.register_forward_pre_hook(_whole_sequence, with_kwargs=True, prepend=True)
 
 
 def _leave_plain(block: Any, mesh: DeviceMesh, cut: list[Any]) -> None:
@@ -339,8 +359,9 @@ def _tie(ties: list[list[tuple[Any, str]]]) -> None:
             module._parameters[other] = first._parameters[name]
 
 
-def _keep_local(module: Any, mesh: DeviceMesh, made: dict[Any, Any]) -> None:
-    """The module's DTensors become plain parameters and buffers, of which DTensors are made for each forward.
+def _keep_local(module: Any, mesh: DeviceMesh, made: dict[Any, Any], *, works_on_local: bool) -> None:
+    """The module's DTensors become plain parameters and buffers, of which DTensors are made for each forward, unless
+    it works on plain ones.
 
     torch's own hooks for this (those of DDP with a 2-D mesh) make new parameters in each step, which neither DDP nor
     an optimizer knows.  `made` has the plain parameters so far: modules that share one go on sharing.
@@ -358,7 +379,7 @@ def _keep_local(module: Any, mesh: DeviceMesh, made: dict[Any, Any]) -> None:
         if isinstance(buffer, DTensor):
             layouts[name] = (buffer.placements, buffer.shape, buffer.stride())
             module._buffers[name] = buffer.to_local()
-    if layouts and not _works_on_local(module):
+    if layouts and not works_on_local:
         module.register_forward_pre_hook(partial(_as_dtensors, mesh=mesh, layouts=layouts), prepend=True)
         module.register_forward_hook(partial(_as_parameters, layouts=layouts), always_call=True)
 
