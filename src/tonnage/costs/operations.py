@@ -10,10 +10,12 @@ bytes of one of the residual stream (4 under autocast, where it stays fp32).
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import ceil
 from typing import Final
 
 from tonnage.costs.adapted import has_adapter
 from tonnage.costs.shape import Shape
+from tonnage.techniques.chunked_loss import CHUNK_TOKENS
 
 ELEMENT_BYTES: Final[dict[str, float]] = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp4": 0.5}
 
@@ -577,9 +579,7 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     steps (24 more, 6 more), which compiled are four (cast and maximum 6, exponentials 8, their division 8, gradient
     with its cast 6: Megatron-LM's fused_cross_entropy.py); in a network that Inductor compiled whole (`inductor`) two
     kernels, which take an H200 as long as 5.5 and 7 bytes a logit of 16 bits; a fused loss reads and writes logits
-    once (2 e); in slices as the plain one, with the product once more.  Slices whose words are divided among ranks
-    (techniques/vocabulary.py) look for the highest (e), cast (e + 4), subtract it (8), make exponentials (8) and add
-    them up (4), do so again in backward, and there multiply (8) and cast (4 + e).
+    once (2 e); in slices as `_again` says.
     """
     words = shape.vocab / part.tp
     product = Product("head", part.tokens, shape.hidden, words)
@@ -587,8 +587,8 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     padded = loss == "inductor"  # which makes rows begin at multiples of 16 bytes (torch/_inductor, pad_mm)
     logits = part.tokens * words
     ahead, behind = _loss_bytes(part, loss)
-    again = [product.operation(dtype, " again")] if loss == "chunked" else []
-    slices = 8 if loss != "plain" else 1
+    slices = _slices(part) if loss == "chunked" else 8 if loss != "plain" else 1
+    again = _again(part, product, logits * ahead, slices) if loss == "chunked" else []
     norm = _norm(shape, part, part.tokens * shape.hidden / shape.norms, 0)
     return Passes(
         (
@@ -604,12 +604,39 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     )
 
 
+def _slices(part: Slice) -> int:
+    """Of the tokens, in a loss that takes one slice after the other."""
+    return ceil(part.tokens / (CHUNK_TOKENS * part.tp))
+
+
+def _again(part: Slice, product: Product, loss_bytes: float, slices: int) -> list[Operation]:
+    """What a loss in slices makes in backward besides: product and loss once more, and where the head is trained the
+    sum of what each slice adds to its gradient (3 e); under autocast each slice casts the head's weights (4 + e).
+
+    In a step of four slices on an H200 the kernels of the loss's forward ran eight times, and each sum took 0.36 ms,
+    these bytes at 4.4 TB/s (measurements/h200-2026-11-26b.events.jsonl, `loss-chunked`).
+    """
+    dtype, e = part.between, ELEMENT_BYTES[part.between]
+    weights = product.k * product.n
+    found = [product.operation(dtype, " again"), Operation("loss again", "loss", dtype, 0, loss_bytes, 6 * slices)]
+    if part.trained and slices > 1:
+        added = 3 * e * weights * (slices - 1)
+        found.append(Operation("head gradient summed", "pointwise", dtype, 0, added, slices - 1))
+    if part.casts:
+        found.append(Operation("head cast again", "copy", dtype, 0, (4 + e) * weights * slices, slices))
+    return found
+
+
 def _padded(operation: Operation, padded: bool) -> Operation:
     return replace(operation, aligned=True) if padded else operation
 
 
 def _loss_bytes(part: Slice, loss: str) -> tuple[float, float]:
-    """What the loss moves for each logit, forward and backward; see `head`."""
+    """What the loss moves for each logit, forward and backward; see `head`.
+
+    Slices whose words are divided among ranks (techniques/vocabulary.py) look for the highest (e), cast (e + 4),
+    subtract it (8), make exponentials (8) and add them up (4); backward multiplies (8) and casts (4 + e).
+    """
     e = ELEMENT_BYTES[part.between]
     if loss == "fused":
         return 2 * e, 0
@@ -618,6 +645,5 @@ def _loss_bytes(part: Slice, loss: str) -> tuple[float, float]:
     if loss == "inductor":
         return 5.5, 7
     if loss == "chunked" and part.tp > 1:
-        ahead = 24 + 2 * e
-        return ahead, ahead + 12 + e
+        return 24 + 2 * e, 12 + e
     return (36 + e, 22 + e) if part.fused else (12 + e, 16 + e)
