@@ -76,6 +76,10 @@ class Formula:
     def made(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
         return self._answer(candidate, cluster) if candidate in self.asked else None
 
+    def made_ahead(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
+        """Idle workers are fast here."""
+        return self._answer(candidate, cluster) if candidate in self.foreseen else None
+
     def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need]:
         self.looked += candidates
         return [of_run(self._answer(one, cluster)) for one in candidates]

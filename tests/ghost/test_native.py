@@ -645,11 +645,28 @@ def test_requests_are_made_until_one_is_not_for_this_loop(ghost: Ghost) -> None:
     program = """
         Take = ctypes.CFUNCTYPE(c_int, c_uint64, ctypes.POINTER(c_void_p))
         Give = ctypes.CFUNCTYPE(c_int, c_void_p)
-        given = []
+        Enter = ctypes.CFUNCTYPE(c_int, c_void_p, ctypes.c_int32, ctypes.POINTER(c_void_p))
+        given, streams = [], []
 
         @Take
         def take(count, address):
+            streams.append(entered[-1] if entered else 0)
             return g.cudaMalloc(address, c_size_t(count))
+
+        entered = []
+
+        @Enter
+        def enter(stream, device, guard):
+            if stream == 9:
+                return 1
+            guard[0] = 100 + stream
+            entered.append(stream)
+            return 0
+
+        @Give
+        def leave(guard):
+            assert guard == 100 + entered.pop()
+            return 0
 
         @Give
         def give(address):
@@ -660,11 +677,13 @@ def test_requests_are_made_until_one_is_not_for_this_loop(ghost: Ghost) -> None:
             _fields_ = [("rows", c_void_p), ("count", c_uint64), ("made", c_uint64),
                         ("addresses", c_void_p), ("blocks", c_uint64)]
 
+        allocator = (c_void_p * 4)(*(ctypes.cast(each, c_void_p) for each in (take, give, enter, leave)))
+
         def made(*rows):
             numbers = (ctypes.c_int64 * (3 * len(rows)))(*(number for row in rows for number in row))
             addresses = (c_uint64 * 8)()
             asked = Asked(ctypes.addressof(numbers), len(rows), 0, ctypes.addressof(addresses), 0)
-            g.ghost_make_requests(byref(asked), take, give)
+            g.ghost_make_requests(byref(asked), byref(allocator))
             return asked.made, list(addresses)[:asked.blocks]
 
         MARK, ALLOC, FREE, CONNECT = range(4)
@@ -674,7 +693,9 @@ def test_requests_are_made_until_one_is_not_for_this_loop(ghost: Ghost) -> None:
         told = [(r["kind"], r["mark"], r["bytes"], r["address"]) for r in records()]
         assert told == [(6, 0, 2 * MIB, first), (6, 1, 3 * MIB, second), (7, 2, 2 * MIB, first)], told
         assert made((ALLOC, MIB, 0), (CONNECT, 8, 7), (MARK, 0, 0))[0] == 1
-        assert made((ALLOC, MIB, 7), (MARK, 0, 0))[0] == 0, "another stream"
+        streams.clear()
+        assert made((ALLOC, MIB, 7), (ALLOC, MIB, 0), (MARK, 0, 0))[0] == 3 and streams == [7, 0] and not entered
+        assert made((ALLOC, MIB, 9), (MARK, 0, 0))[0] == 0, "a stream that cannot be entered"
         free, _ = memory()
         assert made((ALLOC, (free - 65 * MIB) // 2, 0))[0] == 1
         free, _ = memory()

@@ -10,7 +10,7 @@ import torch
 from solutions import Formula, need_bytes, possible, question
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.layers.few import with_layers
-from tonnage.search.best import DIFFERENT, SAME_FAILURES, Search, _at_fault, difference
+from tonnage.search.best import DIFFERENT, SAME_FAILURES, SURE, Search, _at_fault, difference
 from tonnage.search.depth import of_run
 from tonnage.search.needs import needs_no_less
 from tonnage.search.pricing import priced
@@ -395,3 +395,26 @@ def test_what_is_at_fault_is_read_from_what_techniques_say():
         raise RuntimeError("No available kernel. Aborting execution.")
     assert _at_fault(on, str(refused.value)) == "attention"
     assert _at_fault(on, "Memory ran out.") is None
+
+
+def test_a_guess_knows_what_a_worker_found_ahead():
+    """A plan that was run ahead and does not fit is not explained, nor one that another would beat."""
+    asked = question(gpu="8xh100-80gb", grad_accum=2, loss="chunked")
+    ghosts, explained = Formula(), []
+    found = Search(asked, ghosts, lambda text: None, lambda best: explained.append(best) or [])
+    order = found._priced(list(candidates(asked)))
+    quick, *others = [one for one in order if found._expected_part(one) <= SURE]
+    slow = next(one for one in others if one.seconds_per_token > quick.seconds_per_token)
+    found.seem = [slow, quick]
+    found._foresee()
+    assert explained == [quick.candidate]
+    found.seem = [slow]
+    found._foresee([quick])
+    assert explained == [quick.candidate], "it would beat the one that seems to fit"
+    answer = ghosts._answer(quick.candidate, asked.cluster)
+    ghosts.made_ahead = lambda candidate, cluster: (
+        replace(answer, fits=False) if candidate == quick.candidate else None
+    )
+    found.seem = [slow, quick]
+    found._foresee()
+    assert explained == [quick.candidate, slow.candidate]

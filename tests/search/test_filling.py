@@ -33,6 +33,9 @@ class Ghosts:
     def ahead(self, asks, cluster):
         self.foreseen = [one for one, _ in asks]
 
+    def made_ahead(self, candidate, cluster):
+        """Nothing is run ahead here."""
+
     def need(self, candidates, cluster):
         return [of_run(self._answer(one, roomy(cluster))) for one in candidates]
 

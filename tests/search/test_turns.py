@@ -89,3 +89,16 @@ def test_nothing_begins_after_the_end(turns, worker):
     worker.may_go_on.set()
     turns.join()
     assert worker.ran == ["first"]
+
+
+def test_what_is_done_is_known_to_whoever_does_not_ask(turns, worker):
+    turns.guess([Run("a"), Run("wrong")])
+    assert turns.done(Run("a")) is None
+    worker.may_go_on.set()
+    turns.ask(Run("last")).result(10)
+    with pytest.raises(ValueError, match="no"):
+        turns.ask(Run("wrong")).result(10)
+    assert turns.done(Run("a")) in ("A", None)
+    assert turns.ask(Run("a")).result(10) == turns.done(Run("a")) == "A"
+    assert turns.done(Run("wrong")) is None
+    assert turns.done(Run("never")) is None

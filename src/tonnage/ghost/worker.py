@@ -46,13 +46,15 @@ from tonnage.ghost.running import PR_SET_PDEATHSIG
 from tonnage.job import Job, ModelRef
 from tonnage.layers.few import is_first_alike, micro_batches_alike
 from tonnage.plans import Plan
-from tonnage.step import occasions, repeats, sketched, sources
+from tonnage.step import heads, occasions, repeats, sketched, sources
 from tonnage.step.step import World
 from tonnage.techniques import chosen
 
 _LATE = (
     "numpy.ma",
+    "tonnage.step.adapters",
     "tonnage.step.clipping",
+    "tonnage.techniques.vocabulary",
     "torch._subclasses.schema_check_mode",
     "torch.profiler._cupti_monitor",
     "torch.utils._sympy.reference",
@@ -170,6 +172,7 @@ def _import_libraries(request: dict[str, Any]) -> None:
     if config and preload.imported(sources.NAMES):
         for module in sources.modules(config):
             preload.imported(module)
+        heads.trainable_types()  # which is kept
 
 
 def _build_tables() -> None:

@@ -366,19 +366,27 @@ class Search:
     def _foresee(self, batch: Sequence[Priced] = ()) -> None:
         """Let idle workers run ahead what comes after a batch if runs are as expected; this changes no answer."""
         found = [one for one, _ in self.found]
-        best = min([*found, *self.seem], key=lambda one: one.seconds_per_token, default=None)
+        seem = [one for one in self.seem if not self._was_too_large_ahead(one)]
+        best = min([*found, *seem], key=lambda one: one.seconds_per_token, default=None)
         fitting = [one for one in batch if self._expected_part(one) <= 1]
-        after = list(islice(self._after([*found, *self.seem, *fitting], {id(one) for one in batch}), AHEAD))
+        failing = [one for one in (*self.seem, *batch) if one not in seem and one not in fitting]
+        after = list(islice(self._after([*found, *seem, *fitting], batch, failing), AHEAD))
         following = after[:1] if len(fitting) == len(batch) else []
         certain = [one for one in (*batch, *following) if self._is_certain(one)]
+        certain += [one for one in after if id(one) in self.put_off]  # looked at, and now it leads
         cluster = self.question.cluster
         asks: list[Ask] = [(one.candidate, None) for one in batch if one not in certain]
-        asks += [(one.candidate, cluster) for one in (*self.seem, *certain)]  # the longest runs
+        asks += [(one.candidate, cluster) for one in (*seem, *certain)]  # the longest runs
         wholes = self._roomy_wholes()
         asks += [(one.candidate, on) for one in wholes.values() for on in (None, cluster)]
-        if best is not None and (self._expected_part(best) <= SURE or any(one is best for one in found)):
+        likely = [one for one in (*fitting, *after) if self._expected_part(one) <= 1]
+        if (
+            best is not None
+            and not any(_faster(one, best) for one in likely)
+            and (self._expected_part(best) <= SURE or any(one is best for one in found))
+        ):
             asks += self.afterwards(self._to_explain(best, wholes).candidate)
-        asks += [(one.candidate, None) for one in after if not self._is_certain(one)]
+        asks += [(one.candidate, None) for one in after if one not in certain and not self._is_certain(one)]
         self.ghosts.ahead(asks, cluster)
 
     def _to_explain(self, best: Priced, wholes: dict[int, Priced]) -> Priced:
@@ -388,10 +396,24 @@ class Search:
         whole = self._whole(best, best.seconds_per_token)
         return whole if whole is not None and self._is_certain(whole) else best
 
-    def _after(self, supposed: list[Priced], batch: set[int]) -> Iterator[Priced]:
-        """Who is likely to be looked at next if these are found: in the order of `run`."""
+    def _was_too_large_ahead(self, one: Priced) -> bool:
+        """Whether a worker has run it ahead and it does not fit: a guess may know that before the search asks."""
+        answer = self.ghosts.made_ahead(one.candidate, self.question.cluster)
+        return isinstance(answer, Estimate) and not fits(answer, self.question)
+
+    def _after(self, supposed: list[Priced], batch: Sequence[Priced], failing: Sequence[Priced]) -> Iterator[Priced]:
+        """Who is likely to be looked at next, behind a batch, if these are found and those fail: in `run`'s order."""
+
+        def is_open(one: Priced) -> bool:
+            less = (other.candidate for other in failing)
+            return self._is_open(one, batch) and not any(needs_no_less(one.candidate, other) for other in less)
+
+        if not batch:
+            fastest = min((one.seconds_per_token for one in supposed), default=inf)
+            again = (one for one in self.order if id(one) in self.put_off)
+            yield from (one for one in again if one.seconds_per_token < fastest)
         if len(supposed) >= self.first and not batch:
-            yield from islice((one for one in self._doubtful(supposed) if self._is_open(one, batch)), 1)
+            yield from islice(filter(is_open, self._doubtful(supposed)), 1)
         for one in self.order:
             if len(supposed) >= self.top:
                 return
@@ -400,13 +422,13 @@ class Search:
             )
             if not roomy and any(alike(one, other) and not _faster(one, other) for other in supposed):
                 continue
-            if self._expected_part(one) <= (1 - ROOM if roomy else LIKELY) and self._is_open(one, batch):
+            if self._expected_part(one) <= (1 - ROOM if roomy else LIKELY) and is_open(one):
                 supposed = [*supposed, one]
                 yield one
 
-    def _is_open(self, one: Priced, batch: set[int]) -> bool:
+    def _is_open(self, one: Priced, batch: Sequence[Priced]) -> bool:
         """Whether nothing is known of it, nor asked."""
-        passed = id(one) in self.seen or id(one) in self.impossible or id(one) in batch
+        passed = id(one) in self.seen or id(one) in self.impossible or any(one is other for other in batch)
         return not passed and self._obstacle(one) is None
 
     def _would_lead(self, one: Priced) -> bool:

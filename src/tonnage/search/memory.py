@@ -120,6 +120,10 @@ class Ghosts:
         answer = _worst([first.result(), *(other.result() for other in others if other is not None)])
         return answer if isinstance(answer, Estimate) else None
 
+    def made_ahead(self, candidate: Candidate, cluster: Cluster) -> Answer | None:
+        """What is known already of a candidate's likely fullest rank, whole, though nobody may have asked for it."""
+        return self._turns.done(_first(candidate, cluster))
+
     def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
         """What each needs, on a card where everything fits; of deep networks by two runs of a few layers."""
         groups = [[self._turns.ask(run) for run in _looks(one, cluster)] for one in candidates]

@@ -58,6 +58,11 @@ class Turns(Generic[R, A]):
         """The answer to what was asked before; None for what nobody asked, even if it was run ahead."""
         return self._known[run.key] if run.key in self._keys else None
 
+    def done(self, run: R) -> A | None:
+        """The answer to what was run, asked for or ahead; None where there is none yet."""
+        future = self._known.get(run.key)
+        return future.result() if future is not None and future.done() and future.exception() is None else None
+
     def guess(self, runs: Iterable[R]) -> None:
         """What to do while nothing is asked, the most likely first, in place of what was guessed before."""
         with self._lock:

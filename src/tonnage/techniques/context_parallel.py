@@ -154,6 +154,7 @@ CONTEXT_PARALLEL: Final = Technique(
     apply=apply,
     libraries=(
         "torch.distributed.tensor.experimental",
+        "torch.distributed.tensor.experimental._context_parallel._sharding_rules",
         "torch.distributed.tensor.debug",  # by torch, when the first sequence is shared
     ),
 )

@@ -12,8 +12,12 @@ struct requests {
     uint64_t blocks;
 };
 
-typedef int32_t (*hand_out)(uint64_t bytes, void **address);
-typedef int32_t (*take_back)(void *address);
+struct allocator { /* torch's functions for C; each gives 0 unless it fails */
+    int32_t (*hand_out)(uint64_t bytes, void **address);
+    int32_t (*take_back)(void *address);
+    int32_t (*enter_stream)(void *stream, int32_t device, void **guard);
+    int32_t (*leave_stream)(void *guard);
+};
 
 /* What the card has left; asked anew only when something was taken of it or given back. */
 static uint64_t room(size_t *told_at, uint64_t *told)
@@ -26,10 +30,24 @@ static uint64_t room(size_t *told_at, uint64_t *told)
     return *told;
 }
 
-/* Makes requests until one is of another kind or for another stream, or might not find room: torch's interface
- * for C cannot say that memory ran out.  A block may be rounded up to a power of two.  What the log tells of
- * the card meanwhile carries the number of the block it was for. */
-API void ghost_make_requests(struct requests *r, hand_out hand_out, take_back take_back)
+/* Hands out a block on a stream; 0 if that was done. */
+static int handed_out(const struct allocator *torch, uint64_t bytes, void *stream, void **address)
+{
+    void *guard = NULL;
+    int failed;
+    if (!stream)
+        return torch->hand_out(bytes, address);
+    if (torch->enter_stream(stream, current_device, &guard))
+        return 1;
+    failed = torch->hand_out(bytes, address);
+    torch->leave_stream(guard);
+    return failed;
+}
+
+/* Makes requests until one is of another kind, or might not find room: torch's interface for C cannot say that memory
+ * ran out.  A block may be rounded up to a power of two.  What the log tells of the card meanwhile carries the number
+ * of the block it was for. */
+API void ghost_make_requests(struct requests *r, const struct allocator *torch)
 {
     size_t told_at = (size_t)-1;
     uint64_t told = 0;
@@ -38,10 +56,12 @@ API void ghost_make_requests(struct requests *r, hand_out hand_out, take_back ta
         void *address;
         __atomic_store_n(&ghost_current_mark, (uint32_t)r->blocks, __ATOMIC_RELAXED);
         if (kind == TAKE_BACK) {
-            take_back((void *)r->addresses[first]);
+            torch->take_back((void *)r->addresses[first]);
         } else if (kind == HAND_OUT) {
             uint64_t bytes = (uint64_t)first;
-            if (second || room(&told_at, &told) < 2 * bytes + LARGEST_SEGMENT || hand_out(bytes, &address))
+            if (room(&told_at, &told) < 2 * bytes + LARGEST_SEGMENT)
+                return;
+            if (handed_out(torch, bytes, (void *)(uintptr_t)second, &address))
                 return;
             r->addresses[r->blocks++] = (uint64_t)address;
         } else if (kind != BEGIN_MARK) {

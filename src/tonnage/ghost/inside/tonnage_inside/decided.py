@@ -168,6 +168,16 @@ def _asking(module: ModuleType) -> Callable[[Any], Hashable]:
 
     themselves = (type(None), str, torch.dtype, torch.device, torch.memory_format, torch.layout)
 
+    def is_kept(kind: Any) -> bool:
+        return issubclass(kind, Placement) and not (issubclass(kind, Partial) and kind is not Partial)
+
+    is_placement: Callable[[Any], bool] = functools.cache(is_kept)  # their own kind answers slowly
+
+    def of_specification(name: str, value: Any) -> Hashable:
+        if name == "_hash":
+            return None
+        return cast(Hashable, value) if name == "shard_order" else asked(value)  # tuples of numbers alone
+
     def asked(value: Any) -> Hashable:
         kind, plain = type(value), cast(Hashable, value)
         if kind in themselves:
@@ -178,16 +188,16 @@ def _asking(module: ModuleType) -> Callable[[Any], Hashable]:
             return tuple(value.shape), tuple(value.stride), value.dtype
         if isinstance(value, tuple | list):
             return kind.__name__, *map(asked, value)
-        if isinstance(value, module.DTensorSpec):
-            return "spec", *((name, asked(each)) for name, each in vars(value).items() if name != "_hash")
-        if isinstance(value, Placement) and not (isinstance(value, Partial) and kind is not Partial):
+        if kind is module.DTensorSpec:
+            return "spec", *((name, of_specification(name, each)) for name, each in vars(value).items())
+        if is_placement(kind):
             return plain
-        if isinstance(value, DeviceMesh):
+        if kind is dict:
+            return "dict", *((name, asked(each)) for name, each in value.items())
+        if kind is DeviceMesh:
             layout = _layout(value)
             _meshes.setdefault(layout, value)
             return layout
-        if kind is dict:
-            return "dict", *((name, asked(each)) for name, each in value.items())
         if isinstance(value, module.OpSchema):
             return str(value.op), asked(value.args_schema), asked(value.kwargs_schema)
         raise _NotKept

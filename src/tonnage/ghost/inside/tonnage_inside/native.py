@@ -109,9 +109,9 @@ class Native:
         kinds = ctypes.string_at(self._library.ghost_log_data() + 64 * since, 64 * count)[::64] if count > 0 else b""
         return sum(map(kinds.count, _LAUNCHED))
 
-    def make_requests(self, asked: "Asked", allocator: tuple[Any, Any]) -> None:
-        """Ask an allocator's two functions for C as far as they can be asked; how far that was is noted."""
-        self._library.ghost_make_requests(ctypes.byref(asked), *allocator)
+    def make_requests(self, asked: "Asked", allocator: "Allocator") -> None:
+        """Ask an allocator's functions for C as far as they can be asked; how far that was is noted."""
+        self._library.ghost_make_requests(ctypes.byref(asked), ctypes.byref(allocator))
 
     def names(self) -> list[str]:
         """Names that the records point at."""
@@ -169,6 +169,12 @@ class Asked(ctypes.Structure):
         ("addresses", ctypes.c_void_p),
         ("blocks", ctypes.c_uint64),
     )
+
+
+class Allocator(ctypes.Structure):
+    """Functions for C (`struct allocator`): a block is handed out, taken back; a stream is entered, left."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("hand_out", "take_back", "enter_stream", "leave_stream"))
 
 
 def _counts(told: Any) -> dict[str, int]:

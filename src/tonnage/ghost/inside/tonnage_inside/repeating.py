@@ -29,9 +29,7 @@ def repetitions(watch: Any, before: "dict[str, array[int]]", times: int) -> Requ
         requests.frombytes((step.requests + np.outer(further, (0, 1, 0))).tobytes())
         for phase, module in ((watch.marks[mark][1], watch.marks[mark][2]) for mark in step.marks):
             marks.append((count + 1, "other" if phase == "load" else phase, module))
-    found = Requested(watch, marks, requests, boundaries, before)
-    found.streams = {stream: stream for stream in set(before["stream"])}
-    return found
+    return Requested(watch, marks, requests, boundaries, before)
 
 
 def _changes_phase(marks: list[tuple[int, str, str]], number: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import written
-from .native import Asked
+from .native import Allocator, Asked
 from .records import OF_CARD, RECORD
 
 MARK, ALLOC, FREE, CONNECT, EMPTY = range(5)
@@ -38,11 +38,14 @@ def read(path: str, watch: Any) -> "Requested":
     requests.frombytes(numbers)
     watch.marks.clear()
     marks = [(step, phases[phase], modules[module]) for step, phase, module in document["rows"]]
-    return Requested(watch, marks, requests)
+    return Requested(watch, marks, requests, numbered=True)
 
 
 class Requested:
-    """Requests to be made one by one, behind those that a program has made (`before`, the events of it)."""
+    """Requests to be made one by one, behind those that a program has made (`before`, the events of it).
+
+    `numbered`: streams are numbers, and of all but 0 there is none yet.
+    """
 
     def __init__(
         self,
@@ -51,6 +54,8 @@ class Requested:
         requests: "array[int]",
         repeated: Sequence[int] = (),
         before: "dict[str, array[int]] | None" = None,
+        *,
+        numbered: bool = False,
     ) -> None:
         self.watch = watch
         self.marks = marks
@@ -58,7 +63,7 @@ class Requested:
         self.repeated = repeated
         self.before = before
         self.first_mark = len(watch.marks)
-        self.streams: dict[int, int] = {0: 0}
+        self._numbered = numbered
         self._addresses = array("q", bytes(8 * np.count_nonzero(self.rows[:, 0] == ALLOC)))
         self._asked = Asked(self.rows.ctypes.data, len(self.rows), 0, self._addresses.buffer_info()[0], 0)
         self._logged = 0
@@ -69,6 +74,8 @@ class Requested:
         Raises torch.OutOfMemoryError where the steps would have, and RuntimeError for NCCL.
         """
         self.watch.torch.cuda.init()
+        if self._numbered:
+            self._make_streams()
         _leave_out_blocks(self.watch.torch)
         native, asked, allocator = self.watch.native, self._asked, _for_c(self.watch.torch)
         self._logged = native.log_count()
@@ -79,6 +86,16 @@ class Requested:
             self._begin(self.rows[made : asked.made])
             self._make(self.rows[asked.made : asked.made + _AT_ONCE].tolist())
         self.watch.step_made()
+
+    def _make_streams(self) -> None:
+        """One for each number but 0, in the order in which they come."""
+        torch, streams = self.watch.torch, self.rows[:, 2]
+        of_blocks = self.rows[:, 0] == ALLOC
+        made = {
+            number: torch.cuda.Stream().cuda_stream for number in dict.fromkeys(streams[of_blocks].tolist()) if number
+        }
+        for number, stream in made.items():
+            streams[of_blocks & (streams == number)] = stream
 
     def _begin(self, rows: Any) -> None:
         """The marks among requests that were made begin."""
@@ -96,9 +113,7 @@ class Requested:
             if kind == FREE:
                 give_back(addresses[first])
             elif kind == ALLOC:
-                if second not in self.streams:
-                    self.streams[second] = torch.cuda.Stream().cuda_stream
-                addresses[asked.blocks] = allocate(first, self.streams[second])
+                addresses[asked.blocks] = allocate(first, second)
                 asked.blocks += 1
                 native.mark(asked.blocks)
             elif kind == CONNECT:
@@ -134,13 +149,11 @@ class Requested:
         events = np.where(kind[asked] == FREE, 2, 1)
         block = np.repeat(number, events)
         of_two = np.arange(len(block)) - np.repeat(np.cumsum(events) - events, events)
-        known, stream = np.unique(second[allocated], return_inverse=True)
-        streams = np.array([self.streams[one] for one in known.tolist()], dtype=np.int64)
         return {
             "action": np.where(np.repeat(events, events) == 2, _REQUESTED + of_two, _ALLOCATED),
             "address": np.array(self._addresses)[block],
             "size": first[allocated][block],
-            "stream": streams[stream][block],
+            "stream": second[allocated][block],
             "mark": np.repeat((np.cumsum(kind == MARK) - 1)[asked], events) + self.first_mark,
         }
 
@@ -166,13 +179,21 @@ class Requested:
         return found, np.where(moves, blocks[place], self._asked.blocks).astype(int)
 
 
-def _for_c(torch: Any) -> tuple[Any, Any] | None:
-    """The allocator's functions for C: a block is handed out, taken back; None where torch has none (before 2.10)."""
+_FOR_C = (
+    "aoti_torch_cuda_caching_allocator_raw_alloc",
+    "aoti_torch_cuda_caching_allocator_raw_delete",
+    "aoti_torch_create_cuda_stream_guard",
+    "aoti_torch_delete_cuda_stream_guard",
+)
+"""What torch's `Allocator` for C has, in its order."""
+
+
+def _for_c(torch: Any) -> Allocator | None:
+    """The allocator's functions for C; None where torch has none (before 2.10)."""
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-    names = ("aoti_torch_cuda_caching_allocator_raw_alloc", "aoti_torch_cuda_caching_allocator_raw_delete")
-    if not all(hasattr(library, name) for name in names):
+    if not all(hasattr(library, name) for name in _FOR_C):
         return None
-    return getattr(library, names[0]), getattr(library, names[1])
+    return Allocator(*(ctypes.cast(getattr(library, name), ctypes.c_void_p) for name in _FOR_C))
 
 
 def _leave_out_blocks(torch: Any) -> None:

@@ -5,6 +5,7 @@ Nothing here changes what is allocated or launched; a torch that does not have w
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -17,6 +18,7 @@ def install() -> None:
     after_import("torch.distributed.tensor._sharding_prop", _sharding)
     after_import("torch.distributed.tensor._sharding_prop", _shapes)
     after_import("torch.distributed.tensor._api", _no_constructor)
+    after_import("torch.distributed.tensor._api", _signatures)
     after_import("torch.distributed.tensor._dtensor_spec", _specs)
     after_import("torch.distributed._functional_collectives", _results_of_exchanges)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_param", _own_chunks)
@@ -140,6 +142,25 @@ def _no_constructor(module: ModuleType) -> None:
             """As torch's own, outside of any compiler."""
 
         tensor.__init__ = construct
+
+
+def _signatures(module: ModuleType) -> None:
+    """How many arguments the functions around a module take is looked up for each module, of a few functions."""
+    if getattr(module, "inspect", None) is not inspect:
+        return
+    known: dict[Any, inspect.Signature] = {}
+
+    def signature(function: Any) -> inspect.Signature:
+        if not isinstance(function, functools.partial):
+            return inspect.signature(function)
+        kind = function.func, len(function.args), *function.keywords
+        if kind not in known:
+            known[kind] = inspect.signature(function)
+        return known[kind]
+
+    own = ModuleType(inspect.__name__)
+    vars(own).update(vars(inspect), signature=signature)
+    module.inspect = own  # type: ignore[attr-defined]
 
 
 _HASHED = ("mesh", "placements", "tensor_meta", "shard_order")
