@@ -17,6 +17,7 @@ from tonnage.garbage import uncollected
 from tonnage.job import Job, check_sequences, check_tokens
 from tonnage.layers.continuing import continued, requests_of
 from tonnage.layers.few import depths_to_continue, is_repetitive, layers_of, roomy, with_layers
+from tonnage.layers.requests import Requests
 from tonnage.plans import Plan
 from tonnage.summary import Run, summarise
 from tonnage.trace import Trace
@@ -217,9 +218,11 @@ class _Asked:
         worker = self._worker()
         shallow = replace(self, cluster=roomy(self.cluster), steps=1, repeated=0, few_layers=False)
         layers = layers_of(self.job)
+        few = [replace(shallow, job=with_layers(self.job, depth)) for depth in depths]
         try:
-            runs = [replace(shallow, job=with_layers(self.job, depth))._by_any_allocator(rank) for depth in depths]
-            requests = requests_of(runs, depths, layers)
+            runs = [asked._by_any_allocator(rank) for asked in few]
+            keys = [asked._as_by(ALLOCATORS[0])._key(rank) for asked in few]
+            requests = _requests((*keys, layers), partial(requests_of, runs, depths, layers))
         except CannotEstimate:
             if worker.closed:  # it has died, and said of what
                 raise
@@ -232,9 +235,12 @@ class _Asked:
     def _by_any_allocator(self, rank: int) -> Trace:
         """The rank's Trace, or one that is kept of another allocator alone, where everything fits: what a program
         asks for does not hang on who answers."""
-        others = (replace(self, plan=replace(self.plan, allocator=allocator)) for allocator in ALLOCATORS)
-        kept = (asked._kept(asked._key(rank)) for asked in (self, *others))
+        kept = (asked._kept(asked._key(rank)) for asked in (self, *map(self._as_by, ALLOCATORS)))
         return next((trace for trace in kept if trace is not None), None) or self.trace(rank)[0]
+
+    def _as_by(self, allocator: str) -> "_Asked":
+        """The same under another allocator."""
+        return replace(self, plan=replace(self.plan, allocator=allocator))
 
     def _worker(self) -> Any:
         if self.worker is None:
@@ -242,6 +248,25 @@ class _Asked:
             steps = counted(self.steps + self.repeated, "step")
             self.progress(f"running {steps} on a ghost {self.cluster.device.id}")
         return self.worker
+
+
+_KEPT: Final = 2
+"""Requests of whole networks that are kept: a plan is asked for under either allocator, one soon after the other."""
+
+_made: dict[tuple[Any, ...], Requests] = {}
+
+
+def _requests(key: tuple[Any, ...], make: Callable[[], Requests]) -> Requests:
+    """What is made, or was before of runs with the same keys; of runs without it is made each time."""
+    if None in key:
+        return make()
+    found = _made.get(key)
+    if found is None:
+        found = make()
+        while len(_made) >= _KEPT:
+            _made.pop(next(iter(_made)), None)
+        _made[key] = found
+    return found
 
 
 def usual_steps(job: Job, plan: Plan, cluster: Cluster, source: str = "ghost") -> tuple[int, int]:

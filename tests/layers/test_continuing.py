@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from networks import tiny_job
-from tonnage import shelf
+from tonnage import predict, shelf
 from tonnage.api import request
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate
@@ -428,3 +428,16 @@ def test_why_a_worker_died_is_said_and_not_that_it_is_closed():
     job, plan = request("llama-3.1-70b", offline=True, shard="zero3")
     with pytest.raises(CannotEstimate, match=r"no libcudart\.so\.13"):
         estimate(job, plan, parse_cluster("8xh100-80gb"), rank=0, steps=1, few_layers=True, worker=Dead(), fresh=True)
+
+
+def test_requests_of_the_same_runs_are_made_once(monkeypatch):
+    """Two are kept; runs that have no key say nothing of others."""
+    monkeypatch.setattr(predict, "_made", {})
+    made = []
+
+    def requests(*key):
+        return predict._requests(key, lambda: made.append(key) or key)
+
+    for key in (("a", 1), ("a", 1), ("b", 1), ("a", 1), ("c", 1), ("b", 1), ("a", 1), (None, 1), (None, 1)):
+        assert requests(*key) == key
+    assert made == [("a", 1), ("b", 1), ("c", 1), ("a", 1), (None, 1), (None, 1)]
