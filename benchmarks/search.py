@@ -6,9 +6,10 @@ Each question is asked of workers that have started and have run one small job o
 with an empty shelf of traces; `--kept` leaves the shelf as it is.  "start" is that beginning; "found" when the plans
 stand, each run whole, and "answer" when the best is explained as well (each technique taken back, the path to it),
 which idle workers have begun before; "own" is the processor time of all of tonnage's processes until then, which
-hardly depends on what else the machine does; "at work" is the part of that wait in which a worker runs something;
-"looks" are candidates seen by one step of a few layers (two runs each), "whole" those that were run as they are
-shown, "in vain" runs that were made ahead and that nobody asked for.
+hardly depends on what else the machine does, but on how fast its processors are in that minute: "loop" is what ten
+million squares take there in plain Python just before; "at work" is the part of that wait in which a worker runs
+something; "looks" are candidates seen by one step of a few layers (two runs each), "whole" those that were run as
+they are shown, "in vain" runs that were made ahead and that nobody asked for.
 """
 
 import argparse
@@ -57,7 +58,7 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Model, GPUs, and options of `tonnage plan`."""
 
 COLUMNS = (
-    *("question", "start s", "found s", "answer s", "own s", "at work"),
+    *("question", "start s", "loop s", "found s", "answer s", "own s", "at work"),
     *("priced", "looks", "whole", "in vain", "best plan"),
 )
 
@@ -116,6 +117,7 @@ def row(name: str, *, kept: bool) -> str:
         ghosts.need(several, parse_cluster("2xh100-80gb"))
         start = time.perf_counter() - began
         ghosts.looks, ghosts.busy_seconds = 0, 0.0
+        loop = loop_seconds()
         found: list[float] = []
 
         def hear(text: str) -> None:
@@ -128,10 +130,18 @@ def row(name: str, *, kept: bool) -> str:
         at_work = ghosts.busy_seconds / (ghosts.count * answer)
     assert solution.looked_at is not None
     best = describe(solution.plans[0].candidate) if solution.plans else solution.status
-    seconds = (start, found[0] if found else answer, answer, own)
+    seconds = (found[0] if found else answer, answer, own)
     counts = (f"{solution.looked_at['priced']:,}", ghosts.looks, ghosts.whole, ghosts.begun - ghosts.runs)
-    cells = (name, *(f"{each:.1f}" for each in seconds), f"{at_work:.0%}", *counts, best)
+    machine = (f"{start:.1f}", f"{loop:.2f}")
+    cells = (name, *machine, *(f"{each:.1f}" for each in seconds), f"{at_work:.0%}", *counts, best)
     return f"| {' | '.join(map(str, cells))} |"
+
+
+def loop_seconds() -> float:
+    """Processor time of a loop that is the same everywhere."""
+    began = time.process_time()
+    sum(number * number for number in range(10**7))
+    return time.process_time() - began
 
 
 @contextmanager
