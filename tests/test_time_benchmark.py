@@ -305,6 +305,21 @@ def test_optimizers_take_as_long_as_in_their_recorded_steps():
     assert max(abs(part) for part in off.values()) < 0.07, off
 
 
+def test_steps_with_the_loss_in_slices_are_met() -> None:
+    """By tonnage's own code, which does more twice than the product, and by TRL's, which does not."""
+    off = {}
+    for name in ("h200-2026-11-20.jsonl", "h200-2026-11-26.jsonl"):
+        for line in RECORDED.with_name(name).read_text().splitlines():
+            record = json.loads(line)
+            if "/loss-chunked" in record.get("case", "") and record.get("timing"):
+                (job, plan), cluster = asked(record), card_of(record)
+                found = timing(read_shape(job.model.config), Work.of(job, plan, cluster), cluster, known("eager"))
+                off[record["case"]] = found.step_seconds / record["timing"]["median_seconds"] - 1
+    assert sum(case.endswith("engine-trl") for case in off) == 2
+    assert len(off) == 6
+    assert max(abs(part) for part in off.values()) < 0.03, off
+
+
 COMPILED = RECORDED.with_name("h200-2026-11-26b.jsonl")
 TAUGHT = (
     "llama-3.2-1b/full/bf16-mixed/adamw/ckpt-none/seq2048/mb2/compile-layers",

@@ -579,7 +579,8 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     steps (24 more, 6 more), which compiled are four (cast and maximum 6, exponentials 8, their division 8, gradient
     with its cast 6: Megatron-LM's fused_cross_entropy.py); in a network that Inductor compiled whole (`inductor`) two
     kernels, which take an H200 as long as 5.5 and 7 bytes a logit of 16 bits; a fused loss reads and writes logits
-    once (2 e); in slices as `_again` says.
+    once (2 e); in slices as `_again` says, in a trainer's own (`sliced`) as the plain one, with the product once
+    more.
     """
     words = shape.vocab / part.tp
     product = Product("head", part.tokens, shape.hidden, words)
@@ -587,8 +588,10 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     padded = loss == "inductor"  # which makes rows begin at multiples of 16 bytes (torch/_inductor, pad_mm)
     logits = part.tokens * words
     ahead, behind = _loss_bytes(part, loss)
-    slices = _slices(part) if loss == "chunked" else 8 if loss != "plain" else 1
+    slices = slices_of(part.tokens, part.tp) if loss == "chunked" else 8 if loss != "plain" else 1
     again = _again(part, product, logits * ahead, slices) if loss == "chunked" else []
+    if loss == "sliced":
+        again = [product.operation(dtype, " again")]
     norm = _norm(shape, part, part.tokens * shape.hidden / shape.norms, 0)
     return Passes(
         (
@@ -604,9 +607,9 @@ def head(shape: Shape, part: Slice, loss: str = "plain") -> Passes:
     )
 
 
-def _slices(part: Slice) -> int:
-    """Of the tokens, in a loss that takes one slice after the other."""
-    return ceil(part.tokens / (CHUNK_TOKENS * part.tp))
+def slices_of(tokens: int, tp: int) -> int:
+    """How many slices tonnage's loss takes one after the other."""
+    return ceil(tokens / (CHUNK_TOKENS * tp))
 
 
 def _again(part: Slice, product: Product, loss_bytes: float, slices: int) -> list[Operation]:

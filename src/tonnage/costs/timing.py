@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from math import ceil, log2
+from math import log2
 from typing import Final
 
 from tonnage.costs import compiled, operations, rates, schedule
@@ -16,7 +16,6 @@ from tonnage.costs.shape import Shape
 from tonnage.costs.software import CHOOSING, Software
 from tonnage.costs.work import Work
 from tonnage.device import Cluster, Device
-from tonnage.techniques.chunked_loss import CHUNK_TOKENS
 
 OPTIMIZER_BYTES: Final = {
     "adamw": 80,
@@ -685,7 +684,7 @@ def _of_loss(work: Work) -> int:
     way; in slices (techniques/vocabulary.py) two, and the same again in backward, for each slice."""
     if work.loss != "chunked":
         return 6
-    return 4 * ceil(work.tokens / (CHUNK_TOKENS * work.axes.tp))
+    return 4 * operations.slices_of(work.tokens, work.axes.tp)
 
 
 def _group(ranks: int, inner: int, cluster: Cluster) -> Group:

@@ -44,7 +44,7 @@ def usually_beyond(shape: Shape, work: Work) -> float:
     gradients what is not divided then.
     """
     one_layer = _at_work(shape, work)
-    slice_tokens = min(work.tokens, CHUNK_TOKENS * work.axes.tp) if work.loss == "chunked" else 0
+    slice_tokens = min(work.tokens, CHUNK_TOKENS * work.axes.tp) if work.loss in ("chunked", "sliced") else 0
     logits = logit_bytes(shape, work) + slice_tokens * shape.vocab / work.axes.tp * _OF_LOGIT
     in_flight = min(work.axes.pp, work.grad_accum)
     kept = _likely_kept(shape, work) * shape.layers / work.axes.pp * in_flight

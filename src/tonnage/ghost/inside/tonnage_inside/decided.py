@@ -17,7 +17,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -173,10 +173,10 @@ def _asking(module: ModuleType) -> Callable[[Any], Hashable]:
 
     is_placement: Callable[[Any], bool] = functools.cache(is_kept)  # their own kind answers slowly
 
-    def of_specification(name: str, value: Any) -> Hashable:
-        if name == "_hash":
-            return None
-        return cast(Hashable, value) if name == "shard_order" else asked(value)  # tuples of numbers alone
+    def of_specification(spec: Any) -> Iterator[tuple[str, Hashable]]:
+        for name, value in vars(spec).items():
+            if name != "_hash":  # an order is tuples of numbers alone
+                yield name, cast(Hashable, value) if name == "shard_order" else asked(value)
 
     def asked(value: Any) -> Hashable:
         kind, plain = type(value), cast(Hashable, value)
@@ -189,7 +189,7 @@ def _asking(module: ModuleType) -> Callable[[Any], Hashable]:
         if isinstance(value, tuple | list):
             return kind.__name__, *map(asked, value)
         if kind is module.DTensorSpec:
-            return "spec", *((name, of_specification(name, each)) for name, each in vars(value).items())
+            return "spec", *of_specification(value)
         if is_placement(kind):
             return plain
         if kind is dict:
