@@ -2,14 +2,15 @@
 
     python benchmarks/search.py [QUESTION ...] [--kept]
 
-Each question is asked of workers that have started and have run one small job of the same family (the first trace),
-with an empty shelf of traces; `--kept` leaves the shelf as it is.  "start" is that beginning; "found" when the plans
-stand, each run whole, and "answer" when the best is explained as well (each technique taken back, the path to it),
-which idle workers have begun before; "own" is the processor time of all of tonnage's processes until then, which
-hardly depends on what else the machine does, but on how fast its processors are in that minute: "loop" is what ten
-million squares take there in plain Python just before; "at work" is the part of that wait in which a worker runs
-something; "looks" are candidates seen by one step of a few layers (two runs each), "whole" those that were run as
-they are shown, "in vain" runs that were made ahead and that nobody asked for.
+Each question is asked as a user asks it, of workers that have yet to start, with an empty shelf of traces; `--kept`
+leaves the shelf as it is.  "start" lasts until the first trace: workers import their libraries, the combinations are
+priced meanwhile, and the first run is made.  What follows is counted from there: "found" when the plans stand, each
+run whole, and "answer" when the best is explained as well (each technique taken back, the path to it), which idle
+workers have begun before; "own" is the processor time of all of tonnage's processes until then, which hardly depends
+on what else the machine does, but on how fast its processors are in that minute: "loop" is what ten million squares
+take there in plain Python just before; "at work" is the part of that wait in which a worker runs something; "looks"
+are candidates seen by one step of a few layers (two runs each), "whole" those that were run as they are shown, "in
+vain" runs that were made ahead and that nobody asked for.
 """
 
 import argparse
@@ -17,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ from tonnage import shelf
 from tonnage.api import request
 from tonnage.device import Cluster, parse_cluster
 from tonnage.estimates import Estimate
-from tonnage.layers.few import with_layers
 from tonnage.search.depth import Need
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.solve import EXPLAINING, search
@@ -69,7 +68,10 @@ class Counted(Ghosts):
     def __init__(self) -> None:
         super().__init__(lambda text: None)
         self.looks = self.whole = self.begun = 0
-        self.busy_seconds = 0.0
+        self.busy: list[tuple[float, float]] = []
+        """When each run began and ended."""
+        self.own_at_first: float | None = None
+        """The processor time until the first trace."""
 
     def fit(
         self, candidates: Sequence[Candidate], cluster: Cluster, budget_bytes: int | None = None
@@ -87,7 +89,20 @@ class Counted(Ghosts):
         try:
             return super()._run(wanted)
         finally:
-            self.busy_seconds += time.perf_counter() - began
+            self.busy.append((began, time.perf_counter()))
+            if self.own_at_first is None:
+                self.own_at_first = own_seconds()
+
+    @property
+    def first_trace(self) -> float:
+        """When there was one."""
+        return min(ended for _, ended in self.busy)
+
+    def at_work(self, until: float) -> float:
+        """Part of the time since then in which workers run something."""
+        first = self.first_trace
+        busy = sum(min(ended, until) - max(began, first) for began, ended in self.busy)
+        return busy / (self.count * (until - first))
 
 
 def main() -> None:
@@ -111,28 +126,22 @@ def row(name: str, *, kept: bool) -> str:
         if not kept:
             stack.enter_context(empty_shelf())
         ghosts = stack.enter_context(Counted())
-        began = time.perf_counter()
-        small = Candidate(job=replace(with_layers(job, 2), global_batch_tokens=None), plan=replace(plan, shard="ddp"))
-        several = [replace(small, job=replace(small.job, seq_len=128 * (1 + place))) for place in range(ghosts.count)]
-        ghosts.need(several, parse_cluster("2xh100-80gb"))
-        start = time.perf_counter() - began
-        ghosts.looks, ghosts.busy_seconds = 0, 0.0
-        loop = loop_seconds()
         found: list[float] = []
 
         def hear(text: str) -> None:
             if text == EXPLAINING:
-                found.append(time.perf_counter() - began)
+                found.append(time.perf_counter())
 
-        began, own = time.perf_counter(), own_seconds()
+        loop, began = loop_seconds(), time.perf_counter()
         solution = search(question, ghosts, progress=hear)
-        answer, own = time.perf_counter() - began, own_seconds() - own
-        at_work = ghosts.busy_seconds / (ghosts.count * answer)
+        answered, own = time.perf_counter(), own_seconds()
+        first, at_work = ghosts.first_trace, ghosts.at_work(answered)
+        assert ghosts.own_at_first is not None
     assert solution.looked_at is not None
     best = describe(solution.plans[0].candidate) if solution.plans else solution.status
-    seconds = (found[0] if found else answer, answer, own)
+    seconds = ((found[0] if found else answered) - first, answered - first, own - ghosts.own_at_first)
+    machine = (f"{first - began:.1f}", f"{loop:.2f}")
     counts = (f"{solution.looked_at['priced']:,}", ghosts.looks, ghosts.whole, ghosts.begun - ghosts.runs)
-    machine = (f"{start:.1f}", f"{loop:.2f}")
     cells = (name, *machine, *(f"{each:.1f}" for each in seconds), f"{at_work:.0%}", *counts, best)
     return f"| {' | '.join(map(str, cells))} |"
 

@@ -117,3 +117,11 @@ def test_a_folder_is_found_from_other_folders(tonnage, monkeypatch, tmp_path):
     (tmp_path / "mine" / "config.json").write_text(tonnage("models", "gpt2", "--config").out)
     assert tonnage("plan", "./mine", "--gpu", "t4", "--save", "plan.toml", "--json").code == 0
     assert planfile.read(tmp_path / "plan.toml").model == str(tmp_path / "mine")
+
+
+def test_techniques_may_be_named_one_by_one_or_together(tonnage: Any, asked: list[Question]) -> None:
+    tonnage(
+        "plan", "gpt2", "--gpu", "t4", "--offline", "--without", "tp", "--without", "pp,cp", "--allow", "precision"
+    )
+    (found,) = asked
+    assert (found.without, found.only, found.allow) == (("tp", "pp", "cp"), (), ("precision",))

@@ -91,6 +91,12 @@ def test_a_refusal_lists_what_there_is(trainer: Engine) -> None:
     assert said.endswith("or engine tonnage.")
 
 
+def test_a_refusal_lists_who_else_can_be_told() -> None:
+    plan = Plan(engine="torchtitan")
+    said = refused(engine_of(plan), plan, tiny_job(images=2))
+    assert "; leave images out, or engine tonnage or hf-trainer or accelerate or deepspeed or axolotl." in said
+
+
 def test_several_gpus_are_never_alone(trainer: Engine) -> None:
     assert "always divides or replicates" in refused(trainer, plan_for(trainer), gpus="8xa100-80gb")
     assert refused(trainer, plan_for(trainer, shard="ddp"), gpus="8xa100-80gb") == ""

@@ -8,8 +8,8 @@ import pytest
 from solutions import question
 from tonnage.engines import engine
 from tonnage.errors import UsageError
-from tonnage.search.contradictions import check_possible
-from tonnage.search.space import Question
+from tonnage.search.contradictions import check_possible, ways_out
+from tonnage.search.space import Question, candidates
 
 
 def asked(gpu: str, model: str = "smollm2-135m", **said: Any) -> Question:
@@ -61,3 +61,23 @@ def test_a_trainer_that_is_missing_is_an_answer(monkeypatch: pytest.MonkeyPatch)
 def test_what_nobody_said_is_no_contradiction() -> None:
     one = asked("t4", attention="flash")
     check_possible(replace(one, stated=()))
+
+
+@pytest.mark.parametrize(
+    ("limits", "said", "ways"),
+    [
+        ({"only": ("checkpointing",)}, {"shard": "none"}, ("--only", "--shard none")),
+        ({"only": ("checkpointing",)}, {"shard": "none", "tp": 1}, ("--only", "--shard none")),
+        ({"without": ("tp", "pp")}, {"shard": "none", "cp": 1}, ("--without pp", "--shard none")),
+        (
+            {"without": ("cp", "pp"), "only_micro_batch": 1},
+            {"shard": "none", "tp": 1},
+            ("--without pp", "--shard none"),
+        ),
+    ],
+)
+def test_what_leaves_no_combination_is_named(limits: dict[str, Any], said: dict[str, Any], ways: Any) -> None:
+    """Three heads do not divide by two, and a row of 1,024 tokens is not worth dividing."""
+    found = replace(asked("2xa100-40gb", **said), **limits)
+    assert not list(candidates(found))
+    assert ways_out(found) == ways

@@ -244,6 +244,6 @@ def _declared(name: str, option: Option, default: Any, panel: str) -> tuple[Any,
     return made, str if default is not None else str | None, default
 
 
-def words(text: str | None) -> tuple[str, ...]:
-    """Words with commas between them; none for nothing."""
-    return words_in(text or "")
+def words(texts: Sequence[str] | None) -> tuple[str, ...]:
+    """Words with commas between them, of an option that may be given several times; none for nothing."""
+    return words_in(",".join(texts or ()))

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 SEARCH = "What may be chosen"
 TIMEOUT_SECONDS = 900
 
+Words = list[str] | None
+"""Of an option that may be given several times."""
+
 
 def _option(name: str, text: str, metavar: str, panel: str = SEARCH) -> Any:
     return typer.Option(f"--{name}", help=text, metavar=metavar, rich_help_panel=panel)
@@ -52,12 +55,12 @@ def plan(
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
     host_memory: HostMemory = None,
-    only: Annotated[str | None, _option("only", "Choose among these alone: shard,checkpointing.", "NAMES")] = None,
+    only: Annotated[Words, _option("only", "Choose among these alone: shard,checkpointing.", "NAMES")] = None,
     without: Annotated[
-        str | None, _option("without", "Leave these as they are: tp,param-offload, or shard=zero2.", "NAMES")
+        Words, _option("without", "Leave these as they are: tp,param-offload, or shard=zero2.", "NAMES")
     ] = None,
     allow: Annotated[
-        str | None, _option("allow", "Options that may change the mathematics: optimizer,precision.", "NAMES")
+        Words, _option("allow", "Options that may change the mathematics: optimizer,precision.", "NAMES")
     ] = None,
     headroom: Annotated[float, _option("headroom", "Percent of the card that stays free.", "N")] = 100 * HEADROOM,
     find: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.engines import accelerate, axolotl, deepspeed, hf_trainer, megatron, own, torchtitan, trl
 from tonnage.engines.engine import Engine
@@ -33,6 +33,11 @@ def names() -> tuple[str, ...]:
 def engine_of(plan: Plan) -> Engine:
     """The engine that the plan asks for."""
     return _BY_NAME[plan.engine]
+
+
+def with_words(option: str, value: Any, default: Any) -> tuple[str, ...]:
+    """The engines that can be told this value of an option."""
+    return tuple(engine.name for engine in ENGINES if engine.has_words(option, value, default))
 
 
 def by_torchs_ddp(plan: Plan) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.options import listed, options, spelled
@@ -108,19 +108,19 @@ class Engine:
             for item, option in options(type(value)):
                 chosen = getattr(value, item.name)
                 if not self.has_words(item.name, chosen, item.default):
-                    known = self.expresses.get(item.name)
-                    yield self._without_words(item.name, chosen, option.possible, known)
+                    yield self._without_words(item, chosen, option.possible)
 
-    def _without_words(
-        self, option: str, chosen: Any, possible: tuple[str, ...], known: tuple[str, ...] | None
-    ) -> Refusal:
-        choices = [word for word in possible if known and word in known]
+    def _without_words(self, item: Field[Any], chosen: Any, possible: tuple[str, ...]) -> Refusal:
+        from tonnage.engines import with_words
+
+        option, known = item.name, (self.expresses or {}).get(item.name, ())
+        choices = [word for word in possible if word in known]
         way_out = f"choose {spelled(option)} {' or '.join(choices)}" if choices else f"leave {spelled(option)} out"
         said = ",".join(chosen) if isinstance(chosen, tuple) else "on" if chosen is True else chosen
         return Refusal(
             technique=f"{spelled(option)}={said}",
             reason=f"the engine {self.name} has no setting for it",
-            instead=f"{way_out}, or engine tonnage",
+            instead=f"{way_out}, or engine {' or '.join(with_words(option, chosen, item.default))}",
         )
 
 

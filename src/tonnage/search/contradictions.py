@@ -6,12 +6,17 @@ Nothing is searched for then: the question is refused as `tonnage estimate` refu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 from tonnage.axes import axes
 from tonnage.engines import engine_of
 from tonnage.errors import UsageError
 from tonnage.job import check_sequences
+from tonnage.options import spelled, varied
+from tonnage.plans import Plan
 from tonnage.search.space import Question, candidates
 from tonnage.solution import Candidate
 from tonnage.step.heads import check_type
@@ -40,6 +45,29 @@ def check_possible(question: Question) -> None:
         option = refusal.technique.partition("=")[0].replace("-", "_")
         if option in question.stated and all(ask(one) == refusal for one in _every(question)):
             raise UsageError(f"{refusal}")
+
+
+def ways_out(question: Question) -> tuple[str, ...]:
+    """Options, as the command line spells them, without one of which there would be a combination."""
+    return tuple(words for words, other in _loosened(question) if any(True for _ in _every(other)))
+
+
+def _loosened(question: Question) -> Iterator[tuple[str, Question]]:
+    """The question without one of its constraints, and which."""
+    without: dict[str, dict[str, Any]] = {"--only": {"only": ()}} if question.only else {}
+    for word in question.without:
+        without[f"--without {word}"] = {"without": tuple(other for other in question.without if other != word)}
+    for item in fields(Plan):
+        if question.said(item.name):
+            plan = varied(question.plan, {item.name: item.default})
+            stated = tuple(other for other in question.stated if other != item.name)
+            words = f"--{spelled(item.name)} {getattr(question.plan, item.name)}"
+            without[words] = {"plan": plan, "stated": stated}
+    if question.only_micro_batch is not None:
+        without[f"--micro-batch {question.only_micro_batch}"] = {"only_micro_batch": None}
+    for words, changed in without.items():
+        with suppress(UsageError):  # the rest stands against each other then
+            yield words, replace(question, **changed)
 
 
 def _as_said(question: Question) -> Candidate | None:

@@ -13,6 +13,7 @@ from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.garbage import uncollected
 from tonnage.search.best import Search
+from tonnage.search.contradictions import ways_out
 from tonnage.search.counted import with_seconds
 from tonnage.search.filling import fill
 from tonnage.search.memory import Ghosts
@@ -144,6 +145,8 @@ def _undivided(question: Question) -> str:
     why = f"the constraints leave no combination that divides {counted(sequences, 'sequence')} a step, the heads and "
     why += f"the layers among {counted(gpus, 'GPU')}"
     why += f", with {question.plan.pp} micro-batches for as many stages" if question.plan.pp > 1 else ""
+    if ways := ways_out(question):
+        return f"{why}; there are some without {' or without '.join(ways)}"
     if question.job.global_batch_tokens is None or sequences % gpus == 0:
         return why
     below = sequences // gpus * gpus
