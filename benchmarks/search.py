@@ -135,8 +135,9 @@ def row(name: str, *, kept: bool) -> str:
         loop, began = loop_seconds(), time.perf_counter()
         solution = search(question, ghosts, progress=hear)
         answered, own = time.perf_counter(), own_seconds()
+        if ghosts.own_at_first is None:
+            return f"| {name} | nothing was run: {'; '.join(str(one.why) for one in solution.refused)} |"
         first, at_work = ghosts.first_trace, ghosts.at_work(answered)
-        assert ghosts.own_at_first is not None
     assert solution.looked_at is not None
     best = describe(solution.plans[0].candidate) if solution.plans else solution.status
     seconds = ((found[0] if found else answered) - first, answered - first, own - ghosts.own_at_first)

@@ -462,7 +462,7 @@ def test_a_card_without_room_for_nccl_is_out_of_memory(dry_run: Any) -> None:
 
 def test_what_is_known_of_values_assumes_nothing(dry_run: Any) -> None:
     """Checks for NaN pass, what came from the host is known, and padding (alone) takes the masked path."""
-    answer = dry_run("values.py", "isnan", "copied", "padded", "full", "first", "older")
+    answer = dry_run("values.py", "isnan", "copied", "padded", "full", "first", "older", "wide")
     estimate, _ = consistent(answer)
     assert answer.said[-1] == {
         "isnan": 0.0,
@@ -471,6 +471,8 @@ def test_what_is_known_of_values_assumes_nothing(dry_run: Any) -> None:
         "full": {"masked": [False]},
         "first": [True, False],  # the gradient of a loss by itself is one, of a scaled one it is not
         "older": [1, 8, 48],  # configurations of older libraries are taken
+        # Of each element of the mask its two places, 8 bytes each, rounded up to 512.
+        "wide": [[128_000, 2, 1, 128_000, 2_048_000], [32_000, 2, 1, 32_000, 512_000], [999, 31]],
     }
     assert set(estimate.coverage.assumed) == {ONE_SEQUENCE}
 

@@ -67,6 +67,19 @@ def experts(model: nn.Module, loss: torch.Tensor) -> object:
     return {"one_hot": rows, "compared": [len((chosen == expert).nonzero()) for expert in range(8)]}
 
 
+def wide(model: nn.Module, loss: torch.Tensor) -> object:
+    """Places of a known mask's elements: more than anybody remembers, and fewer."""
+    seen, rows = [], (torch.arange(4096) < 1000).cuda().unsqueeze(-1)
+    for width in (128, 32):
+        before = torch.cuda.memory_allocated()
+        places = rows.expand(4096, width).nonzero()
+        more = torch.cuda.memory_allocated() - before
+        seen.append([*places.shape, *places.stride(), more])
+        last = [places[-1, 0].item(), places[-1, 1].item()]
+        del places
+    return [*seen, last]
+
+
 def padded(model: nn.Module, loss: torch.Tensor) -> object:
     return attention(model, [100, 128])
 
@@ -99,7 +112,7 @@ def attention(model: nn.Module, lengths: list[int]) -> object:
     return {"masked": sorted(set(kinds))}
 
 
-WAYS = {way.__name__: way for way in (finite, isnan, boolean, copied, experts, first, older, padded, full)}
+WAYS = {way.__name__: way for way in (finite, isnan, boolean, copied, experts, first, older, padded, full, wide)}
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
+from .integers import KNOWN_BYTES
+
 if TYPE_CHECKING:
     from .policy import Policy
 
@@ -26,6 +28,9 @@ def _patch(policy: Policy) -> None:
         if values is None:
             policy.use("nonzero")
             values = torch.ones(mask.shape, dtype=torch.bool)
+        count = int(values.count_nonzero())
+        if count * mask.dim() * torch.int64.itemsize > KNOWN_BYTES:  # of which nobody would know the values
+            return torch.empty((mask.dim(), count), dtype=torch.int64, device=mask.device).t()
         return torch.nonzero(values).to(mask.device)
 
     def masked_select(tensor: Any, mask: Any) -> Any:
