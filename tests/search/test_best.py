@@ -10,7 +10,7 @@ import torch
 from solutions import Formula, need_bytes, possible, question
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.layers.few import with_layers
-from tonnage.search.best import DIFFERENT, SAME_FAILURES, SURE, Search, _at_fault, difference
+from tonnage.search.best import DIFFERENT, SAME_FAILURES, SMALL, SURE, Search, _at_fault, difference
 from tonnage.search.depth import of_run
 from tonnage.search.needs import needs_no_less
 from tonnage.search.pricing import priced
@@ -72,6 +72,22 @@ def test_alternatives_are_of_different_kinds_and_slower():
     assert times == sorted(times)
     assert len(ghosts.asked) == len({repr(one) for one in ghosts.asked}) <= 10
     assert len(ghosts.looked) < 30
+
+
+@pytest.mark.parametrize(("combinations", "worth"), [(SMALL, (0.98, 0.995)), (SMALL + 1, (0.98,))])
+def test_what_is_hardly_faster_and_not_expected_to_fit_is_not_worth_its_runs(combinations, worth, monkeypatch):
+    """Among many; among few whatever is faster is."""
+    asked = question(gpu="8xh100-80gb", grad_accum=2)
+    found = Search(asked, Formula(), lambda text: None)
+    every = found._priced(list(candidates(asked)))[:combinations]
+    times = [0.98, 0.995, *itertools.repeat(1.0, combinations - 2)]
+    found.order = [replace(one, timing=None, place=time) for one, time in zip(every, times, strict=True)]
+    quick, hardly, best, *_ = found.order
+    monkeypatch.setattr(Search, "_expected_part", lambda self, one: 1.05)
+    monkeypatch.setattr(found.expected, "error", lambda one: 0.1)
+    assert tuple(one.place for one in found._doubtful([best])) == worth
+    found.seem = [best]
+    assert tuple(one.place for one in (quick, hardly) if found._would_lead(one)) == worth
 
 
 def test_nobody_is_lost_between_batches():

@@ -45,6 +45,13 @@ EDGE: Final = 0.97
 """What seems to need more than this part of the card is run whole only if it would be the fastest: what the allocator
 keeps in reserve may be more than the rest."""
 
+SMALL: Final = 100
+"""Combinations up to which the fastest of all that fit is found; of more, one that hardly any plan beats: whatever is
+not expected to fit is run only if it would be faster by more than a `_HARDLY`."""
+
+_HARDLY: Final = 0.01
+"""Part of a step's time that is less than what is known of it, by far (docs/time.md)."""
+
 SURE: Final = 0.93
 """Part of the card up to which a plan that was looked at is explained ahead, before it was run whole.
 
@@ -304,8 +311,8 @@ class Search:
         return self.question.is_open("loss") and self.question.may_be("loss", "plain")
 
     def _doubtful(self, found: Sequence[Priced]) -> list[Priced]:
-        """Those that may fit, are not likely to, and are faster than all that were found."""
-        best = min((one.seconds_per_token for one in found), default=inf)
+        """Those that may fit, are not likely to, and are faster than all that were found, by what is worth runs."""
+        best = self._worth_runs * min((one.seconds_per_token for one in found), default=inf)
         faster = takewhile(lambda one: one.seconds_per_token < best, self.order)
         new = (one for one in faster if id(one) not in self.seen)
         doubtful = [one for one in new if LIKELY < self._expected_part(one) <= 1 + self.expected.error(one)]
@@ -409,7 +416,7 @@ class Search:
             return self._is_open(one, batch) and not any(needs_no_less(one.candidate, other) for other in less)
 
         if not batch:
-            fastest = min((one.seconds_per_token for one in supposed), default=inf)
+            fastest = self._worth_runs * min((one.seconds_per_token for one in supposed), default=inf)
             again = (one for one in self.order if id(one) in self.put_off)
             yield from (one for one in again if one.seconds_per_token < fastest)
         if len(supposed) >= self.first and not batch:
@@ -432,7 +439,13 @@ class Search:
         return not passed and self._obstacle(one) is None
 
     def _would_lead(self, one: Priced) -> bool:
-        return all(_faster(one, other) for other in (*(other for other, _ in self.found), *self.seem))
+        others = (*(other for other, _ in self.found), *self.seem)
+        return all(one.seconds_per_token < self._worth_runs * other.seconds_per_token for other in others)
+
+    @property
+    def _worth_runs(self) -> float:
+        """Part of the fastest plan's time from which on one that is not expected to fit is not worth its runs."""
+        return 1 - _HARDLY if len(self.order) > SMALL else 1.0
 
     def _run(self) -> None:
         """Run whole what seems to fit, and keep the fastest of those that are alike."""
