@@ -70,6 +70,13 @@ def test_every_option_arrives(tonnage, calls):
     assert (calls.options["rank"], calls.options["steps"], calls.options["torch_version"]) == (5, 2, "2.12.0")
 
 
+@pytest.mark.parametrize("said", ["q_proj,v_proj,o_proj", "q_proj --lora-targets v_proj,o_proj"])
+def test_names_may_be_given_one_by_one_or_together(tonnage, calls, said):
+    text = f"estimate gpt2 --gpu t4 --method lora --lora-targets {said}"
+    assert tonnage(*text.split()).code == 0
+    assert calls.job.lora_targets == ("q_proj", "v_proj", "o_proj")
+
+
 def test_memory_alone_is_a_card(tonnage, calls):
     assert tonnage("estimate", "gpt2", "--gpu-memory", "24GiB", "--gpus", "2").code == 0
     assert (calls.cluster.device.capacity_bytes, calls.cluster.gpus) == (24 * 2**30, 2)

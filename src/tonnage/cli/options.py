@@ -183,6 +183,7 @@ def with_request(command: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(command)
     own = [item for item in signature.parameters.values() if item.kind is not inspect.Parameter.VAR_KEYWORD]
     known = {item.name for item in own}
+    several = {item.name for kind in (Job, Plan) for item, option in options(kind) if option.kind == "names"}
 
     @functools.wraps(command)
     def called(context: typer.Context, **given: Any) -> Any:
@@ -190,7 +191,8 @@ def with_request(command: Callable[..., Any]) -> Callable[..., Any]:
             source = context.get_parameter_source(name)
             return source is not None and source.name == "COMMANDLINE"
 
-        return command(**{name: value for name, value in given.items() if name in known or said(name)})
+        values = {name: value for name, value in given.items() if name in known or said(name)}
+        return command(**{name: words(value) if name in several else value for name, value in values.items()})
 
     asked = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
     parameters = [*own, *_parameters(), asked]
@@ -224,12 +226,11 @@ def _declared(name: str, option: Option, default: Any, panel: str) -> tuple[Any,
     if option.kind == "names":
         made = typer.Option(
             f"--{name}",
-            help=f"{option.help} With commas between them.",
+            help=f"{option.help} With commas between them, or one by one.",
             metavar="NAMES",
-            parser=words_in,
             rich_help_panel=panel,
         )
-        return made, str, ",".join(default)
+        return made, list[str], list(default)
 
     def complete(incomplete: str) -> list[str]:
         return beginning(option.possible, incomplete)

@@ -49,7 +49,7 @@ SMALL: Final = 100
 """Combinations up to which the fastest of all that fit is found; of more, one that hardly any plan beats: whatever is
 not expected to fit is run only if it would be faster by more than a `_HARDLY`."""
 
-_HARDLY: Final = 0.01
+_HARDLY: Final = 0.005
 """Part of a step's time that is less than what is known of it, by far (docs/time.md)."""
 
 SURE: Final = 0.93

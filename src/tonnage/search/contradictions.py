@@ -61,7 +61,8 @@ def _loosened(question: Question) -> Iterator[tuple[str, Question]]:
         if question.said(item.name):
             plan = varied(question.plan, {item.name: item.default})
             stated = tuple(other for other in question.stated if other != item.name)
-            words = f"--{spelled(item.name)} {getattr(question.plan, item.name)}"
+            value = getattr(question.plan, item.name)
+            words = f"--{spelled(item.name)}" if value is True else f"--{spelled(item.name)} {value}"
             without[words] = {"plan": plan, "stated": stated}
     if question.only_micro_batch is not None:
         without[f"--micro-batch {question.only_micro_batch}"] = {"only_micro_batch": None}
