@@ -227,7 +227,11 @@ def test_what_every_run_says_is_said_once():
 def test_constraints_that_leave_nothing():
     solution = search(question(gpu="a100-80gb", without=("micro-batch=1",)), Formula(), top=1)
     assert solution.status == "unsupported"
-    assert solution.refused
+    assert solution.refused[0].why.endswith("; with --without micro-batch=1 left out there are some")
+    fixed = question(gpu="8xa100-80gb", shard="zero3", tp=1, stated=("shard", "tp"), without=("pp", "cp"))
+    five = replace(fixed, job=replace(fixed.job, global_batch_tokens=5 * fixed.job.seq_len))
+    why = search(five, Formula(), top=1).refused[0].why
+    assert "; with --tp 1 left out there are some; all of them could share a global batch of 32,768 tokens" in why
     with pytest.raises(UsageError, match="tp 3"):
         question(gpu="8xa100-80gb", tp=3)
 

@@ -46,8 +46,8 @@ EDGE: Final = 0.97
 keeps in reserve may be more than the rest."""
 
 SMALL: Final = 100
-"""Combinations up to which the fastest of all that fit is found; of more, one that hardly any plan beats: whatever is
-not expected to fit is run only if it would be faster by more than a `_HARDLY`."""
+"""Combinations up to which the fastest of all that fit is found.  Among more, what is not expected to fit is run only
+if it would be faster by more than `_HARDLY`."""
 
 _HARDLY: Final = 0.005
 """Part of a step's time that is less than what is known of it, by far (docs/time.md)."""

@@ -146,7 +146,7 @@ def _undivided(question: Question) -> str:
     why += f"the layers among {counted(gpus, 'GPU')}"
     why += f", with {question.plan.pp} micro-batches for as many stages" if question.plan.pp > 1 else ""
     if ways := ways_out(question):
-        return f"{why}; there are some without {' or without '.join(ways)}"
+        why += f"; with {' or '.join(ways)} left out there are some"
     if question.job.global_batch_tokens is None or sequences % gpus == 0:
         return why
     below = sequences // gpus * gpus
