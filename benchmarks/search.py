@@ -95,7 +95,7 @@ class Counted(Ghosts):
 
     @property
     def first_trace(self) -> float:
-        """When there was one."""
+        """When the first run had ended."""
         return min(ended for _, ended in self.busy)
 
     def at_work(self, until: float) -> float:
