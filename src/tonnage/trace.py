@@ -146,7 +146,7 @@ class Trace:
     peaks: dict[str, int] = field(default_factory=dict)
     """torch's own counters at the end: allocated_bytes, reserved_bytes (peaks), retries, ooms."""
     host: dict[str, int] = field(default_factory=dict)
-    """peak_bytes (resident set) and pinned_bytes (peak of pinned memory)."""
+    """peak_bytes (the most that the job needs), of it pinned_bytes and zero_bytes (never touched); managed_bytes."""
     model: dict[str, Any] = field(default_factory=dict)
     """What is known of the network: parameters, trainable_parameters, class, module (that the class is from)."""
     script: dict[str, Any] = field(default_factory=dict)

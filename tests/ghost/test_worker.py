@@ -23,7 +23,9 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def one_line(worker: Any) -> Any:
-    return lambda error: str(worker._told(error))
+    from tonnage.ghost import failing
+
+    return lambda error: str(failing.told(error))
 
 
 def seeing() -> dict[str, Any]:

@@ -231,6 +231,19 @@ def test_a_block_of_another_kind_is_not_the_one_that_is_meant():
         named.block("claim", small, way, value)
 
 
+def test_of_the_host_grows_what_is_not_touched():
+    """100 are resident at every depth, give or take a few; what is pinned and zero grows."""
+    runs = [
+        replace(
+            Program(layers, (10,), (20,), (10,)).trace,
+            host={"peak_bytes": peak, "pinned_bytes": 10 * layers, "zero_bytes": 4 * layers, "managed_bytes": 0},
+        )
+        for layers, peak in ((3, 142), (4, 157), (5, 170))
+    ]
+    found = continuing.continued(runs[0], runs, (3, 4, 5), 9).host
+    assert found == {"peak_bytes": 170 + 4 * 14, "pinned_bytes": 90, "zero_bytes": 36, "managed_bytes": 0}
+
+
 def test_an_unfinished_step_is_refused():
     trace = replace(Program(3, [8], [8], [8]).trace, outcome={"kind": "oom"})
     with pytest.raises(CannotEstimate, match="without a shortage"):

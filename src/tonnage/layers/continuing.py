@@ -46,10 +46,17 @@ def continued(found: Trace, runs: Sequence[Trace], depths: Sequence[int], layers
         layers=(*depths, layers),
         alike=large.alike,
         model=_further(small.model, middle.model, steps),
-        host=_further(small.host, large.host, steps, 2),
+        host=_host(small.host, large.host, steps),
         unknown_calls=_further(small.unknown_calls, large.unknown_calls, steps, 2),
         unknown_workspaces=_further(small.unknown_workspaces, large.unknown_workspaces, steps, 2),
     )
+
+
+def _host(small: Mapping[str, int], large: Mapping[str, int], steps: int) -> dict[str, int]:
+    """What is resident is the process with its libraries, whatever the depth; what is not touched grows with it."""
+    found = _further(small, large, steps, 2)
+    more = sum(found.get(name, 0) - large.get(name, 0) for name in ("pinned_bytes", "zero_bytes"))
+    return {**found, "peak_bytes": large["peak_bytes"] + more}
 
 
 def _steps(depths: Sequence[int], layers: int) -> int:

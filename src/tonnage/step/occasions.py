@@ -23,7 +23,7 @@ _phases: list[str] = [""]
 
 def listen(heard: Callable[[str], None]) -> None:
     """From now on call `heard` with the name of each phase as it begins, and with an empty one at its end."""
-    _listeners.append(heard)
+    _listeners[:] = [heard]
 
 
 @contextmanager

@@ -230,6 +230,19 @@ static void give_block(uint64_t address, uint64_t bytes)
 
 /* ---- reserved ranges ---------------------------------------------------------------------------- */
 
+/* Takes a range from a returned one, or 0 where none that is aligned is as large; what lies before it stays. */
+static uint64_t take_aligned(size_t place, uint64_t bytes, uint64_t alignment)
+{
+    const struct hole hole = returned.items[place];
+    uint64_t before = whole(hole.start, alignment) - hole.start;
+    if (before + bytes > hole.bytes)
+        return 0;
+    uint64_t start = holes_take(&returned, place, before + bytes);
+    if (before)
+        holes_add(&returned, start, before);
+    return start + before;
+}
+
 uint64_t space_reserve(uint64_t bytes, uint64_t alignment)
 {
     bytes = whole(bytes, PAGE);
@@ -238,8 +251,7 @@ uint64_t space_reserve(uint64_t bytes, uint64_t alignment)
     if (!base)
         reserve();
     for (size_t place = 0; place < returned.count && !address; place++)
-        if (returned.items[place].bytes >= bytes && returned.items[place].start % alignment == 0)
-            address = holes_take(&returned, place, bytes);
+        address = take_aligned(place, bytes, alignment);
     if (!address && base) {
         uint64_t aligned = whole(next_reserved, alignment);
         if (aligned < lowest && lowest - aligned >= bytes) {

@@ -63,13 +63,15 @@ def install() -> None:
 
 
 def leave(folder: str) -> None:
-    """Write down what this process decided and looked up, for `learn`; nothing if that is nothing."""
+    """Write down what this process has decided and looked up since it last did, for `learn`; nothing if nothing."""
     names = [name for name in _names() if name not in _looked_up and name.startswith(_BUILT_IN)]
     if _new or names:
         path = Path(folder) / f"{time.time_ns()}-{os.getpid()}"
         draft = path.with_suffix(_DRAFT)
         draft.write_bytes(pickle.dumps((_new, names)))
         draft.rename(path)  # others read it as soon as it is there
+        _looked_up.update(names)
+        _new.clear()
 
 
 def learn(folder: str) -> None:

@@ -36,6 +36,11 @@ class Zeros:
         self._look()
         return self._most_bytes
 
+    def forget_most(self) -> None:
+        """Count from what there is now."""
+        self._most_bytes = 0
+        self._look()
+
     def _look(self) -> None:
         for address in [place for place, (reference, _) in self._live.items() if reference.expired()]:
             self._drop(address)
@@ -58,6 +63,15 @@ def resident_peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def peak_bytes(pinned_peak_bytes: int) -> int:
-    """Most bytes that the job would need at once, at most: what is resident, pinned, and zero."""
-    return resident_peak_bytes() + pinned_peak_bytes + ZEROS.peak_bytes()
+def peaks(pinned_bytes: int, managed_bytes: int) -> dict[str, int]:
+    """What a Trace has of the host, where so much was pinned and managed at most.
+
+    `peak_bytes` is most of what the job would need at once, at most: what is resident, pinned, and zero.
+    """
+    zero_bytes = ZEROS.peak_bytes()
+    return {
+        "peak_bytes": resident_peak_bytes() + pinned_bytes + zero_bytes,
+        "pinned_bytes": pinned_bytes,
+        "managed_bytes": managed_bytes,
+        "zero_bytes": zero_bytes,
+    }

@@ -56,6 +56,8 @@ class Watch:
         self.stop_after_steps = stop_after_steps
         self.address = address or functools.partial(cuda_address, torch)
         self.on_stop: Callable[[], None] = lambda: None
+        self.end: Callable[[], None] = lambda: None
+        """Takes the hooks away that `start` registered."""
         self.on_end: Callable[[], None] = lambda: None
         self.on_step: Callable[[int], None] = lambda steps: None
         self.unwritten = list(unwritten)
@@ -137,9 +139,9 @@ class Watch:
 
     def start(self) -> None:
         """Register every hook.  Nothing touches the GPU: the allocator's history begins when CUDA does."""
-        self._hook()
-        after_import("deepspeed.runtime.engine", self._mark_whole_steps)
-        after_import("keras.src.optimizers.base_optimizer", self._mark_steps_of_keras)
+        self.end = self._hook()
+        after_import("deepspeed.runtime.engine", _of_living(self._mark_whole_steps))
+        after_import("keras.src.optimizers.base_optimizer", _of_living(self._mark_steps_of_keras))
         self.torch.cuda._lazy_call(self._cuda_begins)
 
     @contextlib.contextmanager
@@ -193,7 +195,7 @@ class Watch:
         except TypeError:  # before torch 2.11
             self.unwritten = []
             self._record_history()
-        torch._C._cuda_attach_out_of_memory_observer(self.out_of_memory)
+        torch._C._cuda_attach_out_of_memory_observer(_of_living(self.out_of_memory))
         self._recording = True
         self.positions[len(self.marks) - 1] = 0
         self._announce()
@@ -707,5 +709,17 @@ def _also(original: Callable[..., None], hear: Callable[[Any], None]) -> Callabl
     def call(owner: Any, *args: Any, **kwargs: Any) -> None:
         original(owner, *args, **kwargs)
         hear(owner)
+
+    return call
+
+
+def _of_living(method: Callable[..., None]) -> Callable[..., None]:
+    """The method as long as there is whose it is: who hears it never lets go of whom it calls."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(*args)
 
     return call

@@ -60,8 +60,8 @@ def write(
     watch.finish()
     torch, native = watch.torch, watch.native
     device = fullest(torch)
-    pinned_bytes = native.pinned_peak_bytes() if native is not None else 0
-    host_bytes = host.peak_bytes(pinned_bytes)  # before the events are collected, which may take more than the job
+    pinned = (native.pinned_peak_bytes(), native.managed_peak_bytes()) if native is not None else (0, 0)
+    on_host = host.peaks(*pinned)  # before the events are collected, which may take more than the job
     columns = columns or event_columns(torch, watch, device)
     claims = list(watch.claims)  # before the marks that they point at: the program may still be running
     rank, world_size = place(torch)
@@ -76,11 +76,7 @@ def write(
         "allocator_settings": allocator_settings(torch.__version__),
         "outcome": outcome or {"kind": "completed"},
         "peaks": peaks(torch, device),
-        "host": {
-            "peak_bytes": host_bytes,
-            "pinned_bytes": pinned_bytes,
-            "managed_bytes": native.managed_peak_bytes() if native is not None else 0,
-        },
+        "host": on_host,
         "model": watch.model,
         "script": {} if watch.script is None else watch.script.said,
         "assumed": assumed,

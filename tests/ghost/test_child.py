@@ -1,0 +1,204 @@
+"""Jobs that one process does one after the other, beside each in a process of its own."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+
+from tonnage.device import parse_cluster
+from tonnage.errors import CannotEstimate
+from tonnage.ghost.pool import Worker, request
+from tonnage.ghost.process import INSIDE
+from tonnage.job import Job
+from tonnage.layers.few import with_layers
+from tonnage.modelref import resolve
+from tonnage.plans import Plan
+from tonnage.trace import ACTIONS, Trace
+
+LLAMA = with_layers(Job(model=resolve("llama-3.2-1b", offline=True), seq_len=512, grad_accum=2), 3)
+EXPERTS = with_layers(Job(model=resolve("qwen3-30b-a3b", offline=True), seq_len=512), 2)
+MACHINES = "2x4xh100-80gb"
+
+DENSE = (
+    {"shard": "zero3", "checkpointing": "selective", "loss": "chunked", "optimizer": "adamw-fused"},
+    {"shard": "zero3", "tp": 2, "cp": 2, "accum_sync": True, "loss": "chunked"},
+    {"shard": "zero2", "checkpointing": "full", "clip_grad_norm": 1.0},
+    {"shard": "zero3", "tp": 2, "cp": 2, "optimizer": "adamw-fused"},
+    {"shard": "ddp"},
+    {"shard": "zero3", "pp": 2},
+    {"shard": "hsdp", "precision": "bf16-true", "accum_sync": True},
+    {"shard": "zero2", "cp": 4, "attention": "flash"},
+    {"shard": "zero3", "tp": 4, "checkpointing": "selective", "accum_sync": True},
+    {"shard": "zero3"},
+)
+SPARSE = ({"shard": "zero3", "ep": 4}, {"shard": "zero2", "ep": 2, "accum_sync": True}, {"shard": "zero3", "tp": 2})
+
+
+class Asked:
+    """A worker, and which process did each job."""
+
+    def __init__(self, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.worker = worker
+        self.processes: list[int] = []
+        ask = worker._ask
+
+        def heard(asked: dict[str, Any]) -> dict[str, Any]:
+            answer = ask(asked)
+            self.processes.append(answer.get("process", 0))
+            return answer
+
+        monkeypatch.setattr(worker, "_ask", heard)
+
+    def one(self, job: Job, plan: Plan, gpu: str = MACHINES, **more: Any) -> Trace:
+        """The Trace of a step of the first rank."""
+        return self.worker._traced(request(job, plan, parse_cluster(gpu), rank=0, steps=1) | more)
+
+
+@pytest.fixture
+def asked(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(worker, monkeypatch)
+
+
+def said(trace: Trace) -> dict[str, Any]:
+    """All that a Trace says that does not hang on where things lie in the memory of a process.
+
+    Blocks that are given back one after the other are in the order of their sizes, streams are numbered.
+    """
+    columns = {name: list(column) for name, column in trace.event_columns.items()}
+    streams = numbered(columns["stream"])
+    rows = zip(columns["mark"], columns["size"], columns["action"], streams, strict=True)
+    events: list[tuple[int, ...]] = []
+    given: list[tuple[int, ...]] = []
+    for row in rows:
+        if not ACTIONS[row[2]].startswith("free"):
+            events += [*sorted(given), row]
+            given = []
+        else:
+            given.append(row)
+    kinds = [each for each in trace.activities() if each.kind not in ("malloc", "free", "vm_map", "vm_unmap")]
+    facts = ("kind", "name", "mark", "grid", "block", "bytes")
+    return {
+        "events": events + sorted(given),
+        "marks": trace.marks,
+        "claims": sorted((claim.mark, claim.category) for claim in trace.claims),
+        "activities": [tuple(getattr(each, name) for name in facts) for each in kinds],
+        "streams": numbered([each.stream for each in kinds]),
+        "pinned": trace.host["pinned_bytes"],
+        **{name: getattr(trace, name) for name in ("peaks", "model", "assumed", "alike", "steps", "outcome")},
+    }
+
+
+def numbered(values: Sequence[int]) -> list[int]:
+    """Each value as a number, in the order in which they first come."""
+    numbers: dict[int, int] = {}
+    return [numbers.setdefault(value, len(numbers)) for value in values]
+
+
+@pytest.mark.ghost
+@pytest.mark.parametrize(
+    ("job", "plans", "allocator"),
+    [(LLAMA, DENSE, "default"), (LLAMA, DENSE[::-1], "expandable"), (EXPERTS, SPARSE, "expandable")],
+    ids=["forwards", "backwards", "experts"],
+)
+def test_each_finds_what_it_would_find_alone(
+    asked: Asked, job: Job, plans: Sequence[dict[str, Any]], allocator: str
+) -> None:
+    again = 0
+    for options in plans:
+        plan = Plan(**options, allocator=allocator)
+        found = said(asked.one(job, plan))
+        again += asked.processes[-1] in asked.processes[:-1]
+        assert found == said(asked.one(job, plan, alone=True)), options
+    assert again >= len(plans) // 2
+
+
+@pytest.mark.ghost
+def test_where_anything_is_left_another_process_does_the_next(asked: Asked) -> None:
+    """ZeRO-1's optimizer keeps tensors of its own in torch's lists."""
+    job, plan = replace(LLAMA, grad_accum=1), Plan(shard="zero1")
+    assert asked.one(job, plan).peaks == asked.one(job, plan).peaks
+    assert len(set(asked.processes)) == 2
+
+
+@pytest.mark.ghost
+def test_memory_that_runs_out_is_told_as_alone(asked: Asked) -> None:
+    fits, lacks = Plan(precision="bf16-true"), Plan()
+    job = replace(LLAMA, model=resolve("llama-3.2-1b", offline=True))
+    asked.one(job, fits, "t4")
+    found, alone = asked.one(job, lacks, "t4"), asked.one(job, lacks, "t4", alone=True)
+    assert found.outcome["kind"] == "oom"
+    assert found.outcome == alone.outcome
+    assert len(set(asked.processes)) == 3
+    assert asked.one(job, fits, "t4").outcome["kind"] == "completed"
+
+
+@pytest.mark.ghost
+def test_what_cannot_be_run_is_told_as_alone(asked: Asked) -> None:
+    works, fails = Plan(precision="fp32"), Plan(precision="fp32", attention="flash")
+    asked.one(LLAMA, works, "h100-80gb")
+    told: list[str] = []
+    for more in ({}, {"alone": True}):
+        with pytest.raises(CannotEstimate) as error:
+            asked.one(LLAMA, fails, "h100-80gb", **more)
+        told.append(str(error.value))
+    assert told[0] == told[1]
+    assert asked.one(LLAMA, works, "h100-80gb").outcome["kind"] == "completed"
+
+
+@pytest.mark.ghost
+def test_few_wait_for_more(asked: Asked) -> None:
+    for gpu in ("t4", "l4", "a100-40gb", "h100-80gb", "rtx-4090"):
+        asked.one(LLAMA, Plan(), gpu)
+    assert len(set(asked.processes)) == 5
+    asked.one(LLAMA, Plan(), "rtx-4090")
+    assert asked.processes[-1] == asked.processes[-2]
+    assert len(psutil.Process(asked.worker._process.pid).children()) == 3
+
+
+@pytest.fixture
+def alike(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [*sys.path, str(INSIDE)])
+    from tonnage.ghost import child
+
+    def common(job: Job = LLAMA, gpu: str = MACHINES, rank: int = 0, more: Any = None, **options: Any) -> str | None:
+        asked = request(job, Plan(**options), parse_cluster(gpu), rank=rank, steps=1)
+        return child.alike(asked | (more or {}))
+
+    return common
+
+
+@pytest.mark.parametrize("options", DENSE)
+def test_techniques_may_differ(alike: Any, options: dict[str, Any]) -> None:
+    assert alike(**options) == alike() is not None
+
+
+def test_card_rank_allocator_and_model_may_not(alike: Any) -> None:
+    others = (alike(gpu="h100-80gb"), alike(gpu="2x4xh200"), alike(rank=1), alike(allocator="expandable"))
+    assert len({alike(), *others, alike(job=EXPERTS)}) == 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": "adamw-8bit"},
+        {"checkpointing": "budget=2GiB"},
+        {"loss": "fused"},
+        {"compile": "layers"},
+        {"activation_offload": "cpu"},
+        {"engine": "hf-trainer"},
+        {"attention": "flex"},
+        {"job": replace(LLAMA, method="lora")},
+        {"job": replace(LLAMA, eval_batch=2)},
+        {"job": replace(LLAMA, lengths=(10, 20))},
+        {"job": replace(LLAMA, save_checkpoint="full")},
+        {"job": replace(LLAMA, model=replace(LLAMA.model, kind="factory", factory="os:abort"))},
+        {"more": {"worked": "file"}},
+        {"more": {"requests": "file"}},
+    ],
+    ids=str,
+)
+def test_what_keeps_something_is_done_alone(alike: Any, options: dict[str, Any]) -> None:
+    assert alike(**options) is None
