@@ -33,19 +33,20 @@ _READY: Final = "ready\n"
 _ALONE: Final = ("alone", "requests", "worked", "every_event", "every_micro_batch", "sketched")
 """What a request has that is asked of a process of its own."""
 
-_PLAIN: Final[dict[str, tuple[Any, ...]]] = {
+_PLAIN: Final[dict[str, tuple[str, ...]]] = {
     "engine": (TONNAGE.name,),
     "precision": ("bf16-mixed", "bf16-true", "fp16-mixed", "fp16-true", "fp32"),
-    "optimizer": ("adamw", "adamw-fused"),
-    "checkpointing": ("none", "selective", "full"),
-    "loss": ("plain", "chunked"),
+    "optimizer": (
+        *("adamw", "adamw-fused", "adamw-foreach", "adamw-loop", "adamw-8bit", "lion", "lion-8bit"),
+        *("sgd", "sgd-plain", "adafactor", "muon"),
+    ),
+    "loss": ("plain", "chunked", "fused"),
     "attention": ("auto", "eager", "flash", "efficient", "cudnn", "math"),
     "compile": ("none",),
-    "outputs": ("freed",),
-    "optimizer_in_backward": (False,),
     **dict.fromkeys(("activation_offload", "optimizer_offload", "param_offload"), ("none",)),
 }
-"""Options of plans after which everything can be given back: what they hold is on the card and torch's own."""
+"""Options of plans after which everything can be given back: nothing is compiled, and nothing waits on the host, of
+which a process that has done other jobs holds more than it needs."""
 
 _ONCE: Final = ("eval_batch", "generate", "lengths", "resume", "save_checkpoint")
 """Options of jobs that say what happens besides steps that are all the same; there is nothing of it."""
@@ -56,9 +57,9 @@ def alike(request: dict[str, Any]) -> str | None:
     job, plan = request["job"], request["plan"]
     plain = (
         not set(_ALONE) & request.keys()
-        and all(plan[name] in values for name, values in _PLAIN.items())
+        and all(plan[name] in words for name, words in _PLAIN.items())
+        and not plan["checkpointing"].startswith("budget")  # which goes by what was seen before
         and job["model"]["kind"] == "config"  # else code of others, which may keep what it likes
-        and job["method"] == "full"
         and all(not job[name] or job[name] == "none" for name in _ONCE)
     )
     if not plain:

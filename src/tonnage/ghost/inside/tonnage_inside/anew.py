@@ -31,6 +31,7 @@ def begin(torch: Any, policy: Policy) -> bool:
     meshes.end()
     gc.enable()
     gc.collect()
+    gc.freeze()  # what is still there is kept for jobs to come, and need not be looked through again
     torch._C._cuda_clearCublasWorkspaces()
     _announce_none(torch)
     torch.cuda.memory._record_memory_history(enabled=None)
@@ -41,8 +42,10 @@ def begin(torch: Any, policy: Policy) -> bool:
     host.ZEROS.forget_most()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text(_PEAK_OF_RESIDENT)
-    unknown = native.unknown_calls() or native.unknown_workspaces()
-    return native.begin_anew() and not unknown and not torch.cuda.memory_reserved()
+    asked = (
+        native.unknown_calls() or native.unknown_workspaces()
+    )  # plans that torch keeps: the next job would not ask
+    return native.begin_anew() and not asked and not torch.cuda.memory_reserved()
 
 
 def _leave_group(torch: Any) -> None:
