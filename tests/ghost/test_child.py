@@ -139,12 +139,11 @@ def test_each_finds_what_it_would_find_alone(
 
 
 @pytest.mark.ghost
-def test_where_anything_is_left_another_process_does_the_next(asked: Asked) -> None:
-    """ZeRO-1's optimizer keeps tensors of its own in torch's lists; torch keeps what it has asked of cuDNN."""
-    for job, plan in ((LLAMA, Plan(shard="zero1")), (SEEING, Plan(shard="zero2"))):
-        asked.processes.clear()
-        assert said(asked.one(job, plan)) == said(asked.one(job, plan))
-        assert len(set(asked.processes)) == 2
+def test_what_torch_keeps_of_cudnn_ends_a_process(asked: Asked) -> None:
+    first, second = (asked.one(SEEING, Plan(shard="zero2")) for _ in range(2))
+    assert first.unknown_workspaces
+    assert said(first) == said(second)
+    assert len(set(asked.processes)) == 2
 
 
 @pytest.mark.ghost

@@ -133,7 +133,7 @@ def _live(request: dict[str, Any], policy: values.Policy, asked: int | None, sai
     if asked is None:
         return
     with os.fdopen(asked) as more:
-        while well:
+        while well and policy.native is not None and anew.is_possible(policy.native):
             built.clear()
             if not anew.begin(torch, policy):
                 return

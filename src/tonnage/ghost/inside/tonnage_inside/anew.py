@@ -13,10 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from . import host, meshes
+from .native import Native
 from .values import Policy
 
 _PEAK_OF_RESIDENT = "5"
 """What Linux's /proc/self/clear_refs is told to forget how much was resident at most (proc(5))."""
+
+
+def is_possible(native: Native) -> bool:
+    """Whether the last job asked for nothing that torch keeps and the ghost cannot follow, as plans of cuDNN's.
+
+    The next one would not ask again, and not hear that it is unknown.
+    """
+    return not native.unknown_calls() and not native.unknown_workspaces()
 
 
 def begin(torch: Any, policy: Policy) -> bool:
@@ -42,10 +51,7 @@ def begin(torch: Any, policy: Policy) -> bool:
     host.ZEROS.forget_most()
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text(_PEAK_OF_RESIDENT)
-    asked = (
-        native.unknown_calls() or native.unknown_workspaces()
-    )  # plans that torch keeps: the next job would not ask
-    return native.begin_anew() and not asked and not torch.cuda.memory_reserved()
+    return native.begin_anew() and not torch.cuda.memory_reserved()
 
 
 def _leave_group(torch: Any) -> None:
