@@ -105,6 +105,8 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object], *, a
     assumed = [*policy.assumed(), *inputs.assumed()]
     written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
     watch.end()
+    occasions.listen(None)
+    repeats.listen(None)
     decided.leave(request["decided"])
     return {"error": None, "seconds": time.perf_counter() - began, "completed": not ended, "process": os.getpid()}
 
