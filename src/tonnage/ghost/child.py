@@ -30,6 +30,10 @@ micro-batch that was not made, and where only a new process can say what becomes
 _READY: Final = "ready\n"
 """What it says when it has begun anew."""
 
+SINCE: Final = (2, 12)
+"""The first torch whose jobs are done one after the other: those before take blocks of the card for some of what they
+decide, once a process."""
+
 _ALONE: Final = ("alone", "requests", "worked", "every_event", "every_micro_batch", "sketched")
 """What a request has that is asked of a process of its own."""
 

@@ -71,7 +71,7 @@ class _Family:
 
     def answer(self, request: dict[str, Any]) -> str:
         """Have a child do the job and pass on what it says; that is returned, too."""
-        common = child.alike(request)
+        common = child.alike(request) if torch.__version__ >= child.SINCE else None
         asked = self._staying.pop(common, None) if common is not None else None
         said = child.AFRESH if asked is None else asked.another(request)
         if said == child.AFRESH:

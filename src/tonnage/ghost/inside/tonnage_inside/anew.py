@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import host, meshes
+from . import decided, host, meshes
 from .native import Native
 from .values import Policy
 
@@ -21,11 +21,11 @@ _PEAK_OF_RESIDENT = "5"
 
 
 def is_possible(native: Native) -> bool:
-    """Whether the last job asked for nothing that torch keeps and the ghost cannot follow, as plans of cuDNN's.
+    """Whether the last job asked for nothing that torch keeps, so that the next one would not ask for it.
 
-    The next one would not ask again, and not hear that it is unknown.
+    So it is with plans of cuDNN's that the ghost does not know, and where torch takes blocks to decide something.
     """
-    return not native.unknown_calls() and not native.unknown_workspaces()
+    return not (native.unknown_calls() or native.unknown_workspaces() or decided.takes_memory())
 
 
 def begin(torch: Any, policy: Policy) -> bool:

@@ -32,6 +32,8 @@ _ready: dict[Hashable, tuple[Any, list[Any]]] = {}
 """Of it, what was read before it is asked, for one time: the answer, and the specifications in it without a mesh."""
 _reading: list[Any] | None = None
 """The specifications without a mesh that were read so far, while an answer is read before it is asked."""
+_took: list[Hashable] = []
+"""What was decided by taking blocks of the card."""
 _looked_up: set[str] = set()
 """The names of operations that had been looked up when this process began."""
 _learned: set[str] = set()
@@ -91,6 +93,11 @@ def learn(folder: str) -> None:
             _registry().find(name)
 
 
+def takes_memory() -> bool:
+    """Whether something was decided by taking blocks of the card; torch does not decide it again in this process."""
+    return bool(_took)
+
+
 def _registry() -> Any:
     """Where torch keeps what it has looked up, by the names of operations; None in a torch that has no such thing."""
     return getattr(sys.modules.get("torch._library.simple_registry"), "singleton", None)
@@ -131,18 +138,18 @@ def _remember(module: ModuleType) -> None:
     @functools.wraps(original)
     def propagate(propagator: Any, operation: Any) -> Any:
         _meshes.clear()
-        try:
+        asked: Hashable = None
+        with contextlib.suppress(_NotKept):
             asked = asking(operation)
-        except _NotKept:
-            return original(propagator, operation)
         if asked in _known:
             return _answered(asked)
         before = _handed_out()
         answer = original(propagator, operation)
         if _handed_out() != before:  # fake tensors take a few bytes of the card in some versions: each run takes them
-            return answer
-        with contextlib.suppress(_NotKept):
-            _known[asked] = _new[asked] = packed(answer)
+            _took.append(asked)
+        elif asked is not None:
+            with contextlib.suppress(_NotKept):
+                _known[asked] = _new[asked] = packed(answer)
         return answer
 
     module.ShardingPropagator.propagate_op_sharding_non_cached = propagate

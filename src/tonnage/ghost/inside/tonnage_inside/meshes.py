@@ -44,7 +44,7 @@ def _listen(module: ModuleType) -> None:
     original = kind.__init__
 
     @functools.wraps(original)
-    def make(mesh: Any, *args: Any, **options: Any) -> None:
+    def make(mesh: Any, /, *args: Any, **options: Any) -> None:
         original(mesh, *args, **options)
         for old in _over.pop(mesh, ()):
             old.__dict__ = vars(mesh)
