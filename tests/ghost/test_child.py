@@ -130,8 +130,9 @@ def numbered(values: Sequence[int]) -> list[int]:
         (EXPERTS, SPARSE, "expandable", MACHINES),
         (replace(LLAMA, method="lora"), ADAPTED, "default", MACHINES),
         (LLAMA, ALONE, "default", "a100-40gb"),
+        (LLAMA, ({}, {"optimizer": "sgd"}, {"attention": "eager"}), "default", "t4"),
     ],
-    ids=["forwards", "backwards", "experts", "adapters", "alone"],
+    ids=["forwards", "backwards", "experts", "adapters", "alone", "before Ampere"],
 )
 def test_each_finds_what_it_would_find_alone(
     asked: Asked, job: Job, plans: Sequence[dict[str, Any]], allocator: str, gpu: str

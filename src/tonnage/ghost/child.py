@@ -30,6 +30,9 @@ micro-batch that was not made, and where only a new process can say what becomes
 _READY: Final = "ready\n"
 """What it says when it has begun anew."""
 
+_PATIENCE_SECONDS: Final = 10.0
+"""How long it may take to begin anew, which takes hundredths of a second; then a new process does the job."""
+
 SINCE: Final = (2, 12)
 """The first torch whose jobs are done one after the other: those before take blocks of the card for some of what they
 decide, once a process."""
@@ -93,16 +96,17 @@ class Child:
                 os._exit(0)
         os.close(asked)
         os.close(said)
-        self._replies = os.fdopen(self._reads)
+        self._replies = os.fdopen(self._reads, "rb", buffering=0)  # what is there is seen by who waits for it
 
     def reply(self, request: dict[str, Any]) -> str:
         """What it says of the job that it was asked for last: one line, empty if it died."""
         self._wait(request)
-        return self._replies.readline()
+        return self._replies.readline().decode()
 
     def another(self, request: dict[str, Any]) -> str:
         """What it says of another job like those before; AFRESH where it does none any more."""
-        if self._replies.readline() != _READY:
+        begun, _, _ = select.select([self._replies], [], [], _PATIENCE_SECONDS)
+        if not begun or self._replies.readline().decode() != _READY:
             return AFRESH
         line = (json.dumps(request) + "\n").encode()
         try:

@@ -38,6 +38,7 @@ def begin(torch: Any, policy: Policy) -> bool:
     policy.forget()
     _leave_group(torch)
     meshes.end()
+    _forget_answers(torch)
     gc.enable()
     gc.collect()
     gc.freeze()  # what is still there is kept for jobs to come, and need not be looked through again
@@ -61,6 +62,13 @@ def _leave_group(torch: Any) -> None:
     random: Any = sys.modules.get("torch.distributed.tensor._random")
     if random is not None:
         random._rng_tracker = None
+
+
+def _forget_answers(torch: Any) -> None:
+    """Whether a card before Ampere has bf16, torch finds by making a tensor, once a process."""
+    asked = getattr(torch.cuda, "_check_bf16_tensor_supported", None)
+    if asked is not None and hasattr(asked, "cache_clear"):
+        asked.cache_clear()
 
 
 def _announce_none(torch: Any) -> None:
