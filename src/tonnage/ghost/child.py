@@ -30,9 +30,6 @@ micro-batch that was not made, and where only a new process can say what becomes
 _READY: Final = "ready\n"
 """What it says when it has begun anew."""
 
-_MOST: Final = 40
-"""Jobs of one process: what Python or a library keeps of each adds up to no more than that."""
-
 _PATIENCE_SECONDS: Final = 10.0
 """How long it may take to begin anew, which takes hundredths of a second; then a new process does the job."""
 
@@ -144,9 +141,7 @@ def _live(request: dict[str, Any], policy: values.Policy, asked: int | None, sai
     if asked is None:
         return
     with os.fdopen(asked) as more:
-        for _ in range(_MOST - 1):
-            if not well or policy.native is None or not anew.is_possible(policy.native):
-                return
+        while well and policy.native is not None and anew.is_possible(policy.native):
             built.clear()
             if not anew.begin(torch, policy):
                 return

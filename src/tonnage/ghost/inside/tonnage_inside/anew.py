@@ -40,7 +40,7 @@ def begin(torch: Any, policy: Policy) -> bool:
     meshes.end()
     _forget_answers(torch)
     gc.enable()
-    gc.collect()  # not frozen afterwards: who still holds something of the job may let go of it during the next
+    gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     _announce_none(torch)
     torch.cuda.memory._record_memory_history(enabled=None)

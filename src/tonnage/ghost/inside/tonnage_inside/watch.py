@@ -56,8 +56,6 @@ class Watch:
         self.stop_after_steps = stop_after_steps
         self.address = address or functools.partial(cuda_address, torch)
         self.on_stop: Callable[[], None] = lambda: None
-        self.end: Callable[[], None] = lambda: None
-        """Takes the hooks away that `start` registered."""
         self.on_end: Callable[[], None] = lambda: None
         self.on_step: Callable[[int], None] = lambda steps: None
         self.unwritten = list(unwritten)
@@ -76,6 +74,8 @@ class Watch:
         self.script: Script | None = None
         self.began = time.perf_counter()
         self._set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
+        self._undo: list[Callable[[], None]] = []
+        """What takes away what `start` put in place."""
         self._recording = False
         self._occasion = ""
         self._stepped = False
@@ -139,10 +139,15 @@ class Watch:
 
     def start(self) -> None:
         """Register every hook.  Nothing touches the GPU: the allocator's history begins when CUDA does."""
-        self.end = self._hook()
+        self._undo.append(self._hook())
         after_import("deepspeed.runtime.engine", _of_living(self._mark_whole_steps))
         after_import("keras.src.optimizers.base_optimizer", _of_living(self._mark_steps_of_keras))
         self.torch.cuda._lazy_call(self._cuda_begins)
+
+    def end(self) -> None:
+        """Take away every hook that `start` registered; what was seen stays."""
+        while self._undo:
+            self._undo.pop()()
 
     @contextlib.contextmanager
     def hooked(self) -> Iterator[None]:
@@ -518,6 +523,7 @@ class Watch:
                 self.mark("other", "")
 
         module.DeepSpeedEngine._take_model_step = take
+        self._undo.append(lambda: setattr(module.DeepSpeedEngine, "_take_model_step", original))
 
     def _mark_steps_of_keras(self, module: ModuleType) -> None:
         """Keras has optimizers of its own, whose states are variables as weights are."""
@@ -538,6 +544,7 @@ class Watch:
                 self._stepped = self._stepped or self._backward_seen
 
         module.BaseOptimizer.apply = apply
+        self._undo.append(lambda: setattr(module.BaseOptimizer, "apply", original))
 
     def step_made(self) -> None:
         """Somebody who has no optimizer made a step."""
