@@ -36,7 +36,7 @@ def test_what_torch_keeps_would_not_be_asked_for_again(
     native: Any, took: list[str], possible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decided, "_took", took)
-    assert anew.is_possible(native) is possible
+    assert anew.is_possible(SimpleNamespace(native=native)) is possible
 
 
 def test_a_watch_takes_away_all_that_it_put_in_place(monkeypatch: pytest.MonkeyPatch) -> None:

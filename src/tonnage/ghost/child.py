@@ -81,22 +81,24 @@ class Child:
     def __init__(self, request: dict[str, Any], policy: values.Policy, *, stays: bool) -> None:
         """Fork one that does this job and, if it `stays`, those that it is asked for afterwards."""
         asked, self._asks = os.pipe()
-        self._reads, said = os.pipe()
+        reads, said = os.pipe()
         worker = os.getpid()
         gc.freeze()  # what was imported stays; a child that looked through it for garbage would also copy its pages
         self._process = os.fork()
         if self._process == 0:
             try:
                 os.close(self._asks)
-                os.close(self._reads)
+                os.close(reads)
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() == worker:  # else it died before it could be said that its death ends this process
                     _live(request, policy, asked if stays else None, said)
+            except BaseException:  # of what is done between jobs: the next one gets a new process
+                _tell_developers()
             finally:
                 os._exit(0)
         os.close(asked)
         os.close(said)
-        self._replies = os.fdopen(self._reads, "rb", buffering=0)  # what is there is seen by who waits for it
+        self._replies = os.fdopen(reads, "rb", buffering=0)  # what is there is seen by who waits for it
 
     def reply(self, request: dict[str, Any]) -> str:
         """What it says of the job that it was asked for last: one line, empty if it died."""
@@ -141,7 +143,7 @@ def _live(request: dict[str, Any], policy: values.Policy, asked: int | None, sai
     if asked is None:
         return
     with os.fdopen(asked) as more:
-        while well and policy.native is not None and anew.is_possible(policy.native):
+        while well and anew.is_possible(policy):
             built.clear()
             if not anew.begin(torch, policy):
                 return
@@ -167,6 +169,11 @@ def _done(request: dict[str, Any], policy: values.Policy, built: list[object], *
     except micro_batches.RanOut:
         return EVERY_MICRO_BATCH, False
     except BaseException as error:  # whatever happens, there is an answer
-        if os.environ.get("TONNAGE_DEBUG"):
-            traceback.print_exc()
+        _tell_developers()
         return AFRESH if again else json.dumps(failing.answer(failing.told(error))) + "\n", False
+
+
+def _tell_developers() -> None:
+    """The whole of the error that is handled, where it is wanted."""
+    if os.environ.get("TONNAGE_DEBUG"):
+        traceback.print_exc()

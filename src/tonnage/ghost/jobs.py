@@ -34,10 +34,6 @@ from tonnage.step import occasions, repeats, sketched
 from tonnage.step.step import World
 
 
-class Afresh(Exception):
-    """A job that a process must do that has done no other."""
-
-
 def settle(request: dict[str, Any], policy: values.Policy) -> None:
     """Have the card, the rank and the patches that the job and all like it (`child.alike`) want.
 
@@ -56,7 +52,7 @@ def settle(request: dict[str, Any], policy: values.Policy) -> None:
 def do(request: dict[str, Any], policy: values.Policy, built: list[object], *, again: bool) -> dict[str, Any]:
     """Run the job's steps in this process and write the trace; `built` gets what the caller is to keep alive.
 
-    `again`: others were done here before.  Raises Afresh then where the memory runs out.
+    `again`: others were done here before.  Memory that runs out is raised then, and else told in the trace.
     """
     began = time.perf_counter()
     ghost = policy.native
@@ -94,10 +90,8 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object], *, a
             asked = repeating.repetitions(watch, before, request["repeated"])
             asked.make()
     except Exception as error:
-        if not outcome.ran_out(error):
+        if again or not outcome.ran_out(error):
             raise
-        if again:
-            raise Afresh from error
         ended = outcome.of_exception(error, watch)
         built.append(error)
     watch.began = began

@@ -1,8 +1,9 @@
 """The process that answers estimates: imports torch and transformers once, then forks children that do the jobs.
 
 Started by `tonnage.ghost.pool` inside a ghost environment.  Requests come as JSON lines on standard input, an
-answer line goes to standard output for each: `{"error": null}` when the trace is in the file that was asked for,
-else the message and the exit code.  The parent never touches CUDA, so each child meets a fresh card of its own.
+answer line goes to standard output for each: `{"error": null}`, with the process that did it, when the trace is in
+the file that was asked for, else the message and the exit code.  The parent never touches CUDA, so each child meets a
+fresh card of its own.
 """
 
 import json
@@ -36,7 +37,8 @@ _FULLER: Final = {child.EVERY_EVENT: {"every_event": True}, child.EVERY_MICRO_BA
 """How a child is asked that says so."""
 
 _STAYING: Final = 3
-"""Children that wait for jobs like those that they did, at most: a search has plans of as many layouts in hand."""
+"""Children that wait for jobs like those that they did, at most: a search asks for plans under either allocator, and
+for several ranks of a pipeline."""
 
 
 def serve() -> None:
@@ -72,14 +74,7 @@ class _Family:
     def answer(self, request: dict[str, Any]) -> str:
         """Have a child do the job and pass on what it says; that is returned, too."""
         common = child.alike(request) if torch.__version__ >= child.SINCE else None
-        asked = self._staying.pop(common, None) if common is not None else None
-        said = child.AFRESH if asked is None else asked.another(request)
-        if said == child.AFRESH:
-            if asked is not None:
-                asked.end()
-            asked = self._forked(request, stays=common is not None)
-            said = asked.reply(request)
-        assert asked is not None
+        asked, said = self._asked(request, common)
         if said and said not in _FULLER:
             self._answers.write(said)  # before its memory is taken back, which takes a while
         if common is not None and said and said not in _FULLER and json.loads(said).get("completed"):
@@ -91,10 +86,18 @@ class _Family:
         decided.learn(request["decided"])
         return said
 
-    def _forked(self, request: dict[str, Any], *, stays: bool) -> Child:
+    def _asked(self, request: dict[str, Any], common: str | None) -> tuple[Child, str]:
+        """Who does the job, and what it says: one that did such jobs before, or else a new one."""
+        waiting = self._staying.pop(common, None) if common is not None else None
+        if waiting is not None:
+            said = waiting.another(request)
+            if said != child.AFRESH:
+                return waiting, said
+            waiting.end()
         _import_libraries(request)
         decided.learn(request["decided"])  # what runs of other workers have left meanwhile
-        return Child(request, self._policy, stays=stays)
+        new = Child(request, self._policy, stays=common is not None)
+        return new, new.reply(request)
 
     def _stay(self, common: str, asked: Child) -> None:
         while len(self._staying) >= _STAYING:

@@ -7,24 +7,24 @@ trace shows: handles, streams that were made, code that was looked up.
 
 import gc
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from . import decided, host, meshes
-from .native import Native
 from .values import Policy
 
 _PEAK_OF_RESIDENT = "5"
 """What Linux's /proc/self/clear_refs is told to forget how much was resident at most (proc(5))."""
 
 
-def is_possible(native: Native) -> bool:
+def is_possible(policy: Policy) -> bool:
     """Whether the last job asked for nothing that torch keeps, so that the next one would not ask for it.
 
     So it is with plans of cuDNN's that the ghost does not know, and where torch takes blocks to decide something.
     """
+    native = policy.native
+    assert native is not None
     return not (native.unknown_calls() or native.unknown_workspaces() or decided.takes_memory())
 
 
@@ -75,9 +75,6 @@ def _announce_none(torch: Any) -> None:
 
     In a new process it has announced nothing, which is read as the same.
     """
-    announce: Callable[[str], None] | None = getattr(torch._C, "_cuda_setMemoryMetadata", None)
-    if announce is None:
-        return
     number = torch.zeros((), device="cuda", requires_grad=True) * 1
-    number.grad_fn.register_prehook(lambda _: announce("0"))
+    number.grad_fn.register_prehook(lambda _: torch._C._cuda_setMemoryMetadata("0"))
     number.backward()

@@ -12,8 +12,8 @@ from typing import Any
 
 from .imports import after_import
 
-_LEAD_TO_GROUPS = ("_dim_group_names", "_dim_group_infos", "_pg_registry", "_root_mesh", "_flatten_mapping")
-"""Attributes of a mesh by which torch finds its groups, in one version or another."""
+_LEAD_TO_GROUPS = ("_dim_group_names", "_pg_registry", "_root_mesh", "_flatten_mapping")
+"""Attributes of a mesh by which torch finds its groups."""
 
 _made: list["weakref.ref[Any]"] = []
 """All meshes of this process."""
