@@ -1,6 +1,6 @@
-"""Budgets of activations beside what is held under them, and beside torch's fractions: writes docs/checkpointing.md.
+"""Budgets of activations beside what is held under them, and beside torch's fractions: writes docs/explanation/checkpointing.md.
 
-python benchmarks/budget.py > docs/checkpointing.md
+python benchmarks/budget.py > docs/explanation/checkpointing.md
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What people say fits where and what to do about it, beside what does: the tables of docs/guide.md.
+"""What people say fits where and what to do about it, beside what does: the tables of docs/tutorial/guide.md.
 
     python benchmarks/guide.py largest [--card '24 GB' ...]     some minutes a card
     python benchmarks/guide.py said | advice | batch

@@ -1,6 +1,6 @@
-"""Published ladders of techniques, step by step on the ghost: writes the tables of docs/ladders.md.
+"""Published ladders of techniques, step by step on the ghost: writes the tables of docs/reference/ladders.md.
 
-python benchmarks/ladders.py > docs/ladders.md
+python benchmarks/ladders.py > docs/reference/ladders.md
 
 torchtune's runs with its own modules and the torch of its day, which are got first (benchmarks/accuracy/software.py).
 """

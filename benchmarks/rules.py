@@ -1,6 +1,6 @@
-"""The rules of thumb that people learn, beside the ghost's numbers: writes docs/rules-of-thumb.md.
+"""The rules of thumb that people learn, beside the ghost's numbers: writes docs/reference/rules-of-thumb.md.
 
-    python benchmarks/rules.py > docs/rules-of-thumb.md
+    python benchmarks/rules.py > docs/reference/rules-of-thumb.md
 
 Bytes are the ghost's, on a card on which everything fits.  FLOPs are those of matrix products and attention, counted
 by torch's FlopCounterMode over the same step on fake tensors (`tonnage.record`); time itself is not measured.

@@ -1,4 +1,4 @@
-"""Runs the same jobs with several versions of torch and prints a table of what came out, for docs/versions.md.
+"""Runs the same jobs with several versions of torch and prints a table of what came out, for docs/reference/versions.md.
 
     python benchmarks/versions.py 2.8.0 2.13.0 ...                 without versions: the installed torch
     python benchmarks/versions.py --techniques 2.8.0 2.13.0 ...    rows are techniques, columns versions

@@ -96,4 +96,4 @@ def test_an_unknown_format_lists_what_there_is() -> None:
 
 def test_the_page_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     command.formats(markdown=True)
-    assert capsys.readouterr().out == (ROOT / "docs" / "formats.md").read_text()
+    assert capsys.readouterr().out == (ROOT / "docs" / "reference" / "formats.md").read_text()

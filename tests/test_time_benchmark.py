@@ -344,7 +344,7 @@ def test_compiled_steps_that_taught_nothing_are_as_far_off_as_the_docs_say():
     assert len(others) == 12
     within = sum(part < 0.08 for part in others)
     said = f"median {100 * median(others):.1f} %, {within} of 12 within 8 %"
-    assert said in (Path(__file__).parents[1] / "docs" / "time.md").read_text()
+    assert said in (Path(__file__).parents[1] / "docs" / "reference" / "time.md").read_text()
 
 
 GAVE = {

@@ -234,7 +234,7 @@ def _read_again(one: Case, whole: Run, home: Path) -> list[str]:
 
 
 def own(asking: Asking, one: Case, whole: Run) -> list[str] | None:
-    """Of a trainer's run: tonnage's own loop under the same plan, as closely as docs/engines.md lets expect."""
+    """Of a trainer's run: tonnage's own loop under the same plan, as closely as docs/reference/engines.md lets expect."""
     slack = _slack(one)
     if slack is None:
         return None

@@ -1,7 +1,7 @@
 """Steps that others published and no code was calibrated on: what was answered first, and what is answered now.
 
 Each row was written down with its configuration before anything was predicted; `first` is the answer of that day.
-Two constants of cards rest on some of them since (docs/time.md).
+Two constants of cards rest on some of them since (docs/reference/time.md).
 What a source leaves unsaid is assumed here, in its adapter.
 """
 

@@ -29,7 +29,7 @@ FRAGMENTATION = 1.18
 
 
 SPREAD = 0.14
-"""Of the logarithm of measured / predicted memory: 8 of 10 are within 1.02 and 1.46 (docs/time.md)."""
+"""Of the logarithm of measured / predicted memory: 8 of 10 are within 1.02 and 1.46 (docs/reference/time.md)."""
 
 MOST = 0.95
 """Fullest that a pick may be by our account: it then fits with two chances in three."""

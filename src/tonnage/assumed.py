@@ -96,7 +96,7 @@ def of_compiled(plan: Plan) -> tuple[str, ...]:
         return ()
     return (
         "attention is torch's, inside of what is compiled; FlashAttention's package breaks each compiled layer in "
-        "two, which keep more for backward (3 to 10 % more was reserved: docs/accuracy.md, a tenth blind test)",
+        "two, which keep more for backward (3 to 10 % more was reserved: docs/reference/accuracy.md, a tenth blind test)",
     )
 
 

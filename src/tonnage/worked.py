@@ -21,7 +21,7 @@ _RECORD: Final = struct.Struct("<BBHIIIIIIIQQQQ")  # struct ghost_record, 64 byt
 
 
 LAUNCHED: Final = (1, 2, 3, 4, 5, 13)
-"""Kinds of records that are a card's work (docs/ghost-native.md): kernels, copies, fills, operations of libraries."""
+"""Kinds of records that are a card's work (docs/explanation/ghost.md): kernels, copies, fills, operations of libraries."""
 
 
 class Operation(NamedTuple):
@@ -55,7 +55,7 @@ class Record(NamedTuple):
     """One record of the ghost's log."""
 
     kind: int
-    """As docs/ghost-native.md numbers them."""
+    """As docs/explanation/ghost.md numbers them."""
     flags: int
     mark: int
     name: str

@@ -14,7 +14,7 @@ from commands import TONNAGE
 from tonnage.cli import main
 from tonnage.errors import GhostUnavailable, TrialFailed, UnknownModel, UsageError
 
-DOCS = Path(__file__).parents[2] / "docs" / "commands"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "commands"
 COMMANDS = [command.name for command in main.app.registered_commands]
 
 

@@ -456,7 +456,7 @@ def test_the_command_line_names_all_targets() -> None:
 
 
 def test_the_page_has_the_table_of_today() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "export.md").read_text(encoding="utf-8")
     assert f"{table.BEGIN}\n\n{table.table()}\n{table.END}" in page
 
 

@@ -169,7 +169,7 @@ def test_a_trainer_that_cannot_be_imported_does_not_stand_in_the_way(
     ],
 )
 def test_megatron_bridge_takes_its_overrides(model: str, plan: Plan, gpus: str) -> None:
-    """Needs Transformer Engine and what Megatron-Bridge's recipes import (docs/export.md)."""
+    """Needs Transformer Engine and what Megatron-Bridge's recipes import (docs/reference/export.md)."""
     target = exports.target("megatron-bridge")
     if missing := installed.missing(target.packages):
         pytest.skip(f"not installed: {', '.join(missing)}")

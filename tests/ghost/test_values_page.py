@@ -18,7 +18,7 @@ def assumptions() -> dict[str, str]:
 
 
 def test_every_assumption_is_on_the_page() -> None:
-    page = (ROOT / "docs" / "values.md").read_text()
+    page = (ROOT / "docs" / "explanation" / "values.md").read_text()
     assert [name for name, text in assumptions().items() if f"| `{name}` | {text} |" not in page] == []
 
 

@@ -178,7 +178,7 @@ def test_every_n() -> None:
 
 
 def test_every_value_has_its_line_on_the_page() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "techniques.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "techniques.md").read_text()
     missing = [value for t in TECHNIQUES for value in t.values if f"`{value}`" not in page]
     assert not missing
     assert all(f"`{t.option}`" in page for t in TECHNIQUES)

@@ -1,6 +1,6 @@
 """A replica of PyTorch's CUDACachingAllocator: the same decisions, events and statistics, without a GPU.
 
-The rules are in `docs/allocator.md`; `tests/test_allocator_against_torch.py` compares every event and statistic with
+The rules are in `docs/explanation/allocator.md`; `tests/test_allocator_against_torch.py` compares every event and statistic with
 the allocator inside torch.  One object is the allocator of one device.
 """
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def formats(
     name: Annotated[str | None, typer.Argument(help="One format, to see all of it.")] = None,
     json: Json = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/formats.md instead.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/reference/formats.md instead.")] = False,
 ) -> int:
     """Number formats: bits, range, smallest step, which GPUs compute in them, and when a loss must be scaled."""
     from tonnage.cli.answer import emit, print_json

@@ -13,7 +13,7 @@ from tonnage.device import Cluster, Device
 from tonnage.errors import CannotEstimate
 
 _OF_PCIE: Final = 0.17
-"""Of PCI Express's datasheet what ranks without NVLink reach, which exchange through the host (docs/time.md)."""
+"""Of PCI Express's datasheet what ranks without NVLink reach, which exchange through the host (docs/reference/time.md)."""
 
 
 @dataclass(frozen=True, slots=True)

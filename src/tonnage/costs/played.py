@@ -20,7 +20,7 @@ from tonnage.worked import LAUNCHED, Operation, Record, Worked
 
 _TO_CARD, _FROM_CARD, _ON_CARD, _FILL, _COLLECTIVE = 2, 3, 4, 5, 12
 _EVENT, _WAIT, _SYNCHRONISE = 14, 15, 16
-"""Kinds of records (docs/ghost-native.md)."""
+"""Kinds of records (docs/explanation/ghost.md)."""
 
 _DTYPES: Final = {
     **{"float32": "fp32", "tf32": "tf32", "bfloat16": "bf16", "float16": "fp16"},

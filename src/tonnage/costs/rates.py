@@ -26,7 +26,7 @@ _KIN: Final = {12: (8, 9)}
 """Majors that are no successors of the one before, and the capability that theirs are like: the Blackwell of GeForce
 and RTX has neither Hopper's nor the data center's instructions for products (wgmma, tcgen05), and GDDR as Ada has.
 GPT-2's steps on an RTX 5090 and an RTX PRO 6000 were predicted 65 to 69 and 27 % too long with a B300's parts, and
-are 35 to 38 and 12 % with Ada's (docs/accuracy.md, the eleventh blind test)."""
+are 35 to 38 and 12 % with Ada's (docs/reference/accuracy.md, the eleventh blind test)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1027,7 +1027,7 @@ def _newton_schulz(shape: Shape, trained: float, cluster: Cluster, reached: Card
 
 _ELSEWHERE: Final = ((0.87, 1.2), (0.87, 1.3), (0.87, 1.25))
 """Measured / predicted that hold 8 of 10 steps on clusters unlike those that calibrated their code, on one GPU, in
-one machine, on several: the blind test's (docs/time.md)."""
+one machine, on several: the blind test's (docs/reference/time.md)."""
 
 _EXPERTS: Final = 2.5
 _ADAPTERS: Final = 1.2

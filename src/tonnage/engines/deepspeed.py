@@ -1,7 +1,7 @@
 """DeepSpeed: `deepspeed.initialize` with the ZeRO stage that the plan's `shard` names, and its own loop.
 
 A mixed precision is DeepSpeed's: weights and gradients in the compute dtype, no autocast, fp32 master weights and
-moments in its optimizer.  docs/engines.md has the bytes.
+moments in its optimizer.  docs/reference/engines.md has the bytes.
 """
 
 from __future__ import annotations

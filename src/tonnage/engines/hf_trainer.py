@@ -1,7 +1,7 @@
 """Hugging Face's Trainer: TrainingArguments with its own defaults, `Trainer.train()`.
 
 What the plan has no word for stays as the Trainer has it: the loss on fp32 logits, gradients clipped at norm 1.0,
-outputs cast to fp32 by accelerate, fused AdamW.  docs/engines.md has what that does to memory.
+outputs cast to fp32 by accelerate, fused AdamW.  docs/reference/engines.md has what that does to memory.
 """
 
 from __future__ import annotations

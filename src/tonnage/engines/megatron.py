@@ -2,7 +2,7 @@
 
 Written against megatron-core 0.16.  The loop is that of its QuickStart, the settings are the defaults of
 `pretrain_gpt.py` in Megatron-LM; layers are Megatron-Core's own (`get_gpt_layer_local_spec`), which is what there is
-without Transformer Engine and Apex.  docs/engines.md says what those would change.
+without Transformer Engine and Apex.  docs/reference/engines.md says what those would change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """torchtitan: its own networks, its own parallelisms and its own `Trainer.train()`.
 
 Written against torchtitan 0.3.  The network has the shapes of the model's configuration; what the plan has no word
-for stays as `llama3_8b` of its config registry has it, but for CUDA graphs, which are off.  docs/engines.md has the
+for stays as `llama3_8b` of its config registry has it, but for CUDA graphs, which are off.  docs/reference/engines.md has the
 differences to tonnage's own loop.
 """
 

@@ -1,4 +1,4 @@
-"""Which target has words for what, as a table for docs/export.md.
+"""Which target has words for what, as a table for docs/reference/export.md.
 
     python -m tonnage.exports.table [FILE]
 
@@ -16,7 +16,7 @@ from tonnage.job import Job
 from tonnage.options import options, spelled
 from tonnage.plans import Plan
 
-BEGIN: Final = "<!-- python -m tonnage.exports.table docs/export.md -->"
+BEGIN: Final = "<!-- python -m tonnage.exports.table docs/reference/export.md -->"
 END: Final = "<!-- end -->"
 
 AT_MOST: Final = 4

@@ -25,7 +25,7 @@ from tonnage.ghost.scratch import scratch
 Progress = Callable[[str], None]
 
 OLDEST = (2, 8)
-"""The oldest torch that is tried (docs/versions.md)."""
+"""The oldest torch that is tried (docs/reference/versions.md)."""
 
 _INSPECT = """
 import importlib.metadata as m, importlib.util as u, json, sys, os

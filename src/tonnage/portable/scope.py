@@ -51,7 +51,7 @@ IMITATION: Final = (
 """What an estimate says of itself."""
 
 RESERVED_RESIDUAL: Final = 0.05
-"""How far reserved memory may be off: of the comparisons with the ghost in docs/portable.md, 99 of 100 are closer."""
+"""How far reserved memory may be off: of the comparisons with the ghost in docs/explanation/meta.md, 99 of 100 are closer."""
 
 
 def refusals(job: Job, plan: Plan, cluster: Cluster) -> Iterator[Refusal]:

@@ -50,7 +50,7 @@ SMALL: Final = 100
 if it would be faster by more than `_HARDLY`."""
 
 _HARDLY: Final = 0.005
-"""Part of a step's time that is far less than what is known of it: 5.5 % in the median (docs/time.md)."""
+"""Part of a step's time that is far less than what is known of it: 5.5 % in the median (docs/reference/time.md)."""
 
 SURE: Final = 0.93
 """Part of the card up to which a plan that was looked at is explained ahead, before it was run whole.

@@ -96,7 +96,7 @@ def _worth(search: Search) -> list[Priced]:
     """Candidates with all layers checkpointed that may become the fastest plan, the most promising first.
 
     With a part x of the bytes that layers can keep, about (1 - x)^2 of their seconds run again: of four networks 0.43
-    to 0.54 with a quarter, 0.17 to 0.33 with half (docs/checkpointing.md).
+    to 0.54 with a quarter, 0.17 to 0.33 with half (docs/explanation/checkpointing.md).
     """
     best = search.found[0][0].seconds_per_token
     promised: dict[tuple[float, float], tuple[float, Priced]] = {}

@@ -2,7 +2,7 @@
  *
  * A ghost GPU answers the calls of the CUDA runtime, the driver, and NVIDIA's libraries without a GPU:
  * device memory is bookkeeping with a capacity, kernels do nothing, work is written to a log.  Everything
- * with state lives in libghost.so, one file per noun; `docs/ghost-native.md` describes the behaviour.
+ * with state lives in libghost.so, one file per noun; `docs/explanation/ghost.md` describes the behaviour.
  *
  * Functions marked API carry the public name of the library they stand in for.  No NVIDIA header is used:
  * cuda12.h and cuda13.h hold the structures whose layout an application sees.
