@@ -8,6 +8,7 @@ import torch
 
 import tonnage
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.estimates import predict
@@ -22,7 +23,7 @@ T4 = parse_cluster("t4")
 
 
 def estimate(plan: Plan | None = None, **options: object) -> Estimate:
-    return predict.estimate(tiny_job(**options), plan or Plan(), T4, steps=1, source="meta").estimate  # type: ignore[arg-type]
+    return predict.estimate(Case(tiny_job(**options), plan or Plan(), T4), steps=1, source="meta").estimate  # type: ignore[arg-type]
 
 
 def test_it_says_what_it_is() -> None:
@@ -56,7 +57,7 @@ def test_what_it_does_not_imitate_it_refuses(plan: Plan, options: dict[str, obje
 def test_weights_on_the_host_need_a_ghost() -> None:
     plan = Plan(shard="zero3", param_offload="cpu")
     with pytest.raises(UsageError, match="source=meta with param-offload=cpu"):
-        predict.estimate(tiny_job(), plan, parse_cluster("2xt4"), source="meta")
+        predict.estimate(Case(tiny_job(), plan, parse_cluster("2xt4")), source="meta")
 
 
 def test_sources_are_named() -> None:
@@ -66,7 +67,7 @@ def test_sources_are_named() -> None:
 
 def test_another_torch_needs_a_ghost() -> None:
     with pytest.raises(UsageError, match="installed torch"):
-        predict.estimate(tiny_job(), Plan(), T4, source="meta", torch_version="2.12.0")
+        predict.estimate(Case(tiny_job(), Plan(), T4), source="meta", torch_version="2.12.0")
 
 
 def test_where_no_ghost_can_run_the_error_points_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,7 @@ def test_where_no_ghost_can_run_the_error_points_here(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(pool, "Worker", unavailable)
     with pytest.raises(GhostUnavailable, match="--source meta"):
-        predict.estimate(tiny_job(), Plan(), T4, fresh=True)
+        predict.estimate(Case(tiny_job(), Plan(), T4), fresh=True)
 
 
 def test_code_of_a_type_that_shares_a_folder_is_loaded_before_the_card_is_there() -> None:
