@@ -19,9 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tonnage import exports
-from tonnage.exports import installed
 from tonnage.plans import Plan
+from tonnage.trainers import export as exports
+from tonnage.trainers import installed
 
 TINY = {
     "model_type": "llama",
