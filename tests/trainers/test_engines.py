@@ -118,13 +118,15 @@ def test_a_missing_package_is_said(trainer: Engine, monkeypatch: pytest.MonkeyPa
 def test_no_trainer_is_imported_to_ask() -> None:
     program = """
 import sys
-from tonnage.device import parse_cluster
-from tonnage.engines import ENGINES
-from tonnage.job import Job, ModelRef
+from tonnage.case import Case
+from tonnage.catalog.devices import parse_cluster
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
+from tonnage.trainers import ENGINES
 job = Job(model=ModelRef(name="tiny", kind="config", config={"model_type": "llama"}))
 for engine in ENGINES:
-    engine.refusals(job, Plan(engine=engine.name), parse_cluster("t4"))
+    engine.refusals(Case(job, Plan(engine=engine.name), parse_cluster("t4")))
 print({"torch", "transformers", "accelerate", "deepspeed", "trl"} & set(sys.modules))
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

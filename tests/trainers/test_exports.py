@@ -479,12 +479,13 @@ def test_scripts_say_nothing_of_us_and_compile() -> None:
 def test_no_trainer_is_imported_to_export(tmp_path: Path) -> None:
     program = """
 import sys
-from tonnage import exports
+from tonnage.case import Case
+from tonnage.catalog.devices import parse_cluster
+from tonnage.trainers import export as exports
 from tonnage.trainers.cases import request
-from tonnage.device import parse_cluster
 job, plan = request("llama-3.1-8b")
 for to in exports.TARGETS:
-    exports.export(job, plan, parse_cluster("a100-80gb"), "llama-3.1-8b", to)
+    exports.export(Case(job, plan, parse_cluster("a100-80gb")), "llama-3.1-8b", to)
 print({"torch", "transformers", "accelerate", "deepspeed", "trl"} & set(sys.modules))
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -81,7 +81,7 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
 PROGRAM = """
 import json, sys, tempfile
 from pathlib import Path
-from tonnage import exports
+from tonnage.trainers import export as exports
 from tonnage.trainers.cases import request
 for name, folder in json.loads(sys.argv[1]):
     found = dict(exports.target(name).reread(Path(folder)))
