@@ -22,7 +22,7 @@ from tonnage.job import Job
 from tonnage.layers.few import roomy
 from tonnage.modelref import resolve
 from tonnage.plans import Plan
-from tonnage.search.best import fits, host_bytes
+from tonnage.search.search import fits, host_bytes
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import smallest

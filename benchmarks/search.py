@@ -31,7 +31,7 @@ from tonnage.search.depth import Need
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.solve import EXPLAINING, search
 from tonnage.search.space import Question, methods_named
-from tonnage.search.words import describe
+from tonnage.search.describe import describe
 from tonnage.solution import Candidate
 
 QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {

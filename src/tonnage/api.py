@@ -100,7 +100,7 @@ def plan(
     between them, which are compared.  Raises UsageError, CannotEstimate and their kinds; that nothing fits is an
     answer (`Solution.status`).
     """
-    from tonnage.search.backwards import card_asked, check_cards
+    from tonnage.search.limits import card_asked, check_cards
 
     cards = _cluster(card_asked(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
     check_cards(find, cards, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory)
@@ -135,7 +135,7 @@ def question(
     """
     from tonnage.idle import check_idle
     from tonnage.job import check_said
-    from tonnage.search.backwards import check_looked_for, cluster_asked, most_gpus
+    from tonnage.search.limits import check_looked_for, cluster_asked, most_gpus
     from tonnage.search.contradictions import check_possible
     from tonnage.search.space import Question, methods_named
 
@@ -157,7 +157,7 @@ def question(
 def answer(asked: "Question", find: str | None = None, **how: Any) -> "Solution":
     """The plans for it, or what it asks backwards; `how` as in `solve`."""
     if find is not None:
-        from tonnage.search.backwards import backwards
+        from tonnage.search.limits import backwards
 
         return backwards(find, asked, **how)
     from tonnage.search.solve import solve

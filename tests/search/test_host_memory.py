@@ -13,7 +13,7 @@ from tonnage.estimates import Estimate, Host
 from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.report.plans import on_host
-from tonnage.search.best import host_bytes
+from tonnage.search.search import host_bytes
 from tonnage.search.pricing import bounded
 from tonnage.search.solve import search
 from tonnage.solution import Candidate

@@ -97,7 +97,7 @@ def plan(
     --method any (or full,lora) compares methods.
     """
     from tonnage.files import check_free, check_places
-    from tonnage.search.backwards import card_asked, check_cards
+    from tonnage.search.limits import card_asked, check_cards
 
     outputs = _Outputs(json=json, html=html, save=save)
     check_places(save, html)

@@ -15,7 +15,7 @@ from tonnage.report.wording import longest_text, samples
 from tonnage.search.memory import micro_batches_run
 from tonnage.search.space import OFFLOADS
 from tonnage.search.unpriced import RANKED
-from tonnage.search.words import describe
+from tonnage.search.describe import describe
 from tonnage.solution import Choice, Nearest, Point, Remedy, Solution, Stage
 from tonnage.units import counted, gib
 

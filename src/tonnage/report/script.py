@@ -12,7 +12,7 @@ from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part
 from tonnage.report.plans import cost, saving, seconds
 from tonnage.script.advice import Advice
 from tonnage.script.changes import Change
-from tonnage.search.words import describe
+from tonnage.search.describe import describe
 from tonnage.solution import Refused
 from tonnage.units import counted, gib
 

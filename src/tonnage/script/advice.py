@@ -32,7 +32,7 @@ from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.reasons import DOES
 from tonnage.search.solve import search
 from tonnage.search.space import ORDER, Question, free
-from tonnage.search.words import describe
+from tonnage.search.describe import describe
 from tonnage.solution import Candidate, Refused, Solution
 from tonnage.units import gib
 

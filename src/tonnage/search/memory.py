@@ -25,7 +25,7 @@ from tonnage.search import waiting
 from tonnage.search.bounds import usually_of_the_first
 from tonnage.search.depth import Look, Need, extrapolated, of_run, seen
 from tonnage.search.pricing import shape_of
-from tonnage.search.turns import Turns
+from tonnage.search.scheduler import Turns
 from tonnage.solution import Candidate
 from tonnage.worked import Worked
 

@@ -14,7 +14,7 @@ from tonnage.estimates import Estimate
 from tonnage.options import spelled
 from tonnage.predict import check
 from tonnage.search import space
-from tonnage.search.best import Search, host_bytes, within_host
+from tonnage.search.search import Search, host_bytes, within_host
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import Bounded, beyond_bytes, bounded

@@ -20,7 +20,7 @@ from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
 from tonnage.search.bounds import least_bytes, least_host_bytes, under_way, usually_beyond
 from tonnage.search.unpriced import ranked
-from tonnage.search.waiting import waiting_at
+from tonnage.search.pipeline_buffers import waiting_at
 from tonnage.solution import Candidate
 
 _DEFAULTS: Final = tuple(vars(Plan()).values())

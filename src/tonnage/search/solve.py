@@ -12,18 +12,18 @@ from tonnage.device import CPU
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.garbage import uncollected
-from tonnage.search.best import Search
+from tonnage.search.search import Search
 from tonnage.search.contradictions import ways_out
-from tonnage.search.counted import with_seconds
-from tonnage.search.filling import fill
+from tonnage.search.operation_seconds import with_seconds
+from tonnage.search.budget_fit import fill
 from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import nearest, refusal, smallest
-from tonnage.search.offers import offers
+from tonnage.search.suggestions import offers
 from tonnage.search.pricing import fastest_first
 from tonnage.search.reasons import looks, path, reasons
 from tonnage.search.space import Question, candidates, check_precision
-from tonnage.search.trade import frontier
-from tonnage.search.undone import without_unwanted, without_useless
+from tonnage.search.pareto import frontier
+from tonnage.search.prune import without_unwanted, without_useless
 from tonnage.search.unpriced import unknown_because
 from tonnage.solution import Choice, Point, Refused, Solution, Stage
 from tonnage.units import counted

@@ -13,9 +13,9 @@ from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates import Estimate
 from tonnage.options import spelled
 from tonnage.plans import Plan
-from tonnage.search.best import host_bytes
+from tonnage.search.search import host_bytes
 from tonnage.search.depth import Need
-from tonnage.search.edge import edge, has_room
+from tonnage.search.interpolated_bisection import edge, has_room
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.nearest import Way, smallest, way_of
 from tonnage.search.pricing import bounded

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tonnage.search.turns import Turns
+from tonnage.search.scheduler import Turns
 
 
 @dataclass(frozen=True)

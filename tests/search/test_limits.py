@@ -10,7 +10,7 @@ from tonnage.engines import engine
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.plans import Plan
 from tonnage.search import backwards as module
-from tonnage.search.backwards import backwards
+from tonnage.search.limits import backwards
 from tonnage.search.nearest import way_of
 from tonnage.search.solve import search
 from tonnage.search.space import candidates

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from networks import tiny_job
 from tonnage.plans import Plan
-from tonnage.search.words import describe
+from tonnage.search.describe import describe
 from tonnage.solution import Candidate
 
 PLAN = Plan(optimizer="adamw-fused", shard="zero3", loss="chunked", allocator="expandable")

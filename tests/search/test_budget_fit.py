@@ -8,9 +8,9 @@ import pytest
 import estimates
 from solutions import question
 from tonnage.layers.few import roomy
-from tonnage.search.best import Search
+from tonnage.search.search import Search
 from tonnage.search.depth import of_run
-from tonnage.search.filling import NEAR, fill
+from tonnage.search.budget_fit import NEAR, fill
 from tonnage.search.pricing import priced
 from tonnage.search.reasons import looks
 from tonnage.units import GIB, parse_bytes

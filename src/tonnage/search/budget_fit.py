@@ -15,7 +15,7 @@ from tonnage.costs.answer import price_of_run
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates import Estimate
 from tonnage.predict import check
-from tonnage.search.best import Search, fits
+from tonnage.search.search import Search, fits
 from tonnage.search.pricing import Priced, priced
 from tonnage.solution import Candidate
 from tonnage.units import MIB

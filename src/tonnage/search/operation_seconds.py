@@ -10,7 +10,7 @@ from tonnage.costs.answer import is_better_seen, played
 from tonnage.device import Cluster
 from tonnage.search.memory import Ghosts
 from tonnage.search.space import Question
-from tonnage.search.words import describe
+from tonnage.search.describe import describe
 from tonnage.solution import Candidate, Choice
 
 _FEW = 2

@@ -23,10 +23,10 @@ from tonnage.search import space
 from tonnage.search.depth import Need
 from tonnage.search.expectation import Expectation
 from tonnage.search.memory import Ask, Failure, Ghosts
-from tonnage.search.needs import FEW, after, most_telling, needs_no_less
+from tonnage.search.dominance import FEW, after, most_telling, needs_no_less
 from tonnage.search.pricing import Priced, bounded, in_order, priced
 from tonnage.search.space import FREE, OFFLOADS, Question
-from tonnage.search.words import describe
+from tonnage.search.describe import describe
 from tonnage.solution import Candidate, Choice, Refused
 from tonnage.techniques.attention import CANNOT_SERVE
 from tonnage.techniques.chunked_loss import CHUNK_TOKENS

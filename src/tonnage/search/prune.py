@@ -10,7 +10,7 @@ from typing import Final
 
 from tonnage.costs.answer import as_time
 from tonnage.estimates import Estimate
-from tonnage.search.best import fits
+from tonnage.search.search import fits
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import priced
 from tonnage.search.space import FREE_OPTIONS, Question, free

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from solutions import Formula, possible, question
-from tonnage.search.best import Search
-from tonnage.search.needs import after, most_telling, needs_no_less
+from tonnage.search.search import Search
+from tonnage.search.dominance import after, most_telling, needs_no_less
 from tonnage.search.pricing import Bounded, bounded, priced
 from tonnage.search.space import candidates
 from tonnage.units import GIB
@@ -97,7 +97,7 @@ def test_few_looks_find_the_first_that_fits_where_nothing_is_known(gpu, monkeypa
         found = bounded(candidate, cluster)
         return Bounded(candidate=candidate, work=found.work, shape=None, least_bytes=0, rough=True)
 
-    monkeypatch.setattr("tonnage.search.best.bounded", nothing_known)
+    monkeypatch.setattr("tonnage.search.search.bounded", nothing_known)
     asked = question(model="llama-3.2-1b", gpu=gpu, without=("tp", "pp", "cp"))
     ghosts = Unknown()
     found = Search(asked, ghosts, lambda text: None)

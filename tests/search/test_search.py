@@ -10,9 +10,9 @@ import torch
 from solutions import Formula, need_bytes, possible, question
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.layers.few import with_layers
-from tonnage.search.best import DIFFERENT, SAME_FAILURES, SMALL, SURE, Search, _at_fault, difference
+from tonnage.search.search import DIFFERENT, SAME_FAILURES, SMALL, SURE, Search, _at_fault, difference
 from tonnage.search.depth import of_run
-from tonnage.search.needs import needs_no_less
+from tonnage.search.dominance import needs_no_less
 from tonnage.search.pricing import priced
 from tonnage.search.reasons import reasons
 from tonnage.search.solve import search

@@ -9,7 +9,7 @@ from tonnage.report import plans
 from tonnage.search.pricing import fastest_first
 from tonnage.search.solve import search
 from tonnage.search.space import candidates
-from tonnage.search.trade import MOST_POINTS
+from tonnage.search.pareto import MOST_POINTS
 from tonnage.units import gib
 
 

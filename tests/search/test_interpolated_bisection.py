@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.search.edge import edge
+from tonnage.search.interpolated_bisection import edge
 
 
 def tried(room, most):

@@ -12,7 +12,7 @@ from tonnage.plans import Plan
 from tonnage.predict import estimate, trace
 from tonnage.search.depth import seen
 from tonnage.search.memory import Ghosts, micro_batches_run
-from tonnage.search.waiting import estimated, looked, waiting_bytes
+from tonnage.search.pipeline_buffers import estimated, looked, waiting_bytes
 from tonnage.solution import Candidate
 
 STEP = 24
