@@ -28,9 +28,9 @@ from tonnage.api import request
 from tonnage.device import Cluster, parse_cluster
 from tonnage.estimates import Estimate
 from tonnage.search.depth import Need
-from tonnage.search.memory import Failure, Ghosts
+from tonnage.search.trial_runner import Failure, TrialRunner
 from tonnage.search.solve import EXPLAINING, search
-from tonnage.search.space import Question, methods_named
+from tonnage.search.space import Question, parse_methods
 from tonnage.search.describe import describe
 from tonnage.solution import Candidate
 
@@ -62,8 +62,8 @@ COLUMNS = (
 )
 
 
-class Counted(Ghosts):
-    """Ghosts that count what they are asked."""
+class Counted(TrialRunner):
+    """TrialRunner that count what they are asked."""
 
     def __init__(self) -> None:
         super().__init__(lambda text: None)
@@ -119,7 +119,7 @@ def main() -> None:
 def row(name: str, *, kept: bool) -> str:
     """A line of the table."""
     model, gpu, options = QUESTIONS[name]
-    methods = methods_named(options.get("method", ""))
+    methods = parse_methods(options.get("method", ""))
     job, plan = request(model, offline=True, **{**options, **({"method": methods[0]} if methods else {})})
     question = Question(job=job, plan=plan, cluster=parse_cluster(gpu), methods=methods)
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Ghosts that answer by a formula, and Solutions made with them, for tests of the search and of what shows it."""
+"""TrialRunner that answer by a formula, and Solutions made with them, for tests of the search and of what shows it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tonnage.modelref import resolve
 from tonnage.plans import Plan
 from tonnage.predict import check
 from tonnage.search.depth import Need, of_run
-from tonnage.search.memory import Ask
+from tonnage.search.trial_runner import Ask
 from tonnage.search.pricing import priced
 from tonnage.search.space import Question
 from tonnage.solution import Candidate
@@ -47,11 +47,11 @@ def need_bytes(candidate: Candidate, cluster: Cluster) -> int:
     part = {"none": 2.0, "selective": 1.3, "full": 1.0}.get(plan.checkpointing, 1.0)
     part *= 0.6 if plan.shard == "hsdp" else 1.0
     axes = sum(degree > 1 for degree in (plan.tp, plan.pp, plan.cp, plan.ep))
-    return one.least_bytes + GIB + int(one.beyond_bytes * part * (1 + 0.1 * axes))
+    return one.least_bytes + GIB + int(one.extra_bytes * part * (1 + 0.1 * axes))
 
 
 class Formula:
-    """Stands where Ghosts stand."""
+    """Stands where TrialRunner stand."""
 
     count = 2
 

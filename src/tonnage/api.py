@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tonnage.estimates import Estimate
     from tonnage.job import Job
     from tonnage.plans import Plan
-    from tonnage.search.space import Question
+    from tonnage.search.question import Question
     from tonnage.solution import Solution
 
 
@@ -100,9 +100,9 @@ def plan(
     between them, which are compared.  Raises UsageError, CannotEstimate and their kinds; that nothing fits is an
     answer (`Solution.status`).
     """
-    from tonnage.search.limits import card_asked, check_cards
+    from tonnage.search.limits import check_cards, initial_card
 
-    cards = _cluster(card_asked(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
+    cards = _cluster(initial_card(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
     check_cards(find, cards, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory)
     asked = question(
         model,
@@ -135,18 +135,18 @@ def question(
     """
     from tonnage.idle import check_idle
     from tonnage.job import check_said
-    from tonnage.search.limits import check_looked_for, cluster_asked, most_gpus
     from tonnage.search.contradictions import check_possible
-    from tonnage.search.space import Question, methods_named
+    from tonnage.search.limits import check_find_options, initial_cluster, most_gpus
+    from tonnage.search.question import Question, parse_methods
 
     said = options if said is None else said
-    check_looked_for(find, said)
-    methods = methods_named(said.get("method", ""))
+    check_find_options(find, said)
+    methods = parse_methods(said.get("method", ""))
     first = {"method": methods[0]} if methods else {}
     job, given = request(model, offline=offline, **{**options, **first})
     if not methods:
         check_said(said, job)
-    cluster = cluster_asked(find, cards, given)
+    cluster = initial_cluster(find, cards, given)
     asked = Question(job=job, plan=given, cluster=cluster, stated=tuple(said), methods=methods, **limits)
     check_idle(said, given, most_gpus(find, cluster), asked.is_undecided)
     if find is None:  # else cards, lengths and batches are tried that nobody has said
@@ -157,9 +157,9 @@ def question(
 def answer(asked: "Question", find: str | None = None, **how: Any) -> "Solution":
     """The plans for it, or what it asks backwards; `how` as in `solve`."""
     if find is not None:
-        from tonnage.search.limits import backwards
+        from tonnage.search.limits import find_limit
 
-        return backwards(find, asked, **how)
+        return find_limit(find, asked, **how)
     from tonnage.search.solve import solve
 
     return solve(asked, **how)

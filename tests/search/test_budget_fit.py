@@ -19,7 +19,7 @@ LEAST, MOST, ELSE = 9 * GIB, 94 * GIB, 17 * GIB
 """Activations with all layers checkpointed and with none, and everything else."""
 
 
-class Ghosts:
+class TrialRunner:
     """Every candidate needs its activations and the same besides; a budget is kept to, and has more in reserve."""
 
     count = 2
@@ -73,7 +73,7 @@ def searched(ghosts, **options):
 
 @pytest.mark.parametrize("slope", [0.9, 1.0, 1.1])
 def test_the_card_is_filled_up(slope):
-    search = searched(Ghosts(slope))
+    search = searched(TrialRunner(slope))
     before = search.found[0][0]
     assert before.candidate.plan.checkpointing == "full"
     fill(search, 4)
@@ -93,7 +93,7 @@ def test_what_the_allocator_keeps_more_is_made_room_for(reserve, runs):
 
     What runs out is told by how much the most in use was too much, here all of the card, and by the run after it.
     """
-    search = searched(Ghosts(reserve=reserve), only=("checkpointing",))
+    search = searched(TrialRunner(reserve=reserve), only=("checkpointing",))
     fill(search, 4)
     best, estimate = search.found[0]
     assert best.candidate.plan.checkpointing.startswith("budget=")
@@ -103,7 +103,7 @@ def test_what_the_allocator_keeps_more_is_made_room_for(reserve, runs):
 
 
 def test_workers_run_ahead_what_explains_a_budget_and_does_not_hang_on_it():
-    search = searched(Ghosts())
+    search = searched(TrialRunner())
     search.afterwards = partial(looks, question=search.question)
     fill(search, 4)
     explained = [one for one, _ in looks(search.found[0][0].candidate, search.question)]
@@ -114,7 +114,7 @@ def test_workers_run_ahead_what_explains_a_budget_and_does_not_hang_on_it():
 
 def test_a_card_that_is_full_is_not_filled():
     capacity = question(gpu="h100-80gb").cluster.device.capacity_bytes
-    search = searched(Ghosts(), headroom=1 - 1.01 * (ELSE + LEAST) / capacity)
+    search = searched(TrialRunner(), headroom=1 - 1.01 * (ELSE + LEAST) / capacity)
     before = list(search.found)
     assert before[0][0].candidate.plan.checkpointing == "full"
     fill(search, 4)
@@ -128,14 +128,14 @@ def test_nothing_is_filled_where_all_fits_or_nothing_may_be_chosen():
         {"without": ("checkpointing=budget",)},
         {"checkpointing": "full"},
     ):
-        search = searched(Ghosts(), **options)
+        search = searched(TrialRunner(), **options)
         found = list(search.found)
         fill(search, 4)
         assert search.found == found, options
 
 
 def test_seconds_lie_between_those_of_both_ends():
-    search = searched(Ghosts())
+    search = searched(TrialRunner())
     full = search.found[0][0]
     none = priced(
         replace(full.candidate, plan=replace(full.candidate.plan, checkpointing="none")), search.question.cluster
@@ -145,7 +145,7 @@ def test_seconds_lie_between_those_of_both_ends():
 
 
 def test_a_budget_that_is_asked_for_has_the_seconds_of_its_run():
-    search = searched(Ghosts(), checkpointing="budget=20GiB")
+    search = searched(TrialRunner(), checkpointing="budget=20GiB")
     before = search.found[0][0]
     fill(search, 4)
     [(one, estimate)] = search.found

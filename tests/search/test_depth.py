@@ -10,7 +10,7 @@ from tonnage.layers.few import depths, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.predict import estimate, trace
 from tonnage.search.depth import Look, Moment, extrapolated, seen
-from tonnage.search.memory import MICRO_BATCHES
+from tonnage.search.trial_runner import MICRO_BATCHES
 
 LAYERS = 24
 
@@ -139,7 +139,7 @@ def test_further_micro_batches_are_like_the_second(worker, gpu, plan):
 
 @pytest.mark.ghost
 def test_a_part_of_more_sequences_needs_no_less_than_as_many_tokens_of_whole_ones(worker):
-    """What `best.needs_no_less` takes for granted."""
+    """What `best.needs_at_least` takes for granted."""
     cluster = parse_cluster("4xa100-40gb")
     plan = Plan(shard="zero3", checkpointing="full", loss="chunked", allocator="expandable")
     whole, *parts = (

@@ -6,7 +6,7 @@ import pytest
 
 from solutions import Formula, possible, question
 from tonnage.search.search import Search
-from tonnage.search.dominance import after, most_telling, needs_no_less
+from tonnage.search.dominance import after, choose_most_informative, needs_at_least
 from tonnage.search.pricing import Bounded, bounded, priced
 from tonnage.search.space import candidates
 from tonnage.units import GIB
@@ -27,14 +27,14 @@ def test_who_needs_no_less():
     found = lattice()
     least = named(found, shard="zero3", checkpointing="full", optimizer_in_backward=True)
     most = named(found, shard="ddp", checkpointing="none", optimizer_in_backward=False)
-    assert all(needs_no_less(one, least) for one in found)
-    assert [one for one in found if needs_no_less(one, most)] == [most]
+    assert all(needs_at_least(one, least) for one in found)
+    assert [one for one in found if needs_at_least(one, most)] == [most]
     one, other = (
         named(found, shard=shard, checkpointing=way, optimizer_in_backward=False)
         for shard, way in (("ddp", "full"), ("zero3", "none"))
     )
-    assert not needs_no_less(one, other)
-    assert not needs_no_less(other, one)
+    assert not needs_at_least(one, other)
+    assert not needs_at_least(other, one)
 
 
 def test_of_offloaded_activations_no_way_of_checkpointing_needs_least():
@@ -45,18 +45,18 @@ def test_of_offloaded_activations_no_way_of_checkpointing_needs_least():
         for way in ("none", "selective", "full")
     }
     assert not any(
-        needs_no_less(one, other) for one in on_host.values() for other in on_host.values() if one is not other
+        needs_at_least(one, other) for one in on_host.values() for other in on_host.values() if one is not other
     )
-    assert needs_no_less(on_card, on_host["full"])
+    assert needs_at_least(on_card, on_host["full"])
     streamed = replace(on_card, plan=replace(on_card.plan, activation_offload="cpu-streamed"))
-    assert needs_no_less(on_card, streamed)
-    assert not needs_no_less(streamed, on_host["full"])
-    assert not needs_no_less(on_host["full"], streamed)
+    assert needs_at_least(on_card, streamed)
+    assert not needs_at_least(streamed, on_host["full"])
+    assert not needs_at_least(on_host["full"], streamed)
     in_files = replace(on_card, plan=replace(on_card.plan, activation_offload="nvme"))
-    assert not needs_no_less(in_files, streamed)
-    assert not needs_no_less(streamed, in_files)
+    assert not needs_at_least(in_files, streamed)
+    assert not needs_at_least(streamed, in_files)
     plain = replace(on_card, plan=replace(on_card.plan, checkpointing="none"))
-    assert needs_no_less(plain, on_host["full"])  # no less than with all layers checkpointed on the card
+    assert needs_at_least(plain, on_host["full"])  # no less than with all layers checkpointed on the card
 
 
 def test_what_one_look_leaves_open():
@@ -68,7 +68,7 @@ def test_what_one_look_leaves_open():
     assert after(order, zero2, fits=False) == [zero3]
     assert after(order, zero2, fits=True) == [zero1, ddp]
     assert after(order, ddp, fits=True) == []  # zero1 needs no more
-    assert most_telling(order) is zero1  # the others have 1 or none in one case, and 3 in the other
+    assert choose_most_informative(order) is zero1  # the others have 1 or none in one case, and 3 in the other
 
 
 OF_LAYERS = {"none": 90, "selective": 40, "full": 20}

@@ -18,7 +18,7 @@ def candidate(micro_batch=1, **plan):
 
 def test_the_nearest_run_corrects_what_is_usual():
     expected, one = Expectation(), candidate()
-    assert expected.bytes(one) == one.least_bytes + one.beyond_bytes
+    assert expected.bytes(one) == one.least_bytes + one.extra_bytes
     expected.learn(one, 40 * GIB)
     assert round(expected.bytes(one)) == 40 * GIB
     assert expected.bytes(candidate(2)) > 40 * GIB
@@ -40,10 +40,10 @@ def test_whole_runs_say_what_looks_of_their_kind_do_not_show():
 
 def test_runs_that_divide_weights_otherwise_say_what_is_beside_them():
     expected, one, other = Expectation(), candidate(), candidate(shard="zero2")
-    expected.look(one, int(one.least_bytes + 2 * one.beyond_bytes))
-    assert round(expected.bytes(other)) == round(other.least_bytes + 2 * other.beyond_bytes)
+    expected.look(one, int(one.least_bytes + 2 * one.extra_bytes))
+    assert round(expected.bytes(other)) == round(other.least_bytes + 2 * other.extra_bytes)
     assert expected.error(other) == Expectation().error(other), "how near is not known"
     far = candidate(8, shard="zero2")
-    assert expected.bytes(far) == far.least_bytes + far.beyond_bytes
+    assert expected.bytes(far) == far.least_bytes + far.extra_bytes
     expected.look(other, other.least_bytes)
     assert expected.bytes(other) == other.least_bytes, "a run like it says more"

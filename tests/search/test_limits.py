@@ -18,7 +18,7 @@ from tonnage.search.space import candidates
 
 @pytest.fixture(autouse=True)
 def _formula(monkeypatch):
-    class Ghosts(Formula):
+    class TrialRunner(Formula):
         def __init__(self, *_args, **_options):
             super().__init__()
 
@@ -28,7 +28,7 @@ def _formula(monkeypatch):
         def __exit__(self, *_):
             pass
 
-    monkeypatch.setattr(module, "Ghosts", Ghosts)
+    monkeypatch.setattr(module, "TrialRunner", TrialRunner)
 
 
 def test_the_longest_sequence_fits_and_the_next_does_not():
@@ -133,8 +133,8 @@ def test_the_fewest_gpus_and_the_smallest():
 )
 def test_the_fewest_gpus_are_those_that_the_given_degrees_divide(degrees, first):
     given = parse_cluster("h100-80gb")
-    assert str(module.cluster_asked("min-gpus", given, Plan(**degrees))) == first
-    assert module.cluster_asked("max-seq-len", given, Plan(**degrees)) is given
+    assert str(module.initial_cluster("min-gpus", given, Plan(**degrees))) == first
+    assert module.initial_cluster("max-seq-len", given, Plan(**degrees)) is given
 
 
 def test_the_fewest_gpus_for_given_degrees_say_the_cards():
@@ -145,10 +145,10 @@ def test_the_fewest_gpus_for_given_degrees_say_the_cards():
 
 
 def test_who_asks_for_a_card_need_not_give_one():
-    assert module.card_asked("min-gpu", "h100-80gb") == "h100-80gb"
-    assert module.card_asked("min-gpu", None) in device_names()
-    assert module.card_asked("min-gpus", None) is None
-    assert module.card_asked(None, None) is None
+    assert module.initial_card("min-gpu", "h100-80gb") == "h100-80gb"
+    assert module.initial_card("min-gpu", None) in device_names()
+    assert module.initial_card("min-gpus", None) is None
+    assert module.initial_card(None, None) is None
 
 
 @pytest.mark.parametrize(
@@ -191,10 +191,10 @@ def test_the_others_are(find, given):
 )
 def test_what_is_looked_for_is_not_said(find, said, reason):
     with pytest.raises(UsageError, match=reason):
-        module.check_looked_for(find, {said: 512})
+        module.check_find_options(find, {said: 512})
     for other in (None, "min-gpus", "min-gpu"):
-        module.check_looked_for(other, {said: 512})
-    module.check_looked_for(find, {"grad_accum": 4})
+        module.check_find_options(other, {said: 512})
+    module.check_find_options(find, {"grad_accum": 4})
 
 
 def test_cards_that_are_too_small_by_any_count_are_not_run(monkeypatch):

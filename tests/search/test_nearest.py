@@ -84,7 +84,7 @@ def test_machines_of_another_size_are_doubled_whole():
 
 
 class Looks:
-    """Ghosts that know what a rank needs by how many there are, and count how often they are asked."""
+    """TrialRunner that know what a rank needs by how many there are, and count how often they are asked."""
 
     def __init__(self, bytes_of):
         self.bytes_of, self.asked = bytes_of, []
@@ -152,7 +152,7 @@ class Small(Formula):
 
     def _of(self, candidate, cluster, part):
         one = priced(candidate, cluster)
-        need = int(one.least_bytes + part * one.beyond_bytes)
+        need = int(one.least_bytes + part * one.extra_bytes)
         made = super()._answer(candidate, cluster)
         held = dict.fromkeys(made.peak.by_category, 0) | {"activation": need}
         peak = replace(made.peak, process_bytes=need, by_category=held)

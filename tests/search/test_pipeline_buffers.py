@@ -11,7 +11,7 @@ from tonnage.layers.few import with_layers
 from tonnage.plans import Plan
 from tonnage.predict import estimate, trace
 from tonnage.search.depth import seen
-from tonnage.search.memory import Ghosts, micro_batches_run
+from tonnage.search.trial_runner import TrialRunner, micro_batches_run
 from tonnage.search.pipeline_buffers import estimated, looked, waiting_bytes
 from tonnage.solution import Candidate
 
@@ -62,7 +62,7 @@ def test_no_pipeline_holds_nothing():
 def test_the_fullest_rank_is_shown_with_the_others():
     one = Candidate(job=with_layers(tiny_job("llama", grad_accum=STEP), 8), plan=PLANS["1f1b"])
     cluster = parse_cluster("4xa100-40gb")
-    with Ghosts(lambda text: None, count=1) as ghosts:
+    with TrialRunner(lambda text: None, count=1) as ghosts:
         [found] = ghosts.fit([one], cluster)
         [need] = ghosts.need([one], cluster)
     assert [each["rank"] for each in found.ranks] == [0, 1, 3]

@@ -15,7 +15,7 @@ MORE = 2**20
 
 
 class Holes(Formula):
-    """Stands where Ghosts stand, on which one technique's plans need a MiB more."""
+    """Stands where TrialRunner stand, on which one technique's plans need a MiB more."""
 
     def __init__(self, name: str, value: str) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.layers.few import with_layers
 from tonnage.search.search import DIFFERENT, SAME_FAILURES, SMALL, SURE, Search, _at_fault, difference
 from tonnage.search.depth import of_run
-from tonnage.search.dominance import needs_no_less
+from tonnage.search.dominance import needs_at_least
 from tonnage.search.pricing import priced
 from tonnage.search.reasons import reasons
 from tonnage.search.solve import search
@@ -117,9 +117,9 @@ def test_as_many_tokens_of_longer_sequences_need_no_less(micro_batch, changes, e
     asked = question(gpu="8xa100-80gb", micro_batch=2)
     failed = Candidate(job=asked.job, plan=replace(asked.plan, shard="zero3", checkpointing="full"))
     other = Candidate(job=replace(asked.job, micro_batch=micro_batch), plan=replace(failed.plan, **changes))
-    assert needs_no_less(other, failed) is expected
+    assert needs_at_least(other, failed) is expected
     if changes.get("cp"):
-        assert not needs_no_less(failed, other)
+        assert not needs_at_least(failed, other)
 
 
 def test_too_large_says_how_far_and_what_would_help():
@@ -327,7 +327,7 @@ class Logits(Formula):
         sliced = replace(candidate, plan=replace(candidate.plan, loss="chunked"))
         one, slices = priced(candidate, cluster), priced(sliced, cluster)
         made = super()._answer(candidate, cluster)
-        need = int(slices.least_bytes + 3 * slices.beyond_bytes + one.beyond_bytes - slices.beyond_bytes)
+        need = int(slices.least_bytes + 3 * slices.extra_bytes + one.extra_bytes - slices.extra_bytes)
         held = dict.fromkeys(made.peak.by_category, 0) | {"activation": need}
         peak = replace(made.peak, process_bytes=need, by_category=held)
         return replace(made, fits=need <= cluster.device.capacity_bytes, peak=peak)

@@ -60,7 +60,13 @@ def plan(
         Words, _option("without", "Leave these as they are: tp,param-offload, or shard=zero2.", "NAMES")
     ] = None,
     allow: Annotated[
-        Words, _option("allow", "Options that may change the mathematics: optimizer,precision.", "NAMES")
+        Words,
+        _option(
+            "allow",
+            "Also choose among values that change the mathematics of training (optimizer,precision), or activation "
+            "budgets, which no exported trainer can run (budget).",
+            "NAMES",
+        ),
     ] = None,
     headroom: Annotated[float, _option("headroom", "Percent of the card that stays free.", "N")] = 100 * HEADROOM,
     find: Annotated[
@@ -97,12 +103,12 @@ def plan(
     --method any (or full,lora) compares methods.
     """
     from tonnage.files import check_free, check_places
-    from tonnage.search.limits import card_asked, check_cards
+    from tonnage.search.limits import check_cards, initial_card
 
     outputs = _Outputs(json=json, html=html, save=save)
     check_places(save, html)
     check_free(save, html, force=force)
-    cluster = cluster_of(gpu if here else card_asked(find, gpu), gpus, gpu_memory, here, model_or_command)
+    cluster = cluster_of(gpu if here else initial_card(find, gpu), gpus, gpu_memory, here, model_or_command)
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
         "headroom": headroom / 100,

@@ -164,7 +164,7 @@ def wordless(given: Given) -> tuple[str, ...]:
     from tonnage import exports
     from tonnage.costs.scores import SPARING
     from tonnage.plans import Plan
-    from tonnage.search.space import AXES, FREE, ORDER
+    from tonnage.search.values import AXES, FREE, ORDER
 
     if "engine" in given.options:
         return ()

@@ -1,1 +1,1 @@
-"""The fastest plan that fits: what may be chosen, what it costs, what it needs, and why."""
+"""The search for the fastest plan that fits: which candidates there are, what they cost and need, and why."""

@@ -1,8 +1,8 @@
-"""The least memory that a candidate can do with, and what runs usually hold beyond it.
+"""Lower bounds of a candidate's memory, and an estimate of what a run usually needs on top.
 
-The least is used to refuse candidates without running them, so every term is a lower bound: tensors that must be
-alive together, without temporaries, workspaces, casts, fragmentation, or anything outside torch's allocator.  What is
-usual only says in what order to run.
+The bound refuses candidates without a run, so each of its terms is certain: tensors that must be alive together,
+without temporaries, workspaces, casts, fragmentation, or anything outside torch's allocator.  The estimate only
+decides in which order candidates are run.
 """
 
 from functools import lru_cache
@@ -16,56 +16,55 @@ from tonnage.plans import Plan
 from tonnage.techniques.activation_offload import SMALL_BYTES
 from tonnage.techniques.chunked_loss import CHUNK_TOKENS
 
+_LOGIT_BYTES: Final = 12
+"""Bytes for each logit of a chunk of the loss: in 16 bits, in fp32, as softmax, and their gradient in 16 bits."""
 
-def least_bytes(shape: Shape, work: Work, *, gradients_go: bool = False) -> int:
-    """Bytes that one rank must hold at once: before the optimizer's step, or when backward begins.
+_REDUCED_BYTES: Final = 8
+"""Bytes for each weight of a layer whose gradient is being reduced: in fp32, for this layer and the one before."""
 
-    `gradients_go`: the optimizer runs in backward, and no gradient outlives its parameter's turn.
+
+def bound_memory(shape: Shape, work: Work, *, frees_gradients: bool = False) -> int:
+    """Return the bytes that one rank must hold at once: before the optimizer's step, or when backward begins.
+
+    `frees_gradients`: the optimizer runs in backward and frees each gradient after its parameter's update.
     """
-    weights, gradients, states = _held(shape, work)
-    if gradients_go:
+    weights, gradients, states = _held_bytes(shape, work)
+    if frees_gradients:
         gradients = 0.0
-    between = gradients if work.grad_accum > 1 else 0.0  # kept from one micro-batch to the next
-    in_backward = weights + states + between + _gathered(shape, work) + _activations(shape, work)
+    accumulated = gradients if work.grad_accum > 1 else 0.0  # kept from one micro-batch to the next
+    in_backward = weights + states + accumulated + _unsharded_bytes(shape, work) + _activation_bytes(shape, work)
     return int(max(weights + gradients + states, in_backward))
 
 
-_OF_LOGIT: Final = 12
-"""Bytes for each logit of a slice of the loss: in 16 bits, in fp32, as softmax, and their gradient in 16 bits."""
+def estimate_extra(shape: Shape, work: Work) -> float:
+    """Return the bytes inside torch's allocator that a run usually needs above the bound.
 
-_REDUCED: Final = 8
-"""Bytes for each weight of a layer whose gradient is on its way: to be reduced in fp32, for it and the one before."""
-
-
-def usually_beyond(shape: Shape, work: Work) -> float:
-    """Bytes inside torch's allocator that a run is likely to hold beyond the least.
-
-    What layers keep besides; a layer that runs again, or whose backward runs; slices of logits; and of weights and
-    gradients what is not divided then.
+    These are further activations of the layers, a layer that is recomputed or whose backward runs, chunks of logits,
+    and the weights and gradients that are not sharded at that moment.
     """
-    one_layer = _at_work(shape, work)
-    slice_tokens = min(work.tokens, CHUNK_TOKENS * work.axes.tp) if work.loss in ("chunked", "sliced") else 0
-    logits = logit_bytes(shape, work) + slice_tokens * shape.vocab / work.axes.tp * _OF_LOGIT
+    one_layer = _working_bytes(shape, work)
+    chunk_tokens = min(work.tokens, CHUNK_TOKENS * work.axes.tp) if work.loss in ("chunked", "sliced") else 0
+    logits = logit_bytes(shape, work) + chunk_tokens * shape.vocab / work.axes.tp * _LOGIT_BYTES
     in_flight = min(work.axes.pp, work.grad_accum)
-    kept = _likely_kept(shape, work) * shape.layers / work.axes.pp * in_flight
-    more = max(kept - _activations(shape, work), 0.0)
-    return one_layer + logits + more + _copies(shape, work, in_flight) + _whole(shape, work)
+    kept = _usually_kept_bytes(shape, work) * shape.layers / work.axes.pp * in_flight
+    more = max(kept - _activation_bytes(shape, work), 0.0)
+    return one_layer + logits + more + _cast_bytes(shape, work, in_flight) + _gathered_bytes(shape, work)
 
 
-def _at_work(shape: Shape, work: Work) -> float:
-    """Bytes of a layer that runs again, or whose backward runs.
+def _working_bytes(shape: Shape, work: Work) -> float:
+    """Return the bytes of a layer that is recomputed, or whose backward runs.
 
-    Of one whose results wait on the host and come back one by one, its feed-forward network's alone.
+    If its activations come back from the host one by one, only its feed-forward network counts.
     """
     if not work.activation_offload or work.checkpointing != "none":
         return used_bytes(shape, work)
     return 2.0 * work.tokens * (4 if shape.gated else 2) * _inner_width(shape) / work.axes.tp
 
 
-def _likely_kept(shape: Shape, work: Work) -> float:
-    """Bytes that a layer keeps for its backward, of one micro-batch.
+def _usually_kept_bytes(shape: Shape, work: Work) -> float:
+    """Return the bytes that a layer keeps for the backward of one micro-batch.
 
-    Torch's tensor parallelism keeps the inputs of the products as it gathered them, whole sequences on each rank.
+    Torch's tensor parallelism keeps the gathered inputs of the products: whole sequences on each rank.
     """
     if work.checkpointing == "full" or work.activation_offload:
         return 0.0
@@ -74,49 +73,51 @@ def _likely_kept(shape: Shape, work: Work) -> float:
     if work.checkpointing not in ("selective", "alternate"):
         return kept_bytes(shape, work) + gathered
     products = shape.query_width + 2 * shape.key_width + (2 if shape.gated else 1) * _inner_width(shape)
-    routed = shape.hidden * (shape.experts_per_token if shape.experts else 0)  # what comes out of each expert
+    routed = shape.hidden * (shape.experts_per_token if shape.experts else 0)  # the output of each expert
     kept = 0.5 if work.checkpointing == "alternate" else 1.0
     return 2.0 * work.tokens * ((kept * products + 3 * shape.hidden) / t + routed) + gathered
 
 
-def _copies(shape: Shape, work: Work, in_flight: int) -> float:
-    """Of weights in 16 bits, which autocast makes for each micro-batch and products keep for backward."""
+def _cast_bytes(shape: Shape, work: Work, in_flight: int) -> float:
+    """Return the bytes of the 16-bit weights that autocast makes for each micro-batch and backward keeps."""
     if not work.autocast or work.checkpointing == "full" or work.lora_rank:
         return 0.0
     return 2.0 * shape.parameters / (work.axes.pp * work.axes.tp * work.axes.ep) * in_flight
 
 
-def _whole(shape: Shape, work: Work) -> float:
-    """Of weights and gradients that are divided at rest: two layers' weights, a layer's gradients with what is being
-    reduced, the ends of the network and the gradient of its head; under a pipeline all of its stage's.
+def _gathered_bytes(shape: Shape, work: Work) -> float:
+    """Return the bytes of sharded weights and gradients that are whole at the peak.
+
+    These are the weights of two layers, the gradients of one and those being reduced, the embedding and head, and the
+    head's gradient; in a pipeline, all weights and gradients of the stage.
     """
     if not work.sharded:
         return 0.0
-    each = _gathered_bytes(work)
+    each = _gathered_weight_bytes(work)
     if work.axes.pp > 1:
         return (each + work.gradient_bytes) * shape.parameters / (work.axes.pp * work.axes.tp)
     routed = shape.experts * shape.expert_parameters
     layer = shape.expert_layer_parameters - routed + routed / work.axes.ep if routed else shape.dense_layer_parameters
     ends = shape.embedding_parameters * (1 if shape.tied else 2)
     gathered = 2 * each * layer + each * ends if work.gathers_again else 0.0
-    return (gathered + (each + _REDUCED) * layer + each * shape.embedding_parameters) / work.axes.tp
+    return (gathered + (each + _REDUCED_BYTES) * layer + each * shape.embedding_parameters) / work.axes.tp
 
 
-def _gathered(shape: Shape, work: Work) -> float:
-    """Of weights that stay whole from forward to backward, in the dtype of computation: all of them under zero2."""
+def _unsharded_bytes(shape: Shape, work: Work) -> float:
+    """Return the bytes of weights that stay whole from forward to backward: all of them under zero2."""
     if not work.sharded or work.gathers_again or work.axes.pp > 1:
         return 0.0
     experts = shape.experts * shape.expert_parameters * shape.expert_layers * (1 - 1 / work.axes.ep)
-    return (shape.parameters - experts) / work.axes.tp * _gathered_bytes(work)
+    return (shape.parameters - experts) / work.axes.tp * _gathered_weight_bytes(work)
 
 
-def _gathered_bytes(work: Work) -> float:
-    """Of a weight that was divided, whole: as it is computed with, or in the 4 bits in which it rests."""
+def _gathered_weight_bytes(work: Work) -> float:
+    """Return the bytes of one gathered weight: in the compute dtype, or in the 4 bits in which it is stored."""
     return min(work.resting_bytes, 2.0)
 
 
-def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
-    """Of weights, gradients and optimizer states on the rank with the average share of the network."""
+def _held_bytes(shape: Shape, work: Work) -> tuple[float, float, float]:
+    """Return the bytes of weights, gradients and optimizer states on a rank with the average share of the network."""
     layout = work.axes
     parts = layout.pp * layout.tp * (layout.ep if not work.sharded else 1)
     elements = shape.parameters / parts
@@ -134,48 +135,49 @@ def _held(shape: Shape, work: Work) -> tuple[float, float, float]:
     return weights, gradients, elements * states / work.state_shards
 
 
-def least_host_bytes(shape: Shape, work: Work, plan: Plan) -> int:
-    """Bytes that one rank must have in the host's memory at once: states, weights and activations that wait there.
+def bound_host_memory(shape: Shape, work: Work, plan: Plan) -> int:
+    """Return the bytes of host memory that one rank must have at once for offloaded states, weights and activations.
 
-    Of part of the states (`cpu=0.5`) nothing is counted, nor of streamed activations where some are too small to go.
+    A part of the states (`cpu=0.5`) counts as nothing, as do streamed activations if some are too small to move.
     """
     if all(place == "none" for place in (plan.activation_offload, plan.optimizer_offload, plan.param_offload)):
         return 0
-    kept = varied(work, {"param_offload": False, "optimizer_offload": 0.0, "activation_offload": False})
-    weights, _, states = _held(shape, kept)
-    waiting = 0.0
+    on_card = varied(work, {"param_offload": False, "optimizer_offload": 0.0, "activation_offload": False})
+    weights, _, states = _held_bytes(shape, on_card)
+    offloaded = 0.0
     if plan.param_offload == "cpu":
-        waiting += weights + states
+        offloaded += weights + states
     elif plan.optimizer_offload == "cpu":
-        waiting += states
+        offloaded += states
     smallest = 2 * work.tokens * min(shape.hidden, shape.key_width) / work.axes.tp
     if plan.activation_offload == "cpu" or (plan.activation_offload == "cpu-streamed" and smallest >= SMALL_BYTES):
-        waiting += _activations(shape, kept)
-    return int(waiting)
+        offloaded += _activation_bytes(shape, on_card)
+    return int(offloaded)
 
 
-def under_way(shape: Shape, work: Work) -> float:
-    """Bytes kept for the backward of one micro-batch by the layers of one rank."""
-    return _activations(shape, work) / min(work.axes.pp, work.grad_accum)
+def bound_activations(shape: Shape, work: Work) -> float:
+    """Return the bytes that the layers of one rank must keep for the backward of one micro-batch."""
+    return _activation_bytes(shape, work) / min(work.axes.pp, work.grad_accum)
 
 
-def usually_of_the_first(shape: Shape, work: Work) -> float:
-    """Bytes that a pipeline's first rank usually holds and its second does not.
+def estimate_first_rank_extra(shape: Shape, work: Work) -> float:
+    """Return the bytes that a pipeline's first rank usually holds and its second does not.
 
-    One micro-batch more is under way there, and it has the embedding with its gradient and states.
+    These are one more micro-batch in flight, and the embedding with its gradient and states.
     """
     elements = shape.embedding_parameters / work.axes.tp
-    held = sum(_held(shape, work)) / (shape.parameters / (work.axes.pp * work.axes.tp)) * elements
-    whole = (_gathered_bytes(work) + work.gradient_bytes + _REDUCED) * elements if work.sharded else 0.0
-    one = max(_likely_kept(shape, work) * shape.layers / work.axes.pp, under_way(shape, work))
-    return held + whole + (one if work.grad_accum >= work.axes.pp else 0.0)
+    held = sum(_held_bytes(shape, work)) / (shape.parameters / (work.axes.pp * work.axes.tp)) * elements
+    gathered_each = _gathered_weight_bytes(work) + work.gradient_bytes + _REDUCED_BYTES
+    gathered = gathered_each * elements if work.sharded else 0.0
+    one = max(_usually_kept_bytes(shape, work) * shape.layers / work.axes.pp, bound_activations(shape, work))
+    return held + gathered + (one if work.grad_accum >= work.axes.pp else 0.0)
 
 
-def _activations(shape: Shape, work: Work) -> float:
-    """Kept for backward by the layers of one rank, in two bytes an element.
+def _activation_bytes(shape: Shape, work: Work) -> float:
+    """Return the bytes that the layers of one rank must keep for backward, two for each element.
 
-    A checkpointed layer keeps its input; one checkpointed op by op also what its matrix products gave; any other
-    keeps the inputs of its matrix products, queries, keys and values, and both factors of its gate.
+    A checkpointed layer keeps its input; a selectively checkpointed one also the outputs of its matrix products; any
+    other keeps the inputs of its matrix products, queries, keys and values, and both factors of its gate.
     """
     if work.activation_offload or work.dtype not in ("bf16", "fp16", "fp8"):
         return 0.0
@@ -186,25 +188,25 @@ def _activations(shape: Shape, work: Work) -> float:
 
 @lru_cache(maxsize=1024)
 def _kept_width(shape: Shape, checkpointing: str, tp: int, sequence_parallel: bool) -> float:
-    """Elements that a rank keeps of each token and layer."""
+    """Return the elements that a rank keeps for each token and layer."""
     inner = _inner_width(shape)
     hidden, query, key = shape.hidden, shape.query_width, shape.key_width
     if shape.latent_rank:
-        query = key = 0  # compressed: what is kept is not bounded here
-    beside = query + 2 * key
-    fed = 2 * hidden + (3 if shape.gated else 2) * inner
+        query = key = 0  # compressed; what is kept of them has no bound here
+    attention = query + 2 * key
+    feed_forward = 2 * hidden + (3 if shape.gated else 2) * inner
     if checkpointing == "none":
-        whole = beside + query + fed
+        whole = attention + query + feed_forward
     elif checkpointing == "selective":
-        whole = beside + hidden + inner
+        whole = attention + hidden + inner
     else:
-        nothing_sure = ("full", "alternate")  # of the latter, which of its products are kept hangs on their order
-        whole = 0 if checkpointing in nothing_sure else fed  # `attention`: all but what attention keeps
+        unknown = ("full", "alternate")  # `alternate` keeps products that depend on their order
+        whole = 0 if checkpointing in unknown else feed_forward  # `attention` keeps all but the attention's
     return whole / tp + hidden / (tp if sequence_parallel else 1)
 
 
 def _inner_width(shape: Shape) -> int:
-    """Inner width of the feed-forward network that a token goes through, in a layer with the least of it."""
+    """Return the inner width of the smallest feed-forward network that a token passes in a layer."""
     if not shape.experts:
         return shape.intermediate
     routed = shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate

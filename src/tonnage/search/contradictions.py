@@ -1,6 +1,6 @@
-"""Options that stand against each other, the model or the card, whatever is chosen for all others.
+"""Options that contradict each other, the model or the card, whatever is chosen for the others.
 
-Nothing is searched for then: the question is refused as `tonnage estimate` refuses the same options.
+Such a question is not searched: it is refused as `tonnage estimate` refuses the same options.
 """
 
 from __future__ import annotations
@@ -17,62 +17,63 @@ from tonnage.errors import UsageError
 from tonnage.job import check_sequences
 from tonnage.options import spelled, varied
 from tonnage.plans import Plan
-from tonnage.search.space import Question, candidates
+from tonnage.search.question import Question
+from tonnage.search.space import list_candidates
 from tonnage.solution import Candidate
 from tonnage.step.heads import check_type
 from tonnage.techniques import chosen
 from tonnage.techniques.technique import Refusal, Technique, first_of
 
-Ask = Callable[[Candidate], Refusal | None]
-"""What one technique, or a trainer, has against a combination."""
+Check = Callable[[Candidate], Refusal | None]
+"""Returns why one technique, or a trainer, refuses a combination."""
 
 
 def check_possible(question: Question) -> None:
-    """Raise UsageError with what stands against an option that was said, if it does so in every combination.
+    """Raise UsageError if an option that was stated is refused in every combination.
 
     Raises UnreadableModel for a type that transformers does not know.
     """
     check_sequences(question.job)
     if question.job.model.kind == "config":
         check_type(question.job.model.config)
-    said = _as_said(question)
-    if said is None:
+    stated = _as_stated(question)
+    if stated is None:
         return
-    for ask in _asks(said, question):
-        refusal = ask(said)
+    for find_refusal in _list_checks(stated, question):
+        refusal = find_refusal(stated)
         if refusal is None or refusal.is_of_here:
             continue
         option = refusal.technique.partition("=")[0].replace("-", "_")
-        if option in question.stated and all(ask(one) == refusal for one in _every(question)):
+        if option in question.stated and all(find_refusal(other) == refusal for other in _list_all(question)):
             raise UsageError(f"{refusal}")
 
 
-def ways_out(question: Question) -> tuple[str, ...]:
-    """Options, as the command line spells them, without one of which there would be a combination."""
-    return tuple(words for words, other in _loosened(question) if any(True for _ in _every(other)))
+def find_ways_out(question: Question) -> tuple[str, ...]:
+    """Return the options, as the command line spells them, without any one of which there would be a combination."""
+    return tuple(words for words, other in _list_loosened(question) if any(True for _ in _list_all(other)))
 
 
-def _loosened(question: Question) -> Iterator[tuple[str, Question]]:
-    """The question without one of its constraints, and which."""
-    without: dict[str, dict[str, Any]] = {"--only": {"only": ()}} if question.only else {}
+def _list_loosened(question: Question) -> Iterator[tuple[str, Question]]:
+    """Yield each of the question's constraints, and the question without it."""
+    changes: dict[str, dict[str, Any]] = {"--only": {"only": ()}} if question.only else {}
     for word in question.without:
-        without[f"--without {word}"] = {"without": tuple(other for other in question.without if other != word)}
+        changes[f"--without {word}"] = {"without": tuple(other for other in question.without if other != word)}
     for item in fields(Plan):
-        if question.said(item.name):
+        if question.is_stated(item.name):
             plan = varied(question.plan, {item.name: item.default})
             stated = tuple(other for other in question.stated if other != item.name)
             value = getattr(question.plan, item.name)
             words = f"--{spelled(item.name)}" if value is True else f"--{spelled(item.name)} {value}"
-            without[words] = {"plan": plan, "stated": stated}
+            changes[words] = {"plan": plan, "stated": stated}
     if question.only_micro_batch is not None:
-        without[f"--micro-batch {question.only_micro_batch}"] = {"only_micro_batch": None}
-    for words, changed in without.items():
-        with suppress(UsageError):  # the rest stands against each other then
+        changes[f"--micro-batch {question.only_micro_batch}"] = {"only_micro_batch": None}
+    for words, changed in changes.items():
+        with suppress(UsageError):  # the remaining options contradict each other
             yield words, replace(question, **changed)
 
 
-def _as_said(question: Question) -> Candidate | None:
-    """What is said alone, with the defaults of the rest; None where those do not divide ranks and batch."""
+def _as_stated(question: Question) -> Candidate | None:
+    """Return the stated options with the defaults of the others; None if they do not divide ranks and batch."""
     try:
         layout = axes(question.plan, question.cluster.gpus, question.cluster.gpus_per_node)
         return Candidate(job=question.job.on_ranks(layout.data_parallel), plan=question.plan)
@@ -80,22 +81,24 @@ def _as_said(question: Question) -> Candidate | None:
         return None
 
 
-def _asks(said: Candidate, question: Question) -> Iterator[Ask]:
-    """Techniques that are used, one by one, of which their own engine says the first alone; or another trainer."""
-    if engine_of(said.plan).expresses is not None:
-        yield partial(_by_engine, question)
+def _list_checks(stated: Candidate, question: Question) -> Iterator[Check]:
+    """Yield the check of each technique in use (an engine reports only the first refusal), or of another trainer."""
+    if engine_of(stated.plan).expresses is not None:
+        yield partial(_check_engine, question)
         return
-    for technique in chosen(said.job, said.plan):
-        yield partial(_by_technique, question, technique)
+    for technique in chosen(stated.job, stated.plan):
+        yield partial(_check_technique, question, technique)
 
 
-def _by_engine(question: Question, one: Candidate) -> Refusal | None:
-    return first_of(engine_of(one.plan).refusals(one.job, one.plan, question.cluster))
+def _check_engine(question: Question, candidate: Candidate) -> Refusal | None:
+    return first_of(engine_of(candidate.plan).refusals(candidate.job, candidate.plan, question.cluster))
 
 
-def _by_technique(question: Question, technique: Technique, one: Candidate) -> Refusal | None:
-    return technique.accepts(one.job, one.plan, question.cluster) if technique.chosen(one.job, one.plan) else None
+def _check_technique(question: Question, technique: Technique, candidate: Candidate) -> Refusal | None:
+    if not technique.chosen(candidate.job, candidate.plan):
+        return None
+    return technique.accepts(candidate.job, candidate.plan, question.cluster)
 
 
-def _every(question: Question) -> Iterator[Candidate]:
-    return (one for place in question.places for one in candidates(question, **place))
+def _list_all(question: Question) -> Iterator[Candidate]:
+    return (candidate for place in question.places for candidate in list_candidates(question, **place))

@@ -1,13 +1,13 @@
-"""Looks: one step, and a few of the equal layers, say what all steps of the whole network will need.
+"""Probes: what one step of a few layers says about all steps of the whole network.
 
-The first step makes the optimizer's states, and all later ones are like it beside them: its trace is added up with
-the states there from the beginning.
+The first step makes the optimizer's states.  Later steps equal it except that the states are there from the start, so
+its trace is summed up with them in place.
 
-Of a deep network two such runs are made, with few layers.  What is allocated while a module runs grows by as much for
-each further layer.  Which module runs at the peak may change with depth (a decoder whose layers run again, then its
-encoder), so they are followed one by one; of a stack its first and its last layer, between which there is no peak.  A
-module's own peak is the highest of several moments, each linear in depth, so what is found this way is rather too low
-than too high, and a plan that is shown has been run whole.
+A deep network is probed at two small depths.  What is allocated while a module runs grows by the same amount for each
+further layer.  The module that runs at the peak may change with depth (in a decoder with checkpointing, then its
+encoder), so each module is extrapolated on its own, and of a stack of layers the first and the last, because no peak
+lies between them.  A module's own peak is the highest of several moments that are each linear in depth, so the result
+is rather too low than too high; a plan is only shown after a run of the whole network.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _FIXED: Final = ("communication", "cached", "runtime")
 """Categories that do not grow with depth."""
 
 _NO_LAYER: Final = -1
-"""The layer of a module that is in none."""
+"""The layer number of a module outside of every layer."""
 
 
 class Moment(NamedTuple):
-    """When in a step."""
+    """A place in a step."""
 
     phase: str
     """As in a Trace."""
@@ -41,111 +41,112 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """What a step needs that has the optimizer's states from its beginning."""
+class Probe:
+    """What a step needs with the optimizer's states in place from its beginning."""
 
     allocated_bytes: dict[Moment, int]
     """Most bytes allocated at each moment."""
     by_category: dict[str, int]
-    """At the peak of all phases; with what the allocator kept in reserve (cached), and what is outside (runtime)."""
+    """At the peak of all phases, with the allocator's cached blocks (cached) and what is outside it (runtime)."""
 
     @property
     def process_bytes(self) -> int:
-        """Peak of the process."""
+        """Return the peak of the process."""
         return sum(self.by_category.values())
 
 
-def seen(trace: Trace, cluster: Cluster, *, by_module: bool = True) -> Look:
-    """What one rank's first step says of all; without `by_module`, only of each phase as a whole.
+def summarize_trace(trace: Trace, cluster: Cluster, *, by_module: bool = True) -> Probe:
+    """Return what one rank's first step says about all steps.
 
-    That is for a pipeline's stages, of which the shallower may have one layer and the deeper two.
+    Without `by_module` each phase is one moment: stages of a pipeline have one layer in the smaller network, two in
+    the larger.
     """
-    walked = settled(trace)
+    timeline = settled(trace)
     moments: dict[Moment, int] = {}
-    for mark, allocated in zip(walked.marks, walked.allocated_by_mark.tolist(), strict=True):
+    for mark, allocated in zip(timeline.marks, timeline.allocated_by_mark.tolist(), strict=True):
         moment = Moment(mark.phase, mark.module if by_module else "")
         moments[moment] = max(moments.get(moment, 0), allocated)
-    cached = max(walked.peak_reserved_bytes - walked.peak_allocated_bytes, 0)
+    cached = max(timeline.peak_reserved_bytes - timeline.peak_allocated_bytes, 0)
     outside = {"cached": cached, "runtime": outside_allocator(trace, cluster).bytes}
-    return Look(allocated_bytes=moments, by_category={**walked.by_category(), **outside})
+    return Probe(allocated_bytes=moments, by_category={**timeline.by_category(), **outside})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a candidate needs."""
+    """The memory that a candidate needs."""
 
     process_bytes: int
     """Peak of the process."""
     by_category: dict[str, int]
     """Sums to it."""
-    least_bytes: int
-    """The same without what the allocator kept in reserve, which a network of another depth may not."""
+    uncached_bytes: int
+    """The same without the allocator's cached blocks, which a network of another depth may not have."""
     whole: bool
     """Whether the whole network was run."""
 
 
-def of_run(run: Estimate | Look) -> Need:
-    """What a run of the whole network needed."""
-    peak = run if isinstance(run, Look) else run.peak
+def need_of(run: Estimate | Probe) -> Need:
+    """Return the need that a run of the whole network shows."""
+    peak = run if isinstance(run, Probe) else run.peak
     return Need(
         process_bytes=peak.process_bytes,
         by_category=dict(peak.by_category),
-        least_bytes=peak.process_bytes,
+        uncached_bytes=peak.process_bytes,
         whole=True,
     )
 
 
-def extrapolated(small: Look, large: Look, depths: tuple[int, int], layers: int) -> Need:
-    """What a network of so many layers needs, from looks at two depths."""
-    ahead = (layers - depths[1]) / (depths[1] - depths[0])
+def extrapolate(small: Probe, large: Probe, depths: tuple[int, int], layers: int) -> Need:
+    """Return what a network with this number of layers needs, from probes at two depths."""
+    ratio = (layers - depths[1]) / (depths[1] - depths[0])
 
-    def further(less: float, more: float) -> float:
-        return more + (more - less) * ahead
+    def extend(at_small: float, at_large: float) -> float:
+        return at_large + (at_large - at_small) * ratio
 
-    less = _by_place(small)
-    allocated = int(max(further(less.get(place, most), most) for place, most in _by_place(large).items()))
-    process = allocated + max(_beyond(look) for look in (small, large))
+    small_peaks = _peaks_by_place(small)
+    allocated = int(max(extend(small_peaks.get(place, peak), peak) for place, peak in _peaks_by_place(large).items()))
+    process = allocated + max(_unallocated_bytes(probe) for probe in (small, large))
     held = {
-        name: max(further(small.by_category.get(name, 0), more), 0.0) if name not in _FIXED else float(more)
-        for name, more in large.by_category.items()
+        name: max(extend(small.by_category.get(name, 0), size), 0.0) if name not in _FIXED else float(size)
+        for name, size in large.by_category.items()
     }
     scale = process / max(sum(held.values()), 1.0)
     rounded = {name: int(value * scale) for name, value in held.items()}
     largest = max(rounded, key=lambda name: rounded[name])
     rounded[largest] += process - sum(rounded.values())
-    least = allocated + large.by_category["runtime"]
-    return Need(process_bytes=process, by_category=rounded, least_bytes=least, whole=False)
+    uncached = allocated + large.by_category["runtime"]
+    return Need(process_bytes=process, by_category=rounded, uncached_bytes=uncached, whole=False)
 
 
-def _beyond(look: Look) -> int:
-    """Bytes of a process that are not allocated."""
-    return look.by_category["cached"] + look.by_category["runtime"]
+def _unallocated_bytes(probe: Probe) -> int:
+    """Return the bytes of the process that are not allocated."""
+    return probe.by_category["cached"] + probe.by_category["runtime"]
 
 
-def _by_place(look: Look) -> dict[Moment, int]:
-    """Most bytes allocated in each phase, and in it in each module that networks of any depth have."""
+def _peaks_by_place(probe: Probe) -> dict[Moment, int]:
+    """Return the peak of each phase, and in it of each module that networks of every depth have."""
     layers: dict[str, set[int]] = {}
-    for stack, layer, _ in (_parts(moment.module) for moment in look.allocated_bytes):
+    for stack, layer, _ in (_split_name(moment.module) for moment in probe.allocated_bytes):
         layers.setdefault(stack, set()).add(layer)
     ends = {stack: {min(found): "first", max(found): "last"} for stack, found in layers.items() if len(found) > 1}
-    most: dict[Moment, int] = {}
-    for (phase, module), allocated in look.allocated_bytes.items():
-        for place in (Moment(phase, ""), Moment(phase, _name(module, ends))):
-            most[place] = max(most.get(place, 0), allocated)
-    return most
+    peaks: dict[Moment, int] = {}
+    for (phase, module), allocated in probe.allocated_bytes.items():
+        for place in (Moment(phase, ""), Moment(phase, _depthless_name(module, ends))):
+            peaks[place] = max(peaks.get(place, 0), allocated)
+    return peaks
 
 
-def _name(module: str, ends: Mapping[str, Mapping[int, str]]) -> str:
-    """What a module is called whatever the depth: empty in a layer between the first and the last."""
-    stack, layer, within = _parts(module)
+def _depthless_name(module: str, ends: Mapping[str, Mapping[int, str]]) -> str:
+    """Return a module's name at any depth: empty in a layer between the first and the last."""
+    stack, layer, within = _split_name(module)
     if layer == _NO_LAYER:
         return module
     end = ends.get(stack, {}).get(layer)
     return f"{stack}.{end}.{within}" if end else ""
 
 
-def _parts(module: str) -> tuple[str, int, str]:
-    """The stack that a module is in, the layer, which is the first number in its name, and its name in that."""
+def _split_name(module: str) -> tuple[str, int, str]:
+    """Return the stack of a module, its layer (the first number in its name), and its name within the layer."""
     names = module.split(".")
     number = next((index for index, name in enumerate(names) if name.isdigit()), None)
     if number is None:

@@ -1,34 +1,35 @@
-"""Candidates in words."""
+"""Describe candidates in words: `zero3, tp 2, checkpointing full; micro-batch 4 x 8`."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from tonnage.plans import Plan
-from tonnage.search.space import AXES, OFFLOADS
+from tonnage.search.values import AXES, OFFLOADS
 from tonnage.solution import Candidate
 
-_PLAIN: Final = Plan()
+_DEFAULT: Final = Plan()
 _USUAL: Final = {"optimizer": ("adamw", "adamw-fused"), "precision": ("bf16-mixed", "fp16-mixed")}
 
 
 def describe(candidate: Candidate, *, whole: bool = False, beside: Candidate | None = None) -> str:
-    """What differs from a plain loop, then the batch; with `whole` also what nearly every plan has.
+    """Return how a candidate differs from a plain training loop, then its batch.
 
-    With `beside`, which was described as a whole, that is said where it is otherwise here.
+    `whole`: also say what nearly every plan has.  `beside`: a candidate that was described as a whole; what nearly
+    every plan has is then said only where this candidate differs from it.
     """
     job, plan = candidate.job, candidate.plan
-    known = _PLAIN if whole else plan if beside is None else beside.plan
+    known = _DEFAULT if whole else plan if beside is None else beside.plan
     words = [] if job.method == "full" else [job.method]
     for name, usual in _USUAL.items():
         value = getattr(plan, name)
-        otherwise = beside is not None and value != getattr(known, name)
-        words += [value] if whole or otherwise or value not in usual else []
-    words += [plan.shard] if plan.shard != _PLAIN.shard else []
+        differs = beside is not None and value != getattr(known, name)
+        words += [value] if whole or differs or value not in usual else []
+    words += [plan.shard] if plan.shard != _DEFAULT.shard else []
     words += [f"{name} {getattr(plan, name)}" for name in AXES if getattr(plan, name) > 1]
     words += ["interleaved"] if plan.pp > 1 and plan.pp_schedule == "interleaved" else []
     words += [f"checkpointing {plan.checkpointing}"] if plan.checkpointing != "none" else ["no checkpointing"]
-    words += [_each(plan)] if plan.accum_sync else []
+    words += [_describe_sync(plan)] if plan.accum_sync else []
     words += ["optimizer in backward"] if plan.optimizer_in_backward else []
     words += [f"{name.replace('_', ' ')} {getattr(plan, name)}" for name in OFFLOADS if getattr(plan, name) != "none"]
     words += [f"compiled {plan.compile}"] if plan.compile != "none" else []
@@ -38,6 +39,6 @@ def describe(candidate: Candidate, *, whole: bool = False, beside: Candidate | N
     return f"{', '.join(words)}; micro-batch {job.micro_batch} x {job.grad_accum}"
 
 
-def _each(plan: Plan) -> str:
-    """What becomes of gradients after each micro-batch."""
+def _describe_sync(plan: Plan) -> str:
+    """Return what happens to the gradients after each micro-batch."""
     return "gradients averaged each time" if plan.param_offload == "none" else "gradients to the host each time"

@@ -1,4 +1,8 @@
-"""Whose need is no less than another's, which is known without a run, and whom to look at to learn most from that."""
+"""Dominance in memory: which candidates need at least as much as another, without a run.
+
+If zero2 with full checkpointing does not fit, neither does ddp with the same options; so one trial run rules out
+many candidates, and the most informative one is run first.
+"""
 
 from __future__ import annotations
 
@@ -7,55 +11,60 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from tonnage.search.space import ORDER
+from tonnage.search.values import ORDER
 from tonnage.solution import Candidate
 
 FEW: Final = 2
-"""Candidates that are looked at one by one, since no look at one of them would say much of the others."""
+"""Up to this many candidates, none says enough about the others to be probed out of turn."""
 
 
-def needs_no_less(candidate: Candidate, failed: Candidate) -> bool:
-    """Whether a candidate differs from one that failed only towards more memory.
+def needs_at_least(candidate: Candidate, other: Candidate) -> bool:
+    """Return whether a candidate needs at least as much memory as another: it differs only towards more.
 
-    Of so many times more sequences, each cut into so many parts, a rank has as many tokens; its weights are divided
-    by as many, and the others' keys and values come besides. Only tables of positions are shorter, by less than that.
-    Of activations that wait on the host no way of checkpointing is known to need least on the card: a layer that runs
-    again has all that it keeps there at once, one that does not never has.
+    With N times the sequences and each cut into N parts (cp), a rank has as many tokens and the same share of the
+    weights, and the other ranks' keys and values on top; only tables of positions are smaller, by less than that.
+    With offloaded activations no kind of checkpointing is known to need least on the card: a recomputed layer has all
+    its activations there at once, any other never has.
     """
-    job, other, parts = candidate.job, failed.job, (candidate.plan.cp, failed.plan.cp)
-    if job.method != other.method or job.micro_batch * parts[1] < other.micro_batch * parts[0] or parts[0] < parts[1]:
+    job, other_job = candidate.job, other.job
+    parts, other_parts = candidate.plan.cp, other.plan.cp
+    if job.method != other_job.method or parts < other_parts:
+        return False
+    if job.micro_batch * other_parts < other_job.micro_batch * parts:
         return False
     for name, values in ORDER.items():
-        mine, theirs = getattr(candidate.plan, name), getattr(failed.plan, name)
-        if mine != theirs and (
-            mine not in values or theirs not in values or values.index(mine) > values.index(theirs)
+        value, other_value = getattr(candidate.plan, name), getattr(other.plan, name)
+        if value != other_value and (
+            value not in values or other_value not in values or values.index(value) > values.index(other_value)
         ):
             return False
-    if "hsdp" in (candidate.plan.shard, failed.plan.shard) and candidate.plan.shard != failed.plan.shard:
-        return False  # it divides among fewer ranks than zero2 does
-    if candidate.plan.activation_offload != "none" and candidate.plan.checkpointing != failed.plan.checkpointing:
+    if "hsdp" in (candidate.plan.shard, other.plan.shard) and candidate.plan.shard != other.plan.shard:
+        return False  # it divides among fewer ranks than zero2
+    if candidate.plan.activation_offload != "none" and candidate.plan.checkpointing != other.plan.checkpointing:
         return False
-    ways = {candidate.plan.activation_offload, failed.plan.activation_offload}
-    if len(ways) > 1 and "none" not in ways:
-        return False  # what torch's copies wait for and what streamed ones have under way are not comparable
-    same = {name: getattr(failed.plan, name) for name in (*ORDER, "cp")}
-    return replace(candidate.plan, **same) == failed.plan
+    offloads = {candidate.plan.activation_offload, other.plan.activation_offload}
+    if len(offloads) > 1 and "none" not in offloads:
+        return False  # the buffers of synchronous and of streamed copies are not comparable
+    same = {name: getattr(other.plan, name) for name in (*ORDER, "cp")}
+    return replace(candidate.plan, **same) == other.plan
 
 
-def most_telling(candidates: Sequence[Candidate]) -> Candidate:
-    """Of candidates, fastest first, the one whose look decides most of the others, whatever it shows."""
-    return max(
-        candidates, key=lambda one: len(candidates) - max(len(after(candidates, one, fits)) for fits in (False, True))
-    )
+def choose_most_informative(candidates: Sequence[Candidate]) -> Candidate:
+    """Return the candidate, of those given fastest first, whose probe decides most others, whatever it shows."""
+
+    def decided(candidate: Candidate) -> int:
+        return len(candidates) - max(len(keep_open(candidates, candidate, fits)) for fits in (False, True))
+
+    return max(candidates, key=decided)
 
 
-def after(candidates: Sequence[Candidate], one: Candidate, fits: bool) -> list[Candidate]:
-    """Those, fastest first, of which it is not known whether they are the fastest that fits when one was looked at.
+def keep_open(candidates: Sequence[Candidate], probed: Candidate, fits: bool) -> list[Candidate]:
+    """Return those that may still be the fastest that fits, of candidates given fastest first, after one was probed.
 
-    If it does not fit, those that need no less do not; if it does, those that need no more do, and the slower ones
-    are out of question.
+    If it does not fit, every candidate that needs at least as much is ruled out.  If it fits, so does every candidate
+    that needs at most as much, and slower ones cannot be the fastest.
     """
     if not fits:
-        return [other for other in candidates if not needs_no_less(other, one)]
-    faster = itertools.takewhile(lambda other: other is not one, candidates)
-    return [other for other in faster if not needs_no_less(one, other)]
+        return [candidate for candidate in candidates if not needs_at_least(candidate, probed)]
+    faster = itertools.takewhile(lambda candidate: candidate is not probed, candidates)
+    return [candidate for candidate in faster if not needs_at_least(probed, candidate)]

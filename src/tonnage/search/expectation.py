@@ -1,7 +1,8 @@
-"""What runs say of candidates that were not run: interpolation between traces.
+"""Estimate what a candidate needs from runs of similar candidates.
 
-The least memory of a candidate is known, and what runs usually need beyond it.  How much of that runs like it really
-needed corrects the latter.  A look shows less than a whole run needs; by how much, whole runs of its kind say.
+Each candidate has a lower bound and an estimate of what runs usually need on top.  The nearest run of the same kind
+says which part of that estimate was really needed, and corrects it.  Probes show less than whole runs need; whole
+runs of the same kind say by how much.
 """
 
 from __future__ import annotations
@@ -11,110 +12,106 @@ from math import inf, log
 from typing import Any, Final
 
 from tonnage.search.pricing import Priced
-from tonnage.search.space import OFFLOADS
+from tonnage.search.values import OFFLOADS
 
-_OTHER_AXIS: Final = {"tp": 0.3, "pp": 0.3, "ep": 0.3, "cp": 0.05}
-"""How far apart two runs are for a parallel dimension in which they differ, in the scale of log(tokens).
+_AXIS_DISTANCE: Final = {"tp": 0.3, "pp": 0.3, "ep": 0.3, "cp": 0.05}
+"""Distance between two runs for each parallel dimension in which they differ, in the scale of log(tokens).
 
-With its part of longer sequences a rank of `cp` does what it would do with shorter ones."""
+A rank under `cp` does with its part of a long sequence what it would do with a short one."""
 
-_NEAR: Final = max(_OTHER_AXIS.values())
-"""How far apart runs are at most that say something of one another though they divide weights otherwise: one parallel
-dimension."""
+_NEAR: Final = max(_AXIS_DISTANCE.values())
+"""The largest distance at which runs with another sharding still count: one parallel dimension."""
 
-_ERROR_OF_LIKE: Final = 0.02
-"""Of what is expected, how far a run may be off that is like one that was made."""
+_ERROR_OF_SIMILAR: Final = 0.02
+"""The relative error of an estimate from a run at distance 0."""
 
-_ERROR_APART: Final = 0.25
-"""The same for each unit that it is apart from that one."""
+_ERROR_PER_DISTANCE: Final = 0.25
+"""The relative error added for each unit of distance."""
 
 _ERROR_UNKNOWN: Final = 0.4
-"""The same where there was no run like it."""
+"""The relative error where there was no similar run."""
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """What a run has shown."""
+class _Run:
+    """A candidate that was run, and what it needed."""
 
-    one: Priced
-    """Of whom."""
+    priced: Priced
+    """The candidate."""
     need_bytes: int
-    """Peak of the process; of a look without what the allocator keeps in reserve."""
-    looked: bool
+    """Peak of the process; for a probe without the allocator's cached blocks."""
+    is_probe: bool
     """Whether only a few layers were run."""
 
 
 class Expectation:
-    """Runs so far, by what decides how far a need is above the least."""
+    """The runs so far, grouped by what decides how far a need is above its bound."""
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[Any, ...], list[_Seen]] = {}
-        self._akin: dict[tuple[Any, ...], list[_Seen]] = {}
-        self._beyond: dict[tuple[bool, ...], float] = {}
+        self._similar: dict[tuple[Any, ...], list[_Run]] = {}
+        self._related: dict[tuple[Any, ...], list[_Run]] = {}
+        self._whole_to_probe: dict[tuple[bool, ...], float] = {}
 
-    def look(self, one: Priced, least_bytes: int) -> None:
-        """Note the least that a look has shown a candidate to need."""
-        self._note(_Seen(one, least_bytes, looked=True))
+    def add_probe(self, priced: Priced, need_bytes: int) -> None:
+        """Record what a probe has shown a candidate to need at least."""
+        self._add(_Run(priced, need_bytes, is_probe=True))
 
-    def learn(self, one: Priced, need_bytes: int) -> None:
-        """Note what a candidate was found to need, run whole."""
-        for look in self._runs.get(_like(one), ()):
-            if look.one is one and look.looked:
-                beyond = need_bytes / look.need_bytes
-                self._beyond[_kind(one)] = min(beyond, self._beyond.get(_kind(one), beyond))
-        self._note(_Seen(one, need_bytes, looked=False))
+    def add_whole_run(self, priced: Priced, need_bytes: int) -> None:
+        """Record what a whole run of a candidate needed."""
+        for run in self._similar.get(_group(priced), ()):
+            if run.priced is priced and run.is_probe:
+                ratio = need_bytes / run.need_bytes
+                self._whole_to_probe[_kind(priced)] = min(ratio, self._whole_to_probe.get(_kind(priced), ratio))
+        self._add(_Run(priced, need_bytes, is_probe=False))
 
-    def _note(self, run: _Seen) -> None:
-        self._runs.setdefault(_like(run.one), []).append(run)
-        self._akin.setdefault(_akin(run.one), []).append(run)
+    def _add(self, run: _Run) -> None:
+        self._similar.setdefault(_group(run.priced), []).append(run)
+        self._related.setdefault(_wide_group(run.priced), []).append(run)
 
-    def has_seen(self, method: str) -> bool:
-        """Whether anything was run of a method."""
-        return any(kind[0] == method for kind in self._runs)
+    def has_run(self, method: str) -> bool:
+        """Return whether any candidate of a method has run."""
+        return any(group[0] == method for group in self._similar)
 
-    def beyond(self, one: Priced, unknown: float = 1.0) -> float:
-        """How many times what a look has shown whole runs of a kind took at least; `unknown` before any."""
-        return self._beyond.get(_kind(one), unknown)
+    def whole_to_probe(self, priced: Priced, unknown: float = 1.0) -> float:
+        """Return the smallest ratio of a whole run's need to its probe's, of this kind; `unknown` without any."""
+        return self._whole_to_probe.get(_kind(priced), unknown)
 
-    def bytes(self, one: Priced) -> float:
-        """What a candidate is expected to need."""
-        found = self._nearest(one) or self._near_of_kin(one)
-        if found is None:
-            return one.least_bytes + one.beyond_bytes
-        nearest = found.one
-        need = found.need_bytes * (self.beyond(nearest) if found.looked else 1.0)
-        return one.least_bytes + one.beyond_bytes * (need - nearest.least_bytes) / nearest.beyond_bytes
+    def bytes(self, priced: Priced) -> float:
+        """Return what a candidate is expected to need."""
+        nearest = self._find_similar(priced) or self._find_related(priced)
+        if nearest is None:
+            return priced.bound_bytes + priced.extra_bytes
+        other = nearest.priced
+        need = nearest.need_bytes * (self.whole_to_probe(other) if nearest.is_probe else 1.0)
+        return priced.bound_bytes + priced.extra_bytes * (need - other.bound_bytes) / other.extra_bytes
 
-    def error(self, one: Priced) -> float:
-        """By which part of it the need may be off: by any, if nothing is known of the network either."""
-        found = self._nearest(one)
-        if found is None:
-            return _ERROR_UNKNOWN if one.least_bytes else inf
-        return _ERROR_OF_LIKE + _ERROR_APART * _apart(one, found.one)
+    def error(self, priced: Priced) -> float:
+        """Return the relative error of `bytes`; infinite if nothing is known of the network either."""
+        nearest = self._find_similar(priced)
+        if nearest is None:
+            return _ERROR_UNKNOWN if priced.bound_bytes else inf
+        return _ERROR_OF_SIMILAR + _ERROR_PER_DISTANCE * _distance(priced, nearest.priced)
 
-    def _nearest(self, one: Priced) -> _Seen | None:
-        """The run that is most like a candidate, the latest of equally near ones."""
-        runs = self._runs.get(_like(one), ())
-        return min(reversed(runs), key=lambda run: _apart(one, run.one), default=None)
+    def _find_similar(self, priced: Priced) -> _Run | None:
+        """Return the nearest run of the same group, the latest of equally near ones."""
+        runs = self._similar.get(_group(priced), ())
+        return min(reversed(runs), key=lambda run: _distance(priced, run.priced), default=None)
 
-    def _near_of_kin(self, one: Priced) -> _Seen | None:
-        """The same among runs that divide weights, gradients and states otherwise, as the least tells.
-
-        Only of those near: how far off it is hangs on what is divided as well.
-        """
-        runs = [run for run in self._akin.get(_akin(one), ()) if _apart(one, run.one) <= _NEAR]
-        return min(reversed(runs), key=lambda run: _apart(one, run.one), default=None)
+    def _find_related(self, priced: Priced) -> _Run | None:
+        """Return the nearest run with another sharding, whose effect the bound covers, if it is near enough."""
+        runs = [run for run in self._related.get(_wide_group(priced), ()) if _distance(priced, run.priced) <= _NEAR]
+        return min(reversed(runs), key=lambda run: _distance(priced, run.priced), default=None)
 
 
-def _like(one: Priced) -> tuple[Any, ...]:
-    """What decides how far a need is above the least."""
-    plan = one.candidate.plan
-    return (*_akin(one), plan.shard, plan.accum_sync or one.candidate.job.grad_accum == 1)
+def _group(priced: Priced) -> tuple[Any, ...]:
+    """Return what decides how far a need is above the bound."""
+    plan = priced.candidate.plan
+    return (*_wide_group(priced), plan.shard, plan.accum_sync or priced.candidate.job.grad_accum == 1)
 
 
-def _akin(one: Priced) -> tuple[Any, ...]:
-    """The same but for what weights, gradients and states are divided by."""
-    job, plan = one.candidate.job, one.candidate.plan
+def _wide_group(priced: Priced) -> tuple[Any, ...]:
+    """Return the same without how weights, gradients and states are sharded."""
+    job, plan = priced.candidate.job, priced.candidate.plan
     return (
         job.method,
         plan.precision,
@@ -126,13 +123,13 @@ def _akin(one: Priced) -> tuple[Any, ...]:
     )
 
 
-def _kind(one: Priced) -> tuple[bool, ...]:
-    """What decides how much of a rank's memory a look of a few layers does not show."""
-    plan = one.candidate.plan
+def _kind(priced: Priced) -> tuple[bool, ...]:
+    """Return what decides how much of a rank's memory a probe does not show."""
+    plan = priced.candidate.plan
     return (plan.pp > 1, plan.tp > 1, plan.checkpointing == "none")
 
 
-def _apart(one: Priced, other: Priced) -> float:
-    plan, others = one.candidate.plan, other.candidate.plan
-    axes = sum(apart for name, apart in _OTHER_AXIS.items() if getattr(plan, name) != getattr(others, name))
-    return abs(log(one.tokens_at_once / other.tokens_at_once)) + axes
+def _distance(priced: Priced, other: Priced) -> float:
+    plan, other_plan = priced.candidate.plan, other.candidate.plan
+    axes = sum(far for name, far in _AXIS_DISTANCE.items() if getattr(plan, name) != getattr(other_plan, name))
+    return abs(log(priced.tokens_at_once / other.tokens_at_once)) + axes

@@ -1,4 +1,7 @@
-"""The largest number of which something still has room: the edge of what fits, in few tries."""
+"""Find the largest number that fits in few tries, by bisection with linear interpolation.
+
+`find_largest(100, lambda number: 1 - number / 42)` is 42.
+"""
 
 from __future__ import annotations
 
@@ -7,69 +10,70 @@ from dataclasses import dataclass
 from typing import Final
 
 Room = Callable[[int], float | None]
-"""How much is left at a number, negative where as much is missing; None where it cannot be, by an unknown lot."""
+"""Returns how much is left at a number, negative for how much is missing; None if it does not fit by an unknown
+amount."""
 
 FURTHEST: Final = 16
-"""How many times the largest number that has room may be, at most, what is tried beyond it."""
+"""The next try beyond the largest number that fits is at most this many times as large."""
 
 
 @dataclass(frozen=True)
-class _Tried:
+class _Try:
     number: int
     room: float | None
 
     @property
-    def does(self) -> bool:
+    def fits(self) -> bool:
         return has_room(self.room)
 
 
 def has_room(room: float | None) -> bool:
-    """Whether something is left, or at least nothing missing."""
+    """Return whether something is left, or at least nothing missing."""
     return room is not None and room >= 0
 
 
-def edge(most: int, room: Room) -> int | None:
-    """The largest number from 1 to `most` that has room, if all smaller ones have; None where 1 has none.
+def find_largest(most: int, room: Room) -> int | None:
+    """Return the largest number from 1 to `most` that fits, if all smaller ones do; None if 1 does not.
 
-    Memory is nearly linear in most of what it is asked for, so each try is made where a line through two others ends;
-    after one that does not halve what is open, the middle is tried.  What is found has been tried, and so has its
-    successor, which has no room.
+    Memory is nearly linear in most quantities, so each try is where a line through two earlier ones reaches zero.
+    After a try that does not halve the interval, the next one is its middle.  The number returned was tried, and so
+    was its successor, which does not fit.
     """
-    low = _Tried(1, room(1)) if most >= 1 else None
-    if low is None or not low.does:
+    low = _Try(1, room(1)) if most >= 1 else None
+    if low is None or not low.fits:
         return None
-    below: _Tried | None = None
-    high: _Tried | None = None
+    below: _Try | None = None
+    high: _Try | None = None
     halve = False
     while low.number < (most if high is None else high.number - 1):
-        number = min(_beyond(below, low), most) if high is None else _between(low, high, halve=halve)
-        tried = _Tried(number, room(number))
-        before = _open(low, high)
-        if tried.does:
-            below, low = low, tried
+        number = min(_extrapolate(below, low), most) if high is None else _interpolate(low, high, halve=halve)
+        attempt = _Try(number, room(number))
+        before = _interval(low, high)
+        if attempt.fits:
+            below, low = low, attempt
         else:
-            high = tried
-        after = _open(low, high)
+            high = attempt
+        after = _interval(low, high)
         halve = before is not None and after is not None and 2 * after > before
     return low.number
 
 
-def _open(low: _Tried, high: _Tried | None) -> int | None:
-    """How many numbers may be the edge; None where it is not known how far it is."""
+def _interval(low: _Try, high: _Try | None) -> int | None:
+    """Return how many numbers are still possible; None without an upper end."""
     return None if high is None else high.number - low.number
 
 
-def _beyond(below: _Tried | None, low: _Tried) -> int:
-    """Where the line through two numbers that have room ends; twice the first where there is one alone."""
+def _extrapolate(below: _Try | None, low: _Try) -> int:
+    """Return where the line through two numbers that fit reaches zero; twice the number if there is only one."""
     if below is None or below.room is None or low.room is None:
         return 2 * low.number
-    each = (below.room - low.room) / (low.number - below.number)
-    further = FURTHEST * low.number
-    return further if each <= 0 else min(max(low.number + int(low.room / each), low.number + 1), further)
+    slope = (below.room - low.room) / (low.number - below.number)
+    furthest = FURTHEST * low.number
+    return furthest if slope <= 0 else min(max(low.number + int(low.room / slope), low.number + 1), furthest)
 
 
-def _between(low: _Tried, high: _Tried, *, halve: bool) -> int:
-    """Where the line from a number that has room to one that has none ends; the middle where one is not known."""
+def _interpolate(low: _Try, high: _Try, *, halve: bool) -> int:
+    """Return where the line between a number that fits and one that does not reaches zero; the middle if unknown."""
     inside = high.number - low.number
     if halve or low.room is None or high.room is None:
         return low.number + inside // 2

@@ -1,4 +1,4 @@
-"""Where nothing fits: how far the smallest plan is from the card, and what would make the job fit."""
+"""Where nothing fits: how far the smallest plan is from the card, and which changes would make the job fit."""
 
 from __future__ import annotations
 
@@ -13,113 +13,118 @@ from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, Us
 from tonnage.estimates import Estimate
 from tonnage.options import spelled
 from tonnage.predict import check
-from tonnage.search import space
-from tonnage.search.search import Search, host_bytes, within_host
 from tonnage.search.depth import Need
-from tonnage.search.memory import Ghosts
-from tonnage.search.pricing import Bounded, beyond_bytes, bounded
-from tonnage.search.space import Question
+from tonnage.search.fit import fits_host, host_bytes
+from tonnage.search.pricing import Bounded, bound_candidate, usual_extra_bytes
+from tonnage.search.question import Question
+from tonnage.search.search import Search
+from tonnage.search.space import list_candidates
+from tonnage.search.trial_runner import TrialRunner
+from tonnage.search.values import ORDER
 from tonnage.solution import Candidate, Nearest, Remedy
 from tonnage.units import GIB
 
 CARDS: Final = ("l4", "a100-40gb", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
-"""Larger cards that are offered, smallest first."""
+"""Larger cards that are proposed, smallest first."""
 
 DOUBLINGS: Final = 8
-"""How often the GPUs are doubled before more of them are no remedy."""
+"""How often the number of GPUs is doubled at most."""
 
 SMALLEST: Final = 4
-"""Candidates with the least need that are run to find the nearest."""
+"""Candidates with the smallest need that are probed to find the nearest."""
 
-HOPED: Final = 2
+SMALLEST_OF_REMEDY: Final = 2
 """The same to see whether a remedy is worth a search."""
 
 
 Variant = tuple[str, Question]
-"""Options that are changed, and what is then asked."""
+"""The options that are changed, and the question then."""
 Variants = Callable[[Question], Iterator[Variant]]
 
-Way = tuple[str, bool]
-"""Checkpointing, and whether all that is kept stays on the card."""
+KeepingWay = tuple[str, bool]
+"""How activations are kept: checkpointing, and whether they stay on the card."""
 
 
-def nearest(question: Question, ghosts: Ghosts, *, remedies: bool = True) -> Nearest | None:
-    """The plan whose peak is lowest, run where everything fits, and what would help; None if no plan can be run."""
-    small = smallest(question)
-    answers = ghosts.need(small, question.cluster)
-    runs = [ghosts.made(one, question.cluster) for one in small]
+def find_nearest(question: Question, runner: TrialRunner, *, remedies: bool = True) -> Nearest | None:
+    """Return the plan with the lowest peak, and what would make the job fit; None if no plan can be run."""
+    smallest = list_smallest(question)
+    answers = runner.probe(smallest, question.cluster)
+    runs = [runner.find_estimate(candidate, question.cluster) for candidate in smallest]
     needs = [
-        (_needed_bytes(answer, run, question.cluster), one)
-        for one, run, answer in zip(small, runs, answers, strict=True)
-        if isinstance(answer, Need) and (run is None or within_host(host_bytes(run), question))
+        (_combine(answer, run, question.cluster), candidate)
+        for candidate, run, answer in zip(smallest, runs, answers, strict=True)
+        if isinstance(answer, Need) and (run is None or fits_host(host_bytes(run), question))
     ]
     if not needs:
         return None
-    needed_bytes, one = min(needs, key=lambda pair: pair[0])
+    needed_bytes, candidate = min(needs, key=lambda pair: pair[0])
     return Nearest(
-        candidate=one,
+        candidate=candidate,
         needed_bytes=needed_bytes,
         missing_bytes=needed_bytes - question.budget_bytes,
-        remedies=tuple(_remedies(question, ghosts)) if remedies else (),
+        remedies=tuple(_list_remedies(question, runner)) if remedies else (),
     )
 
 
-def _needed_bytes(look: Need, run: Estimate | None, cluster: Cluster) -> int:
-    """Bytes of a process, at least, by a whole run too if there was one, of which a look shows less."""
+def _combine(need: Need, run: Estimate | None, cluster: Cluster) -> int:
+    """Return the process bytes needed at least, by a probe and by a whole run, if there was one."""
     if run is None:
-        return look.process_bytes
-    return max(look.process_bytes, run.peak.process_bytes if run.fits else cluster.device.capacity_bytes)
+        return need.process_bytes
+    return max(need.process_bytes, run.peak.process_bytes if run.fits else cluster.device.capacity_bytes)
 
 
-def smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
-    """So many candidates with the least need that can be run at all, smallest first as far as is known unrun.
+def list_smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
+    """Return the possible candidates with the smallest expected need, smallest first.
 
-    Each keeps activations in another way: a layer that runs again has all it keeps on the card at once, one whose
-    results wait on the host never has, and which of the two is more is not known.  Of micro-batches the smallest
-    needs least, or the largest where no gradient then waits for the next one.
+    Each keeps activations in another way: a recomputed layer has all its activations on the card at once, an
+    offloaded one never has, and which of the two needs more is not known.  The smallest micro-batch needs least, or
+    the largest if no gradient then waits for the next one.
     """
-    every = (one for place in reversed(question.places) for one in space.candidates(question, **place, ends=True))
-    known = (bounded(one, question.cluster) for one in every)
-    order = [
-        (_expected(one, question.cluster), one.candidate.job.micro_batch, -_saving(one.candidate), one.candidate)
-        for one in known
-        if within_host(one.host_bytes, question)
+    every = (one for place in reversed(question.places) for one in list_candidates(question, **place, ends=True))
+    bounded = (bound_candidate(candidate, question.cluster) for candidate in every)
+    keyed = [
+        (
+            (_expected_bytes(one, question.cluster), one.candidate.job.micro_batch, -_saving_level(one.candidate)),
+            one.candidate,
+        )
+        for one in bounded
+        if fits_host(one.host_bytes, question)
     ]
-    found: dict[Way, Candidate] = {}
-    for *_, one in sorted(order, key=lambda expected: expected[:3]):
-        way = way_of(one)
-        if way in found or _refused(one, question) is not None:
+    smallest: dict[KeepingWay, Candidate] = {}
+    for _, candidate in sorted(keyed, key=lambda pair: pair[0]):
+        way = keeping_way(candidate)
+        if way in smallest or _find_refusal(candidate, question) is not None:
             continue
-        found[way] = one
-        if len(found) == count:
+        smallest[way] = candidate
+        if len(smallest) == count:
             break
-    return list(found.values())
+    return list(smallest.values())
 
 
-def way_of(candidate: Candidate) -> Way:
-    """How it keeps what backward needs."""
+def keeping_way(candidate: Candidate) -> KeepingWay:
+    """Return how a candidate keeps its activations."""
     return candidate.plan.checkpointing, candidate.plan.activation_offload == "none"
 
 
-def _expected(known: Bounded, cluster: Cluster) -> float:
-    """Bytes that a run is likely to need."""
-    return known.least_bytes + beyond_bytes(known, cluster)
+def _expected_bytes(bounded: Bounded, cluster: Cluster) -> float:
+    """Return the bytes that a run is likely to need."""
+    return bounded.bound_bytes + usual_extra_bytes(bounded, cluster)
 
 
-def refusal(question: Question) -> str | None:
-    """What stands against most combinations, if none of them can be run; else None.
+def explain_impossible(question: Question) -> str | None:
+    """Return what refuses most combinations if all of them are refused; else None.
 
-    Of those that use the host's memory only where there are no others: it is not what others lack.
+    Those with offload count only if there are no others: what refuses offload is not what the others lack.
     """
     plain, offloaded = (
-        Counter(_refused(one, question) for one in space.candidates(question, offload=offload))
+        Counter(_find_refusal(candidate, question) for candidate in list_candidates(question, offload=offload))
         for offload in (False, True)
     )
-    said = plain or offloaded
-    return None if None in {*plain, *offloaded} or not said else said.most_common(1)[0][0]
+    refusals = plain or offloaded
+    return None if None in {*plain, *offloaded} or not refusals else refusals.most_common(1)[0][0]
 
 
-def _refused(candidate: Candidate, question: Question) -> str | None:
+def _find_refusal(candidate: Candidate, question: Question) -> str | None:
     try:
         check(candidate.job, candidate.plan, question.cluster)
     except UsageError as error:
@@ -127,78 +132,80 @@ def _refused(candidate: Candidate, question: Question) -> str | None:
     return None
 
 
-def _saving(candidate: Candidate) -> int:
-    """How far towards less memory the options are, where the bound does not tell."""
+def _saving_level(candidate: Candidate) -> int:
+    """Return how far the options go towards less memory, where the bound does not tell."""
     plan = candidate.plan
-    return sum(
-        values.index(getattr(plan, name)) for name, values in space.ORDER.items() if getattr(plan, name) in values
-    )
+    return sum(values.index(getattr(plan, name)) for name, values in ORDER.items() if getattr(plan, name) in values)
 
 
-def _remedies(question: Question, ghosts: Ghosts) -> Iterator[Remedy]:
-    """Each change that makes the job fit, the smallest of its kind; where none does, two together."""
+def _list_remedies(question: Question, runner: TrialRunner) -> Iterator[Remedy]:
+    """Yield each change that makes the job fit, the smallest of its kind; if none does, pairs of changes."""
     single = (
-        _shorter(question),
-        _methods(question),
-        _quantized(question),
-        _enough(question, ghosts),
-        _larger(question),
-        _larger_host(question),
+        _shorten_sequence(question),
+        _change_method(question),
+        _quantize_further(question),
+        _add_enough_gpus(question, runner),
+        _take_larger_card(question),
+        _add_host_memory(question),
     )
-    found = [remedy for variants in single if (remedy := _first(variants, ghosts)) is not None]
-    if not found:
+    remedies = [remedy for variants in single if (remedy := _find_first(variants, runner)) is not None]
+    if not remedies:
         pairs = (
-            _both(question, _larger, _methods),
-            _both(question, _more, _methods),
-            _both(question, _larger, _more),
+            _combine_changes(question, _take_larger_card, _change_method),
+            _combine_changes(question, _add_gpus, _change_method),
+            _combine_changes(question, _take_larger_card, _add_gpus),
         )
-        found = [remedy for variants in pairs if (remedy := _first(variants, ghosts)) is not None]
-    yield from found
+        remedies = [remedy for variants in pairs if (remedy := _find_first(variants, runner)) is not None]
+    yield from remedies
 
 
-def _first(variants: Iterator[Variant], ghosts: Ghosts) -> Remedy | None:
-    """The first that makes the job fit."""
-    hopeful = ((words, changed) for words, changed in variants if _may_fit(changed, ghosts))
-    return next(filter(None, (_tried(words, changed, ghosts) for words, changed in hopeful)), None)
+def _find_first(variants: Iterator[Variant], runner: TrialRunner) -> Remedy | None:
+    """Return the first variant that makes the job fit."""
+    hopeful = ((words, changed) for words, changed in variants if _may_fit(changed, runner))
+    return next(filter(None, (_try_variant(words, changed, runner) for words, changed in hopeful)), None)
 
 
-def _may_fit(question: Question, ghosts: Ghosts) -> bool:
-    """Whether a candidate that goes farthest towards less memory does, by a look; True where none can be had."""
-    within = question.budget_bytes
-    small = [one for one in smallest(question, HOPED) if bounded(one, question.cluster).least_bytes <= within]
+def _may_fit(question: Question, runner: TrialRunner) -> bool:
+    """Return whether one of the smallest candidates fits by its probe; True if no probe succeeds."""
+    limit = question.budget_bytes
+    smallest = [
+        candidate
+        for candidate in list_smallest(question, SMALLEST_OF_REMEDY)
+        if bound_candidate(candidate, question.cluster).bound_bytes <= limit
+    ]
     try:
-        needs = ghosts.need(small, question.cluster) if small else []
+        needs = runner.probe(smallest, question.cluster) if smallest else []
     except (GhostUnavailable, UnreadableModel):  # no kernels for that card, no such method for that network
         return False
-    return any(not isinstance(need, Need) or need.least_bytes <= within for need in needs)
+    return any(not isinstance(need, Need) or need.uncached_bytes <= limit for need in needs)
 
 
-def _both(question: Question, one: Variants, other: Variants) -> Iterator[Variant]:
-    """Two changes at once, the smallest of the first with all of the second before the next."""
-    for words, changed in one(question):
-        for more, both in other(changed):
-            again = words.startswith("--gpu") and more.startswith("--gpu")  # the cluster is named once, as it ends
-            yield (more if again else f"{words} {more}"), both
+def _combine_changes(question: Question, first: Variants, second: Variants) -> Iterator[Variant]:
+    """Yield two changes at once: the smallest of the first kind with all of the second before the next."""
+    for words, changed in first(question):
+        for more, both in second(changed):
+            names_gpu_twice = words.startswith("--gpu") and more.startswith("--gpu")
+            yield (more if names_gpu_twice else f"{words} {more}"), both
 
 
-def _tried(words: str, question: Question, ghosts: Ghosts) -> Remedy | None:
-    search = Search(question, ghosts, lambda text: None)
+def _try_variant(words: str, question: Question, runner: TrialRunner) -> Remedy | None:
+    search = Search(question, runner, lambda text: None)
     try:
         search.run(1, doubtful=False)
     except (UsageError, CannotEstimate):
         return None
     if not search.found:
         return None
-    one, estimate = search.found[0]
+    priced, estimate = search.found[0]
     return Remedy(
         what=words,
         process_bytes=estimate.peak.process_bytes,
-        step_seconds=None if one.timing is None else one.timing.step_seconds,
-        tokens_per_second_per_gpu=None if one.timing is None else one.timing.tokens_per_second_per_gpu,
+        step_seconds=None if priced.timing is None else priced.timing.step_seconds,
+        tokens_per_second_per_gpu=None if priced.timing is None else priced.timing.tokens_per_second_per_gpu,
     )
 
 
-def _shorter(question: Question) -> Iterator[Variant]:
+def _shorten_sequence(question: Question) -> Iterator[Variant]:
     tokens = question.job.seq_len // 2
     while tokens >= 512:
         batch = None if question.job.global_batch_tokens is None else question.sequences * tokens
@@ -209,7 +216,7 @@ def _shorter(question: Question) -> Iterator[Variant]:
         tokens //= 2
 
 
-def _methods(question: Question) -> Iterator[Variant]:
+def _change_method(question: Question) -> Iterator[Variant]:
     if question.methods:
         return
     order = ("full", "lora", "qlora")
@@ -217,18 +224,18 @@ def _methods(question: Question) -> Iterator[Variant]:
         yield f"--method {method}", replace(question, job=replace(question.job, method=method))
 
 
-def _quantized(question: Question) -> Iterator[Variant]:
-    """Of quantized weights their scales in fewer bits, then what is not quantized as well."""
+def _quantize_further(question: Question) -> Iterator[Variant]:
+    """Yield quantized scales, then unquantized parameters in the compute dtype."""
     plan = question.plan
     if question.job.method != "qlora" or question.methods:
         return
     further: dict[str, Any] = {"quant": "nf4-double", "unquantized_dtype": "compute"}
     for name, value in further.items():
-        if not question.said(name):
+        if not question.is_stated(name):
             yield f"--{spelled(name)} {value}", replace(question, plan=replace(plan, **{name: value}))
 
 
-def _more(question: Question) -> Iterator[Variant]:
+def _add_gpus(question: Question) -> Iterator[Variant]:
     cluster = question.cluster
     sequences = question.sequences
     for _ in range(DOUBLINGS):
@@ -243,15 +250,15 @@ def _more(question: Question) -> Iterator[Variant]:
         )
 
 
-def _enough(question: Question, ghosts: Ghosts) -> Iterator[Variant]:
-    """Those of `_more` from the first that may fit: what a rank needs shrinks with their number, if anything does."""
-    every = list(_more(question))
-    first = bisect_left(every, True, key=lambda variant: _may_fit(variant[1], ghosts))
+def _add_enough_gpus(question: Question, runner: TrialRunner) -> Iterator[Variant]:
+    """Yield `_add_gpus` from the first number that may fit, found by bisection: more GPUs never need more each."""
+    every = list(_add_gpus(question))
+    first = bisect_left(every, True, key=lambda variant: _may_fit(variant[1], runner))
     yield from every[first:]
 
 
-def _larger_host(question: Question) -> Iterator[Variant]:
-    """More memory beside the same cards, where it is known how much there is."""
+def _add_host_memory(question: Question) -> Iterator[Variant]:
+    """Yield more host memory for the same cards, if its size is stated."""
     if question.host_memory_bytes is None:
         return
     count = -(-question.host_memory_bytes // GIB)
@@ -260,7 +267,7 @@ def _larger_host(question: Question) -> Iterator[Variant]:
         yield f"--host-memory {more}GiB", replace(question, host_memory_bytes=more * GIB)
 
 
-def _larger(question: Question) -> Iterator[Variant]:
+def _take_larger_card(question: Question) -> Iterator[Variant]:
     cluster = question.cluster
     for name in CARDS:
         device = find_device(name)

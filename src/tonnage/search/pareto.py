@@ -1,4 +1,4 @@
-"""The frontier of memory and speed: plans than which nothing is both faster and smaller."""
+"""Pareto-optimal plans: no other is both faster and smaller."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ from typing import Final
 from tonnage.errors import UsageError
 from tonnage.predict import check
 from tonnage.search.depth import Need
-from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import Priced
-from tonnage.search.space import Question
+from tonnage.search.question import Question
+from tonnage.search.trial_runner import TrialRunner
 from tonnage.solution import Choice, Point
 
 MOST_POINTS: Final = 12
-"""Runs that a frontier is worth."""
+"""The most candidates that are probed for a frontier."""
 
 
-def frontier(
-    order: Sequence[Priced], shown: Sequence[Choice], question: Question, ghosts: Ghosts
+def find_frontier(
+    order: Sequence[Priced], shown: Sequence[Choice], question: Question, runner: TrialRunner
 ) -> tuple[Point, ...]:
-    """Points of the frontier, fastest first, each run on a card where everything fits, plans that are shown too.
+    """Return the Pareto-optimal plans, fastest first, among probed candidates and the plans that are shown.
 
-    Candidates are thinned by the memory that they are likely to need, which orders them nearly as their peaks do; the
-    peaks decide.
+    Candidates are selected by the memory that they are likely to need, which orders them nearly as their peaks do;
+    then their peaks decide.  Without seconds there is no frontier.
     """
-    timed = [one for one in order if one.timing is not None]  # without seconds there is no frontier
+    timed = [priced for priced in order if priced.timing is not None]
     if not timed:
         return ()
-    chosen = _spread(list(_falling(timed, question)))
-    answers = ghosts.need([one.candidate for one in chosen], question.cluster)
+    selected = _select_evenly(list(_list_shrinking(timed, question)))
+    answers = runner.probe([priced.candidate for priced in selected], question.cluster)
     budget = question.budget_bytes
-    points = [_of_choice(choice, budget) for choice in shown]
-    for one, answer in zip(chosen, answers, strict=True):
-        run = ghosts.made(one.candidate, question.cluster)
-        if run is not None and run.fits:  # which says more than a look
-            points.append(_of_priced(one, run.peak.process_bytes, budget, whole=True))
+    points = [_point_of_choice(choice, budget) for choice in shown]
+    for priced, answer in zip(selected, answers, strict=True):
+        run = runner.find_estimate(priced.candidate, question.cluster)
+        if run is not None and run.fits:  # more exact than a probe
+            points.append(_point_of_priced(priced, run.peak.process_bytes, budget, whole=True))
         elif isinstance(answer, Need):
-            points.append(_of_priced(one, answer.process_bytes, budget, whole=answer.whole))
-    return tuple(_undominated(points))
+            points.append(_point_of_priced(priced, answer.process_bytes, budget, whole=answer.whole))
+    return tuple(_keep_optimal(points))
 
 
-def _falling(order: Iterable[Priced], question: Question) -> Iterator[Priced]:
-    """Those that can be run and are likely to need less than every faster one."""
+def _list_shrinking(order: Iterable[Priced], question: Question) -> Iterator[Priced]:
+    """Yield the possible candidates that are likely to need less than every faster one."""
     least = float("inf")
-    for one in order:
-        likely = one.least_bytes + one.beyond_bytes
-        if likely < least and _is_possible(one, question):
+    for priced in order:
+        likely = priced.bound_bytes + priced.extra_bytes
+        if likely < least and _is_possible(priced, question):
             least = likely
-            yield one
+            yield priced
 
 
-def _spread(falling: Sequence[Priced]) -> list[Priced]:
-    """As many as are worth a run, from the first to the last."""
-    gaps = min(len(falling), MOST_POINTS) - 1
-    places = {round(place * (len(falling) - 1) / max(gaps, 1)) for place in range(gaps + 1)}
-    return [falling[place] for place in sorted(places)]
+def _select_evenly(candidates: Sequence[Priced]) -> list[Priced]:
+    """Return up to MOST_POINTS candidates, evenly from the first to the last."""
+    gaps = min(len(candidates), MOST_POINTS) - 1
+    places = {round(place * (len(candidates) - 1) / max(gaps, 1)) for place in range(gaps + 1)}
+    return [candidates[place] for place in sorted(places)]
 
 
-def _undominated(points: Iterable[Point]) -> Iterator[Point]:
-    """Those that need less than all that are as fast."""
+def _keep_optimal(points: Iterable[Point]) -> Iterator[Point]:
+    """Yield the points that need less than every one that is as fast."""
     least: float = float("inf")
     for point in sorted(points, key=lambda point: (point.step_seconds, point.process_bytes)):
         if point.process_bytes < least:
@@ -67,7 +67,7 @@ def _undominated(points: Iterable[Point]) -> Iterator[Point]:
             yield point
 
 
-def _of_choice(choice: Choice, budget_bytes: int) -> Point:
+def _point_of_choice(choice: Choice, budget_bytes: int) -> Point:
     time = choice.estimate.time
     return Point(
         candidate=choice.candidate,
@@ -79,21 +79,21 @@ def _of_choice(choice: Choice, budget_bytes: int) -> Point:
     )
 
 
-def _of_priced(one: Priced, process_bytes: int, budget_bytes: int, *, whole: bool) -> Point:
-    assert one.timing is not None
+def _point_of_priced(priced: Priced, process_bytes: int, budget_bytes: int, *, whole: bool) -> Point:
+    assert priced.timing is not None
     return Point(
-        candidate=one.candidate,
+        candidate=priced.candidate,
         process_bytes=process_bytes,
         whole=whole,
         fits=process_bytes <= budget_bytes,
-        step_seconds=one.timing.step_seconds,
-        tokens_per_second_per_gpu=one.timing.tokens_per_second_per_gpu,
+        step_seconds=priced.timing.step_seconds,
+        tokens_per_second_per_gpu=priced.timing.tokens_per_second_per_gpu,
     )
 
 
-def _is_possible(one: Priced, question: Question) -> bool:
+def _is_possible(priced: Priced, question: Question) -> bool:
     try:
-        check(one.candidate.job, one.candidate.plan, question.cluster)
+        check(priced.candidate.job, priced.candidate.plan, question.cluster)
     except UsageError:
         return False
     return True

@@ -1,10 +1,10 @@
-"""What a pipeline holds for micro-batches that were not run.
+"""The buffers that a pipeline holds for the micro-batches that were not run.
 
-Of a step with hundreds of micro-batches only a few are run, and what each of the others takes is added.  Torch's
-stages (2.13) make what they receive for every micro-batch at the beginning and keep it
-(`PipelineStage._prepare_forward_infra`); the interleaved schedule waits for what it sent when the step ends, and
-until then that is kept too (`send_ops` of `_PipelineScheduleRuntime`); token ids and labels of all are on the card,
-and the losses on the last stage.
+Of a step with hundreds of micro-batches only a few are run, and what each of the others holds is added.  Torch's
+stages (2.13) allocate the receive buffers of all micro-batches at the beginning and keep them
+(`PipelineStage._prepare_forward_infra`).  The interleaved schedule waits for its sends when the step ends, and keeps
+what it sent until then (`send_ops` of `_PipelineScheduleRuntime`).  Token ids and labels of all micro-batches are on
+the card, and their losses on the last stage.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tonnage.device import Cluster
 from tonnage.estimates import Estimate, Moment, PhasePeak, StepPeak
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.search.depth import Look
+from tonnage.search.depth import Probe
 from tonnage.solution import Candidate
 from tonnage.techniques.tensor_parallel import divides_sequence
 from tonnage.units import size
 
 _ID_BYTES: Final = 2 * 8
-"""Of a token: its number and its label."""
+"""Bytes of a token: its number and its label."""
 
 _LOSS_BYTES: Final = 512
 """The allocator's smallest block, which holds a loss."""
@@ -31,79 +31,81 @@ _LOSS_BYTES: Final = 512
 CATEGORY: Final = "communication"
 
 
-def waiting_bytes(candidate: Candidate, cluster: Cluster, rank: int = 0) -> int:
-    """Bytes that each micro-batch of a step takes on a rank of a pipeline, whether it is under way or not."""
-    place = axes(candidate.plan, cluster.gpus, cluster.gpus_per_node).place(rank, "pp")
-    return waiting_at(candidate, place)
+def buffer_bytes(candidate: Candidate, cluster: Cluster, rank: int = 0) -> int:
+    """Return the bytes that a rank of a pipeline holds for each micro-batch of a step from its beginning."""
+    stage = axes(candidate.plan, cluster.gpus, cluster.gpus_per_node).place(rank, "pp")
+    return buffer_bytes_at(candidate, stage)
 
 
-def waiting_at(candidate: Candidate, place: int) -> int:
-    """The same on the ranks at a place of the pipeline, the first of which is 0."""
+def buffer_bytes_at(candidate: Candidate, stage: int) -> int:
+    """Return the same for the ranks at a position of the pipeline, the first of which is 0."""
     job, plan = candidate.job, candidate.plan
     if plan.pp == 1:
         return 0
     text = job.model.text
     tokens = job.seq_len * job.micro_batch // plan.cp
-    hidden = tokens * int(text.get("hidden_size", 0)) * _stream_bytes(plan)
+    hidden = tokens * int(text.get("hidden_size", 0)) * _element_bytes(plan)
     parts = plan.tp if divides_sequence(plan) else 1
-    return _handed(plan, place) * hidden // parts + _ID_BYTES * tokens + _LOSS_BYTES * (place == plan.pp - 1)
+    buffers = _count_buffers(plan, stage) * hidden // parts
+    return buffers + _ID_BYTES * tokens + _LOSS_BYTES * (stage == plan.pp - 1)
 
 
-def _stream_bytes(plan: Plan) -> int:
-    """Of an element that stages hand on: FSDP2 casts inputs itself, autocast leaves the stream in fp32."""
+def _element_bytes(plan: Plan) -> int:
+    """Return the bytes of an element that stages send: FSDP2 casts inputs itself, autocast leaves them in fp32."""
     return 4 if plan.precision == "fp32" or (plan.precision.endswith("-mixed") and plan.shard not in SHARDING) else 2
 
 
-def _handed(plan: Plan, place: int) -> int:
-    """What stages of a rank get of each micro-batch and keep: hidden states but the first, gradients but the last.
+def _count_buffers(plan: Plan, stage: int) -> int:
+    """Return how many tensors a rank keeps for each micro-batch: received hidden states and gradients.
 
-    Of an interleaved schedule also what they send, which is as much.
+    The first stage receives no hidden states, the last no gradients.  An interleaved schedule also keeps what it
+    sends, which is as much.
     """
     interleaved = plan.pp_schedule == "interleaved"
-    received = 2 * (plan.pp_stages if interleaved else 1) - (place == 0) - (place == plan.pp - 1)
+    received = 2 * (plan.pp_stages if interleaved else 1) - (stage == 0) - (stage == plan.pp - 1)
     return received * (2 if interleaved else 1)
 
 
-def looked(look: Look, more: int) -> Look:
-    """A look with so many bytes more, there from the beginning."""
-    held = {**look.by_category, CATEGORY: look.by_category.get(CATEGORY, 0) + more}
-    moments = {one: most + more * (one.phase != "load") for one, most in look.allocated_bytes.items()}
-    return Look(allocated_bytes=moments, by_category=held)
+def add_to_probe(probe: Probe, more: int) -> Probe:
+    """Return a probe with more bytes that are there from the beginning."""
+    held = {**probe.by_category, CATEGORY: probe.by_category.get(CATEGORY, 0) + more}
+    moments = {moment: most + more * (moment.phase != "load") for moment, most in probe.allocated_bytes.items()}
+    return Probe(allocated_bytes=moments, by_category=held)
 
 
-def estimated(found: Estimate, more: int, job: Job, cluster: Cluster) -> Estimate:
-    """An estimate with so many bytes more for the micro-batches of `job` that were not run."""
+def add_to_estimate(estimate: Estimate, more: int, job: Job, cluster: Cluster) -> Estimate:
+    """Return an estimate with more bytes for the micro-batches of `job` that were not run."""
     if not more:
-        return found
+        return estimate
     peak = replace(
-        found.peak,
+        estimate.peak,
         **{
-            name: getattr(found.peak, name) + more
+            name: getattr(estimate.peak, name) + more
             for name in ("allocated_bytes", "reserved_bytes", "process_bytes", "low_bytes", "high_bytes")
         },
-        by_category={**found.peak.by_category, CATEGORY: found.peak.by_category[CATEGORY] + more},
+        by_category={**estimate.peak.by_category, CATEGORY: estimate.peak.by_category[CATEGORY] + more},
     )
-    left = job.grad_accum - int(found.job["grad_accum"])
+    left = job.grad_accum - int(estimate.job["grad_accum"])
     words = (
         f"what {left} more micro-batches receive, and their tokens, which are there from the beginning: {size(more)}"
     )
     return replace(
-        found,
-        fits=found.fits and peak.process_bytes <= cluster.device.capacity_bytes,
+        estimate,
+        fits=estimate.fits and peak.process_bytes <= cluster.device.capacity_bytes,
         peak=peak,
-        phases=tuple(one if one.name == "load" else _higher(one, more) for one in found.phases),
-        steps=tuple(_higher(one, more) for one in found.steps),
-        curve=tuple(one if one.phase == "load" else _higher(one, more) for one in found.curve),
+        phases=tuple(phase if phase.name == "load" else _raise_level(phase, more) for phase in estimate.phases),
+        steps=tuple(_raise_level(step, more) for step in estimate.steps),
+        curve=tuple(point if point.phase == "load" else _raise_level(point, more) for point in estimate.curve),
         ranks=tuple(
-            {**one, **{name: one[name] + more for name in ("allocated_bytes", "reserved_bytes", "process_bytes")}}
-            for one in found.ranks
+            {**rank, **{name: rank[name] + more for name in ("allocated_bytes", "reserved_bytes", "process_bytes")}}
+            for rank in estimate.ranks
         ),
-        coverage=replace(found.coverage, modelled=(*found.coverage.modelled, words)),
+        coverage=replace(estimate.coverage, modelled=(*estimate.coverage.modelled, words)),
     )
 
 
 _Level = TypeVar("_Level", PhasePeak, StepPeak, Moment)
 
 
-def _higher(one: _Level, more: int) -> _Level:
-    return replace(one, allocated_bytes=one.allocated_bytes + more, reserved_bytes=one.reserved_bytes + more)
+def _raise_level(level: _Level, more: int) -> _Level:
+    return replace(level, allocated_bytes=level.allocated_bytes + more, reserved_bytes=level.reserved_bytes + more)

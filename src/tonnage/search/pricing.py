@@ -1,4 +1,8 @@
-"""Seconds of candidates by the time model, without running anything."""
+"""Price candidates by the time model and bound their memory, without running anything.
+
+bounded = bound_candidate(candidate, cluster)        # memory alone, cheap
+order = price_in_order(some_bounded, cluster)        # seconds too, fastest first
+"""
 
 from __future__ import annotations
 
@@ -18,118 +22,124 @@ from tonnage.costs.work import Work
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
-from tonnage.search.bounds import least_bytes, least_host_bytes, under_way, usually_beyond
-from tonnage.search.unpriced import ranked
-from tonnage.search.pipeline_buffers import waiting_at
+from tonnage.search.bounds import bound_activations, bound_host_memory, bound_memory, estimate_extra
+from tonnage.search.pipeline_buffers import buffer_bytes_at
+from tonnage.search.unpriced import rank_unpriced
 from tonnage.solution import Candidate
 
 _DEFAULTS: Final = tuple(vars(Plan()).values())
-"""Of a plan's options, in their order."""
+"""The default values of a plan's options, in their order."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Priced:
-    """A candidate with its time, and the least memory that it needs."""
+    """A candidate with its time and the bounds of its memory; equal to itself alone."""
 
     candidate: Candidate
     """Job and plan."""
     timing: Timing | None
-    """By the time model; None where it knows nothing of the network or the card."""
-    least_bytes: int
-    """No run of it can do with less inside torch's allocator."""
-    beyond_bytes: float
-    """What the process of a run usually needs beyond that."""
+    """By the time model; None if it does not know the network or the card."""
+    bound_bytes: int
+    """Lower bound: no run needs less inside torch's allocator."""
+    extra_bytes: float
+    """What the process of a run usually needs above the bound."""
 
-    rough: bool
-    """Whether there is more of the network than its words, whose least alone is known, or nothing of it is."""
+    is_rough: bool
+    """Whether the bound covers only a part of the network, or nothing of it."""
 
-    place: float = 0.0
-    """Without a timing: its place in an order by what is known for certain (`unpriced`), from 1 to below 2, so
-    that none is several times another."""
+    rank: float = 0.0
+    """Without a timing: the place in an order that needs no seconds (`unpriced`), from 1 to below 2.
+
+    No candidate is then several times slower than another."""
 
     @property
     def tokens_at_once(self) -> float:
-        """Of a micro-batch, on the part of the matrices and of the sequence that one rank has."""
+        """Return the tokens of a micro-batch, divided by tensor and context parallelism."""
         job, plan = self.candidate.job, self.candidate.plan
         return job.tokens_per_micro_batch / (plan.tp * plan.cp)
 
     @property
     def seconds_per_token(self) -> float:
-        """Of one GPU: what candidates of equal batches are ordered by; their places where no seconds are known."""
-        return self.place if self.timing is None else 1.0 / self.timing.tokens_per_second_per_gpu
+        """Return the seconds a token on one GPU, by which candidates of equal batches are ordered; else the rank."""
+        return self.rank if self.timing is None else 1.0 / self.timing.tokens_per_second_per_gpu
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounded:
-    """A candidate with what is known of it before its time is."""
+    """A candidate with the bounds of its memory, before it is priced."""
 
     candidate: Candidate
     """Job and plan."""
     work: Work
-    """What a rank has to do."""
+    """What one rank has to do."""
     shape: Shape | None
-    """The network's dimensions; None for a network of an unknown kind."""
-    least_bytes: int
-    """No run of it can do with less inside torch's allocator; 0 where the shape is not known."""
-    rough: bool
-    """Whether the shape is that of a part of the network, or not known."""
+    """The network's dimensions; None for an unknown kind of network."""
+    bound_bytes: int
+    """Lower bound inside torch's allocator; 0 if the shape is not known."""
+    is_rough: bool
+    """Whether the shape covers only a part of the network, or is not known."""
     host_bytes: int = 0
-    """No machine can do with less of its host's memory."""
+    """Lower bound of a machine's host memory."""
 
 
-def bounded(candidate: Candidate, cluster: Cluster) -> Bounded:
-    """A candidate with the least memory of its fullest rank.
+def bound_candidate(candidate: Candidate, cluster: Cluster) -> Bounded:
+    """Return the candidate with the memory bound of its fullest rank.
 
-    A pipeline's first rank has one micro-batch more under way than its second, which gets more.
+    In a pipeline that is the first, with one more micro-batch in flight, or the second, whose buffers are larger.
     """
-    work, (shape, rough) = Work.of(candidate.job, candidate.plan, cluster), _shape_of(candidate)
+    work, (shape, is_rough) = Work.of(candidate.job, candidate.plan, cluster), _find_shape(candidate)
     if shape is None:
-        return Bounded(candidate=candidate, work=work, shape=None, least_bytes=0, rough=rough)
-    more, steps = 0, candidate.job.grad_accum
+        return Bounded(candidate=candidate, work=work, shape=None, bound_bytes=0, is_rough=is_rough)
+    buffers, micro_batches = 0, candidate.job.grad_accum
     if work.axes.pp > 1:
-        first, second = waiting_at(candidate, 0), waiting_at(candidate, 1)
-        more = max(steps * first, int(steps * second - under_way(shape, work)))
-    least = more + least_bytes(shape, work, gradients_go=candidate.plan.optimizer_in_backward)
+        first, second = buffer_bytes_at(candidate, 0), buffer_bytes_at(candidate, 1)
+        buffers = max(micro_batches * first, int(micro_batches * second - bound_activations(shape, work)))
+    inside = bound_memory(shape, work, frees_gradients=candidate.plan.optimizer_in_backward)
     return Bounded(
         candidate=candidate,
         work=work,
         shape=shape,
-        least_bytes=least,
-        rough=rough,
-        host_bytes=least_host_bytes(shape, work, candidate.plan) * cluster.gpus_per_node,
+        bound_bytes=buffers + inside,
+        is_rough=is_rough,
+        host_bytes=bound_host_memory(shape, work, candidate.plan) * cluster.gpus_per_node,
     )
 
 
-def priced(candidate: Candidate, cluster: Cluster) -> Priced:
-    """The candidate's price, as far as it is known."""
-    return _priced(bounded(candidate, cluster), cluster)
+def price_candidate(candidate: Candidate, cluster: Cluster) -> Priced:
+    """Return the candidate with its price, as far as it is known."""
+    return _price_bounded(bound_candidate(candidate, cluster), cluster)
 
 
-def _priced(known: Bounded, cluster: Cluster) -> Priced:
+def _price_bounded(bounded: Bounded, cluster: Cluster) -> Priced:
     return Priced(
-        candidate=known.candidate,
-        timing=_timing(known.candidate, known.work, cluster),
-        least_bytes=known.least_bytes,
-        beyond_bytes=beyond_bytes(known, cluster),
-        rough=known.rough,
+        candidate=bounded.candidate,
+        timing=_find_timing(bounded.candidate, bounded.work, cluster),
+        bound_bytes=bounded.bound_bytes,
+        extra_bytes=usual_extra_bytes(bounded, cluster),
+        is_rough=bounded.is_rough,
     )
 
 
-def beyond_bytes(known: Bounded, cluster: Cluster) -> float:
-    """What the process of a run usually needs beyond the least."""
-    if known.shape is None:  # what runs like it need is taken to grow as this does
-        return float(known.candidate.job.tokens_per_micro_batch)
-    return usually_beyond(known.shape, known.work) + _outside(known.work.axes, cluster)
+def usual_extra_bytes(bounded: Bounded, cluster: Cluster) -> float:
+    """Return what the process of a run usually needs above the bound.
+
+    For an unknown network it is the micro-batch's tokens: only its ratio between candidates matters then.
+    """
+    if bounded.shape is None:
+        return float(bounded.candidate.job.tokens_per_micro_batch)
+    return estimate_extra(bounded.shape, bounded.work) + _outside_bytes(bounded.work.axes, cluster)
 
 
-def shape_of(candidate: Candidate) -> Shape | None:
-    """The dimensions of the stack of equal layers that sees the job's tokens, as far as they are known."""
-    return _shape_of(candidate)[0]
+def find_shape(candidate: Candidate) -> Shape | None:
+    """Return the dimensions of the stack of equal layers that processes the job's tokens, if they are known."""
+    return _find_shape(candidate)[0]
 
 
-def _shape_of(candidate: Candidate) -> tuple[Shape | None, bool]:
-    """That, and whether it is not all of the network: what sees images or sounds needs more, of which no least is
-    known."""
+def _find_shape(candidate: Candidate) -> tuple[Shape | None, bool]:
+    """Return the shape, and whether the network has more than it.
+
+    The part that processes images or sounds needs memory too, and has no known bound.
+    """
     try:
         found = stacks(candidate.job)
     except CannotEstimate:
@@ -138,7 +148,7 @@ def _shape_of(candidate: Candidate) -> tuple[Shape | None, bool]:
     return (last.shape, len(found) > 1) if last.seq_len == candidate.job.seq_len else (None, True)
 
 
-def _timing(candidate: Candidate, work: Work, cluster: Cluster) -> Timing | None:
+def _find_timing(candidate: Candidate, work: Work, cluster: Cluster) -> Timing | None:
     try:
         return price(candidate.job, candidate.plan, cluster, work)
     except CannotEstimate:
@@ -146,32 +156,32 @@ def _timing(candidate: Candidate, work: Work, cluster: Cluster) -> Timing | None
 
 
 @lru_cache(maxsize=1024)
-def _outside(layout: Axes, cluster: Cluster) -> int:
-    """Bytes outside torch's allocator: the context, and a communicator for each axis of several ranks."""
+def _outside_bytes(layout: Axes, cluster: Cluster) -> int:
+    """Return the bytes outside torch's allocator: the context, and a communicator for each axis of several ranks."""
     sizes = (layout.pp, layout.dp_replicate, layout.shards, layout.cp, layout.tp)
     ranks = [size for size in sizes if size > 1]
     return overheads(cluster.device, ranks, gpus_per_node=cluster.gpus_per_node).bytes
 
 
-def fastest_first(candidates: Iterable[Candidate], cluster: Cluster) -> list[Priced]:
-    """`in_order` of candidates of which nothing is known yet."""
-    return in_order((bounded(one, cluster) for one in candidates), cluster)
+def price_all(candidates: Iterable[Candidate], cluster: Cluster) -> list[Priced]:
+    """Return `price_in_order` of candidates that are not bounded yet."""
+    return price_in_order((bound_candidate(candidate, cluster) for candidate in candidates), cluster)
 
 
-def in_order(candidates: Iterable[Bounded], cluster: Cluster) -> list[Priced]:
-    """All of them with their prices, fastest first.
+def price_in_order(candidates: Iterable[Bounded], cluster: Cluster) -> list[Priced]:
+    """Return the candidates with their prices, fastest first.
 
-    Of equally fast ones the simpler plan, then the one with the smaller need, comes first.
-    Where some have seconds the others are left out; where none has, they are ranked without.
+    Among equally fast ones the simpler plan comes first, then the one with the smaller bound.  If some have seconds
+    the others are left out; if none has, they are ranked without.
     """
-    every = [_priced(known, cluster) for known in candidates]
-    found = [one for one in every if one.timing is not None]
-    if not found:
-        order = ranked(every)
-        return [replace(one, place=1 + number / len(order)) for number, one in enumerate(order)]
-    return sorted(found, key=lambda one: (one.seconds_per_token, _changes(one.candidate), one.least_bytes))
+    every = [_price_bounded(bounded, cluster) for bounded in candidates]
+    timed = [priced for priced in every if priced.timing is not None]
+    if not timed:
+        order = rank_unpriced(every)
+        return [replace(priced, rank=1 + number / len(order)) for number, priced in enumerate(order)]
+    return sorted(timed, key=lambda priced: (priced.seconds_per_token, _count_changes(priced), priced.bound_bytes))
 
 
-def _changes(candidate: Candidate) -> int:
-    """How many options of a plan are not the default."""
-    return sum(map(ne, vars(candidate.plan).values(), _DEFAULTS))
+def _count_changes(priced: Priced) -> int:
+    """Return how many options of the plan are not the default."""
+    return sum(map(ne, vars(priced.candidate.plan).values(), _DEFAULTS))

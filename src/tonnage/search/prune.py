@@ -1,6 +1,7 @@
-"""Techniques that cost nothing are in every plan; those that cost the best one memory are taken back.
+"""Remove free techniques that cost the best plan memory.
 
-Looks at a few layers are too rough to say so: the plan without is run whole.
+Every plan has the free techniques.  Probes of a few layers are too rough to show that one of them costs memory, so
+the plan without it is run whole.
 """
 
 from __future__ import annotations
@@ -10,34 +11,34 @@ from typing import Final
 
 from tonnage.costs.answer import as_time
 from tonnage.estimates import Estimate
-from tonnage.search.search import fits
-from tonnage.search.memory import Ghosts
-from tonnage.search.pricing import priced
-from tonnage.search.space import FREE_OPTIONS, Question, free
+from tonnage.search.fit import fits
+from tonnage.search.pricing import price_candidate
+from tonnage.search.question import Question
+from tonnage.search.space import free_choices
+from tonnage.search.trial_runner import TrialRunner
+from tonnage.search.values import FREE_OPTIONS
 from tonnage.solution import Candidate, Choice, Reason
 
 _ROUGH: Final = ("allocator",)
-"""What looks say least of: how far blocks lie apart."""
+"""Techniques of which probes say least: how far blocks lie apart."""
 
 _ROOMY: Final = 0.8
-"""Part of the card up to which a plan leaves room; where it does not, one more run would be seconds for nothing."""
+"""The part of the card up to which a plan has room; a fuller one needs these techniques, and is not run again."""
 
 
-def without_useless(choice: Choice, question: Question, ghosts: Ghosts) -> Choice:
-    """The choice without free techniques of which no look says enough and that cost memory.
-
-    Of a plan that nearly fills the card it is not asked: there they are what they are for.
-    """
+def prune_rough(choice: Choice, question: Question, runner: TrialRunner) -> Choice:
+    """Return the choice without the free techniques that cost memory, of those that probes do not show."""
     if choice.estimate.peak.process_bytes > _ROOMY * question.budget_bytes:
         return choice
-    return _without(choice, [name for name in _ROUGH if _is_ours(name, choice, question)], question, ghosts)
+    names = [name for name in _ROUGH if _is_ours(name, choice, question)]
+    return _remove(choice, names, question, runner)
 
 
-def without_unwanted(choice: Choice, question: Question, ghosts: Ghosts) -> Choice:
-    """The choice, of which there are reasons, without free techniques that by these cost memory and save no time."""
-    useless = {one.technique.partition("=")[0] for one in choice.reasons if _costs_memory(one)}
+def prune_useless(choice: Choice, question: Question, runner: TrialRunner) -> Choice:
+    """Return the choice without the free techniques that, by its reasons, cost memory and save no time."""
+    useless = {reason.technique.partition("=")[0] for reason in choice.reasons if _costs_memory(reason)}
     names = [name for name in FREE_OPTIONS if name in useless and _is_ours(name, choice, question)]
-    return _without(choice, names, question, ghosts)
+    return _remove(choice, names, question, runner)
 
 
 def _costs_memory(reason: Reason) -> bool:
@@ -45,24 +46,24 @@ def _costs_memory(reason: Reason) -> bool:
 
 
 def _is_ours(name: str, choice: Choice, question: Question) -> bool:
-    """Whether the plan has the technique, and nobody asked for it."""
-    plan, usual = choice.candidate.plan, getattr(question.plan, name)
-    ours = free(choice.candidate.job, plan, question.cluster).get(name)
-    return getattr(plan, name) == ours != usual and question.is_open(name) and question.may_be(name, usual)
+    """Return whether the plan has a free technique that nobody asked for."""
+    plan, default = choice.candidate.plan, getattr(question.plan, name)
+    ours = free_choices(choice.candidate.job, plan, question.cluster).get(name)
+    return getattr(plan, name) == ours != default and question.is_open(name) and question.is_allowed(name, default)
 
 
-def _without(choice: Choice, names: list[str], question: Question, ghosts: Ghosts) -> Choice:
-    """Without each of these that the plan does not need more without."""
+def _remove(choice: Choice, names: list[str], question: Question, runner: TrialRunner) -> Choice:
+    """Return the choice without each of the techniques whose removal makes it smaller."""
     for name in names:
         plan = replace(choice.candidate.plan, **{name: getattr(question.plan, name)})
         candidate = Candidate(job=choice.candidate.job, plan=plan)
-        (run,) = ghosts.fit([candidate], question.cluster, choice.estimate.peak.process_bytes)
-        if isinstance(run, Estimate) and fits(run, question) and _needs_less(run, choice.estimate):
-            timing = priced(candidate, question.cluster).timing
+        (run,) = runner.run_whole([candidate], question.cluster, choice.estimate.peak.process_bytes)
+        if isinstance(run, Estimate) and fits(run, question) and _is_smaller(run, choice.estimate):
+            timing = price_candidate(candidate, question.cluster).timing
             run = replace(run, time=choice.estimate.time if timing is None else as_time(timing))
             choice = replace(choice, candidate=candidate, estimate=run, reasons=())
     return choice
 
 
-def _needs_less(run: Estimate, other: Estimate) -> bool:
+def _is_smaller(run: Estimate, other: Estimate) -> bool:
     return run.peak.process_bytes < other.peak.process_bytes

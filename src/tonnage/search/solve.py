@@ -1,10 +1,9 @@
-"""`tonnage.plan`: a question in, a Solution out."""
+"""Answer a question: search the plans, explain the best one, and return a Solution (`tonnage.plan`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, Final
 
 from tonnage.assumed import of_checkpoint
@@ -12,26 +11,29 @@ from tonnage.device import CPU
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.garbage import uncollected
+from tonnage.search.budget_fit import add_budgets
+from tonnage.search.contradictions import find_ways_out
+from tonnage.search.decision_path import trace_path
+from tonnage.search.logits import use_plain_loss
+from tonnage.search.nearest import explain_impossible, find_nearest, list_smallest
+from tonnage.search.operation_seconds import add_seconds
+from tonnage.search.pareto import find_frontier
+from tonnage.search.pricing import price_all
+from tonnage.search.prune import prune_rough, prune_useless
+from tonnage.search.question import Question
+from tonnage.search.reasons import explain_choice
 from tonnage.search.search import Search
-from tonnage.search.contradictions import ways_out
-from tonnage.search.operation_seconds import with_seconds
-from tonnage.search.budget_fit import fill
-from tonnage.search.memory import Ghosts
-from tonnage.search.nearest import nearest, refusal, smallest
-from tonnage.search.suggestions import offers
-from tonnage.search.pricing import fastest_first
-from tonnage.search.reasons import looks, path, reasons
-from tonnage.search.space import Question, candidates, check_precision
-from tonnage.search.pareto import frontier
-from tonnage.search.prune import without_unwanted, without_useless
-from tonnage.search.unpriced import unknown_because
+from tonnage.search.space import check_precision, list_candidates
+from tonnage.search.suggestions import suggest_options
+from tonnage.search.trial_runner import TrialRunner
+from tonnage.search.unpriced import explain_unpriced
 from tonnage.solution import Choice, Point, Refused, Solution, Stage
 from tonnage.units import counted
 
 Progress = Callable[[str], None]
 
 EXPLAINING: Final = "taking each technique back, to see what it is for"
-"""What is said when the plans stand."""
+"""The progress message when the plans are found."""
 
 
 def solve(
@@ -43,109 +45,115 @@ def solve(
     torch_version: str | None = None,
     progress: Progress = lambda text: None,
 ) -> Solution:
-    """The fastest plan that fits, and `top` - 1 of other kinds, each run on the ghost.
+    """Return the fastest plan that fits, and `top` - 1 alternatives, each run on the ghost.
 
-    `explain` adds reasons and the decision path to the best, and remedies where nothing fits; `pareto` the frontier
-    of memory and speed.  Raises UsageError for a contradictory question, UnreadableModel and GhostUnavailable where
-    nothing can be run.
+    `explain` adds reasons and the decision path of the best plan, and remedies if nothing fits; `pareto` adds the
+    Pareto frontier of memory and speed.  Raises UsageError for a contradictory question, UnreadableModel and
+    GhostUnavailable if nothing can be run.
     """
     check_precision(question)
     if question.cluster.device.id == CPU:
         raise UsageError(
             "A plan is for GPUs, and cpu is none: name a card with --gpu; estimate --gpu cpu records a step."
         )
-    with Ghosts(progress, torch=torch_version) as ghosts:
-        return search(question, ghosts, top=top, pareto=pareto, explain=explain, progress=progress)
+    with TrialRunner(progress, torch=torch_version) as runner:
+        return search(question, runner, top=top, pareto=pareto, explain=explain, progress=progress)
 
 
 def search(
     question: Question,
-    ghosts: Ghosts,
+    runner: TrialRunner,
     *,
     top: int = 4,
     pareto: bool = False,
     explain: bool = True,
     progress: Progress = lambda text: None,
 ) -> Solution:
-    """`solve` with ghosts that are there already."""
-    with uncollected():  # else all candidates are gone through again and again: a quarter of the work
-        return _search(question, ghosts, top=top, pareto=pareto, explain=explain, progress=progress)
+    """Return the Solution of `solve`, with workers that exist already."""
+    with uncollected():  # garbage collection would scan all candidates repeatedly: a quarter of the work
+        return _search(question, runner, top=top, pareto=pareto, explain=explain, progress=progress)
 
 
 def _search(
-    question: Question, ghosts: Ghosts, *, top: int, pareto: bool, explain: bool, progress: Progress
+    question: Question, runner: TrialRunner, *, top: int, pareto: bool, explain: bool, progress: Progress
 ) -> Solution:
-    asked = _asked(question)
-    for said in of_checkpoint(question.job):
-        progress(f"note: {said}")
-    if (without := without_engine(question)) is not None:
-        return without
-    found = Search(question, ghosts, progress, partial(looks, question=question) if explain else lambda best: ())
+    document = _describe_question(question)
+    for note in of_checkpoint(question.job):
+        progress(f"note: {note}")
+    if (refused := refuse_missing_engine(question)) is not None:
+        return refused
+    plans = Search(question, runner, progress)
     try:
-        found.run(top)
-        question = found.narrowed
-        if not found.found:
-            found.try_smallest(smallest(question))
-        fill(found, top)
-        found.with_all_logits()
+        plans.run(top)
+        question = plans.narrowed
+        if not plans.found:
+            plans.try_smallest(list_smallest(question))
+        add_budgets(plans, top)
+        use_plain_loss(plans)
     except (GhostUnavailable, UnreadableModel):
         raise
     except CannotEstimate as error:
-        return Solution(status="unknown", question=asked, refused=(Refused(what="time", why=str(error)),))
-    counts = {**found.counts, "run": ghosts.runs}
-    refused = _refused(found)
-    if not found.counts["priced"] and not found.counts["below_bound"]:
-        why = _undivided(question)
-        return Solution(status="unsupported", question=asked, refused=(Refused(what="all", why=why),))
-    if not found.found:
-        if not found.too_large and not found.counts["below_bound"]:
-            return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
-        progress("nothing fits; looking for what would")
-        near = nearest(question, ghosts, remedies=explain)
-        counts["run"] = ghosts.runs
-        if near is None and not found.too_large:  # nothing was run, so nothing is known to be too large
-            if (against := refusal(question)) is not None:
-                refused = (Refused(what="all", why=against), *refused)
-            return Solution(status="unsupported", question=asked, refused=refused, looked_at=counts)
-        return Solution(status="too_large", question=asked, refused=refused, nearest=near, looked_at=counts)
-    choices = with_seconds(found.choices(), ghosts, question, progress)
+        return Solution(status="unknown", question=document, refused=(Refused(what="time", why=str(error)),))
+    if not plans.found:
+        return _explain_none(plans, question, document, explain)
+    choices = add_seconds(plans.list_choices(), runner, question, progress)
+    counts = {**plans.counts, "run": runner.run_count}
     stages: tuple[Stage, ...] = ()
     if explain:
         progress(EXPLAINING)
-        ghosts.ahead(looks(choices[0].candidate, question), question.cluster)
-        choices[0] = _explained(without_useless(choices[0], question, ghosts), question, ghosts)
-        stages = path(choices[0], question, ghosts)
+        choices[0] = _explain_best(prune_rough(choices[0], question, runner), question, runner)
+        stages = trace_path(choices[0], question, runner)
     points: tuple[Point, ...] = ()
     if pareto:
         progress("running the frontier of memory and speed")
-        points = frontier(fastest_first(candidates(question), question.cluster), choices, question, ghosts)
+        order = price_all(list_candidates(question), question.cluster)
+        points = find_frontier(order, choices, question, runner)
     return Solution(
         status="found",
-        question=asked,
-        unpriced=unknown_because(choices[0].candidate, question.cluster),
+        question=document,
+        unpriced=explain_unpriced(choices[0].candidate, question.cluster),
         plans=tuple(choices),
         path=stages,
-        refused=refused,
+        refused=_summarize_refusals(plans),
         frontier=points,
-        offers=offers(choices[0], question) if explain else (),
-        looked_at={**counts, "run": ghosts.runs},
+        offers=suggest_options(choices[0], question) if explain else (),
+        looked_at={**counts, "run": runner.run_count},
     )
 
 
-def _explained(best: Choice, question: Question, ghosts: Ghosts) -> Choice:
-    """The best plan with its reasons; without what, by these, only costs memory."""
-    said = replace(best, reasons=reasons(best, question, ghosts))
-    less = without_unwanted(said, question, ghosts)
-    return said if less is said else replace(less, reasons=reasons(less, question, ghosts))
+def _explain_none(plans: Search, question: Question, document: dict[str, Any], explain: bool) -> Solution:
+    """Return the Solution of a search that found no plan: the nearest one, or why there is none."""
+    runner, counts = plans.runner, {**plans.counts, "run": plans.runner.run_count}
+    refused = _summarize_refusals(plans)
+    if not counts["priced"] and not counts["below_bound"]:
+        why = _explain_undivided(question)
+        return Solution(status="unsupported", question=document, refused=(Refused(what="all", why=why),))
+    if not plans.refusals.too_large and not counts["below_bound"]:
+        return Solution(status="unsupported", question=document, refused=refused, looked_at=counts)
+    plans.progress("nothing fits; looking for what would")
+    nearest = find_nearest(question, runner, remedies=explain)
+    counts["run"] = runner.run_count
+    if nearest is None and not plans.refusals.too_large:  # nothing was run, so nothing is known to be too large
+        if (why_impossible := explain_impossible(question)) is not None:
+            refused = (Refused(what="all", why=why_impossible), *refused)
+        return Solution(status="unsupported", question=document, refused=refused, looked_at=counts)
+    return Solution(status="too_large", question=document, refused=refused, nearest=nearest, looked_at=counts)
 
 
-def _undivided(question: Question) -> str:
-    """Why there is no combination at all, with the nearest batches that all GPUs could share."""
+def _explain_best(best: Choice, question: Question, runner: TrialRunner) -> Choice:
+    """Return the best plan with its reasons, without techniques that by these only cost memory."""
+    explained = replace(best, reasons=explain_choice(best, question, runner))
+    pruned = prune_useless(explained, question, runner)
+    return explained if pruned is explained else replace(pruned, reasons=explain_choice(pruned, question, runner))
+
+
+def _explain_undivided(question: Question) -> str:
+    """Return why there is no combination at all, with the nearest batches that all GPUs could share."""
     sequences, gpus, tokens = question.sequences, question.cluster.gpus, question.job.seq_len
     why = f"the constraints leave no combination that divides {counted(sequences, 'sequence')} a step, the heads and "
     why += f"the layers among {counted(gpus, 'GPU')}"
     why += f", with {question.plan.pp} micro-batches for as many stages" if question.plan.pp > 1 else ""
-    if ways := ways_out(question):
+    if ways := find_ways_out(question):
         why += f"; with {' or '.join(ways)} left out there are some"
     if question.job.global_batch_tokens is None or sequences % gpus == 0:
         return why
@@ -154,24 +162,21 @@ def _undivided(question: Question) -> str:
     return f"{why}; all of them could share a global batch of {nearest_batches} tokens"
 
 
-def without_engine(question: Question) -> Solution | None:
-    """The answer where the trainer that was asked for is not installed; None where it is."""
-    lacking = next(engine_of(question.plan).missing(), None)
-    if lacking is None:
+def refuse_missing_engine(question: Question) -> Solution | None:
+    """Return a Solution that says which trainer is not installed; None if it is."""
+    missing = next(engine_of(question.plan).missing(), None)
+    if missing is None:
         return None
-    return Solution(status="unsupported", question=_asked(question), refused=(Refused(what="all", why=f"{lacking}"),))
+    refused = (Refused(what="all", why=f"{missing}"),)
+    return Solution(status="unsupported", question=_describe_question(question), refused=refused)
 
 
-def _refused(found: Search) -> tuple[Refused, ...]:
-    """What was refused; where whatever was run failed in the same words, these are said once, of all."""
-    refused, words = tuple(found.refused.values()), {why for _, why in found.failures}
-    if found.found or found.too_large or len(words) != 1:
-        return refused
-    why = words.pop()
-    return (Refused(what="all", why=why), *(one for one in refused if one.why != why))
+def _summarize_refusals(plans: Search) -> tuple[Refused, ...]:
+    return plans.refusals.summarize(something_ran=bool(plans.found or plans.refusals.too_large))
 
 
-def _asked(question: Question) -> dict[str, Any]:
+def _describe_question(question: Question) -> dict[str, Any]:
+    """Return the question as in `plan --json`."""
     job = asdict(question.job)
     model = job.pop("model")
     cluster = question.cluster

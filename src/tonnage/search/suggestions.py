@@ -1,4 +1,4 @@
-"""What a question leaves closed unless it is said, and would make the best plan faster: priced, not run."""
+"""Suggest options that the search leaves closed and that would make the best plan faster: priced, not run."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,11 +7,11 @@ from typing import Final
 from tonnage.costs.answer import price
 from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate
-from tonnage.search.space import Question
+from tonnage.search.question import Question
 from tonnage.solution import Candidate, Choice, Offer
 
 _WORTH: Final = 0.03
-"""Part of a step that an offer must save at least."""
+"""The part of a step that a suggestion must save at least."""
 
 _WHY: Final = {
     "layers": "torch.compile makes one kernel of what is between two products of a layer; not unasked, because it "
@@ -21,28 +21,30 @@ _WHY: Final = {
 }
 
 
-def offers(best: Choice, question: Question) -> tuple[Offer, ...]:
-    """The kind of torch.compile that would save most of the best plan's step, where one would save some."""
+def suggest_options(best: Choice, question: Question) -> tuple[Offer, ...]:
+    """Return the kind of torch.compile that would save most of the best plan's step, if one saves enough."""
     seconds = best.estimate.time.get("step_seconds")
     if seconds is None or not question.is_open("compile"):
         return ()
-    found = [offer for offer in _compiled(best.candidate, question) if offer.step_seconds < (1 - _WORTH) * seconds]
-    return tuple(sorted(found, key=lambda offer: offer.step_seconds)[:1])
+    offers = [
+        offer for offer in _price_compiled(best.candidate, question) if offer.step_seconds < (1 - _WORTH) * seconds
+    ]
+    return tuple(sorted(offers, key=lambda offer: offer.step_seconds)[:1])
 
 
-def _compiled(best: Candidate, question: Question) -> Iterator[Offer]:
+def _price_compiled(best: Candidate, question: Question) -> Iterator[Offer]:
     for kind, why in _WHY.items():
         plan = replace(best.plan, compile=kind)
         if engine_of(plan).refusals(best.job, plan, question.cluster):
             continue
         try:
-            known = price(best.job, plan, question.cluster)
+            timing = price(best.job, plan, question.cluster)
         except CannotEstimate:
             continue
         yield Offer(
             what=f"--compile {kind}",
             why=why,
-            step_seconds=known.step_seconds,
-            low_seconds=known.low_seconds,
-            high_seconds=known.high_seconds,
+            step_seconds=timing.step_seconds,
+            low_seconds=timing.low_seconds,
+            high_seconds=timing.high_seconds,
         )

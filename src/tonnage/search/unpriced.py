@@ -1,7 +1,7 @@
-"""Candidates whose seconds nobody knows, in an order that needs none: what they move, run again and exchange.
+"""Rank candidates whose seconds are not known, by what they move to the host, exchange and recompute.
 
-The time model knows neither every network nor every card; memory is known of all of them.  Without seconds,
-techniques are ranked as their costs are in general, and no number is given for them.
+The time model does not know every network or card, but memory is known for all of them.  Without seconds, techniques
+are ranked by their usual cost, and no number is given.
 """
 
 from __future__ import annotations
@@ -13,47 +13,49 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.costs.answer import price
 from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate
-from tonnage.search.space import FILES, OFFLOADS, ORDER
+from tonnage.search.values import FILES, OFFLOADS, ORDER
 from tonnage.solution import Candidate
 
 if TYPE_CHECKING:
     from tonnage.search.pricing import Priced
 
 RANKED: Final = "fewer bytes moved to the host, then exchanged within layers, then less run again"
-"""The order, in words."""
+"""The order, as reports print it."""
 
 
-def ranked(unpriced: Iterable[Priced]) -> list[Priced]:
-    """All of them, what costs least first."""
-    return sorted(unpriced, key=lambda one: (burden(one.candidate), one.least_bytes))
+def rank_unpriced(unpriced: Iterable[Priced]) -> list[Priced]:
+    """Return the candidates in the order of their cost, the cheapest first."""
+    return sorted(unpriced, key=lambda priced: (rank_cost(priced.candidate), priced.bound_bytes))
 
 
-def burden(candidate: Candidate) -> tuple[Any, ...]:
-    """What a candidate costs, the dearest first: files, the link to the host (copies that are waited for before those
-    that run beside), exchanges that every layer waits for, layers that run again, exchanges that may run beside; then
-    many small micro-batches, and what is not the default."""
+def rank_cost(candidate: Candidate) -> tuple[Any, ...]:
+    """Return a candidate's costs as a sort key, the most expensive kind first.
+
+    Files; the link to the host, where synchronous copies cost more than those that overlap; exchanges that every
+    layer waits for; recomputed layers; exchanges that may overlap; many small micro-batches; what is not the default.
+    """
     job, plan = candidate.job, candidate.plan
     return (
         sum(getattr(plan, name) == FILES for name in OFFLOADS),
         sum(getattr(plan, name) != "none" for name in OFFLOADS),
         plan.activation_offload == "cpu",
         log2(plan.tp * plan.cp * plan.ep) + log2(plan.pp),
-        _place("checkpointing", plan.checkpointing),
+        _position("checkpointing", plan.checkpointing),
         plan.accum_sync,
-        _place("shard", plan.shard),
+        _position("shard", plan.shard),
         job.grad_accum,
         plan.optimizer_in_backward,
     )
 
 
-def _place(name: str, value: Any) -> int:
-    """In the order of techniques, cheapest first; what is not in it is behind them."""
+def _position(name: str, value: Any) -> int:
+    """Return a value's position in ORDER; one that is not in it comes last."""
     values: Sequence[Any] = ORDER[name]
     return values.index(value) if value in values else len(values)
 
 
-def unknown_because(candidate: Candidate, cluster: Cluster) -> str | None:
-    """Why the time model says nothing of a candidate; None where it does."""
+def explain_unpriced(candidate: Candidate, cluster: Cluster) -> str | None:
+    """Return why the time model cannot price a candidate; None if it can."""
     try:
         price(candidate.job, candidate.plan, cluster)
     except CannotEstimate as reason:

@@ -16,7 +16,7 @@ from tonnage.layers.few import COMPILED, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.search import memory
 from tonnage.search.depth import Look, Moment, extrapolated
-from tonnage.search.memory import STEPS, STEPS_EXPANDABLE, steps_run
+from tonnage.search.trial_runner import STEPS, STEPS_EXPANDABLE, steps_run
 from tonnage.search.solve import search
 from tonnage.solution import Candidate
 from tonnage.techniques import choices
@@ -84,13 +84,13 @@ def workers(monkeypatch):
             )
         return answer
 
-    monkeypatch.setattr(memory.Ghosts, "_start", start)
+    monkeypatch.setattr(memory.TrialRunner, "_start", start)
     monkeypatch.setattr(memory._Run, "on", on)
     return made
 
 
 def solved(asked, **options):
-    with memory.Ghosts(lambda text: None, **options) as ghosts:
+    with memory.TrialRunner(lambda text: None, **options) as ghosts:
         return search(asked, ghosts, top=4)
 
 
@@ -98,7 +98,7 @@ def solved(asked, **options):
 def test_work_ahead_changes_no_answer(asked, workers, monkeypatch):
     asked = question(**asked)
     ahead = [solved(asked, count=count) for count in (2, 3, 2)]
-    monkeypatch.setattr(memory.Ghosts, "ahead", lambda self, asks, cluster: None)
+    monkeypatch.setattr(memory.TrialRunner, "ahead", lambda self, asks, cluster: None)
     plain = solved(asked, count=2)
     assert plain.status == "found"
     assert ahead == [plain] * 3
@@ -211,7 +211,7 @@ def test_an_interruption_ends_what_is_at_work(workers, monkeypatch):
     before = set(threading.enumerate())
 
     def interrupted():
-        with memory.Ghosts(lambda text: None, count=2) as ghosts:
+        with memory.TrialRunner(lambda text: None, count=2) as ghosts:
             ghosts.ahead([(one, asked.cluster) for one in some], asked.cluster)
             while len(workers) < 2 or not all(worker.begun.wait(120) for worker in workers):
                 time.sleep(0.001)
@@ -225,7 +225,7 @@ def test_an_interruption_ends_what_is_at_work(workers, monkeypatch):
 
 
 def test_workers_start_while_candidates_are_priced(workers):
-    with memory.Ghosts(lambda text: None, count=3) as ghosts:
+    with memory.TrialRunner(lambda text: None, count=3) as ghosts:
         ghosts.start()
         until = time.monotonic() + 60
         while len(workers) < 3 and time.monotonic() < until:
@@ -240,9 +240,9 @@ def test_a_worker_that_cannot_start_is_told_by_the_first_run(monkeypatch):
     def start(ghosts):
         raise GhostUnavailable("There is no ghost here.")
 
-    monkeypatch.setattr(memory.Ghosts, "_start", start)
+    monkeypatch.setattr(memory.TrialRunner, "_start", start)
     asked = question()
-    with memory.Ghosts(lambda text: None) as ghosts:
+    with memory.TrialRunner(lambda text: None) as ghosts:
         ghosts.start()
         with pytest.raises(GhostUnavailable, match="no ghost here"):
             ghosts.fit([Candidate(job=asked.job, plan=Plan())], asked.cluster)
