@@ -19,7 +19,7 @@ from tonnage.exports.changes import wordless
 from tonnage.job import Job
 from tonnage.options import options
 from tonnage.plans import Plan
-from tonnage.search.space import Question, candidates
+from tonnage.search.space import Question, list_candidates
 
 READ = ["hf-trainer", "accelerate", "deepspeed", "axolotl", "llama-factory"]
 FILES = {
@@ -488,7 +488,7 @@ def test_where_no_engine_says_it_a_search_leaves_out_what_the_target_has_no_word
     assert not {"checkpointing=full", "shard=zero3", "optimizer=adamw-fused", "param-offload=cpu"} & set(left_out)
     question = Question(job=tiny_job(), plan=Plan(), cluster=parse_cluster("8xa100-80gb"), without=left_out)
     target = exports.target("llama-factory")
-    for one in candidates(question):
+    for one in list_candidates(question):
         for item, _ in options(Plan):
             value = getattr(one.plan, item.name)
             if item.name in exports.QUANTIZED:

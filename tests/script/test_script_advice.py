@@ -15,7 +15,7 @@ from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
 from tonnage.script.changes import expandable
 from tonnage.script.facts import understood
-from tonnage.search.space import free_wins
+from tonnage.search.space import with_free_choices
 from tonnage.solution import Candidate
 from tonnage.units import GIB, gib
 
@@ -118,7 +118,7 @@ def test_attention_is_kept_which_is_chosen_where_the_script_makes_its_network():
         asked = Asked(command=COMMAND, cluster=parse_cluster("t4"), said={}, without=without)
         question = advice._question(asked, understood(known), known)
         assert not question.is_open("attention")
-        assert free_wins(question).attention == "auto"
+        assert with_free_choices(question).attention == "auto"
     best = Candidate(job=question.job, plan=replace(question.plan, precision="fp16-mixed"))
     assert ("attention", "efficient") in {(name, value) for _, name, value in advice._further(best, question.cluster)}
     assert advice._has_no_words("attention", "efficient", best.job, best.plan, known, question.cluster)

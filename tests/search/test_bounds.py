@@ -1,4 +1,4 @@
-"""What no run can do with less than: below what the ghost holds, and close enough to be of use."""
+"""The memory bound is below the peak of every run, and close enough to be useful."""
 
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ from tonnage.job import Job
 from tonnage.modelref import resolve
 from tonnage.plans import Plan
 from tonnage.predict import estimate
-from tonnage.search.bounds import least_bytes
-from tonnage.search.pricing import bounded
+from tonnage.search.bounds import bound_memory
+from tonnage.search.pricing import bound_candidate
 from tonnage.solution import Candidate
 
 PLANS = {
@@ -29,25 +29,25 @@ PLANS = {
 
 
 @pytest.mark.ghost
-def test_frozen_weights_rest_in_the_dtype_of_computation(worker):
+def test_frozen_weights_are_in_the_compute_dtype(worker):
     job = tiny_job("llama", seq_len=512, method="lora")
     cluster = parse_cluster("a100-40gb")
     run = estimate(job, Plan(), cluster, worker=worker).estimate
-    least = least_bytes(read_shape(job.model.config), Work.of(job, Plan(), cluster))
-    assert 0 < least <= run.peak.allocated_bytes
+    bound = bound_memory(read_shape(job.model.config), Work.of(job, Plan(), cluster))
+    assert 0 < bound <= run.peak.allocated_bytes
 
 
 @pytest.mark.ghost
 @pytest.mark.parametrize("name", PLANS)
-def test_below_every_run(worker, name):
+def test_bound_is_below_the_peak(worker, name):
     gpu, plan = PLANS[name]
     job = tiny_job("llama", seq_len=512, micro_batch=2)
     cluster = parse_cluster(gpu)
     run = estimate(job, plan, cluster, worker=worker, rank=0).estimate
-    least = least_bytes(
-        read_shape(job.model.config), Work.of(job, plan, cluster), gradients_go=plan.optimizer_in_backward
+    bound = bound_memory(
+        read_shape(job.model.config), Work.of(job, plan, cluster), frees_gradients=plan.optimizer_in_backward
     )
-    assert 0 < least <= run.peak.allocated_bytes
+    assert 0 < bound <= run.peak.allocated_bytes
 
 
 WHOLE = {
@@ -66,16 +66,16 @@ WHOLE = {
 
 @pytest.mark.ghost
 @pytest.mark.parametrize("name", WHOLE)
-def test_below_what_engines_hold_between_micro_batches(worker, name):
-    """Of networks whose weights are most of the memory, so that a byte a weight too many would show."""
+def test_bound_is_close_to_what_engines_hold_between_micro_batches(worker, name):
+    """Weights are most of the memory of these networks, so one byte too many for each of them would show."""
     gpu, model, plan = WHOLE[name]
     pytest.importorskip(plan.engine if plan.engine != "tonnage" else "torch")
     job = Job(model=resolve(model, offline=True), seq_len=64, grad_accum=2)
     cluster = parse_cluster(gpu)
     plan = replace(plan, checkpointing="full")
     run = estimate(job, plan, cluster, worker=worker, rank=0).estimate
-    least = bounded(Candidate(job=job, plan=plan), cluster).least_bytes
-    assert 0.6 * run.peak.allocated_bytes < least <= run.peak.allocated_bytes
+    bound = bound_candidate(Candidate(job=job, plan=plan), cluster).bound_bytes
+    assert 0.6 * run.peak.allocated_bytes < bound <= run.peak.allocated_bytes
 
 
 @pytest.mark.parametrize(
@@ -92,42 +92,42 @@ def test_below_what_engines_hold_between_micro_batches(worker, name):
         (Plan(precision="megatron-bf16", shard="ddp"), 2 + 4 + 12),
     ],
 )
-def test_what_divides_a_network_decides_what_a_rank_has(plan, bytes_a_weight):
-    """Llama-3.1-8B on four cards, with micro-batches to be summed."""
+def test_sharding_decides_the_bytes_of_each_weight(plan, bytes_a_weight):
+    """Llama-3.1-8B on four cards, with accumulation."""
     shape = read_shape(resolve("llama-3.1-8b", offline=True).config)
     plan = replace(plan, checkpointing="full", activation_offload="cpu")
     work = Work.of(replace(tiny_job("llama", seq_len=8), grad_accum=2), plan, parse_cluster("4xa100-80gb"))
-    assert least_bytes(shape, work) == pytest.approx(bytes_a_weight * 8_030_261_248, rel=1e-3, abs=1)
+    assert bound_memory(shape, work) == pytest.approx(bytes_a_weight * 8_030_261_248, rel=1e-3, abs=1)
 
 
-def test_by_hand():
+def test_bound_computed_by_hand():
     """Llama-3.1-8B: pure bf16 with AdamW 2 + 2 + 4 bytes a parameter before the step; frozen under adapters 2."""
     job = tiny_job("llama", seq_len=128)
     shape = read_shape(resolve("llama-3.1-8b", offline=True).config)
     work = Work.of(job, Plan(precision="bf16-true"), parse_cluster("a100-80gb"))
-    assert least_bytes(shape, work) == pytest.approx(8 * 8_030_261_248, rel=1e-3)
+    assert bound_memory(shape, work) == pytest.approx(8 * 8_030_261_248, rel=1e-3)
     adapters = Work.of(tiny_job("llama", seq_len=8, method="lora"), Plan(), parse_cluster("a100-80gb"))
-    assert least_bytes(shape, adapters) == pytest.approx(2 * 8_030_261_248, rel=1e-2)
+    assert bound_memory(shape, adapters) == pytest.approx(2 * 8_030_261_248, rel=1e-2)
 
 
 @pytest.mark.ghost
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("name", ["gemma3", "llava", "qwen2_5_vl"])
-def test_the_text_of_a_network_that_sees_needs_no_more_than_all_of_it(worker, name, method):
+def test_bound_of_the_text_stack_is_below_the_peak_of_a_multimodal_network(worker, name, method):
     cluster = parse_cluster("a100-40gb")
     for checkpointing in ("none", "full"):
         plan = Plan(checkpointing=checkpointing, loss="chunked")
         job = tiny_job(name, seq_len=512, method=method)
-        known = bounded(Candidate(job=job, plan=plan), cluster)
+        known = bound_candidate(Candidate(job=job, plan=plan), cluster)
         run = estimate(job, plan, cluster, worker=worker).estimate
-        assert known.rough
-        assert 0 < known.least_bytes <= run.peak.allocated_bytes
+        assert known.is_rough
+        assert 0 < known.bound_bytes <= run.peak.allocated_bytes
 
 
-def test_quantized_weights_are_gathered_as_they_rest():
-    """Of Llama-3.1-8B in 4 bits on two cards: half a byte for a weight, and as much again where they stay whole."""
+def test_quantized_weights_are_gathered_in_4_bits():
+    """Llama-3.1-8B in 4 bits on two cards: half a byte for a weight, and a whole copy of them under zero2."""
     shape = read_shape(resolve("llama-3.1-8b", offline=True).config)
     for shard, copies in (("zero3", 0.5), ("zero2", 1.5)):
         plan = Plan(shard=shard, checkpointing="full", activation_offload="cpu")
         work = Work.of(tiny_job("llama", seq_len=8, method="qlora"), plan, parse_cluster("2xrtx-3090"))
-        assert least_bytes(shape, work) == pytest.approx(copies * 0.5 * 8_030_261_248, rel=1e-2)
+        assert bound_memory(shape, work) == pytest.approx(copies * 0.5 * 8_030_261_248, rel=1e-2)

@@ -9,9 +9,9 @@ import estimates
 from solutions import question
 from tonnage.layers.few import roomy
 from tonnage.search.search import Search
-from tonnage.search.depth import of_run
+from tonnage.search.depth import need_of
 from tonnage.search.budget_fit import NEAR, fill
-from tonnage.search.pricing import priced
+from tonnage.search.pricing import price_candidate
 from tonnage.search.reasons import looks
 from tonnage.units import GIB, parse_bytes
 
@@ -37,7 +37,7 @@ class TrialRunner:
         """Nothing is run ahead here."""
 
     def need(self, candidates, cluster):
-        return [of_run(self._answer(one, roomy(cluster))) for one in candidates]
+        return [need_of(self._answer(one, roomy(cluster))) for one in candidates]
 
     def fit(self, candidates, cluster, budget_bytes=None):
         self.tried += [one.plan.checkpointing for one in candidates]
@@ -137,7 +137,7 @@ def test_nothing_is_filled_where_all_fits_or_nothing_may_be_chosen():
 def test_seconds_lie_between_those_of_both_ends():
     search = searched(TrialRunner())
     full = search.found[0][0]
-    none = priced(
+    none = price_candidate(
         replace(full.candidate, plan=replace(full.candidate.plan, checkpointing="none")), search.question.cluster
     )
     fill(search, 4)

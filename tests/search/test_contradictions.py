@@ -1,4 +1,4 @@
-"""Options that stand against each other whatever is chosen, and those that do not."""
+"""Options that contradict each other whatever is chosen for the others, and those that do not."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,8 +8,9 @@ import pytest
 from solutions import question
 from tonnage.engines import engine
 from tonnage.errors import UsageError
-from tonnage.search.contradictions import check_possible, ways_out
-from tonnage.search.space import Question, candidates
+from tonnage.search.contradictions import check_possible, find_ways_out
+from tonnage.search.question import Question
+from tonnage.search.space import list_candidates
 
 
 def asked(gpu: str, model: str = "smollm2-135m", **said: Any) -> Question:
@@ -29,7 +30,7 @@ def asked(gpu: str, model: str = "smollm2-135m", **said: Any) -> Question:
         ("cpu", {"allocator": "expandable"}, "allocator=expandable: .*the CPU has none"),
     ],
 )
-def test_what_estimate_refuses_whatever_is_chosen_is_refused(gpu: str, said: dict[str, Any], reason: str) -> None:
+def test_option_refused_in_every_combination_raises(gpu: str, said: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         check_possible(asked(gpu, **said))
 
@@ -39,26 +40,26 @@ def test_what_estimate_refuses_whatever_is_chosen_is_refused(gpu: str, said: dic
     [
         ("t4", {}),
         ("2xa100-40gb", {"loss": "fused"}),
-        ("a100-40gb", {"param_offload": "cpu"}),  # which needs a sharding, and that is open
-        ("2xt4", {"tp": 2}),  # fp16 stands against it, which nobody said
+        ("a100-40gb", {"param_offload": "cpu"}),  # needs a sharding, which is open
+        ("2xt4", {"tp": 2}),  # fp16 refuses it, which nobody stated
         ("2xa100-40gb", {"pp": 2, "global_batch_tokens": 4096}),
     ],
 )
-def test_what_hangs_on_open_options_is_left_to_the_search(gpu: str, said: dict[str, Any]) -> None:
+def test_option_that_depends_on_open_options_is_left_to_the_search(gpu: str, said: dict[str, Any]) -> None:
     check_possible(asked(gpu, **said))
 
 
-def test_a_default_that_is_laid_out_otherwise_is_no_contradiction() -> None:
-    """Experts are divided under sharded data parallelism, which is open and not the default."""
+def test_default_that_the_search_may_change_is_no_contradiction() -> None:
+    """Expert parallelism needs a sharding, which is open and not the default."""
     check_possible(asked("8xh100-80gb", "mixtral-8x7b", ep=8))
 
 
-def test_a_trainer_that_is_missing_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_trainer_does_not_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "installed", lambda package: None)
     check_possible(asked("a100-40gb", engine="torchtitan"))
 
 
-def test_what_nobody_said_is_no_contradiction() -> None:
+def test_option_that_is_not_stated_is_no_contradiction() -> None:
     one = asked("t4", attention="flash")
     check_possible(replace(one, stated=()))
 
@@ -76,8 +77,10 @@ def test_what_nobody_said_is_no_contradiction() -> None:
         ),
     ],
 )
-def test_what_leaves_no_combination_is_named(limits: dict[str, Any], said: dict[str, Any], ways: Any) -> None:
-    """Three heads do not divide by two, and a row of 1,024 tokens is not worth dividing."""
+def test_constraints_without_any_combination_are_named(
+    limits: dict[str, Any], said: dict[str, Any], ways: Any
+) -> None:
+    """Two does not divide three heads, and a sequence of 1,024 tokens is too short for cp."""
     found = replace(asked("2xa100-40gb", **said), **limits)
-    assert not list(candidates(found))
-    assert ways_out(found) == ways
+    assert not list(list_candidates(found))
+    assert find_ways_out(found) == ways

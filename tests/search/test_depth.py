@@ -1,4 +1,4 @@
-"""A few layers, and a few micro-batches, say what many need: beside whole runs on the ghost."""
+"""Probes of a few layers and micro-batches predict what whole runs on the ghost need."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ from tonnage.device import parse_cluster
 from tonnage.layers.few import depths, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.predict import estimate, trace
-from tonnage.search.depth import Look, Moment, extrapolated, seen
-from tonnage.search.trial_runner import MICRO_BATCHES
+from tonnage.search.depth import Moment, Probe, extrapolate, summarize_trace
+from tonnage.search.trial_run import MICRO_BATCHES
 
 LAYERS = 24
 
@@ -29,18 +29,18 @@ def job(**options):
     ],
     ids=["plain", "checkpointed", "zero3"],
 )
-def test_few_layers_say_what_many_need(worker, gpu, plan):
+def test_two_depths_predict_the_whole_network(worker, gpu, plan):
     cluster = roomy(parse_cluster(gpu))
-    looks = [
-        seen(trace(with_layers(job(), layers), plan, cluster, worker=worker, rank=0, steps=1), cluster)
+    probes = [
+        summarize_trace(trace(with_layers(job(), layers), plan, cluster, worker=worker, rank=0, steps=1), cluster)
         for layers in depths(job(), plan)
     ]
-    need = extrapolated(*looks, depths(job(), plan), LAYERS)
+    need = extrapolate(*probes, depths(job(), plan), LAYERS)
     whole = estimate(job(), plan, cluster, worker=worker, rank=0).estimate.peak
     assert sum(need.by_category.values()) == need.process_bytes
     runtime = whole.by_category["runtime"]
-    assert need.least_bytes - runtime == pytest.approx(whole.allocated_bytes, rel=0.03)
-    assert need.least_bytes <= whole.process_bytes
+    assert need.uncached_bytes - runtime == pytest.approx(whole.allocated_bytes, rel=0.03)
+    assert need.uncached_bytes <= whole.process_bytes
 
 
 def t5(**options):
@@ -54,7 +54,11 @@ def t5(**options):
     ("gpu", "plan", "method"),
     [
         ("a100-40gb", Plan(allocator="expandable"), "full"),
-        ("a100-40gb", Plan(checkpointing="full", optimizer="adamw-fused"), "full"),  # from the decoder to the encoder
+        (
+            "a100-40gb",
+            Plan(checkpointing="full", optimizer="adamw-fused"),
+            "full",
+        ),  # the peak moves from the decoder to the encoder
         ("a100-40gb", Plan(checkpointing="selective", optimizer_in_backward=True, optimizer="adamw-fused"), "full"),
         ("a100-40gb", Plan(checkpointing="full", allocator="expandable"), "lora"),
         ("4xa100-40gb", Plan(shard="zero3", checkpointing="full"), "full"),
@@ -62,44 +66,44 @@ def t5(**options):
     ],
     ids=["plain", "checkpointed", "in backward", "lora", "zero3", "zero2"],
 )
-def test_few_layers_of_an_encoder_and_a_decoder_say_what_many_need(worker, gpu, plan, method):
+def test_two_depths_predict_an_encoder_and_decoder(worker, gpu, plan, method):
     cluster, job = roomy(parse_cluster(gpu)), t5(method=method)
     few = depths(job, plan)
     small, large, whole = (
-        seen(trace(with_layers(job, layers), plan, cluster, worker=worker, rank=0, steps=1), cluster)
+        summarize_trace(trace(with_layers(job, layers), plan, cluster, worker=worker, rank=0, steps=1), cluster)
         for layers in (*few, LAYERS)
     )
-    need = extrapolated(small, large, few, LAYERS)
+    need = extrapolate(small, large, few, LAYERS)
     allocated = max(whole.allocated_bytes.values())
     assert 2 * max(large.allocated_bytes.values()) < allocated
-    assert need.least_bytes - whole.by_category["runtime"] == pytest.approx(allocated, rel=0.005)
+    assert need.uncached_bytes - whole.by_category["runtime"] == pytest.approx(allocated, rel=0.005)
 
 
-def look(**allocated):
-    """Of bytes by module in backward, beside which there is nothing."""
+def probe_of(**allocated):
+    """Return a probe with these bytes by module in backward, and nothing else."""
     moments = {Moment("backward", name.replace("_", ".")): most for name, most in allocated.items()}
-    return Look(
+    return Probe(
         allocated_bytes=moments, by_category={"activation": max(allocated.values()), "cached": 0, "runtime": 0}
     )
 
 
-def test_the_peak_moves_from_one_stack_to_another():
-    small = look(decoder_0=100, decoder_1=90, encoder_0_mlp=80, encoder_1=70)
-    large = look(decoder_0=110, decoder_1=105, decoder_2=100, encoder_0_mlp=100, encoder_1=90, encoder_2=80)
-    # At 3 layers the decoder's first is the highest, 100 + 10 each; at 12 the encoder's, 80 + 20 each.
-    assert extrapolated(small, large, (2, 3), 12).least_bytes == 80 + 20 * 10
-    assert extrapolated(small, large, (2, 3), 3).least_bytes == 110
+def test_peak_moves_from_one_stack_to_another():
+    small = probe_of(decoder_0=100, decoder_1=90, encoder_0_mlp=80, encoder_1=70)
+    large = probe_of(decoder_0=110, decoder_1=105, decoder_2=100, encoder_0_mlp=100, encoder_1=90, encoder_2=80)
+    # At 3 layers the decoder's first layer is highest, 100 + 10 each; at 12 the encoder's, 80 + 20 each.
+    assert extrapolate(small, large, (2, 3), 12).uncached_bytes == 80 + 20 * 10
+    assert extrapolate(small, large, (2, 3), 3).uncached_bytes == 110
 
 
-def test_layers_between_the_first_and_the_last_are_not_followed():
-    small = look(layers_0=50, layers_1=10)  # the last of two: 10, and of three 12
-    large = look(layers_0=51, layers_1=40, layers_2=12)
-    assert extrapolated(small, large, (2, 3), 12).least_bytes == 50 + 10
+def test_layers_between_the_first_and_the_last_are_ignored():
+    small = probe_of(layers_0=50, layers_1=10)  # the last of two: 10, and of three 12
+    large = probe_of(layers_0=51, layers_1=40, layers_2=12)
+    assert extrapolate(small, large, (2, 3), 12).uncached_bytes == 50 + 10
 
 
-def test_a_module_that_few_layers_lack_counts_as_it_is():
-    small, large = look(head=10), look(head=11, other=30)
-    assert extrapolated(small, large, (2, 3), 12).least_bytes == 30 + (30 - 10) * 9  # the phase as a whole
+def test_module_missing_in_the_smaller_network_is_extrapolated_with_its_phase():
+    small, large = probe_of(head=10), probe_of(head=11, other=30)
+    assert extrapolate(small, large, (2, 3), 12).uncached_bytes == 30 + (30 - 10) * 9  # the phase as a whole
 
 
 @pytest.mark.ghost
@@ -115,10 +119,10 @@ def test_a_module_that_few_layers_lack_counts_as_it_is():
     ],
     ids=["plain", "in backward", "ddp", "zero1", "zero3 tp", "zero2 pp"],
 )
-def test_the_first_step_says_what_all_need(worker, gpu, plan, grad_accum):
+def test_first_step_predicts_all_steps(worker, gpu, plan, grad_accum):
     cluster = roomy(parse_cluster(gpu))
     asked = with_layers(tiny_job("llama", grad_accum=grad_accum), 4)
-    first = seen(trace(asked, plan, cluster, worker=worker, rank=0, steps=1), cluster)
+    first = summarize_trace(trace(asked, plan, cluster, worker=worker, rank=0, steps=1), cluster)
     three = estimate(asked, plan, cluster, worker=worker, rank=0, steps=3).estimate
     assert max(first.allocated_bytes.values()) == three.peak.allocated_bytes
     held = {name: bytes for name, bytes in three.peak.by_category.items() if bytes and name != "cached"}
@@ -127,7 +131,7 @@ def test_the_first_step_says_what_all_need(worker, gpu, plan, grad_accum):
 
 @pytest.mark.ghost
 @pytest.mark.parametrize(("gpu", "plan"), [("a100-40gb", Plan()), ("4xa100-40gb", Plan(shard="zero3"))])
-def test_further_micro_batches_are_like_the_second(worker, gpu, plan):
+def test_further_micro_batches_need_as_much_as_the_second(worker, gpu, plan):
     few, many = (
         estimate(
             with_layers(tiny_job("llama", grad_accum=count), 4), plan, parse_cluster(gpu), worker=worker, rank=0
@@ -138,8 +142,8 @@ def test_further_micro_batches_are_like_the_second(worker, gpu, plan):
 
 
 @pytest.mark.ghost
-def test_a_part_of_more_sequences_needs_no_less_than_as_many_tokens_of_whole_ones(worker):
-    """What `best.needs_at_least` takes for granted."""
+def test_context_parallel_parts_need_at_least_as_much_as_whole_sequences(worker):
+    """`dominance.needs_at_least` relies on it."""
     cluster = parse_cluster("4xa100-40gb")
     plan = Plan(shard="zero3", checkpointing="full", loss="chunked", allocator="expandable")
     whole, *parts = (
@@ -151,16 +155,18 @@ def test_a_part_of_more_sequences_needs_no_less_than_as_many_tokens_of_whole_one
     assert all(part.allocated_bytes >= whole.allocated_bytes for part in parts)
 
 
-def test_a_sketch_of_flex_attention_keeps_as_much_as_flex_attention(worker):
+def test_stub_of_flex_attention_keeps_as_much_as_flex_attention(worker):
     heads = {"num_attention_heads": 16, "head_dim": 64, "max_position_embeddings": 2048}
     asked, cluster = with_layers(tiny_job("gpt_oss", seq_len=2048, micro_batch=1), 2), parse_cluster("h100-80gb")
     asked = replace(asked, model=replace(asked.model, config={**asked.model.config, **heads}))
     plan = Plan(precision="bf16-true", attention="flex")
 
-    def kept(run):
-        return seen(run, cluster).allocated_bytes[Moment("forward", "model.norm")]
+    def kept_bytes(run):
+        return summarize_trace(run, cluster).allocated_bytes[Moment("forward", "model.norm")]
 
-    compiled = kept(worker.run(asked, plan, cluster, steps=1))
-    assert kept(trace(asked, plan, cluster, worker=worker, rank=0, steps=1)) == pytest.approx(compiled, rel=0.01)
+    compiled = kept_bytes(worker.run(asked, plan, cluster, steps=1))
+    assert kept_bytes(trace(asked, plan, cluster, worker=worker, rank=0, steps=1)) == pytest.approx(
+        compiled, rel=0.01
+    )
     eager = replace(plan, attention="eager")
-    assert kept(trace(asked, eager, cluster, worker=worker, rank=0, steps=1)) > 2 * compiled
+    assert kept_bytes(trace(asked, eager, cluster, worker=worker, rank=0, steps=1)) > 2 * compiled

@@ -14,7 +14,7 @@ from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.report.plans import on_host
 from tonnage.search.search import host_bytes
-from tonnage.search.pricing import bounded
+from tonnage.search.pricing import bound_candidate
 from tonnage.search.solve import search
 from tonnage.solution import Candidate
 from tonnage.units import GIB
@@ -31,7 +31,7 @@ class WithHost(Formula):
     """Whose runs need half as much again of the host as nobody can avoid, and a process's own."""
 
     def _answer(self, candidate: Candidate, cluster: Cluster) -> Estimate:  # type: ignore[override]
-        each = bounded(candidate, cluster).host_bytes // cluster.gpus_per_node
+        each = bound_candidate(candidate, cluster).host_bytes // cluster.gpus_per_node
         made = super()._answer(candidate, cluster)
         made = replace(made, host=Host(peak_bytes=GIB // 4 + each * 3 // 2, pinned_bytes=0, managed_bytes=0))
         return replace(made, cluster={**made.cluster, "gpus_per_node": cluster.gpus_per_node})
@@ -51,7 +51,7 @@ def test_by_hand():
 
     def host(**options):
         one = Candidate(job=asked.job, plan=replace(asked.plan, **options))
-        return bounded(one, asked.cluster).host_bytes
+        return bound_candidate(one, asked.cluster).host_bytes
 
     assert host(shard="ddp") == 0
     assert host(shard="ddp", optimizer_offload="cpu") == 2 * 8 * 1_235_814_400
@@ -69,14 +69,14 @@ def test_below_every_run(worker, name):
     held, without = (
         host_bytes(estimate(job, one, cluster, worker=worker, rank=0).estimate) for one in (plan, on_card)
     )
-    least = bounded(Candidate(job=job, plan=plan), cluster).host_bytes
+    least = bound_candidate(Candidate(job=job, plan=plan), cluster).host_bytes
     assert 0 < least <= held - without
 
 
 def test_small_activations_stay_on_the_card():
     """Of 512 tokens keys and values have 192 KiB, which is not worth a copy."""
     asked = question("smollm2-135m", gpu="a100-80gb", seq_len=512, activation_offload="cpu-streamed")
-    assert bounded(Candidate(job=asked.job, plan=asked.plan), asked.cluster).host_bytes == 0
+    assert bound_candidate(Candidate(job=asked.job, plan=asked.plan), asked.cluster).host_bytes == 0
 
 
 def test_where_nobody_says_what_the_host_has_no_file_is_used():

@@ -11,9 +11,9 @@ from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.plans import Plan
 from tonnage.search import backwards as module
 from tonnage.search.limits import backwards
-from tonnage.search.nearest import way_of
+from tonnage.search.nearest import keeping_way
 from tonnage.search.solve import search
-from tonnage.search.space import candidates
+from tonnage.search.space import list_candidates
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +93,7 @@ def test_where_no_micro_batch_fits_no_other_division_is_shown():
     """All sequences at once would need less than one after the other: no gradients wait for the next."""
     offloads = ("activation-offload", "optimizer-offload", "param-offload")
     asked = question(gpu="l4", model="llama-3.2-1b", seq_len=512, grad_accum=4, without=offloads)
-    ones = [one for one in candidates(asked) if one.job.micro_batch == 1]
+    ones = [one for one in list_candidates(asked) if one.job.micro_batch == 1]
     least = min(need.process_bytes for need in Formula().need(ones, asked.cluster))
     device = asked.cluster.device.with_capacity(int(0.98 * least / (1 - asked.headroom)))
     asked = replace(asked, cluster=replace(asked.cluster, device=device))
@@ -263,9 +263,9 @@ def test_what_did_not_do_is_not_looked_at_for_more_tokens(monkeypatch):
     def need(self, candidates, cluster):
         found = looked(self, candidates, cluster)
         for one, answer in zip(candidates, found, strict=True):
-            assert one.job.micro_batch < failed.get(way_of(one), 4097)
-            if answer.least_bytes > asked.budget_bytes:
-                failed[way_of(one)] = one.job.micro_batch
+            assert one.job.micro_batch < failed.get(keeping_way(one), 4097)
+            if answer.bound_bytes > asked.budget_bytes:
+                failed[keeping_way(one)] = one.job.micro_batch
         return found
 
     def has(self, one, cluster):

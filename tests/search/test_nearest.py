@@ -8,8 +8,8 @@ from solutions import Formula, question
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable
 from tonnage.search import nearest
-from tonnage.search.depth import Need, of_run
-from tonnage.search.pricing import priced
+from tonnage.search.depth import Need, need_of
+from tonnage.search.pricing import price_candidate
 from tonnage.search.solve import search
 from tonnage.solution import Remedy
 
@@ -92,7 +92,7 @@ class Looks:
     def need(self, candidates, cluster):
         self.asked.append(cluster.gpus)
         needed = self.bytes_of(cluster.gpus)
-        return [Need(process_bytes=needed, by_category={}, least_bytes=needed, whole=True) for _ in candidates]
+        return [Need(process_bytes=needed, by_category={}, uncached_bytes=needed, whole=True) for _ in candidates]
 
 
 def test_more_gpus_are_tried_from_the_first_that_may_fit_by_a_look():
@@ -148,11 +148,11 @@ class Small(Formula):
 
     def need(self, candidates, cluster):
         self.looked += candidates
-        return [of_run(self._of(one, cluster, 0.005)) for one in candidates]
+        return [need_of(self._of(one, cluster, 0.005)) for one in candidates]
 
     def _of(self, candidate, cluster, part):
-        one = priced(candidate, cluster)
-        need = int(one.least_bytes + part * one.extra_bytes)
+        one = price_candidate(candidate, cluster)
+        need = int(one.bound_bytes + part * one.extra_bytes)
         made = super()._answer(candidate, cluster)
         held = dict.fromkeys(made.peak.by_category, 0) | {"activation": need}
         peak = replace(made.peak, process_bytes=need, by_category=held)
@@ -162,7 +162,7 @@ class Small(Formula):
 def with_memory(needed_bytes):
     """A job whose smallest plan needs so many times the part of the card that may be used."""
     asked = question("llama-3.2-1b", "l4", micro_batch=8, seq_len=8192, without=("micro-batch",))
-    least = min(of_run(Small()._answer(one, asked.cluster)).process_bytes for one in nearest.smallest(asked))
+    least = min(need_of(Small()._answer(one, asked.cluster)).process_bytes for one in nearest.smallest(asked))
     device = asked.cluster.device.with_capacity(int(least / needed_bytes / (1 - asked.headroom)))
     return replace(asked, cluster=replace(asked.cluster, device=device))
 

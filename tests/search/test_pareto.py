@@ -6,9 +6,9 @@ import pytest
 
 from solutions import Formula, possible, question
 from tonnage.report import plans
-from tonnage.search.pricing import fastest_first
+from tonnage.search.pricing import price_all
 from tonnage.search.solve import search
-from tonnage.search.space import candidates
+from tonnage.search.space import list_candidates
 from tonnage.search.pareto import MOST_POINTS
 from tonnage.units import gib
 
@@ -34,7 +34,7 @@ def test_nothing_is_both_faster_and_smaller_than_a_point_of_the_frontier(asked):
 def test_the_frontier_ends_with_the_smallest_of_those_that_can_be_run():
     asked = question(model="gpt2", gpu="t4", seq_len=1024, micro_batch=7)
     ghosts = Formula()
-    order = fastest_first(candidates(asked), asked.cluster)
+    order = price_all(list_candidates(asked), asked.cluster)
     able = [one.candidate for one in order if possible(asked, one.candidate)]
     least = min(need.process_bytes for need in ghosts.need(able, asked.cluster))
     assert search(asked, ghosts, pareto=True).frontier[-1].process_bytes == least

@@ -11,8 +11,8 @@ from tonnage.layers.few import with_layers
 from tonnage.plans import Plan
 from tonnage.predict import estimate, trace
 from tonnage.search.depth import seen
-from tonnage.search.trial_runner import TrialRunner, micro_batches_run
-from tonnage.search.pipeline_buffers import estimated, looked, waiting_bytes
+from tonnage.search.trial_runner import TrialRunner, count_micro_batches
+from tonnage.search.pipeline_buffers import add_to_estimate, looked, buffer_bytes
 from tonnage.solution import Candidate
 
 STEP = 24
@@ -34,13 +34,13 @@ def test_few_micro_batches_say_what_a_step_of_many_needs(worker, name):
     job = with_layers(tiny_job("llama", seq_len=256, grad_accum=STEP), 8)
     one = Candidate(job=job, plan=plan)
     at_once = job.seq_len * job.micro_batch * job.model.config["hidden_size"] * 4  # of one hand-over, more or less
-    few = replace(one.job, grad_accum=micro_batches_run(one))
+    few = replace(one.job, grad_accum=count_micro_batches(one))
     assert few.grad_accum < STEP
     for rank in axes(plan, cluster.gpus, cluster.gpus_per_node).different:
-        more = (STEP - few.grad_accum) * waiting_bytes(one, cluster, rank)
+        more = (STEP - few.grad_accum) * buffer_bytes(one, cluster, rank)
         run = estimate(few, plan, cluster, worker=worker, rank=rank, steps=2)
         whole = estimate(one.job, plan, cluster, worker=worker, rank=rank, steps=2).estimate.peak
-        said = estimated(run.estimate, more, one.job, cluster)
+        said = add_to_estimate(run.estimate, more, one.job, cluster)
         assert said.peak.allocated_bytes == pytest.approx(whole.allocated_bytes, abs=at_once)
         assert max(one.allocated_bytes for one in said.phases) == said.peak.allocated_bytes
         assert max(one.allocated_bytes for one in said.steps) == said.peak.allocated_bytes
@@ -48,14 +48,14 @@ def test_few_micro_batches_say_what_a_step_of_many_needs(worker, name):
         assert sum(said.peak.by_category.values()) == said.peak.process_bytes
         assert f"{STEP - few.grad_accum} more micro-batches" in said.coverage.modelled[-1]
     first = trace(few, plan, cluster, worker=worker, rank=0, steps=1)
-    look = looked(seen(first, cluster), (STEP - few.grad_accum) * waiting_bytes(one, cluster))
+    look = looked(seen(first, cluster), (STEP - few.grad_accum) * buffer_bytes(one, cluster))
     whole = estimate(one.job, plan, cluster, worker=worker, rank=0, steps=2).estimate.peak
     assert max(look.allocated_bytes.values()) == pytest.approx(whole.allocated_bytes, abs=at_once)
 
 
 def test_no_pipeline_holds_nothing():
     one = Candidate(job=tiny_job("llama", grad_accum=STEP), plan=Plan())
-    assert waiting_bytes(one, parse_cluster("a100-40gb")) == 0
+    assert buffer_bytes(one, parse_cluster("a100-40gb")) == 0
 
 
 @pytest.mark.ghost

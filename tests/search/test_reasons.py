@@ -14,7 +14,7 @@ class Optimists(Formula):
 
     def need(self, candidates, cluster):
         return [
-            replace(one, process_bytes=one.process_bytes // 40, least_bytes=one.least_bytes // 40, whole=False)
+            replace(one, process_bytes=one.process_bytes // 40, bound_bytes=one.bound_bytes // 40, whole=False)
             for one in super().need(candidates, cluster)
         ]
 

@@ -10,13 +10,13 @@ import torch
 from solutions import Formula, need_bytes, possible, question
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.layers.few import with_layers
-from tonnage.search.search import DIFFERENT, SAME_FAILURES, SMALL, SURE, Search, _at_fault, difference
-from tonnage.search.depth import of_run
+from tonnage.search.search import DIFFERENT, SAME_FAILURES, SMALL, SURE, Search, find_broken_option, difference
+from tonnage.search.depth import need_of
 from tonnage.search.dominance import needs_at_least
-from tonnage.search.pricing import priced
+from tonnage.search.pricing import price_candidate
 from tonnage.search.reasons import reasons
 from tonnage.search.solve import search
-from tonnage.search.space import candidates
+from tonnage.search.space import list_candidates
 from tonnage.solution import Candidate
 from tonnage.techniques import attention
 from tonnage.techniques.chunked_loss import causal_network
@@ -27,10 +27,10 @@ from tonnage.units import GIB, gib
 def by_trying_everything(asked):
     """Step seconds a token of the fastest candidate that fits, and how many there were; None where none does."""
     for offload in (False, True):
-        every = [one for one in candidates(asked, offload=offload) if possible(asked, one)]
+        every = [one for one in list_candidates(asked, offload=offload) if possible(asked, one)]
         fitting = [one for one in every if need_bytes(one, asked.cluster) <= asked.budget_bytes]
         if fitting:
-            return min(priced(one, asked.cluster).seconds_per_token for one in fitting)
+            return min(price_candidate(one, asked.cluster).seconds_per_token for one in fitting)
     return None
 
 
@@ -79,7 +79,7 @@ def test_what_is_hardly_faster_and_not_expected_to_fit_is_not_worth_its_runs(com
     """Among many; among few whatever is faster is."""
     asked = question(gpu="8xh100-80gb", grad_accum=2)
     found = Search(asked, Formula(), lambda text: None)
-    every = found._priced(list(candidates(asked)))[:combinations]
+    every = found._priced(list(list_candidates(asked)))[:combinations]
     times = [0.98, 0.997, *itertools.repeat(1.0, combinations - 2)]
     found.order = [replace(one, timing=None, place=time) for one, time in zip(every, times, strict=True)]
     quick, hardly, best, *_ = found.order
@@ -93,7 +93,7 @@ def test_what_is_hardly_faster_and_not_expected_to_fit_is_not_worth_its_runs(com
 def test_nobody_is_lost_between_batches():
     asked = question(gpu="a100-80gb", model="llama-3.2-1b", micro_batch=4, seq_len=1024)
     found = Search(asked, Formula(), lambda text: None)
-    order = [priced(one, asked.cluster) for one in itertools.islice(candidates(asked), 5)]
+    order = [price_candidate(one, asked.cluster) for one in itertools.islice(list_candidates(asked), 5)]
     seen = []
     found.ghosts.need = found.ghosts.fit = lambda batch, *_: seen.extend(batch) or [UsageError("no") for _ in batch]
     found._verify(order, 4)
@@ -271,7 +271,7 @@ class Failing(Formula):
 
     def need(self, candidates, cluster):
         self.looked += candidates
-        return [self._failed(one, self.looks) or of_run(self._answer(one, cluster)) for one in candidates]
+        return [self._failed(one, self.looks) or need_of(self._answer(one, cluster)) for one in candidates]
 
     def fit(self, candidates, cluster, budget_bytes=None):
         self.asked += candidates
@@ -316,7 +316,7 @@ def test_all_logits_at_once_where_there_is_room_and_it_is_faster(asked, loss):
     assert best.estimate.peak.process_bytes <= asked.budget_bytes
     if loss == "plain":
         sliced = replace(best.candidate, plan=replace(best.candidate.plan, loss="chunked"))
-        whole, slices = (priced(one, asked.cluster) for one in (best.candidate, sliced))
+        whole, slices = (price_candidate(one, asked.cluster) for one in (best.candidate, sliced))
         assert whole.seconds_per_token < slices.seconds_per_token
 
 
@@ -325,9 +325,9 @@ class Logits(Formula):
 
     def _answer(self, candidate, cluster):
         sliced = replace(candidate, plan=replace(candidate.plan, loss="chunked"))
-        one, slices = priced(candidate, cluster), priced(sliced, cluster)
+        one, slices = price_candidate(candidate, cluster), price_candidate(sliced, cluster)
         made = super()._answer(candidate, cluster)
-        need = int(slices.least_bytes + 3 * slices.extra_bytes + one.extra_bytes - slices.extra_bytes)
+        need = int(slices.bound_bytes + 3 * slices.extra_bytes + one.extra_bytes - slices.extra_bytes)
         held = dict.fromkeys(made.peak.by_category, 0) | {"activation": need}
         peak = replace(made.peak, process_bytes=need, by_category=held)
         return replace(made, fits=need <= cluster.device.capacity_bytes, peak=peak)
@@ -360,7 +360,7 @@ def test_a_dimension_that_cannot_divide_the_network_is_tried_once():
     assert len({repr(one) for one in ghosts.looked + ghosts.asked if one.plan.tp > 1}) <= ghosts.count
     assert found.refused["tp"].why == "How it is cut is not known: no plan; choose tp 1."
     assert found.narrowed.without == ("tp",)
-    assert {one.plan.tp for one in candidates(found.narrowed)} == {1}
+    assert {one.plan.tp for one in list_candidates(found.narrowed)} == {1}
     said = Search(question(gpu="8xa100-40gb", tp=2), Failing(uncut), lambda text: None)
     said.run(1)
     assert not said.found
@@ -408,13 +408,13 @@ def test_what_is_at_fault_is_read_from_what_techniques_say():
     for axis, wanted in (("tp", "Tensor parallelism"), ("pp", "A pipeline"), ("ep", "Expert parallelism")):
         with pytest.raises(CannotEstimate) as refused:
             causal_network(torch.nn.Linear(2, 2), wanted, f"{axis} 1")
-        assert _at_fault(on, str(refused.value)) == axis
-        assert _at_fault(off, str(refused.value)) is None
-    assert _at_fault(on, str(_not_known(torch.nn.Linear(2, 2), "no plan"))) == "tp"
+        assert find_broken_option(on, str(refused.value)) == axis
+        assert find_broken_option(off, str(refused.value)) is None
+    assert find_broken_option(on, str(_not_known(torch.nn.Linear(2, 2), "no plan"))) == "tp"
     with pytest.raises(CannotEstimate) as refused, attention._only("efficient"):
         raise RuntimeError("No available kernel. Aborting execution.")
-    assert _at_fault(on, str(refused.value)) == "attention"
-    assert _at_fault(on, "Memory ran out.") is None
+    assert find_broken_option(on, str(refused.value)) == "attention"
+    assert find_broken_option(on, "Memory ran out.") is None
 
 
 def test_a_guess_knows_what_a_worker_found_ahead():
@@ -422,7 +422,7 @@ def test_a_guess_knows_what_a_worker_found_ahead():
     asked = question(gpu="8xh100-80gb", grad_accum=2, loss="chunked")
     ghosts, explained = Formula(), []
     found = Search(asked, ghosts, lambda text: None, lambda best: explained.append(best) or [])
-    order = found._priced(list(candidates(asked)))
+    order = found._priced(list(list_candidates(asked)))
     quick, *others = [one for one in order if found._expected_part(one) <= SURE]
     slow = next(one for one in others if one.seconds_per_token > quick.seconds_per_token)
     found.seem = [slow, quick]

@@ -15,8 +15,8 @@ from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
 from tonnage.layers.few import COMPILED, roomy, with_layers
 from tonnage.plans import Plan
 from tonnage.search import memory
-from tonnage.search.depth import Look, Moment, extrapolated
-from tonnage.search.trial_runner import STEPS, STEPS_EXPANDABLE, steps_run
+from tonnage.search.depth import Probe, Moment, extrapolate
+from tonnage.search.trial_runner import STEPS, STEPS_EXPANDABLE, count_steps
 from tonnage.search.solve import search
 from tonnage.solution import Candidate
 from tonnage.techniques import choices
@@ -44,7 +44,7 @@ from tonnage.techniques import choices
 )
 def test_steps_are_made_where_they_follow_from_those_before(plan, job, expected):
     asked = question()
-    assert steps_run(Candidate(job=replace(asked.job, **job), plan=Plan(**plan))) == expected
+    assert count_steps(Candidate(job=replace(asked.job, **job), plan=Plan(**plan))) == expected
 
 
 def test_compiled_optimizers_are_optimizers():
@@ -78,7 +78,7 @@ def workers(monkeypatch):
     def on(run, worker):
         answer = Formula._answer(run.candidate, run.cluster)
         if run.looks:
-            return Look(
+            return Probe(
                 allocated_bytes={Moment("forward", ""): answer.peak.process_bytes},
                 by_category=answer.peak.by_category,
             )
@@ -269,5 +269,5 @@ def test_the_rank_of_a_pipeline_that_is_asked_first_needs_most(worker, options, 
     needs = {}
     for rank in ranks:
         looks = [memory._Run(each, roomy(cluster), 1, 0, rank, looks=True).on(worker) for each in (few, grown)]
-        needs[rank] = extrapolated(*looks, (plan.pp, 2 * plan.pp), 80).process_bytes
+        needs[rank] = extrapolate(*looks, (plan.pp, 2 * plan.pp), 80).process_bytes
     assert max(needs, key=needs.get) == fullest

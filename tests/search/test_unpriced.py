@@ -5,10 +5,10 @@ from dataclasses import replace
 from solutions import Formula, question
 from tonnage.device import parse_cluster
 from tonnage.report import plans, plans_html
-from tonnage.search.pricing import fastest_first
+from tonnage.search.pricing import price_all
 from tonnage.search.solve import search
-from tonnage.search.space import candidates
-from tonnage.search.unpriced import burden
+from tonnage.search.space import list_candidates
+from tonnage.search.unpriced import rank_cost
 
 
 def unknown(**options):
@@ -19,7 +19,7 @@ def unknown(**options):
 
 def ranked(**options):
     asked = unknown(**options)
-    return [one.candidate for one in fastest_first(candidates(asked), asked.cluster)]
+    return [one.candidate for one in price_all(list_candidates(asked), asked.cluster)]
 
 
 def test_what_costs_nothing_comes_first_and_recomputation_after_exchanges_beside_it():
@@ -37,14 +37,14 @@ def test_what_costs_nothing_comes_first_and_recomputation_after_exchanges_beside
 
 def test_places_are_near_each_other():
     asked = unknown()
-    places = [one.seconds_per_token for one in fastest_first(candidates(asked), asked.cluster)]
+    places = [one.seconds_per_token for one in price_all(list_candidates(asked), asked.cluster)]
     assert places == sorted(places)
     assert 1 <= places[0] <= places[-1] < 2
 
 
 def test_the_host_is_dearest():
     asked = unknown()
-    assert max(map(burden, candidates(asked))) < min(map(burden, candidates(asked, offload=True)))
+    assert max(map(rank_cost, list_candidates(asked))) < min(map(rank_cost, list_candidates(asked, offload=True)))
 
 
 def test_a_card_without_known_speeds_is_planned_for():
