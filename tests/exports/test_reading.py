@@ -19,7 +19,8 @@ from tonnage.exports.changes import wordless
 from tonnage.job import Job
 from tonnage.options import options
 from tonnage.plans import Plan
-from tonnage.search.space import Question, list_candidates
+from tonnage.search.question import Question
+from tonnage.search.space import list_candidates
 
 READ = ["hf-trainer", "accelerate", "deepspeed", "axolotl", "llama-factory"]
 FILES = {

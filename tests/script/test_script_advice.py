@@ -7,7 +7,7 @@ import pytest
 from notes import LOOP, facts
 
 import estimates
-from solutions import Formula
+from solutions import FormulaRunner
 from tonnage.device import parse_cluster
 from tonnage.errors import TrialFailed
 from tonnage.report.script import render
@@ -50,7 +50,7 @@ class Scripts:
         return estimate, replace(self.first, said=said, allocator_settings=allocator)
 
 
-class TrialRunner(Formula):
+class TrialRunner(FormulaRunner):
     """The formula, behind the face of a context manager."""
 
     def __init__(self, *_: Any, **__: Any) -> None:

@@ -1,45 +1,37 @@
-"""A budget that fills what is left: found in few runs, never above the card, only where it is faster."""
+"""A budget that fills the card is found in few runs, never above the card, only where it is faster and allowed."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
 import estimates
 from solutions import question
 from tonnage.layers.few import roomy
-from tonnage.search.search import Search
+from tonnage.search.budget_fit import NEAR, add_budgets
 from tonnage.search.depth import need_of
-from tonnage.search.budget_fit import NEAR, fill
 from tonnage.search.pricing import price_candidate
-from tonnage.search.reasons import looks
+from tonnage.search.search import Search
 from tonnage.units import GIB, parse_bytes
 
 LEAST, MOST, ELSE = 9 * GIB, 94 * GIB, 17 * GIB
-"""Activations with all layers checkpointed and with none, and everything else."""
+"""Activations with full and without checkpointing, and everything else."""
 
 
-class TrialRunner:
-    """Every candidate needs its activations and the same besides; a budget is kept to, and has more in reserve."""
+class BudgetRunner:
+    """Stands in for a TrialRunner: plans need their activations and `ELSE`; with a budget, `reserve` too."""
 
-    count = 2
+    worker_count = 2
 
     def __init__(self, slope=1.0, reserve=0):
-        self.slope, self.reserve, self.tried, self.foreseen = slope, reserve, [], []
+        self.slope, self.reserve, self.tried = slope, reserve, []
 
-    def start(self):
-        """There is nothing to start."""
+    def warm_up(self):
+        """Do nothing."""
 
-    def ahead(self, asks, cluster):
-        self.foreseen = [one for one, _ in asks]
-
-    def made_ahead(self, candidate, cluster):
-        """Nothing is run ahead here."""
-
-    def need(self, candidates, cluster):
+    def probe(self, candidates, cluster):
         return [need_of(self._answer(one, roomy(cluster))) for one in candidates]
 
-    def fit(self, candidates, cluster, budget_bytes=None):
+    def run_whole(self, candidates, cluster, budget_bytes=None):
         self.tried += [one.plan.checkpointing for one in candidates]
         return [self._answer(one, cluster) for one in candidates]
 
@@ -64,90 +56,81 @@ class TrialRunner:
         return replace(made, fits=fits, peak=peak, model=model, phases=phases)
 
 
-def searched(ghosts, **options):
-    asked = question(**{"gpu": "h100-80gb", "method": "lora", "seq_len": 16384, **options})
-    search = Search(asked, ghosts, lambda text: None)
+def search_with(runner, **options):
+    defaults = {"gpu": "h100-80gb", "method": "lora", "seq_len": 16384, "allow": ("budget",)}
+    search = Search(question(**{**defaults, **options}), runner, lambda text: None)
     search.run(4)
     return search
 
 
 @pytest.mark.parametrize("slope", [0.9, 1.0, 1.1])
-def test_the_card_is_filled_up(slope):
-    search = searched(TrialRunner(slope))
-    before = search.found[0][0]
+def test_budget_fills_the_card(slope):
+    search = search_with(BudgetRunner(slope))
+    before = search.found[0].priced
     assert before.candidate.plan.checkpointing == "full"
-    fill(search, 4)
+    add_budgets(search, 4)
     best, estimate = search.found[0]
     assert best.candidate.plan.checkpointing.startswith("budget=")
     assert best.seconds_per_token < 0.95 * before.seconds_per_token
     capacity = search.question.budget_bytes
     assert 0.9 * capacity < estimate.peak.process_bytes <= capacity
-    assert sum(way.startswith("budget") for way in search.ghosts.tried) <= 3
+    assert sum(way.startswith("budget") for way in search.runner.tried) <= 3
     times = [one.seconds_per_token for one, _ in search.found]
     assert times == sorted(times)
 
 
 @pytest.mark.parametrize(("reserve", "runs"), [(0, 1), (GIB // 2, 1), (GIB, 2), (3 * GIB, 2), (14 * GIB, 3)])
-def test_what_the_allocator_keeps_more_is_made_room_for(reserve, runs):
-    """Of 79 GiB the first budget leaves 1 % free, which is what most need; the others are told by that run.
+def test_budget_leaves_room_for_the_allocators_reserve(reserve, runs):
+    """The first budget leaves 1 % of 79 GiB free, which mostly is enough; else that run says how much more to leave.
 
-    What runs out is told by how much the most in use was too much, here all of the card, and by the run after it.
+    A run that runs out of memory only says that the peak was above the card; the run after it says more.
     """
-    search = searched(TrialRunner(reserve=reserve), only=("checkpointing",))
-    fill(search, 4)
+    search = search_with(BudgetRunner(reserve=reserve), only=("checkpointing",))
+    add_budgets(search, 4)
     best, estimate = search.found[0]
     assert best.candidate.plan.checkpointing.startswith("budget=")
     capacity = search.question.budget_bytes
     assert (1 - NEAR) * capacity <= estimate.peak.process_bytes <= capacity
-    assert sum(way.startswith("budget") for way in search.ghosts.tried) == runs
+    assert sum(way.startswith("budget") for way in search.runner.tried) == runs
 
 
-def test_workers_run_ahead_what_explains_a_budget_and_does_not_hang_on_it():
-    search = searched(TrialRunner())
-    search.afterwards = partial(looks, question=search.question)
-    fill(search, 4)
-    explained = [one for one, _ in looks(search.found[0][0].candidate, search.question)]
-    foreseen = search.ghosts.foreseen
-    assert {one.plan.checkpointing for one in foreseen} == {"none"}
-    assert foreseen == [one for one in explained if not one.plan.checkpointing.startswith("budget")]
-
-
-def test_a_card_that_is_full_is_not_filled():
+def test_full_card_gets_no_budget():
     capacity = question(gpu="h100-80gb").cluster.device.capacity_bytes
-    search = searched(TrialRunner(), headroom=1 - 1.01 * (ELSE + LEAST) / capacity)
+    search = search_with(BudgetRunner(), headroom=1 - 1.01 * (ELSE + LEAST) / capacity)
     before = list(search.found)
-    assert before[0][0].candidate.plan.checkpointing == "full"
-    fill(search, 4)
+    assert before[0].priced.candidate.plan.checkpointing == "full"
+    add_budgets(search, 4)
     assert search.found == before
-    assert not any(way.startswith("budget") for way in search.ghosts.tried)
+    assert not any(way.startswith("budget") for way in search.runner.tried)
 
 
-def test_nothing_is_filled_where_all_fits_or_nothing_may_be_chosen():
+def test_no_budget_if_all_fits_or_budgets_are_not_allowed():
     for options in (
         {"seq_len": 1024, "gpu": "b200"},
+        {"allow": ()},
         {"without": ("checkpointing=budget",)},
         {"checkpointing": "full"},
     ):
-        search = searched(TrialRunner(), **options)
+        search = search_with(BudgetRunner(), **options)
         found = list(search.found)
-        fill(search, 4)
+        add_budgets(search, 4)
         assert search.found == found, options
 
 
-def test_seconds_lie_between_those_of_both_ends():
-    search = searched(TrialRunner())
-    full = search.found[0][0]
+def test_seconds_are_between_those_of_both_ends():
+    search = search_with(BudgetRunner())
+    full = search.found[0].priced
     none = price_candidate(
         replace(full.candidate, plan=replace(full.candidate.plan, checkpointing="none")), search.question.cluster
     )
-    fill(search, 4)
-    assert none.seconds_per_token < search.found[0][0].seconds_per_token < full.seconds_per_token
+    add_budgets(search, 4)
+    assert none.seconds_per_token < search.found[0].priced.seconds_per_token < full.seconds_per_token
 
 
-def test_a_budget_that_is_asked_for_has_the_seconds_of_its_run():
-    search = searched(TrialRunner(), checkpointing="budget=20GiB")
-    before = search.found[0][0]
-    fill(search, 4)
+def test_stated_budget_gets_the_seconds_of_its_run():
+    search = search_with(BudgetRunner(), checkpointing="budget=20GiB", allow=())
+    before = search.found[0].priced
+    add_budgets(search, 4)
     [(one, estimate)] = search.found
     assert one.candidate == before.candidate
     assert one.seconds_per_token < before.seconds_per_token

@@ -1,4 +1,4 @@
-"""Candidates in words."""
+"""Descriptions of candidates."""
 
 from dataclasses import replace
 
@@ -15,14 +15,14 @@ def other(**changes: str) -> Candidate:
     return replace(BEST, plan=replace(PLAN, **changes))
 
 
-def test_what_nearly_every_plan_has_is_said_of_a_whole_one_alone() -> None:
+def test_usual_values_are_only_in_the_whole_description() -> None:
     assert describe(BEST) == "zero3, no checkpointing; micro-batch 2 x 4"
     assert describe(BEST, whole=True) == (
         "adamw-fused, bf16-mixed, zero3, no checkpointing, chunked loss, expandable segments; micro-batch 2 x 4"
     )
 
 
-def test_beside_another_one_what_differs_is_said() -> None:
+def test_differences_from_another_candidate_are_described() -> None:
     assert describe(BEST, beside=BEST) == describe(BEST)
     assert describe(other(loss="plain"), beside=BEST) == "zero3, no checkpointing, plain loss; micro-batch 2 x 4"
     assert describe(other(optimizer="adamw"), beside=BEST) == "adamw, zero3, no checkpointing; micro-batch 2 x 4"
@@ -31,7 +31,7 @@ def test_beside_another_one_what_differs_is_said() -> None:
     )
 
 
-def test_what_is_unusual_is_always_said() -> None:
+def test_unusual_values_are_always_described() -> None:
     assert describe(other(optimizer="adamw-8bit"), beside=other(optimizer="adamw-8bit")).startswith(
         "adamw-8bit, zero3"
     )

@@ -1,4 +1,4 @@
-"""The memory beside the cards: a limit where it is known, below every run's need; files where it is not enough."""
+"""Host memory: its bound, its limit, and files where it is not enough."""
 
 import subprocess
 from dataclasses import replace
@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from commands import TONNAGE
-from solutions import Formula, question
+from solutions import FormulaRunner, question
 from tonnage.device import Cluster, parse_cluster
 from tonnage.errors import UsageError
 from tonnage.estimates import Estimate, Host
 from tonnage.plans import Plan
 from tonnage.predict import estimate
 from tonnage.report.plans import on_host
-from tonnage.search.search import host_bytes
+from tonnage.search.fit import host_bytes
 from tonnage.search.pricing import bound_candidate
 from tonnage.search.solve import search
 from tonnage.solution import Candidate
@@ -27,8 +27,8 @@ ON_HOST = {
 }
 
 
-class WithHost(Formula):
-    """Whose runs need half as much again of the host as nobody can avoid, and a process's own."""
+class WithHost(FormulaRunner):
+    """Runs need 1.5 times the host bound, and a process's own memory."""
 
     def _answer(self, candidate: Candidate, cluster: Cluster) -> Estimate:  # type: ignore[override]
         each = bound_candidate(candidate, cluster).host_bytes // cluster.gpus_per_node
@@ -45,8 +45,8 @@ CARD = {"gpu": "t4", "seq_len": 2048, "without": ("checkpointing", "optimizer-in
 """Too small for 1.2 B fp32 weights, gradients and Adam's 9.9 GB, large enough without the latter."""
 
 
-def test_by_hand():
-    """Llama-3.2-1B: AdamW's two numbers of fp32 for each of 1,235,814,400 weights, and the weights too."""
+def test_host_bound_computed_by_hand():
+    """Llama-3.2-1B: AdamW's two fp32 states for each of 1,235,814,400 weights, and the fp32 weights."""
     asked = question("llama-3.2-1b", gpu="2xa100-80gb")
 
     def host(**options):
@@ -61,31 +61,31 @@ def test_by_hand():
 
 @pytest.mark.ghost
 @pytest.mark.parametrize("name", ON_HOST)
-def test_below_every_run(worker, name):
-    """Beside what the same processes hold of the host without offload."""
+def test_host_bound_is_below_the_peak(worker, name):
+    """The peak is counted above that of the same plan without offload."""
     gpu, plan = ON_HOST[name]
     job, cluster = question("smollm2-135m").job, parse_cluster(gpu)
     on_card = replace(plan, activation_offload="none", optimizer_offload="none", param_offload="none")
     held, without = (
         host_bytes(estimate(job, one, cluster, worker=worker, rank=0).estimate) for one in (plan, on_card)
     )
-    least = bound_candidate(Candidate(job=job, plan=plan), cluster).host_bytes
-    assert 0 < least <= held - without
+    bound = bound_candidate(Candidate(job=job, plan=plan), cluster).host_bytes
+    assert 0 < bound <= held - without
 
 
 def test_small_activations_stay_on_the_card():
-    """Of 512 tokens keys and values have 192 KiB, which is not worth a copy."""
+    """Keys and values of 512 tokens have 192 KiB, below the smallest tensor that is offloaded."""
     asked = question("smollm2-135m", gpu="a100-80gb", seq_len=512, activation_offload="cpu-streamed")
     assert bound_candidate(Candidate(job=asked.job, plan=asked.plan), asked.cluster).host_bytes == 0
 
 
-def test_where_nobody_says_what_the_host_has_no_file_is_used():
+def test_no_files_without_stated_host_memory():
     best = planned(None, **CARD).plans[0].candidate.plan
     assert best.optimizer_offload == "cpu"
     assert "--host-memory would limit" in on_host(planned(None, **CARD).plans[0], None)
 
 
-def test_no_machine_is_taken_to_have_what_none_has():
+def test_unstated_host_memory_has_a_limit():
     """12 bytes for each of 405 billion weights are 4.4 TiB."""
     asked = {"gpu": "8xh100-80gb", "model": "llama-3.1-405b", "seq_len": 512}
     alone = search(question(**asked), WithHost(), explain=False)
@@ -101,7 +101,7 @@ def test_no_machine_is_taken_to_have_what_none_has():
     assert limits == [512 * GIB, 4096 * GIB, 36864 * GIB]
 
 
-def test_files_where_the_host_is_too_small():
+def test_files_are_used_if_the_host_is_too_small():
     small = planned(4 * GIB, **CARD)
     best = small.plans[0].candidate.plan
     assert best.optimizer_offload == "nvme"
@@ -114,15 +114,15 @@ def test_files_where_the_host_is_too_small():
     assert "of 64.00 GiB" in on_host(large, 64 * GIB)
 
 
-def test_what_a_run_needs_decides():
-    """Between the least (9.21 GiB) and what a run needs (half as much again) a plan is run, and refused."""
+def test_whole_run_decides_about_the_host():
+    """With more than the bound (9.21 GiB) and less than a run needs (14.06 GiB) a plan is run and refused."""
     middle = planned(10 * GIB, **CARD)
     assert middle.plans[0].candidate.plan.optimizer_offload == "nvme"
     assert any("needs 14.06 GiB of host memory on each machine" in refused.why for refused in middle.refused)
 
 
-def test_a_larger_host_is_a_remedy():
-    """Weights on the host have no place in files, by torch's FSDP."""
+def test_more_host_memory_is_a_remedy():
+    """Torch's FSDP cannot keep weights in files."""
     asked = {"gpu": "2xt4", "model": "llama-3.1-8b", "without": ("tp", "pp", "cp"), "micro_batch": 1, "seq_len": 512}
     tight = search(question(host_memory_bytes=32 * GIB, **asked), WithHost())
     assert tight.status == "too_large"
@@ -132,12 +132,12 @@ def test_a_larger_host_is_a_remedy():
     assert search(question(host_memory_bytes=256 * GIB, **asked), WithHost(), explain=False).status == "found"
 
 
-def test_what_cannot_be_meant():
+def test_host_memory_without_unit_raises():
     with pytest.raises(UsageError, match="less than 1 MiB; give its unit too, such as 256GiB"):
         question(host_memory_bytes=256)
 
 
-def test_of_a_script_nothing_is_limited():
+def test_host_memory_is_refused_for_scripts():
     command = [*TONNAGE, "plan", "--gpu", "t4", "--host-memory", "8GiB", "--", "python", "train.py"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2

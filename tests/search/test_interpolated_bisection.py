@@ -1,45 +1,45 @@
-"""The largest number that has room."""
+"""The largest number that fits is found in few tries."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.search.interpolated_bisection import edge
+from tonnage.search.interpolated_bisection import find_largest
 
 
-def tried(room, most):
-    """What `edge` finds, and the numbers that it asked for."""
+def record_tries(room, most):
+    """Return the result of `find_largest`, and the numbers that it tried."""
     numbers = []
 
-    def asked(number):
+    def record(number):
         numbers.append(number)
         return room(number)
 
-    return edge(most, asked), numbers
+    return find_largest(most, record), numbers
 
 
 @pytest.mark.parametrize(("last", "most"), [(1, 1), (1, 100), (7, 100), (8, 100), (63, 64), (64, 64), (100, 64)])
-def test_the_last_number_that_has_room(last, most):
-    assert edge(most, lambda number: float(last - number)) == min(last, most)
-    assert edge(most, lambda number: 1.0 if number <= last else None) == min(last, most)
+def test_largest_number_that_fits(last, most):
+    assert find_largest(most, lambda number: float(last - number)) == min(last, most)
+    assert find_largest(most, lambda number: 1.0 if number <= last else None) == min(last, most)
 
 
-def test_nothing_has_room():
-    assert edge(10, lambda number: -5.0) is None
-    assert edge(10, lambda number: None) is None
-    assert edge(0, lambda number: 5.0) is None
+def test_nothing_fits():
+    assert find_largest(10, lambda number: -5.0) is None
+    assert find_largest(10, lambda number: None) is None
+    assert find_largest(0, lambda number: 5.0) is None
 
 
 @pytest.mark.parametrize("last", [3, 73, 700, 4000])
-def test_a_line_is_followed_to_its_end(last):
-    found, numbers = tried(lambda number: 80e9 - 16e9 - 64e9 / (last + 0.4) * number, 4096)
+def test_linear_room_takes_few_tries(last):
+    found, numbers = record_tries(lambda number: 80e9 - 16e9 - 64e9 / (last + 0.4) * number, 4096)
     assert found == last
     assert numbers[-2:] == [last, last + 1]
     assert len(numbers) <= 7
 
 
-def test_a_cliff_is_found_by_halves():
-    found, numbers = tried(lambda number: 1.0 if number <= 700 else -1e12, 4096)
+def test_step_is_found_by_bisection():
+    found, numbers = record_tries(lambda number: 1.0 if number <= 700 else -1e12, 4096)
     assert found == 700
     assert len(numbers) <= 4 + 2 * 12
 
@@ -51,14 +51,14 @@ def test_a_cliff_is_found_by_halves():
     offset=st.floats(0, 0.999),
     cliff=st.sampled_from([0.0, 1e3, 1e12, None]),
 )
-def test_any_falling_room(most, last, power, offset, cliff):
-    """Convex or concave, with a step at its edge or no number behind it."""
+def test_any_decreasing_room(most, last, power, offset, cliff):
+    """Convex or concave, with a step at its end or no value behind it."""
 
     def room(number):
         if number <= last:
             return (last + offset) ** power - number**power
         return None if cliff is None else (last + offset) ** power - number**power - cliff
 
-    found, numbers = tried(room, most)
+    found, numbers = record_tries(room, most)
     assert found == (min(last, most) or None)
     assert len(numbers) == len(set(numbers)) <= 4 + 2 * 12

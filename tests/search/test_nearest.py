@@ -1,27 +1,28 @@
-"""Where nothing fits: what stands against it, and what would help."""
+"""Where nothing fits: what refuses the combinations, and which changes would help."""
 
 from dataclasses import replace
 
 import pytest
 
-from solutions import Formula, question
+from solutions import FormulaRunner, question
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable
 from tonnage.search import nearest
 from tonnage.search.depth import Need, need_of
 from tonnage.search.pricing import price_candidate
 from tonnage.search.solve import search
+from tonnage.search.space import list_candidates
 from tonnage.solution import Remedy
 
 
-def test_what_no_combination_can_do_is_said():
-    said = nearest.refusal(question("llama-3.1-8b", "t4", attention="flash"))
+def test_refusal_of_every_combination_is_reported():
+    said = nearest.explain_impossible(question("llama-3.1-8b", "t4", attention="flash"))
     assert said == "attention=flash: it needs compute capability 8.0, and t4 has 7.5; choose auto."
-    assert nearest.refusal(question("llama-3.1-8b", "a100-80gb", attention="flash")) is None
+    assert nearest.explain_impossible(question("llama-3.1-8b", "a100-80gb", attention="flash")) is None
 
 
-def test_what_is_said_is_not_what_offload_alone_cannot_do():
-    said = nearest.refusal(question("llama-3.1-8b", "8xt4", seq_len=1024, tp=8))
+def test_refusals_of_offload_are_not_reported_for_all():
+    said = nearest.explain_impossible(question("llama-3.1-8b", "8xt4", seq_len=1024, tp=8))
     assert said == "tp=8: precision fp16-mixed is not built for it; choose precision bf16-mixed."
 
 
@@ -36,103 +37,102 @@ def test_what_is_said_is_not_what_offload_alone_cannot_do():
     ],
     ids=str,
 )
-def test_the_smallest_are_those_of_all_micro_batches(asked, monkeypatch):
-    asked, every = question(**asked), nearest.space.candidates
-    found = nearest.smallest(asked)
-    monkeypatch.setattr(nearest.space, "candidates", lambda question, ends, **place: every(question, **place))
+def test_smallest_candidates_have_extreme_micro_batches(asked, monkeypatch):
+    asked, every = question(**asked), list_candidates
+    found = nearest.list_smallest(asked)
+    monkeypatch.setattr(nearest, "list_candidates", lambda question, ends, **place: every(question, **place))
     assert len({one.job.micro_batch for one in every(asked)}) > 1 or asked.only_micro_batch
-    assert found == nearest.smallest(asked) != []
+    assert found == nearest.list_smallest(asked) != []
 
 
 def test_cards_without_kernels_are_no_remedy():
-    class Without(Looks):
-        def need(self, candidates, cluster):
+    class WithoutKernels(ProbesByGpus):
+        def probe(self, candidates, cluster):
             if cluster.device.id == "b200":
                 raise GhostUnavailable("torch has no kernels for this card.")
-            return super().need(candidates, cluster)
+            return super().probe(candidates, cluster)
 
-    ghosts = Without(lambda gpus: 1)
-    assert nearest._may_fit(question("llama-3.1-8b", "h200"), ghosts)
-    assert not nearest._may_fit(question("llama-3.1-8b", "b200"), ghosts)
+    runner = WithoutKernels(lambda gpus: 1)
+    assert nearest._may_fit(question("llama-3.1-8b", "h200"), runner)
+    assert not nearest._may_fit(question("llama-3.1-8b", "b200"), runner)
 
 
-def test_two_changes_are_tried_where_none_helps_alone(monkeypatch):
+def test_pairs_of_changes_are_tried_if_no_single_one_helps(monkeypatch):
     asked = []
 
-    def tried(words, changed, ghosts):
+    def try_variant(words, changed, runner):
         asked.append(words)
         if changed.job.method != "qlora" or changed.cluster.device.capacity_bytes < 2**36:
             return None
         return Remedy(what=words, process_bytes=1, step_seconds=None, tokens_per_second_per_gpu=None)
 
-    monkeypatch.setattr(nearest, "_may_fit", lambda changed, ghosts: True)
-    monkeypatch.setattr(nearest, "_tried", tried)
-    found = list(nearest._remedies(question("llama-3.1-70b", "t4"), None))
+    monkeypatch.setattr(nearest, "_may_fit", lambda changed, runner: True)
+    monkeypatch.setattr(nearest, "_try_variant", try_variant)
+    found = list(nearest._list_remedies(question("llama-3.1-70b", "t4"), None))
     assert [remedy.what for remedy in found] == ["--gpu a100-80gb --method qlora"]
     assert "--gpu a100-80gb" in asked
     assert "--gpu 2xa100-80gb" in asked  # not "--gpu a100-80gb --gpu 2xa100-80gb"
 
 
-def test_more_of_a_card_without_a_name_are_said_in_options_that_there_are():
+def test_more_gpus_without_a_name_are_spelled_by_their_memory():
     asked = replace(question("llama-3.1-8b", "t4"), cluster=parse_cluster(gpu_memory_bytes=6 * 2**30))
-    assert next(words for words, _ in nearest._more(asked)) == "--gpu-memory 6GiB --gpus 2"
+    assert next(words for words, _ in nearest._add_gpus(asked)) == "--gpu-memory 6GiB --gpus 2"
 
 
-def test_machines_of_another_size_are_doubled_whole():
-    said = [words for words, _ in nearest._more(question("llama-3.1-8b", "6xt4"))]
+def test_whole_machines_are_doubled():
+    said = [words for words, _ in nearest._add_gpus(question("llama-3.1-8b", "6xt4"))]
     assert said[:2] == ["--gpu 2x6xt4", "--gpu 4x6xt4"]
 
 
-class Looks:
-    """TrialRunner that know what a rank needs by how many there are, and count how often they are asked."""
+class ProbesByGpus:
+    """Stands in for a TrialRunner: a rank's need depends on the number of GPUs; records what it is asked."""
 
     def __init__(self, bytes_of):
         self.bytes_of, self.asked = bytes_of, []
 
-    def need(self, candidates, cluster):
+    def probe(self, candidates, cluster):
         self.asked.append(cluster.gpus)
         needed = self.bytes_of(cluster.gpus)
         return [Need(process_bytes=needed, by_category={}, uncached_bytes=needed, whole=True) for _ in candidates]
 
 
-def test_more_gpus_are_tried_from_the_first_that_may_fit_by_a_look():
-    ghosts = Looks(lambda gpus: 300 * 2**30 // gpus)
+def test_gpus_are_added_from_the_first_number_that_may_fit():
+    runner = ProbesByGpus(lambda gpus: 300 * 2**30 // gpus)
     asked = question("llama-3.1-8b", "h100-80gb")
-    assert next(words for words, _ in nearest._enough(asked, ghosts)) == "--gpu 4xh100-80gb"
-    assert len(ghosts.asked) <= 4  # of eight
+    assert next(words for words, _ in nearest._add_enough_gpus(asked, runner)) == "--gpu 4xh100-80gb"
+    assert len(runner.asked) <= 4  # of eight
 
 
-def test_more_gpus_are_no_remedy_where_most_of_them_are_too_few():
-    ghosts = Looks(lambda gpus: 100 * 2**30)
-    assert list(nearest._enough(question("llama-3.1-8b", "h100-80gb"), ghosts)) == []
+def test_more_gpus_are_no_remedy_if_the_most_are_too_few():
+    runner = ProbesByGpus(lambda gpus: 100 * 2**30)
+    assert list(nearest._add_enough_gpus(question("llama-3.1-8b", "h100-80gb"), runner)) == []
 
 
-def test_what_needs_more_by_any_count_is_not_looked_at():
-    ghosts = Looks(lambda gpus: 0)
-    assert not nearest._may_fit(question("llama-3.1-405b", "t4", without=("param-offload",)), ghosts)
-    assert ghosts.asked == []
+def test_candidates_above_the_bound_are_not_probed():
+    runner = ProbesByGpus(lambda gpus: 0)
+    assert not nearest._may_fit(question("llama-3.1-405b", "t4", without=("param-offload",)), runner)
+    assert runner.asked == []
 
 
-def test_the_smallest_keep_activations_in_different_ways():
-    """Of a long sequence that waits on the host a layer at work is most, and what runs again has all of it there."""
+def test_smallest_candidates_keep_activations_differently():
+    """With offloaded long sequences the working layer needs most, and a recomputed one has all of it on the card."""
     asked = question("llama-3.1-8b", "rtx-4090", method="lora", seq_len=32768)
-    ways = [(one.plan.checkpointing, one.plan.activation_offload) for one in nearest.smallest(asked)]
+    ways = [(one.plan.checkpointing, one.plan.activation_offload) for one in nearest.list_smallest(asked)]
     assert ways == [("none", "cpu"), ("full", "cpu"), ("selective", "cpu"), ("full", "none")]
 
 
-def test_the_smallest_divide_what_a_layer_needs_at_work():
-    """Weights and activations on the host leave no least; a sequence on one rank needs more than the card all the
-    same."""
-    least, *_ = nearest.smallest(question("llama-3.1-8b", "8xrtx-4090", seq_len=131072))
+def test_smallest_candidates_divide_the_working_layer():
+    """With everything on the host the bound is 0, but a whole sequence on one rank needs more than the card."""
+    least, *_ = nearest.list_smallest(question("llama-3.1-8b", "8xrtx-4090", seq_len=131072))
     assert least.plan.tp * least.plan.cp == 8
 
 
-def test_what_fails_wherever_it_is_run_is_not_called_too_large():
-    class Failing(Formula):
-        def fit(self, candidates, cluster, budget_bytes=None):
+def test_failures_are_not_reported_as_too_large():
+    class Failing(FormulaRunner):
+        def run_whole(self, candidates, cluster, budget_bytes=None):
             return [CannotEstimate("The step failed.") for _ in candidates]
 
-        def need(self, candidates, cluster):
+        def probe(self, candidates, cluster):
             return [CannotEstimate("The step failed.") for _ in candidates]
 
     found = search(question("llama-3.1-70b", "8xa100-40gb"), Failing(), top=1)
@@ -140,17 +140,17 @@ def test_what_fails_wherever_it_is_run_is_not_called_too_large():
     assert found.refused[0].why == "The step failed."
 
 
-class Small(Formula):
-    """Hardly anything is needed beyond the least, and looks show half of it."""
+class Small(FormulaRunner):
+    """Runs need little above the bound, and probes show half of that."""
 
     def _answer(self, candidate, cluster):
-        return self._of(candidate, cluster, 0.01)
+        return self._answer_above(candidate, cluster, 0.01)
 
-    def need(self, candidates, cluster):
-        self.looked += candidates
-        return [need_of(self._of(one, cluster, 0.005)) for one in candidates]
+    def probe(self, candidates, cluster):
+        self.probes += candidates
+        return [need_of(self._answer_above(one, cluster, 0.005)) for one in candidates]
 
-    def _of(self, candidate, cluster, part):
+    def _answer_above(self, candidate, cluster, part):
         one = price_candidate(candidate, cluster)
         need = int(one.bound_bytes + part * one.extra_bytes)
         made = super()._answer(candidate, cluster)
@@ -160,28 +160,28 @@ class Small(Formula):
 
 
 def with_memory(needed_bytes):
-    """A job whose smallest plan needs so many times the part of the card that may be used."""
+    """Return a question whose smallest plan needs this part of the usable card."""
     asked = question("llama-3.2-1b", "l4", micro_batch=8, seq_len=8192, without=("micro-batch",))
-    least = min(need_of(Small()._answer(one, asked.cluster)).process_bytes for one in nearest.smallest(asked))
+    least = min(need_of(Small()._answer(one, asked.cluster)).process_bytes for one in nearest.list_smallest(asked))
     device = asked.cluster.device.with_capacity(int(least / needed_bytes / (1 - asked.headroom)))
     return replace(asked, cluster=replace(asked.cluster, device=device))
 
 
-def test_what_was_expected_not_to_fit_is_looked_at_before_nothing_fits():
+def test_smallest_candidates_are_run_before_nothing_fits():
     assert search(with_memory(0.99), Small(), top=1, explain=False).status == "found"
 
 
-def test_what_is_missing_is_what_a_whole_run_says():
+def test_missing_bytes_are_those_of_a_whole_run():
     found = search(with_memory(1.002), Small(), top=1, explain=False)
     assert found.status == "too_large"
     assert found.nearest.missing_bytes > 0
 
 
-def test_quantized_weights_may_be_quantized_further():
+def test_qlora_remedies_quantize_further():
     asked = question("llama-3.1-8b", "t4", method="qlora")
-    found = {words: (one.plan.quant, one.plan.unquantized_dtype) for words, one in nearest._quantized(asked)}
+    found = {words: (one.plan.quant, one.plan.unquantized_dtype) for words, one in nearest._quantize_further(asked)}
     assert found == {"--quant nf4-double": ("nf4-double", "fp32"), "--unquantized-dtype compute": ("nf4", "compute")}
     said = question("llama-3.1-8b", "t4", method="qlora", quant="nf4-double")
-    assert [words for words, _ in nearest._quantized(said)] == ["--unquantized-dtype compute"]
+    assert [words for words, _ in nearest._quantize_further(said)] == ["--unquantized-dtype compute"]
     for method in ("full", "lora"):
-        assert list(nearest._quantized(question("llama-3.1-8b", "t4", method=method))) == []
+        assert list(nearest._quantize_further(question("llama-3.1-8b", "t4", method=method))) == []

@@ -1,28 +1,28 @@
-"""The frontier of memory and speed, by a formula."""
+"""The Pareto frontier of memory and speed, with trial runs that follow a formula."""
 
 from dataclasses import replace
 
 import pytest
 
-from solutions import Formula, possible, question
+from solutions import FormulaRunner, possible, question
 from tonnage.report import plans
+from tonnage.search.pareto import MOST_POINTS
 from tonnage.search.pricing import price_all
 from tonnage.search.solve import search
 from tonnage.search.space import list_candidates
-from tonnage.search.pareto import MOST_POINTS
 from tonnage.units import gib
 
 
 @pytest.mark.parametrize(
     "asked",
     [
-        {"model": "gpt2", "gpu": "t4", "seq_len": 1024, "micro_batch": 7},  # whose scaled loss refuses some
+        {"model": "gpt2", "gpu": "t4", "seq_len": 1024, "micro_batch": 7},  # its scaled loss refuses some plans
         {"model": "llama-3.2-1b", "gpu": "8xl4", "micro_batch": 4},
     ],
 )
-def test_nothing_is_both_faster_and_smaller_than_a_point_of_the_frontier(asked):
+def test_no_plan_dominates_a_point_of_the_frontier(asked):
     asked = question(**asked)
-    found = search(asked, Formula(), top=3, pareto=True)
+    found = search(asked, FormulaRunner(), top=3, pareto=True)
     points = [(point.step_seconds, point.process_bytes) for point in found.frontier]
     assert points == sorted(points)
     assert [need for _, need in points] == sorted((need for _, need in points), reverse=True)
@@ -31,23 +31,23 @@ def test_nothing_is_both_faster_and_smaller_than_a_point_of_the_frontier(asked):
     assert len(points) <= MOST_POINTS + len(shown)
 
 
-def test_the_frontier_ends_with_the_smallest_of_those_that_can_be_run():
+def test_frontier_ends_with_the_smallest_possible_candidate():
     asked = question(model="gpt2", gpu="t4", seq_len=1024, micro_batch=7)
-    ghosts = Formula()
+    runner = FormulaRunner()
     order = price_all(list_candidates(asked), asked.cluster)
     able = [one.candidate for one in order if possible(asked, one.candidate)]
-    least = min(need.process_bytes for need in ghosts.need(able, asked.cluster))
-    assert search(asked, ghosts, pareto=True).frontier[-1].process_bytes == least
+    least = min(need.process_bytes for need in runner.probe(able, asked.cluster))
+    assert search(asked, runner, pareto=True).frontier[-1].process_bytes == least
 
 
 def test_points_say_whether_they_fit_and_were_run():
     asked = question(gpu="rtx-4090", model="llama-3.2-3b")
-    found = search(asked, Formula(), top=2, pareto=True)
+    found = search(asked, FormulaRunner(), top=2, pareto=True)
     assert {point.fits for point in found.frontier} == {True, False}
     for point in found.frontier:
         assert point.fits == (point.process_bytes <= asked.budget_bytes)
     text = " ".join(plans.render(found).split())
     assert text.count("more than the card has") == len([point for point in found.frontier if not point.fits])
-    look = next(point for point in found.frontier if not point.fits)
-    assert plans.needed(look) == gib(look.process_bytes)
-    assert plans.needed(replace(look, whole=False)) == f"~{gib(look.process_bytes)}"
+    probed = next(point for point in found.frontier if not point.fits)
+    assert plans.needed(probed) == gib(probed.process_bytes)
+    assert plans.needed(replace(probed, whole=False)) == f"~{gib(probed.process_bytes)}"

@@ -1,4 +1,4 @@
-"""What a pipeline holds for micro-batches that were not run: beside runs of all of them on the ghost."""
+"""The buffers of micro-batches that were not run, compared with runs of all of them on the ghost."""
 
 from dataclasses import replace
 
@@ -10,13 +10,14 @@ from tonnage.device import parse_cluster
 from tonnage.layers.few import with_layers
 from tonnage.plans import Plan
 from tonnage.predict import estimate, trace
-from tonnage.search.depth import seen
-from tonnage.search.trial_runner import TrialRunner, count_micro_batches
-from tonnage.search.pipeline_buffers import add_to_estimate, looked, buffer_bytes
+from tonnage.search.depth import summarize_trace
+from tonnage.search.pipeline_buffers import add_to_estimate, add_to_probe, buffer_bytes
+from tonnage.search.trial_run import count_micro_batches
+from tonnage.search.trial_runner import TrialRunner
 from tonnage.solution import Candidate
 
 STEP = 24
-"""Micro-batches of it."""
+"""Micro-batches of a step."""
 
 PLANS = {
     "1f1b": Plan(pp=4),
@@ -29,43 +30,43 @@ PLANS = {
 
 @pytest.mark.ghost
 @pytest.mark.parametrize("name", PLANS)
-def test_few_micro_batches_say_what_a_step_of_many_needs(worker, name):
+def test_few_micro_batches_predict_a_step_of_many(worker, name):
     plan, cluster = replace(PLANS[name], allocator="expandable"), parse_cluster("4xa100-40gb")
     job = with_layers(tiny_job("llama", seq_len=256, grad_accum=STEP), 8)
     one = Candidate(job=job, plan=plan)
-    at_once = job.seq_len * job.micro_batch * job.model.config["hidden_size"] * 4  # of one hand-over, more or less
+    at_once = job.seq_len * job.micro_batch * job.model.config["hidden_size"] * 4  # one transfer
     few = replace(one.job, grad_accum=count_micro_batches(one))
     assert few.grad_accum < STEP
     for rank in axes(plan, cluster.gpus, cluster.gpus_per_node).different:
         more = (STEP - few.grad_accum) * buffer_bytes(one, cluster, rank)
         run = estimate(few, plan, cluster, worker=worker, rank=rank, steps=2)
         whole = estimate(one.job, plan, cluster, worker=worker, rank=rank, steps=2).estimate.peak
-        said = add_to_estimate(run.estimate, more, one.job, cluster)
-        assert said.peak.allocated_bytes == pytest.approx(whole.allocated_bytes, abs=at_once)
-        assert max(one.allocated_bytes for one in said.phases) == said.peak.allocated_bytes
-        assert max(one.allocated_bytes for one in said.steps) == said.peak.allocated_bytes
+        predicted = add_to_estimate(run.estimate, more, one.job, cluster)
+        assert predicted.peak.allocated_bytes == pytest.approx(whole.allocated_bytes, abs=at_once)
+        assert max(one.allocated_bytes for one in predicted.phases) == predicted.peak.allocated_bytes
+        assert max(one.allocated_bytes for one in predicted.steps) == predicted.peak.allocated_bytes
         assert more > 8 * at_once // 4
-        assert sum(said.peak.by_category.values()) == said.peak.process_bytes
-        assert f"{STEP - few.grad_accum} more micro-batches" in said.coverage.modelled[-1]
+        assert sum(predicted.peak.by_category.values()) == predicted.peak.process_bytes
+        assert f"{STEP - few.grad_accum} more micro-batches" in predicted.coverage.modelled[-1]
     first = trace(few, plan, cluster, worker=worker, rank=0, steps=1)
-    look = looked(seen(first, cluster), (STEP - few.grad_accum) * buffer_bytes(one, cluster))
+    probe = add_to_probe(summarize_trace(first, cluster), (STEP - few.grad_accum) * buffer_bytes(one, cluster))
     whole = estimate(one.job, plan, cluster, worker=worker, rank=0, steps=2).estimate.peak
-    assert max(look.allocated_bytes.values()) == pytest.approx(whole.allocated_bytes, abs=at_once)
+    assert max(probe.allocated_bytes.values()) == pytest.approx(whole.allocated_bytes, abs=at_once)
 
 
-def test_no_pipeline_holds_nothing():
+def test_no_buffers_without_a_pipeline():
     one = Candidate(job=tiny_job("llama", grad_accum=STEP), plan=Plan())
     assert buffer_bytes(one, parse_cluster("a100-40gb")) == 0
 
 
 @pytest.mark.ghost
-def test_the_fullest_rank_is_shown_with_the_others():
+def test_fullest_rank_is_reported_with_the_others():
     one = Candidate(job=with_layers(tiny_job("llama", grad_accum=STEP), 8), plan=PLANS["1f1b"])
     cluster = parse_cluster("4xa100-40gb")
-    with TrialRunner(lambda text: None, count=1) as ghosts:
-        [found] = ghosts.fit([one], cluster)
-        [need] = ghosts.need([one], cluster)
+    with TrialRunner(lambda text: None, count=1) as runner:
+        [found] = runner.run_whole([one], cluster)
+        [need] = runner.probe([one], cluster)
     assert [each["rank"] for each in found.ranks] == [0, 1, 3]
     assert found.peak.process_bytes == max(each["process_bytes"] for each in found.ranks)
     assert found.job["grad_accum"] == STEP
-    assert need.process_bytes == pytest.approx(found.peak.process_bytes, rel=1e-3)  # of the second rank
+    assert need.process_bytes == pytest.approx(found.peak.process_bytes, rel=1e-3)  # the second rank

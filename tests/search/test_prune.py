@@ -1,10 +1,10 @@
-"""Free techniques that cost the best plan memory are not in it."""
+"""Free techniques that cost the best plan memory are removed."""
 
 from dataclasses import replace
 
 import pytest
 
-from solutions import Formula, question
+from solutions import FormulaRunner, question
 from tonnage.device import Cluster
 from tonnage.errors import UsageError
 from tonnage.estimates import Estimate
@@ -14,23 +14,23 @@ from tonnage.solution import Candidate
 MORE = 2**20
 
 
-class Holes(Formula):
-    """Stands where TrialRunner stand, on which one technique's plans need a MiB more."""
+class Holes(FormulaRunner):
+    """Plans with one value of an option need 1 MiB more."""
 
     def __init__(self, name: str, value: str) -> None:
         super().__init__()
         self.name, self.value = name, value
 
     def _answer(self, candidate: Candidate, cluster: Cluster) -> Estimate:  # type: ignore[override]
-        found = Formula._answer(candidate, cluster)
+        found = FormulaRunner._answer(candidate, cluster)
         if getattr(candidate.plan, self.name) != self.value:
             return found
         return replace(found, peak=replace(found.peak, process_bytes=found.peak.process_bytes + MORE))
 
 
-def test_expandable_segments_that_cost_memory_are_taken_back() -> None:
+def test_expandable_segments_that_cost_memory_are_removed() -> None:
     asked = question(gpu="8xh100-80gb")
-    plain = search(asked, Formula(), top=2).plans[0]
+    plain = search(asked, FormulaRunner(), top=2).plans[0]
     best, second = search(asked, Holes("allocator", "expandable"), top=2).plans
     assert plain.candidate.plan.allocator == "expandable"
     assert best.candidate.plan == replace(plain.candidate.plan, allocator="default")
@@ -40,7 +40,7 @@ def test_expandable_segments_that_cost_memory_are_taken_back() -> None:
     assert second.candidate.plan.allocator == "expandable"
 
 
-def test_what_was_asked_for_stays() -> None:
+def test_stated_options_are_kept() -> None:
     asked = question(gpu="8xh100-80gb", allocator="expandable")
     best = search(asked, Holes("allocator", "expandable"), top=1).plans[0]
     assert best.candidate.plan.allocator == "expandable"
@@ -48,11 +48,11 @@ def test_what_was_asked_for_stays() -> None:
     assert search(without, Holes("allocator", "expandable"), top=1).plans[0].candidate.plan.allocator == "expandable"
 
 
-def test_what_saves_time_stays_though_it_costs_memory() -> None:
+def test_techniques_that_save_time_are_kept() -> None:
     best = search(question(gpu="8xh100-80gb"), Holes("optimizer", "adamw-fused"), top=1).plans[0]
     assert best.candidate.plan.optimizer == "adamw-fused"
 
 
-def test_a_plan_is_for_gpus() -> None:
+def test_cpu_raises() -> None:
     with pytest.raises(UsageError, match="cpu is none"):
         solve(question(gpu="cpu"))

@@ -1,32 +1,32 @@
-"""What is asked has its turn before what is guessed; nothing is run twice, and nothing begins after the end."""
+"""Tasks run side by side, each once; errors go to whoever asks; nothing starts after the end."""
 
 import threading
 from dataclasses import dataclass
 
 import pytest
 
-from tonnage.search.scheduler import Turns
+from tonnage.search.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
-class Run:
+class Task:
     key: str
 
 
 class Worker:
-    """Notes what it runs; the run named `first` waits until it may go on."""
+    """Records what it executes; the task named `first` waits until it may go on."""
 
     def __init__(self):
-        self.ran, self.begun, self.may_go_on = [], threading.Event(), threading.Event()
+        self.executed, self.started, self.may_go_on = [], threading.Event(), threading.Event()
 
-    def __call__(self, run):
-        self.ran.append(run.key)
-        if run.key == "first":
-            self.begun.set()
+    def __call__(self, task):
+        self.executed.append(task.key)
+        if task.key == "first":
+            self.started.set()
             assert self.may_go_on.wait(10)
-        if run.key == "wrong":
+        if task.key == "wrong":
             raise ValueError("no")
-        return run.key.upper()
+        return task.key.upper()
 
 
 @pytest.fixture
@@ -35,70 +35,60 @@ def worker():
 
 
 @pytest.fixture
-def turns(worker):
-    """One thread, busy with the run named `first`."""
-    made = Turns(1, worker)
-    made.ask(Run("first"))
-    assert worker.begun.wait(10)
+def scheduler(worker):
+    """One thread, busy with the task named `first`."""
+    made = Scheduler(1, worker)
+    made.submit(Task("first"))
+    assert worker.started.wait(10)
     yield made
     worker.may_go_on.set()
-    made.end()
+    made.cancel()
     made.join()
 
 
-def test_asked_before_guessed(turns, worker):
-    turns.guess([Run("a"), Run("b")])
-    asked = [turns.ask(Run("c")), turns.ask(Run("b"))]
+def test_equal_tasks_are_executed_once(scheduler, worker):
+    futures = [scheduler.submit(Task(key)) for key in ("b", "a", "b")]
     worker.may_go_on.set()
-    assert [each.result(10) for each in asked] == ["C", "B"]
-    assert turns.ask(Run("a")).result(10) == "A"
-    assert worker.ran == ["first", "c", "b", "a"]
+    assert [future.result(10) for future in futures] == ["B", "A", "B"]
+    assert worker.executed == ["first", "b", "a"]
+    assert scheduler.task_count == 3
 
 
-def test_a_guess_replaces_the_one_before(turns, worker):
-    turns.guess([Run("a"), Run("b")])
-    turns.guess([Run("b"), Run("c")])
+def test_only_submitted_tasks_are_found(scheduler, worker):
     worker.may_go_on.set()
-    assert turns.ask(Run("d")).result(10) == "D"
-    assert turns.ask(Run("c")).result(10) == "C"
-    assert "a" not in worker.ran
-    assert len(worker.ran) == len(set(worker.ran))
+    scheduler.submit(Task("a"))
+    assert scheduler.find(Task("a")).result(10) == "A"
+    assert scheduler.find(Task("b")) is None
+    assert scheduler.task_count == 2
 
 
-def test_only_what_is_asked_is_counted(turns, worker):
-    turns.guess([Run("a"), Run("b")])
+def test_functions_are_called_before_later_tasks(scheduler, worker):
+    scheduler.call(lambda: worker.executed.append("call"))
+    future = scheduler.submit(Task("a"))
     worker.may_go_on.set()
-    for _ in range(2):
-        turns.ask(Run("a")).result(10)
-    assert turns.count == 2
+    assert future.result(10) == "A"
+    assert worker.executed == ["first", "call", "a"]
 
 
-def test_an_error_is_for_who_asks(turns, worker):
-    turns.guess([Run("wrong"), Run("a")])
+def test_errors_are_raised_by_the_future(scheduler, worker):
+    wrong, right = scheduler.submit(Task("wrong")), scheduler.submit(Task("a"))
     worker.may_go_on.set()
-    assert turns.ask(Run("b")).result(10) == "B"
+    assert right.result(10) == "A"
     with pytest.raises(ValueError, match="no"):
-        turns.ask(Run("wrong")).result(10)
-    assert turns.ask(Run("a")).result(10) == "A"
+        wrong.result(10)
 
 
-def test_nothing_begins_after_the_end(turns, worker):
-    turns.guess([Run("a")])
-    turns.ask(Run("b"))
-    turns.end()
+def test_two_threads_execute_side_by_side():
+    barrier = threading.Barrier(2)
+    scheduler = Scheduler(2, lambda task: barrier.wait(10))
+    futures = [scheduler.submit(Task(key)) for key in ("a", "b")]
+    assert sorted(future.result(10) for future in futures) == [0, 1]
+    scheduler.join()
+
+
+def test_nothing_starts_after_the_end(scheduler, worker):
+    scheduler.submit(Task("a"))
+    scheduler.cancel()
     worker.may_go_on.set()
-    turns.join()
-    assert worker.ran == ["first"]
-
-
-def test_what_is_done_is_known_to_whoever_does_not_ask(turns, worker):
-    turns.guess([Run("a"), Run("wrong")])
-    assert turns.done(Run("a")) is None
-    worker.may_go_on.set()
-    turns.ask(Run("last")).result(10)
-    with pytest.raises(ValueError, match="no"):
-        turns.ask(Run("wrong")).result(10)
-    assert turns.done(Run("a")) in ("A", None)
-    assert turns.ask(Run("a")).result(10) == turns.done(Run("a")) == "A"
-    assert turns.done(Run("wrong")) is None
-    assert turns.done(Run("never")) is None
+    scheduler.join()
+    assert worker.executed == ["first"]

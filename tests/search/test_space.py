@@ -1,4 +1,4 @@
-"""What may be chosen: every combination that can be, and no other."""
+"""The candidates of a question: every possible combination, and no other."""
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +7,8 @@ from hypothesis import strategies as some
 from solutions import question
 from tonnage.axes import axes
 from tonnage.errors import UsageError
-from tonnage.search.space import OFFLOADS, list_candidates, check_precision, with_free_choices
+from tonnage.search.space import check_precision, list_candidates, with_free_choices
+from tonnage.search.values import OFFLOADS
 from tonnage.units import GIB
 
 
@@ -17,7 +18,7 @@ from tonnage.units import GIB
     micro_batch=some.integers(1, 6),
     grad_accum=some.integers(1, 4),
 )
-def test_every_candidate_makes_the_global_batch_and_divides_the_ranks(gpu, micro_batch, grad_accum):
+def test_every_candidate_makes_the_global_batch(gpu, micro_batch, grad_accum):
     asked = question("llama-3.2-1b", gpu, micro_batch=micro_batch, grad_accum=grad_accum)
     sequences = micro_batch * grad_accum * asked.cluster.gpus
     found = list(list_candidates(asked))
@@ -30,7 +31,7 @@ def test_every_candidate_makes_the_global_batch_and_divides_the_ranks(gpu, micro
         assert one.job.grad_accum >= one.plan.pp
 
 
-def test_a_global_batch_in_tokens_is_met_exactly():
+def test_global_batch_in_tokens_is_exact():
     asked = question(gpu="4x8xh100-80gb", seq_len=8192, global_batch_tokens=4_000_000)
     assert asked.sequences == 512  # 4M of 8,192 tokens is 4 x 2**20
     for one in list_candidates(asked):
@@ -38,7 +39,7 @@ def test_a_global_batch_in_tokens_is_met_exactly():
         assert one.job.micro_batch * one.job.grad_accum * data == 512
 
 
-def test_what_costs_nothing_is_chosen():
+def test_free_choices():
     plan = with_free_choices(question())
     assert (plan.allocator, plan.optimizer, plan.loss) == ("expandable", "adamw-fused", "chunked")
     assert with_free_choices(question(without=("loss",))).loss == "plain"
@@ -46,16 +47,16 @@ def test_what_costs_nothing_is_chosen():
     assert with_free_choices(question(gpu="t4")).precision == "fp16-mixed"
 
 
-def test_what_is_named_is_kept_though_it_is_the_default():
+def test_stated_defaults_are_kept():
     named = question(gpu="8xh100-80gb", stated=("tp", "checkpointing", "loss", "optimizer"))
-    plans = [one.plan for one in candidates(named)]
+    plans = [one.plan for one in list_candidates(named)]
     assert {plan.tp for plan in plans} == {1} != {one.plan.tp for one in list_candidates(question(gpu="8xh100-80gb"))}
     assert {plan.checkpointing for plan in plans} == {"none"}
     assert {(plan.loss, plan.optimizer) for plan in plans} == {("plain", "adamw")}
     assert not list(list_candidates(question(gpu="8xh100-80gb", stated=("shard", "tp", "pp", "cp"))))
 
 
-def test_bf16_of_a_card_that_has_none_is_refused_where_it_is_asked_for():
+def test_stated_bf16_raises_on_a_card_without_it():
     check_precision(question(gpu="t4"))
     check_precision(question(gpu="t4", precision="fp16-mixed"))
     check_precision(question(gpu="a100-40gb", precision="bf16-true"))
@@ -64,7 +65,7 @@ def test_bf16_of_a_card_that_has_none_is_refused_where_it_is_asked_for():
             check_precision(question(gpu="t4", **asked))
 
 
-def test_what_is_said_of_the_layout_says_how_many_ranks_have_copies():
+def test_layout_decides_the_shardings():
     def shards(**asked):
         return {one.plan.shard for one in list_candidates(question(**asked))}
 
@@ -76,7 +77,7 @@ def test_what_is_said_of_the_layout_says_how_many_ranks_have_copies():
         question(model="mixtral-8x7b", gpu="8xh100-80gb", ep=8, shard="ddp")
 
 
-def test_the_host_is_asked_for_only_where_it_is_wanted():
+def test_offload_is_listed_only_on_request():
     asked = question(gpu="a100-80gb")
     assert {getattr(one.plan, name) for one in list_candidates(asked) for name in OFFLOADS} == {"none"}
     with_host = list(list_candidates(asked, offload=True))
@@ -92,7 +93,7 @@ def test_the_host_is_asked_for_only_where_it_is_wanted():
     assert question(gpu="a100-80gb", host_memory_bytes=GIB).places[2] == {"offload": True, "files": True}
 
 
-def test_on_one_gpu_weights_go_to_the_host_and_states_do_by_deepspeed():
+def test_offload_on_one_gpu():
     def ways(**asked):
         found = list_candidates(question("llama-3.2-1b", "t4", grad_accum=2, **asked), offload=True)
         return {(one.plan.shard, one.plan.optimizer_offload, one.plan.param_offload) for one in found}
@@ -106,36 +107,37 @@ def test_on_one_gpu_weights_go_to_the_host_and_states_do_by_deepspeed():
     assert {one.plan.shard for one in list_candidates(question("llama-3.2-1b", "t4"))} == {"none"}
 
 
-def test_gradients_of_one_gpu_leave_after_each_micro_batch_where_weights_rest_on_the_host():
+def test_accum_sync_on_one_gpu_needs_param_offload():
     found = [one.plan for one in list_candidates(question("llama-3.2-1b", "t4", grad_accum=2), offload=True)]
     assert {plan.param_offload for plan in found if plan.accum_sync} == {"cpu"}
 
 
-def test_gradients_that_are_said_to_be_averaged_each_time_may_be_those_of_one_micro_batch():
+def test_stated_accum_sync_is_kept_with_one_micro_batch():
     said = [one.plan for one in list_candidates(question("llama-3.2-1b", "2xt4", accum_sync=True, tp=1, pp=1, cp=1))]
     assert {plan.accum_sync for plan in said} == {True}
     unsaid = list_candidates(question("llama-3.2-1b", "2xt4", stated=("tp", "pp", "cp")))
     assert {one.plan.accum_sync for one in unsaid} == {False}
 
 
-def test_sharding_that_is_left_out_follows_from_the_layout():
+def test_excluded_sharding_is_undecided():
     assert question(without=("shard",)).is_undecided("shard")
     assert not question(without=("tp",)).is_undecided("tp")
     assert not question(stated=("shard",)).is_undecided("shard")
 
 
-def test_what_is_said_of_sharding_is_taken_into_account_by_offload():
+def test_stated_sharding_and_offload_agree():
     found = [one.plan for one in list_candidates(question("llama-3.2-1b", "4xt4", shard="zero3"), offload=True)]
     assert {plan.shard for plan in found} == {"zero3"}
     assert "cpu" in {plan.param_offload for plan in found}
     assert {one.plan.shard for one in list_candidates(question(gpu="t4", param_offload="cpu"))} == {"zero2", "zero3"}
 
 
-def test_what_is_said_together_is_kept_together():
+def test_stated_combinations_are_kept():
     both = question("llama-3.2-1b", "4xt4", shard="zero3", optimizer_offload="cpu", param_offload="cpu")
     assert {one.plan.optimizer_offload for one in list_candidates(both)} == {"cpu"}
     piped = question("llama-3.2-1b", "4xt4", grad_accum=4, pp=2, shard="zero3", accum_sync=True)
-    assert {(one.plan.pp, one.plan.shard, one.plan.accum_sync) for one in candidates(piped)} == {(2, "zero3", True)}
+    plans = [one.plan for one in list_candidates(piped)]
+    assert {(plan.pp, plan.shard, plan.accum_sync) for plan in plans} == {(2, "zero3", True)}
     only_pipe = list_candidates(question("llama-3.2-1b", "4xt4", grad_accum=4, pp=2))
     assert {one.plan.shard for one in only_pipe} == {"none", "ddp", "zero1", "zero2"}
 
@@ -161,7 +163,7 @@ def test_constraints():
     "wrong",
     [{"only": ("spoon",)}, {"without": ("spoon=1",)}, {"allow": ("tp",)}, {"headroom": 1.0}, {"methods": ("x",)}],
 )
-def test_what_cannot_be_asked(wrong):
+def test_wrong_constraints_raise(wrong):
     with pytest.raises(UsageError):
         question(**wrong)
 
@@ -179,12 +181,12 @@ def test_what_cannot_be_asked(wrong):
         ({"only": ("shard=zero3",)}, "Unknown technique 'shard=zero3'; .* A value is said by its own option"),
     ],
 )
-def test_constraints_that_constrain_nothing_are_refused(asked, said):
+def test_constraints_without_effect_raise(asked, said):
     with pytest.raises(UsageError, match=said):
         question(**asked)
 
 
-def test_numbers_may_be_left_out():
+def test_numbers_can_be_excluded():
     assert not question(without=("tp=2",)).is_allowed("tp", 2)
 
 
@@ -200,7 +202,7 @@ def test_numbers_may_be_left_out():
         ("checkpointing=budget", "checkpointing", "budget"),
     ],
 )
-def test_constraints_may_be_spelled_as_in_plan_files(said, name, value):
+def test_constraints_spelled_as_in_plan_files(said, name, value):
     asked = question(without=(said,))
     assert not asked.is_allowed(name, value)
     assert asked == question(without=asked.without)
@@ -209,20 +211,20 @@ def test_constraints_may_be_spelled_as_in_plan_files(said, name, value):
 
 
 @pytest.mark.parametrize("constraint", [{"without": ("micro-batch",)}, {"only": ("shard",)}])
-def test_a_micro_batch_that_is_not_to_be_chosen_is_as_it_was_said(constraint):
+def test_closed_micro_batch_is_the_stated_one(constraint):
     found = list_candidates(question(gpu="8xa100-80gb", micro_batch=2, grad_accum=4, **constraint))
     assert {one.job.micro_batch for one in found} == {2}
     both = list_candidates(question(gpu="8xa100-80gb", micro_batch=2, grad_accum=4, only=("shard", "micro_batch")))
     assert {one.job.micro_batch for one in both} == {1, 2, 4, 8}
 
 
-def test_a_global_batch_of_any_size_is_divided_at_once():
+def test_huge_global_batch_is_divided_quickly():
     asked = question(gpu="a100-80gb", global_batch_tokens=4096 * 10**15)
     assert {one.job.micro_batch for one in list_candidates(asked)} == {1, 2, 4, 5, 8, 10, 16, 20, 25, 32, 40, 50, 64}
 
 
-def test_stages_take_turns_only_where_they_divide_the_layers():
-    """GPT-2 says `n_layer`: 12, which four ranks with two stages each do not divide."""
+def test_interleaved_stages_divide_the_layers():
+    """GPT-2 has 12 layers (`n_layer`), which four ranks with two stages each do not divide."""
     asked = question(model="gpt2", gpu="8xh100-80gb", seq_len=1024, grad_accum=8)
     turns = [one.plan for one in list_candidates(asked) if one.plan.pp_schedule == "interleaved"]
     assert turns
@@ -232,7 +234,7 @@ def test_stages_take_turns_only_where_they_divide_the_layers():
 @pytest.mark.parametrize(
     ("stated", "sizes"), [(("micro_batch", "global_batch_tokens"), {4}), (("global_batch_tokens",), {1, 2, 4, 8, 16})]
 )
-def test_a_micro_batch_beside_a_global_batch_is_kept(stated, sizes):
+def test_micro_batch_stated_with_a_global_batch_is_kept(stated, sizes):
     said = {"seq_len": 512, "micro_batch": 4, "global_batch_tokens": 2**14, "shard": "ddp"}
     asked = question("llama-3.2-1b", "2xa100-80gb", **said, stated=stated)
     found = [one.job for one in list_candidates(asked) if one.plan.tp * one.plan.cp * one.plan.pp == 1]
@@ -243,8 +245,8 @@ def test_a_micro_batch_beside_a_global_batch_is_kept(stated, sizes):
 @pytest.mark.parametrize(
     "constraint", [{"only": ("checkpointing",)}, {"without": ("shard",)}, {"only": ("tp", "pp")}], ids=str
 )
-def test_ranks_that_may_not_divide_a_network_keep_it_alike(constraint):
-    """Or each would train one of its own, which nobody asked for."""
+def test_ranks_without_sharding_are_replicas(constraint):
+    """Otherwise each rank would train its own network."""
     asked = question(gpu="4xa100-80gb", **constraint)
     found = list(list_candidates(asked))
     assert found
@@ -253,11 +255,11 @@ def test_ranks_that_may_not_divide_a_network_keep_it_alike(constraint):
         assert one.plan.shard == ("none" if together == 1 else "ddp")
 
 
-def test_copies_that_nobody_keeps_alike_are_left_out():
+def test_unsynchronized_copies_are_left_out():
     asked = question(gpu="4xa100-80gb", without=("shard=ddp",), only=("tp",))
     assert {one.plan.tp for one in list_candidates(asked)} == {4}
     named = question(gpu="4xa100-80gb", only=("tp",), stated=("shard",))
-    assert {one.plan.shard for one in candidates(named)} == {"none"}
+    assert {one.plan.shard for one in list_candidates(named)} == {"none"}
 
 
 @pytest.mark.parametrize(
@@ -271,22 +273,22 @@ def test_copies_that_nobody_keeps_alike_are_left_out():
         ({"optimizer": "adamw-8bit"}, "optimizer", "optimizer"),
     ],
 )
-def test_what_is_said_and_left_out_is_refused(said, without, word):
+def test_stated_and_excluded_option_raises(said, without, word):
     with pytest.raises(UsageError, match=rf"{word} is said to be .*, and --without {without} leaves that out"):
         question(gpu="2xa100-80gb", without=(without,), **said)
     assert question(gpu="2xa100-80gb", without=("cp",), **said)
 
 
-def test_every_nth_layer_is_for_trainers_that_know_nothing_within_one():
+def test_checkpointing_intervals_are_for_trainers_without_selective():
     ours, trainers = (question(gpu="8xa100-80gb", engine=engine) for engine in ("tonnage", "hf-trainer"))
-    assert ours.values("checkpointing") == ("none", "selective", "full")
-    assert trainers.values("checkpointing") == ("none", "every-4", "every-2", "full")
-    assert {one.plan.checkpointing for one in candidates(trainers)} == set(trainers.values("checkpointing"))
+    assert ours.list_values("checkpointing") == ("none", "selective", "full")
+    assert trainers.list_values("checkpointing") == ("none", "every-4", "every-2", "full")
+    assert {one.plan.checkpointing for one in list_candidates(trainers)} == set(trainers.list_values("checkpointing"))
     axolotl = question(engine="axolotl", gpu="a100-80gb", precision="bf16-true")
-    assert axolotl.values("checkpointing") == ("none", "full")
+    assert axolotl.list_values("checkpointing") == ("none", "full")
 
 
-def test_scores_that_torch_would_keep_get_an_attention_that_keeps_none():
+def test_attention_that_keeps_no_scores_is_a_free_choice():
     assert with_free_choices(question("gpt-oss-20b", "8xh100-80gb")).attention == "flex"
     assert with_free_choices(question("gemma-2-2b", "a100-80gb")).attention == "flex"
     assert with_free_choices(question("gemma-2-2b", "t4")).attention == "auto"

@@ -1,11 +1,11 @@
-"""What is said of torch.compile where nobody asked for it."""
+"""torch.compile is suggested where nobody asked for it."""
 
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from solutions import Formula, question
+from solutions import FormulaRunner, question
 from tonnage.costs.answer import price
 from tonnage.report import plans, plans_html
 from tonnage.search.solve import search
@@ -13,10 +13,10 @@ from tonnage.search.solve import search
 
 @cache
 def solved(**options):
-    return search(question(**options), Formula(), top=1)
+    return search(question(**options), FormulaRunner(), top=1)
 
 
-def test_layers_are_offered_with_the_price_of_the_best_plan_under_them():
+def test_compiled_layers_are_suggested_with_their_price():
     asked = {"gpu": "8xa100-80gb"}
     solution = solved(**asked)
     (offer,) = solution.offers
@@ -43,13 +43,13 @@ def test_layers_are_offered_with_the_price_of_the_best_plan_under_them():
         {"only": ("checkpointing", "shard")},
     ],
 )
-def test_nothing_is_offered_that_was_said_or_cannot_be(options):
+def test_no_suggestion_of_what_is_stated_or_impossible(options):
     solution = solved(gpu="8xa100-80gb", **options)
     assert solution.plans or solution.status == "unsupported"
     assert not solution.offers
     assert "Faster if you say so" not in plans.render(solution)
 
 
-def test_a_trainer_is_offered_what_it_has_words_for():
+def test_suggestion_for_a_trainer_is_one_it_supports():
     solution = solved(gpu="a100-80gb", model="llama-3.2-1b", engine="hf-trainer")
     assert all(offer.what == "--compile model" for offer in solution.offers)

@@ -1,23 +1,22 @@
-"""Which candidates need one step made, the others being its requests again; and workers that work ahead."""
+"""Which candidates repeat their first step, and how workers are started, replaced and ended."""
 
 import threading
 import time
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from solutions import Formula, question
+from solutions import FormulaRunner, question
 from tonnage.api import request
 from tonnage.axes import axes
 from tonnage.device import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
 from tonnage.layers.few import COMPILED, roomy, with_layers
 from tonnage.plans import Plan
-from tonnage.search import memory
-from tonnage.search.depth import Probe, Moment, extrapolate
-from tonnage.search.trial_runner import STEPS, STEPS_EXPANDABLE, count_steps
+from tonnage.search import trial_run, trial_runner
+from tonnage.search.depth import Moment, Probe, extrapolate
 from tonnage.search.solve import search
+from tonnage.search.trial_run import STEPS, STEPS_EXPANDABLE, TrialRun, count_steps
 from tonnage.solution import Candidate
 from tonnage.techniques import choices
 
@@ -42,7 +41,7 @@ from tonnage.techniques import choices
         ({}, {"save_checkpoint": "full"}, (STEPS, 0)),
     ],
 )
-def test_steps_are_made_where_they_follow_from_those_before(plan, job, expected):
+def test_steps_that_depend_on_earlier_ones_are_made(plan, job, expected):
     asked = question()
     assert count_steps(Candidate(job=replace(asked.job, **job), plan=Plan(**plan))) == expected
 
@@ -52,7 +51,7 @@ def test_compiled_optimizers_are_optimizers():
 
 
 class Worker:
-    """Stands where a warm ghost process stands."""
+    """Stands in for a warm ghost process."""
 
     def __init__(self):
         self.closed = self.answered = False
@@ -67,152 +66,119 @@ class Worker:
 
 @pytest.fixture
 def workers(monkeypatch):
-    """All that were started; each run is answered by the formula of `solutions`."""
+    """Return all workers that were started; each run is answered by the formula of `solutions`."""
     made = []
 
-    def start(ghosts):
+    def start(runner):
         made.append(Worker())
-        ghosts._workers.append(made[-1])
+        runner._workers.append(made[-1])
         return made[-1]
 
-    def on(run, worker):
-        answer = Formula._answer(run.candidate, run.cluster)
-        if run.looks:
+    def execute(run, worker):
+        answer = FormulaRunner._answer(run.candidate, run.cluster)
+        if run.is_probe:
             return Probe(
                 allocated_bytes={Moment("forward", ""): answer.peak.process_bytes},
                 by_category=answer.peak.by_category,
             )
         return answer
 
-    monkeypatch.setattr(memory.TrialRunner, "_start", start)
-    monkeypatch.setattr(memory._Run, "on", on)
+    monkeypatch.setattr(trial_runner.TrialRunner, "_start_worker", start)
+    monkeypatch.setattr(TrialRun, "execute", execute)
     return made
 
 
 def solved(asked, **options):
-    with memory.TrialRunner(lambda text: None, **options) as ghosts:
-        return search(asked, ghosts, top=4)
+    with trial_runner.TrialRunner(lambda text: None, **options) as runner:
+        return search(asked, runner, top=4)
 
 
 @pytest.mark.parametrize("asked", [{"gpu": "8xh100-80gb"}, {"gpu": "2x8xa100-80gb", "model": "qwen2.5-32b"}], ids=str)
-def test_work_ahead_changes_no_answer(asked, workers, monkeypatch):
+def test_answers_do_not_depend_on_timing_or_the_number_of_workers(asked, workers):
     asked = question(**asked)
-    ahead = [solved(asked, count=count) for count in (2, 3, 2)]
-    monkeypatch.setattr(memory.TrialRunner, "ahead", lambda self, asks, cluster: None)
-    plain = solved(asked, count=2)
-    assert plain.status == "found"
-    assert ahead == [plain] * 3
+    first, *others = [solved(asked, count=count) for count in (2, 3, 2)]
+    assert first.status == "found"
+    assert others == [first] * 2
 
 
-def test_a_network_that_cannot_be_built_ends_the_search(workers, monkeypatch):
+def test_unreadable_network_ends_the_search(workers, monkeypatch):
     run = []
 
-    def on(one, worker):
+    def execute(one, worker):
         run.append(one)
         raise UnreadableModel("no trainable class")
 
-    monkeypatch.setattr(memory._Run, "on", on)
+    monkeypatch.setattr(TrialRun, "execute", execute)
     with pytest.raises(UnreadableModel, match="no trainable class"):
         solved(question(gpu="8xh100-80gb"), count=1)
-    assert len(run) <= 4, "a look at few layers, perhaps one ahead, and one at all"
+    assert len(run) <= 3, "probes at two depths, and one of all layers"
 
 
-def test_a_network_of_which_no_few_layers_can_be_built_is_looked_at_whole(workers, monkeypatch):
-    asked, answered = question(gpu="8xh100-80gb"), memory._Run.on
+def test_network_that_cannot_be_made_shallower_is_probed_whole(workers, monkeypatch):
+    asked, answered = question(gpu="8xh100-80gb"), TrialRun.execute
     layers = asked.job.model.config["num_hidden_layers"]
 
-    def on(one, worker):
+    def execute(one, worker):
         if one.candidate.job.model.config["num_hidden_layers"] < layers:
             raise UnreadableModel("the list of its layers has another length")
         return answered(one, worker)
 
     uncut = solved(asked)
-    monkeypatch.setattr(memory._Run, "on", on)
+    monkeypatch.setattr(TrialRun, "execute", execute)
     found = solved(asked)
     assert found.status == "found"
     assert found.plans[0].candidate == uncut.plans[0].candidate
 
 
-def test_a_torch_without_kernels_for_the_card_ends_the_search(workers, monkeypatch):
-    def on(one, worker):
+def test_torch_without_kernels_ends_the_search(workers, monkeypatch):
+    def execute(one, worker):
         raise GhostUnavailable("torch has no kernels for this card.")
 
-    monkeypatch.setattr(memory._Run, "on", on)
+    monkeypatch.setattr(TrialRun, "execute", execute)
     with pytest.raises(GhostUnavailable):
         solved(question(gpu="8xh100-80gb"))
 
 
-def test_workers_that_die_before_they_answer_end_the_search(workers, monkeypatch):
-    def on(one, worker):
+def test_workers_that_die_before_an_answer_end_the_search(workers, monkeypatch):
+    def execute(one, worker):
         worker.closed = True
         raise CannotEstimate("The ghost process ended early: it said nothing")
 
-    monkeypatch.setattr(memory._Run, "on", on)
+    monkeypatch.setattr(TrialRun, "execute", execute)
     with pytest.raises(GhostUnavailable, match="ended early"):
         solved(question(gpu="8xh100-80gb"), count=1)
-    assert len(workers) <= 5, "some begin ahead of who asks"
+    assert len(workers) <= 5, "two runs of two candidates, and the warm-up"
 
 
-def test_a_worker_that_dies_later_is_replaced(workers, monkeypatch):
-    answered = memory._Run.on
+def test_worker_that_dies_later_is_replaced(workers, monkeypatch):
+    answered = TrialRun.execute
 
-    def on(one, worker):
+    def execute(one, worker):
         worker.answered, worker.closed = True, not worker.closed and len(workers) == 1
         if worker.closed:
             raise CannotEstimate("The ghost process ended early: it said nothing")
         return answered(one, worker)
 
-    monkeypatch.setattr(memory._Run, "on", on)
+    monkeypatch.setattr(TrialRun, "execute", execute)
     assert solved(question(gpu="8xh100-80gb"), count=1).status == "found"
     assert len(workers) == 2
 
 
-QUESTIONS = (
-    *({"gpu": gpu} for gpu in ("8xh100-80gb", "4xh100-80gb", "8xa100-80gb", "2x8xa100-80gb", "8xh200", "8xl40s")),
-    {"gpu": "2x8xa100-80gb", "model": "qwen2.5-32b"},
-)
-
-
-def test_work_ahead_is_what_is_asked_next():
-    """Of all that is looked at and run, most was foreseen, and of that little is not asked.
-
-    Of one question it may be more: where the best plan does not fit with all logits and the next one does, the
-    explanations of the first were in vain.
-    """
-    counts = Counter()
-    for asked in QUESTIONS:
-        ghosts = Formula()
-        search(question(**asked), ghosts, top=4)
-        asks = {repr(one) for one in (*ghosts.looked, *ghosts.asked)}
-        foreseen = {repr(one) for one in ghosts.foreseen}
-        assert len(foreseen - asks) <= 0.45 * len(asks)
-        counts.update(asked=len(asks), met=len(foreseen & asks), in_vain=len(foreseen - asks))
-    assert counts["met"] >= 0.9 * counts["asked"]
-    assert counts["in_vain"] <= 0.25 * counts["asked"]
-
-
-def test_a_plan_that_will_be_shown_with_all_logits_is_explained_with_them():
-    """On cards with room for all logits nothing is run for a loss in slices that nobody will be shown."""
-    ghosts = Formula()
-    search(question(gpu="8xh200"), ghosts, top=4)
-    asks = {repr(one) for one in (*ghosts.looked, *ghosts.asked)}
-    assert {repr(one) for one in ghosts.foreseen} <= asks
-
-
-def test_an_interruption_ends_what_is_at_work(workers, monkeypatch):
-    def on(run, worker):
+def test_interruption_ends_running_workers(workers, monkeypatch):
+    def execute(run, worker):
         worker.begun.set()
         assert worker.killed.wait(120)
         raise CannotEstimate("The ghost process ended early.")
 
-    monkeypatch.setattr(memory._Run, "on", on)
+    monkeypatch.setattr(TrialRun, "execute", execute)
     asked = question()
     some = [Candidate(job=asked.job, plan=Plan(shard=shard)) for shard in ("ddp", "zero2", "zero3")]
     before = set(threading.enumerate())
 
     def interrupted():
-        with memory.TrialRunner(lambda text: None, count=2) as ghosts:
-            ghosts.ahead([(one, asked.cluster) for one in some], asked.cluster)
+        with trial_runner.TrialRunner(lambda text: None, count=2) as runner:
+            for candidate in some:
+                runner._scheduler.submit(trial_run.run_of_fullest_rank(candidate, asked.cluster))
             while len(workers) < 2 or not all(worker.begun.wait(120) for worker in workers):
                 time.sleep(0.001)
             raise KeyboardInterrupt
@@ -220,32 +186,34 @@ def test_an_interruption_ends_what_is_at_work(workers, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert all(worker.killed.is_set() and worker.closed for worker in workers)
-    assert len(workers) == 2, "nothing begins after the end"
-    assert set(threading.enumerate()) <= before  # of which some may have ended meanwhile, such as timers
+    assert len(workers) == 2, "nothing starts after the end"
+    assert set(threading.enumerate()) <= before  # some may have ended meanwhile, such as timers
 
 
 def test_workers_start_while_candidates_are_priced(workers):
-    with memory.TrialRunner(lambda text: None, count=3) as ghosts:
-        ghosts.start()
+    with trial_runner.TrialRunner(lambda text: None, count=3) as runner:
+        runner.warm_up()
         until = time.monotonic() + 60
         while len(workers) < 3 and time.monotonic() < until:
             time.sleep(0.001)
         assert len(workers) == 3
         asked = question()
-        ghosts.fit([Candidate(job=asked.job, plan=Plan(shard="zero3", tp=tp)) for tp in (1, 2, 4)], asked.cluster)
+        runner.run_whole(
+            [Candidate(job=asked.job, plan=Plan(shard="zero3", tp=tp)) for tp in (1, 2, 4)], asked.cluster
+        )
         assert len(workers) == 3
 
 
-def test_a_worker_that_cannot_start_is_told_by_the_first_run(monkeypatch):
-    def start(ghosts):
+def test_first_run_raises_why_a_worker_cannot_start(monkeypatch):
+    def start(runner):
         raise GhostUnavailable("There is no ghost here.")
 
-    monkeypatch.setattr(memory.TrialRunner, "_start", start)
+    monkeypatch.setattr(trial_runner.TrialRunner, "_start_worker", start)
     asked = question()
-    with memory.TrialRunner(lambda text: None) as ghosts:
-        ghosts.start()
+    with trial_runner.TrialRunner(lambda text: None) as runner:
+        runner.warm_up()
         with pytest.raises(GhostUnavailable, match="no ghost here"):
-            ghosts.fit([Candidate(job=asked.job, plan=Plan())], asked.cluster)
+            runner.run_whole([Candidate(job=asked.job, plan=Plan())], asked.cluster)
 
 
 @pytest.mark.ghost
@@ -253,21 +221,21 @@ def test_a_worker_that_cannot_start_is_told_by_the_first_run(monkeypatch):
     ("options", "fullest"),
     [
         ({"pp": 4, "tp": 4, "cp": 2, "shard": "zero2", "checkpointing": "selective"}, 0),
-        ({"pp": 4, "tp": 4, "shard": "zero2", "checkpointing": "full"}, 0),  # the embedding outweighs what waits
-        ({"pp": 8, "tp": 4, "shard": "zero1", "checkpointing": "full"}, 8),  # 256 micro-batches wait there twice
+        ({"pp": 4, "tp": 4, "shard": "zero2", "checkpointing": "full"}, 0),  # the embedding outweighs the buffers
+        ({"pp": 8, "tp": 4, "shard": "zero1", "checkpointing": "full"}, 8),  # buffers of 256 micro-batches, twice
     ],
 )
-def test_the_rank_of_a_pipeline_that_is_asked_first_needs_most(worker, options, fullest):
+def test_pipeline_rank_that_is_run_first_needs_most(worker, options, fullest):
     cluster = parse_cluster("8x8xh100-80gb")
     asked = {"seq_len": 8192, "global_batch_tokens": 2**22, "loss": "chunked", "optimizer": "adamw-fused"}
     job, plan = request("llama-3.1-70b", offline=True, **asked, **options)
     one = Candidate(job=job.on_ranks(axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel), plan=plan)
-    ranks = memory._ranks(one, cluster)
-    assert memory._likely_fullest(one, cluster) == fullest
+    ranks = trial_run.list_ranks(one, cluster)
+    assert trial_run.guess_fullest_rank(one, cluster) == fullest
     few = replace(one, job=with_layers(one.job, plan.pp))
     grown = replace(one, job=with_layers(one.job, 2 * plan.pp))
     needs = {}
     for rank in ranks:
-        looks = [memory._Run(each, roomy(cluster), 1, 0, rank, looks=True).on(worker) for each in (few, grown)]
-        needs[rank] = extrapolate(*looks, (plan.pp, 2 * plan.pp), 80).process_bytes
+        probes = [TrialRun(one, roomy(cluster), 1, 0, rank, is_probe=True).execute(worker) for one in (few, grown)]
+        needs[rank] = extrapolate(*probes, (plan.pp, 2 * plan.pp), 80).process_bytes
     assert max(needs, key=needs.get) == fullest

@@ -1,8 +1,8 @@
-"""Networks and cards whose seconds are not known: ranked by what is known for certain, and said so."""
+"""Candidates without seconds are ranked by their usual costs, and reported so."""
 
 from dataclasses import replace
 
-from solutions import Formula, question
+from solutions import FormulaRunner, question
 from tonnage.device import parse_cluster
 from tonnage.report import plans, plans_html
 from tonnage.search.pricing import price_all
@@ -11,19 +11,19 @@ from tonnage.search.space import list_candidates
 from tonnage.search.unpriced import rank_cost
 
 
-def unknown(**options):
-    """A question about cards of which only the memory is known."""
+def unpriced_question(**options):
+    """Return a question about cards of which only the memory is known."""
     asked = question(gpu="a100-80gb", model="llama-3.2-1b", **options)
     return replace(asked, cluster=parse_cluster(None, gpu_memory_bytes=48 * 2**30, gpus=2))
 
 
-def ranked(**options):
-    asked = unknown(**options)
+def rank_candidates(**options):
+    asked = unpriced_question(**options)
     return [one.candidate for one in price_all(list_candidates(asked), asked.cluster)]
 
 
-def test_what_costs_nothing_comes_first_and_recomputation_after_exchanges_beside_it():
-    order = ranked(micro_batch=4)
+def test_recomputation_ranks_after_overlapped_exchanges():
+    order = rank_candidates(micro_batch=4)
     places = {
         (one.plan.shard, one.plan.checkpointing, one.plan.tp, one.job.micro_batch): number
         for number, one in reversed(list(enumerate(order)))
@@ -35,20 +35,20 @@ def test_what_costs_nothing_comes_first_and_recomputation_after_exchanges_beside
     assert places["ddp", "none", 1, 4] < places["ddp", "none", 1, 2]
 
 
-def test_places_are_near_each_other():
-    asked = unknown()
+def test_ranks_are_below_twice_the_first():
+    asked = unpriced_question()
     places = [one.seconds_per_token for one in price_all(list_candidates(asked), asked.cluster)]
     assert places == sorted(places)
     assert 1 <= places[0] <= places[-1] < 2
 
 
-def test_the_host_is_dearest():
-    asked = unknown()
+def test_offload_costs_most():
+    asked = unpriced_question()
     assert max(map(rank_cost, list_candidates(asked))) < min(map(rank_cost, list_candidates(asked, offload=True)))
 
 
-def test_a_card_without_known_speeds_is_planned_for():
-    solution = search(unknown(), Formula(), top=2)
+def test_card_with_unknown_speed_gets_a_plan():
+    solution = search(unpriced_question(), FormulaRunner(), top=2)
     assert solution.status == "found"
     assert "is not known" in solution.unpriced
     text = plans.render(solution)
@@ -59,6 +59,6 @@ def test_a_card_without_known_speeds_is_planned_for():
     assert solution.to_json()["plans"][0]["estimate"]["time"]["step_seconds"] is None
 
 
-def test_nothing_changes_where_seconds_are_known():
+def test_priced_solution_has_no_explanation():
     asked = question(gpu="a100-80gb", model="llama-3.2-1b")
-    assert search(asked, Formula(), top=1).unpriced is None
+    assert search(asked, FormulaRunner(), top=1).unpriced is None
