@@ -168,6 +168,21 @@ def test_wrong_constraints_raise(wrong):
         question(**wrong)
 
 
+def test_unknown_opt_in_raises_with_what_is_possible():
+    possible = r"precision, optimizer \(values that change the mathematics of training\), budget \(activation budgets"
+    with pytest.raises(UsageError, match=rf"--allow does not know 'tp'; possible: {possible}"):
+        question(allow=("tp",))
+
+
+def test_budgets_are_an_opt_in():
+    asked = question(gpu="a100-80gb", allow=("budget",))
+    assert asked.has_budgets()
+    assert not question(gpu="a100-80gb").has_budgets()
+    assert not question(gpu="a100-80gb", allow=("optimizer",)).has_budgets()
+    assert not question(gpu="a100-80gb", allow=("budget",), checkpointing="full").has_budgets()
+    assert list(list_candidates(asked)) == list(list_candidates(question(gpu="a100-80gb")))
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
