@@ -10,9 +10,9 @@ from lines import is_one_line
 
 import estimates
 from tonnage.job import Job
+from tonnage.planner import limits, solve
 from tonnage.planner.solution import Candidate, Choice, Solution
 from tonnage.plans import Plan
-from tonnage.search import backwards, solve
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
@@ -62,7 +62,7 @@ def test_where_cards_are_asked_for_the_file_is_run_on_those_that_were_found(
     def four(find: str, question: Any, **others: Any) -> Solution:
         return replace(solve.solve(question), question={"gpu": "4xa100-80gb", "gpu_memory_bytes": None})
 
-    monkeypatch.setattr(backwards, "backwards", four)
+    monkeypatch.setattr(limits, "find_limit", four)
     said = ("plan", "gpt2", "--gpu", "a100-80gb", "--find", "min-gpus", "--seq-len", "512")
     assert tonnage(*said, "--from", "ds_config.json", "--json").code == 0
     assert str(calls.cluster) == "4xa100-80gb"

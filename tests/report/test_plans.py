@@ -4,14 +4,14 @@ import json
 from dataclasses import replace
 from functools import cache
 
-from solutions import Formula, question
+from solutions import FormulaRunner, question
+from tonnage.planner.solve import search
 from tonnage.report import plans, plans_html
-from tonnage.search.solve import search
 
 
 @cache
 def solved(**options):
-    return search(question(**options), Formula(), top=3, pareto=True)
+    return search(question(**options), FormulaRunner(), top=3, pareto=True)
 
 
 def test_the_first_line_says_what_to_run():
@@ -49,7 +49,7 @@ def test_memory_of_the_host_is_said_where_a_plan_uses_it():
 
 def test_nothing_fits():
     asked = question(gpu="t4", model="llama-3.1-8b", without=("param-offload", "optimizer-offload", "checkpointing"))
-    solution = search(asked, Formula(), top=1)
+    solution = search(asked, FormulaRunner(), top=1)
     text = plans.render(solution)
     assert text.startswith("DOES NOT FIT")
     assert "What would make it fit" in text
@@ -58,7 +58,7 @@ def test_nothing_fits():
 
 def test_what_stands_against_all_plans_is_named():
     asked = question("llama-3.2-1b", gpu="t4", shard="ddp", param_offload="cpu")
-    solution = search(asked, Formula(), top=1)
+    solution = search(asked, FormulaRunner(), top=1)
     assert solution.status == "unsupported"
     said = "param-offload=cpu: it is a part of FSDP2, and shard is ddp"
     assert said in " ".join(plans.render(solution).split())

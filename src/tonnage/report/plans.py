@@ -9,14 +9,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tonnage.options import spelled
+from tonnage.planner.describe import describe
 from tonnage.planner.solution import Choice, Nearest, Point, Remedy, Solution, Stage
+from tonnage.planner.trial_run import count_micro_batches
+from tonnage.planner.unpriced import RANKED
+from tonnage.planner.values import OFFLOADS
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
 from tonnage.report.wording import longest_text, samples
-from tonnage.search.memory import micro_batches_run
-from tonnage.search.space import OFFLOADS
-from tonnage.search.unpriced import RANKED
-from tonnage.search.words import describe
 from tonnage.units import counted, gib
 
 _REFUSED_ROWS: Final = 8
@@ -358,7 +358,7 @@ def facts(solution: Solution) -> str:
         )
     if solution.plans:
         best = solution.plans[0].candidate
-        run = micro_batches_run(best)
+        run = count_micro_batches(best)
         if run < best.job.grad_accum:
             words.append(
                 f"{run} of a step's {best.job.grad_accum} micro-batches were run: the others are like the last"

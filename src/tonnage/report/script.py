@@ -8,12 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tonnage.estimates.estimate import Estimate
+from tonnage.planner.describe import describe
 from tonnage.planner.solution import Refused
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part, drawn, text, title
 from tonnage.report.plans import cost, saving, seconds
 from tonnage.script.advice import Advice
 from tonnage.script.changes import Change
-from tonnage.search.words import describe
 from tonnage.units import counted, gib
 
 _VERDICTS: Final = {
