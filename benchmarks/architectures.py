@@ -16,10 +16,11 @@ import textwrap
 from collections import Counter
 from typing import Any, Final
 
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.ghost.pool import Worker
-from tonnage.job import Job, ModelRef
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
 
 LAYERS: Final = 4

@@ -4,14 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 from tonnage.api import request
-from tonnage.device import Cluster, parse_cluster
+from tonnage.catalog.devices import parse_cluster
+from tonnage.cluster import Cluster
 from tonnage.errors import TonnageError
+from tonnage.estimates.predict import estimate
+from tonnage.estimates.summary import Run
+from tonnage.estimates.timeline import timeline
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.predict import estimate
-from tonnage.summary import Run
-from tonnage.timeline import timeline
 
 ENOUGH_BYTES = 2**43
 """8 TiB: a card on which everything fits."""

@@ -1,4 +1,5 @@
-"""Budgets of activations beside what is held under them, and beside torch's fractions: writes docs/explanation/checkpointing.md.
+"""Budgets of activations beside what is held under them, and beside torch's fractions: writes
+docs/explanation/checkpointing.md.
 
 python benchmarks/budget.py > docs/explanation/checkpointing.md
 """
@@ -15,12 +16,12 @@ from asking import ENOUGH_BYTES, most, table
 from budget_network import SEQUENCES, TOKENS
 
 from tonnage.api import request
-from tonnage.device import parse_cluster
-from tonnage.dryrun import run as dry_run
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
+from tonnage.estimates.predict import estimate
+from tonnage.estimates.summary import Run
 from tonnage.ghost.pool import Worker
-from tonnage.predict import estimate
-from tonnage.summary import Run
+from tonnage.script.dry_run import run as dry_run
 from tonnage.units import GIB, MIB, parse_bytes
 
 HERE = Path(__file__).parent

@@ -3,10 +3,10 @@
     python benchmarks/exports.py [TARGET...]
 
 A small Llama is exported (for torchtitan, which has networks of its own, the smallest of its Llamas and the debug
-models of its other families), as are small networks that read images, and what was exported is run as its users
-would run it: `tonnage dry-run -- COMMAND`, on several GPUs one rank of them.  Where the export leaves a place for the
-data there are rows of full length.  Prints a table; docs/reference/export.md has it.  A target that is not installed is said
-and left out: LLaMA-Factory and axolotl each want a transformers of their own.
+models of its other families), as are small networks that read images, and what was exported is run as its users would
+run it: `tonnage dry-run -- COMMAND`, on several GPUs one rank of them.  Where the export leaves a place for the data
+there are rows of full length.  Prints a table; docs/reference/export.md has it.  A target that is not installed is
+said and left out: LLaMA-Factory and axolotl each want a transformers of their own.
 """
 
 import json
@@ -19,9 +19,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tonnage import exports
-from tonnage.exports import installed
 from tonnage.plans import Plan
+from tonnage.trainers import export as exports
+from tonnage.trainers import installed
 
 TINY = {
     "model_type": "llama",

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
-from tonnage import predict
 from tonnage.api import request
-from tonnage.catalog import model_names
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
+from tonnage.catalog.models import model_names
 from tonnage.errors import TonnageError
+from tonnage.estimates import predict
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan

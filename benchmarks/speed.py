@@ -21,14 +21,15 @@ from dataclasses import dataclass, replace
 
 import psutil
 
-from tonnage.catalog import find_model, model_names
-from tonnage.device import Cluster, parse_cluster
+from tonnage.catalog.configurations import resolve
+from tonnage.catalog.devices import parse_cluster
+from tonnage.catalog.models import find_model, model_names
+from tonnage.cluster import Cluster
 from tonnage.errors import TonnageError
+from tonnage.estimates.predict import estimate, usual_steps
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
-from tonnage.modelref import resolve
 from tonnage.plans import Plan
-from tonnage.predict import estimate, usual_steps
 
 GIB = 2**30
 CARD_BYTES = 2**44

@@ -5,18 +5,19 @@ from dataclasses import replace
 from typing import Any
 
 import estimates
-from tonnage.device import Cluster, parse_cluster
+from tonnage.catalog.configurations import resolve
+from tonnage.catalog.devices import parse_cluster
+from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.predict import check
 from tonnage.job import Job
-from tonnage.modelref import resolve
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
-from tonnage.predict import check
 from tonnage.search.depth import Need, of_run
 from tonnage.search.memory import Ask
 from tonnage.search.pricing import priced
 from tonnage.search.space import Question
-from tonnage.solution import Candidate
 from tonnage.units import GIB
 
 

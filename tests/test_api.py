@@ -6,11 +6,11 @@ import pytest
 
 import tonnage
 from estimates import fitting
-from tonnage import predict
 from tonnage.api import request
 from tonnage.errors import UnknownDevice, UsageError
+from tonnage.estimates import predict
+from tonnage.estimates.summary import Run
 from tonnage.job import Job
-from tonnage.summary import Run
 
 
 def test_every_public_name_is_there() -> None:

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from networks import tiny_job
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
-from tonnage.job import Job, ModelRef, check_prompt, check_said, check_sequences
+from tonnage.estimates.predict import check
+from tonnage.job import Job, check_prompt, check_said, check_sequences
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.predict import check
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from typing import Any
 import compare
 import recorded
 
-from tonnage import predict
 from tonnage.errors import TonnageError
-from tonnage.estimates import Estimate
+from tonnage.estimates import predict
+from tonnage.estimates.estimate import Estimate
 from tonnage.ghost.pool import Worker
 
 Line = dict[str, Any]

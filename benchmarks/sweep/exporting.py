@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.exports import launched
 from benchmarks.sweep.cases import Case
 
-from tonnage import dryrun, exports
 from tonnage.errors import TonnageError, UsageError
-from tonnage.exports import reading
 from tonnage.options import options
+from tonnage.script import dry_run as dryrun
+from tonnage.trainers import export as exports
+from tonnage.trainers import reading
 
 if TYPE_CHECKING:
     from benchmarks.sweep.ways import Asking
 
-    from tonnage.estimates import Peak
-    from tonnage.summary import Run
+    from tonnage.estimates.estimate import Peak
+    from tonnage.estimates.summary import Run
 
 THEIRS = (("shard", "ddp"), ("optimizer", "adamw"))
 """What trainers do where a plan has no shard, and what they call the fused AdamW."""

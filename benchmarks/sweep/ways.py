@@ -16,18 +16,21 @@ from typing import Any
 from benchmarks.sweep.cases import Case
 from benchmarks.sweep.exporting import delivered, dropped, exported
 
-from tonnage import planfile, predict, saved
 from tonnage.api import request
-from tonnage.device import parse_cluster
-from tonnage.engines import ENGINES, engine_of
+from tonnage.catalog.conventions import conventions_of
+from tonnage.catalog.devices import parse_cluster, spell_cluster
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
-from tonnage.estimates import CATEGORIES, Estimate
+from tonnage.estimates import archive as saved
+from tonnage.estimates import predict
+from tonnage.estimates.estimate import CATEGORIES, Estimate
+from tonnage.estimates.summary import Run
 from tonnage.ghost.pool import Worker
-from tonnage.layers.few import depths_to_continue
 from tonnage.options import options, spelled
+from tonnage.planner import plan_file as planfile
+from tonnage.planner.solution import Candidate, Choice
 from tonnage.plans import Plan
-from tonnage.solution import Candidate, Choice
-from tonnage.summary import Run
+from tonnage.shallow.few import depths_to_continue
+from tonnage.trainers import ENGINES
 from tonnage.units import MIB
 
 FIGURES = ("fits", "rank", "peak", "phases", "steps", "host", "model", "time", "ranks")
@@ -222,7 +225,7 @@ def _read_again(one: Case, whole: Run, home: Path) -> list[str]:
     config, file = home / "config.json", home / "plan.toml"
     config.write_text(json.dumps(one.job.model.config))
     choice = Choice(name="drawn", candidate=Candidate(job=one.job, plan=one.plan), estimate=whole.estimate)
-    gpu, memory = one.cluster.said
+    gpu, memory = spell_cluster(one.cluster)
     file.write_text(planfile.text(choice, gpu=gpu, gpu_memory_bytes=memory, model=str(config)))
     read = planfile.read(file)
     job, plan = request(read.model, offline=True, **read.options)
@@ -234,12 +237,13 @@ def _read_again(one: Case, whole: Run, home: Path) -> list[str]:
 
 
 def own(asking: Asking, one: Case, whole: Run) -> list[str] | None:
-    """Of a trainer's run: tonnage's own loop under the same plan, as closely as docs/reference/engines.md lets expect."""
+    """Of a trainer's run: tonnage's own loop under the same plan, as closely as docs/reference/engines.md lets
+    expect."""
     slack = _slack(one)
     if slack is None:
         return None
     usual: dict[str, Any] = {"optimizer": "adamw-fused"} if one.plan.optimizer == "adamw" != one.plan.engine else {}
-    if engine_of(one.plan).clips and one.plan.clip_grad_norm is None:
+    if conventions_of(one.plan.engine).clips and one.plan.clip_grad_norm is None:
         usual["clip_grad_norm"] = 1.0
     try:
         found = asking.run(replace(one, plan=replace(one.plan, engine="tonnage", **usual))).estimate

@@ -17,13 +17,14 @@ from benchmarks.gpu.recorded import asked, card
 from benchmarks.time import recipes
 from benchmarks.time.networks import shape_of
 
-from tonnage.axes import Axes
-from tonnage.costs.answer import price
-from tonnage.costs.kinds import read_shape
-from tonnage.costs.shape import Shape
-from tonnage.costs.work import Work
-from tonnage.device import Cluster, Device, find_device
+from tonnage.catalog.devices import find_device
+from tonnage.cluster import Cluster, Device
 from tonnage.errors import TonnageError
+from tonnage.estimates.step_time import price
+from tonnage.mesh import Axes
+from tonnage.timing.kinds import read_shape
+from tonnage.timing.shape import Shape
+from tonnage.timing.work import Work
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "measurements" / "published" / "throughput"

@@ -4,17 +4,20 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import UsageError
+from tonnage.estimates.estimate import Estimate
 from tonnage.plans import HEADROOM
+from tonnage.report.html import fragment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tonnage.device import Cluster
-    from tonnage.estimates import Estimate
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
+    from tonnage.planner.solution import Solution
     from tonnage.plans import Plan
     from tonnage.search.space import Question
-    from tonnage.solution import Solution
+
+Estimate.notebook_view = fragment
 
 
 def estimate(
@@ -47,9 +50,9 @@ def estimate(
     requests again where all are alike (`predict.usual_steps`); with a number of `steps` all are made.
     Raises UsageError, CannotEstimate and their kinds; not fitting is an answer (`Estimate.fits`).
     """
-    from tonnage import predict
-    from tonnage.idle import check_idle
+    from tonnage.estimates import predict
     from tonnage.job import check_said
+    from tonnage.unused_options import check_idle
 
     job, said = request(model, job, plan, offline=offline, **options)
     check_said(options, job)
@@ -133,11 +136,11 @@ def question(
 
     `limits` are further fields of the Question.  Raises UsageError.
     """
-    from tonnage.idle import check_idle
     from tonnage.job import check_said
     from tonnage.search.backwards import check_looked_for, cluster_asked, most_gpus
     from tonnage.search.contradictions import check_possible
     from tonnage.search.space import Question, methods_named
+    from tonnage.unused_options import check_idle
 
     said = options if said is None else said
     check_looked_for(find, said)
@@ -166,7 +169,8 @@ def answer(asked: "Question", find: str | None = None, **how: Any) -> "Solution"
 
 
 def _cluster(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | int | None) -> "Cluster":
-    from tonnage.device import Cluster, parse_cluster
+    from tonnage.catalog.devices import parse_cluster
+    from tonnage.cluster import Cluster
 
     if gpu is not None and not isinstance(gpu, str | Cluster):
         raise UsageError(f"A card is given by its name, such as '8xA100-80GB', and this is a {type(gpu).__name__}.")
@@ -187,10 +191,10 @@ def request(
     Where neither says anything of an option whose default the engine cannot do, it is what the engine does; and
     sequences are no longer than learned positions go.
     """
-    from tonnage.engines import engine_of
+    from tonnage.catalog.configurations import resolve
     from tonnage.job import Job
-    from tonnage.modelref import resolve
     from tonnage.plans import Plan
+    from tonnage.trainers import engine_of
 
     of_job = {item.name for item in fields(Job)} - {"model"}
     of_plan = {item.name for item in fields(Plan)}

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 import estimates
-from tonnage import dryrun, predict
 from tonnage.cli import main
-from tonnage.estimates import Estimate
+from tonnage.estimates import predict
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.summary import Run
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.summary import Run
+from tonnage.script import dry_run as dryrun
 
 
 @dataclass

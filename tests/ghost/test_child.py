@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from networks import tiny_job
-from tonnage.device import parse_cluster
+from tonnage.catalog.configurations import resolve
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.ghost.pool import Worker, request
 from tonnage.ghost.process import INSIDE
 from tonnage.job import Job
-from tonnage.layers.few import with_layers
-from tonnage.modelref import resolve
 from tonnage.plans import Plan
-from tonnage.trace import ACTIONS, Trace
+from tonnage.shallow.few import with_layers
+from tonnage.trace.trace import ACTIONS, Trace
 
 LLAMA = with_layers(Job(model=resolve("llama-3.2-1b", offline=True), seq_len=512, grad_accum=2), 3)
 EXPERTS = with_layers(Job(model=resolve("qwen3-30b-a3b", offline=True), seq_len=512), 2)

@@ -9,14 +9,14 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from networks import tiny_job
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates.predict import estimate
 from tonnage.ghost.pool import Worker
-from tonnage.job import ModelRef
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.predict import estimate
 from tonnage.report import wording
-from tonnage.step import step as steps
-from tonnage.worked import Operation, Worked
+from tonnage.techniques import build
+from tonnage.trace.operations import Operation, Worked
 
 pytestmark = pytest.mark.ghost
 
@@ -43,7 +43,7 @@ def test_products_are_those_that_torch_counts_on_the_cpu(worker: Worker, name: s
     job, plan = tiny_job(name), Plan(precision="fp32", attention="eager")
     found = flops(worker.worked(job, plan, CARD))
     with FlopCounterMode(display=False) as counter:
-        steps.build(job, plan, device="cpu").run(1)
+        build(job, plan, device="cpu").run(1)
     assert sum(found.values()) == counter.get_total_flops()
     assert 1.5 * found["forward"] < found["backward"] <= 2 * found["forward"]
 

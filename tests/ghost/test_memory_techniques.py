@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from networks import tiny_job
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates.predict import estimate
+from tonnage.estimates.summary import Run
+from tonnage.estimates.timeline import timeline
 from tonnage.ghost.pool import Worker
-from tonnage.job import Job, ModelRef
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.predict import estimate
-from tonnage.summary import Run
-from tonnage.timeline import timeline
 
 pytestmark = pytest.mark.ghost
 

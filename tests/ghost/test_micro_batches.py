@@ -6,15 +6,15 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
-from tonnage.device import parse_cluster
+from tonnage.catalog.configurations import resolve
+from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates.predict import estimate
+from tonnage.estimates.timeline import timeline
 from tonnage.ghost.pool import request
 from tonnage.job import Job
-from tonnage.layers.few import is_first_alike, micro_batches_alike
-from tonnage.modelref import resolve
 from tonnage.plans import Plan
-from tonnage.predict import estimate
-from tonnage.timeline import timeline
-from tonnage.trace import ACTIONS
+from tonnage.shallow.few import is_first_alike, micro_batches_alike
+from tonnage.trace.trace import ACTIONS
 
 SYNC = {"accum_sync": True}
 

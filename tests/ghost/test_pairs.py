@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from networks import tiny_job
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.ghost.pool import request
 from tonnage.ghost.process import INSIDE
 from tonnage.plans import Plan
-from tonnage.trace import ACTIONS
+from tonnage.trace.trace import ACTIONS
 
 sys.path.append(str(INSIDE))
 from tonnage_inside import pairs

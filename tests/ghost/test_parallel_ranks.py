@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from networks import tiny, tiny_job
-from tonnage import predict
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates import predict
+from tonnage.estimates.summary import Run
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.summary import Run
 from tonnage.techniques.expert_parallel import transformers_has_it
 
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8}

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
-from tonnage import trace
-from tonnage.device import parse_cluster
+from tonnage.catalog.configurations import resolve
+from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates.predict import estimate
+from tonnage.estimates.timeline import timeline
 from tonnage.job import Job
-from tonnage.modelref import resolve
 from tonnage.plans import Plan
-from tonnage.predict import estimate
-from tonnage.timeline import timeline
+from tonnage.trace import trace
 
 pytestmark = pytest.mark.ghost
 

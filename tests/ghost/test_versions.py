@@ -18,16 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tonnage
-from tonnage import dryrun, modelref, predict
-from tonnage.device import parse_cluster
+from tonnage.catalog import configurations as modelref
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
+from tonnage.estimates import predict
+from tonnage.estimates.timeline import timeline
 from tonnage.ghost.pool import Worker
 from tonnage.ghost.process import INSIDE
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.script import dry_run as dryrun
 from tonnage.techniques import checkpointing, environment
-from tonnage.timeline import timeline
-from tonnage.trace import Trace
+from tonnage.trace.trace import Trace
 from tonnage.units import MIB
 
 sys.path.append(str(INSIDE))
@@ -257,7 +259,7 @@ def test_what_a_version_does_not_have_is_said(other: str, other_worker: Worker) 
 @pytest.mark.ghost
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
 def test_a_script_with_another_version(other: str, tmp_path: Path, settings: str) -> None:
-    catalog = Path(tonnage.__file__).parent / "catalog" / "models"
+    catalog = Path(tonnage.__file__).parent / "catalog" / "configs"
     shutil.copy(catalog / "smollm2-135m.json", tmp_path / "config.json")
     words = [sys.executable, str(EXAMPLE), str(tmp_path)]
     variables = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}

@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
-from tonnage.costs.kinds import read_shape
-from tonnage.costs.work import Work
-from tonnage.device import parse_cluster
+from tonnage.catalog.configurations import resolve
+from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates.predict import estimate
 from tonnage.job import Job
-from tonnage.modelref import resolve
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
-from tonnage.predict import estimate
 from tonnage.search.bounds import least_bytes
 from tonnage.search.pricing import bounded
-from tonnage.solution import Candidate
+from tonnage.timing.kinds import read_shape
+from tonnage.timing.work import Work
 
 PLANS = {
     "plain": ("a100-40gb", Plan()),

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
-from tonnage.device import parse_cluster
-from tonnage.layers.few import depths, roomy, with_layers
+from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates.predict import estimate, trace
 from tonnage.plans import Plan
-from tonnage.predict import estimate, trace
 from tonnage.search.depth import Look, Moment, extrapolated, seen
 from tonnage.search.memory import MICRO_BATCHES
+from tonnage.shallow.few import depths, roomy, with_layers
 
 LAYERS = 24
 

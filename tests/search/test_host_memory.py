@@ -7,16 +7,17 @@ import pytest
 
 from commands import TONNAGE
 from solutions import Formula, question
-from tonnage.device import Cluster, parse_cluster
+from tonnage.catalog.devices import parse_cluster
+from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
-from tonnage.estimates import Estimate, Host
+from tonnage.estimates.estimate import Estimate, Host
+from tonnage.estimates.predict import estimate
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
-from tonnage.predict import estimate
 from tonnage.report.plans import on_host
 from tonnage.search.best import host_bytes
 from tonnage.search.pricing import bounded
 from tonnage.search.solve import search
-from tonnage.solution import Candidate
 from tonnage.units import GIB
 
 ON_HOST = {

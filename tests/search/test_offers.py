@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from solutions import Formula, question
-from tonnage.costs.answer import price
+from tonnage.estimates.step_time import price
 from tonnage.report import plans, plans_html
 from tonnage.search.solve import search
 

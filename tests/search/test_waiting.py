@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
-from tonnage.axes import axes
-from tonnage.device import parse_cluster
-from tonnage.layers.few import with_layers
+from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates.predict import estimate, trace
+from tonnage.mesh import axes
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
-from tonnage.predict import estimate, trace
 from tonnage.search.depth import seen
 from tonnage.search.memory import Ghosts, micro_batches_run
 from tonnage.search.waiting import estimated, looked, waiting_bytes
-from tonnage.solution import Candidate
+from tonnage.shallow.few import with_layers
 
 STEP = 24
 """Micro-batches of it."""

@@ -3,10 +3,10 @@
 import pytest
 
 from networks import tiny_job
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
+from tonnage.estimates.predict import estimate
 from tonnage.plans import Plan
-from tonnage.predict import estimate
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "vit", "whisper", "llava", "qwen2_5_vl"])

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from networks import one_thread, tiny_job  # noqa: F401
-from tonnage.device import parse_cluster
-from tonnage.engines import engine_of, hf_trainer
+from tonnage.catalog.devices import parse_cluster
 from tonnage.plans import Plan
-from tonnage.step import step as steps
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.step.step import ReadyStep
-from tonnage.techniques import low_bit
+from tonnage.techniques import build, low_bit
+from tonnage.trainers import engine_of
+from tonnage.trainers.hf_trainer import run as hf_trainer
 
 BIG, SMALL = 64 * 128, 32  # elements: at least 4096 and whole blocks, and too few
 MAPS = 2 * 256 * 4  # bitsandbytes' two tables of 256 fp32, shared by all parameters
@@ -22,7 +22,7 @@ MAPS = 2 * 256 * 4  # bitsandbytes' two tables of 256 fp32, shared by all parame
 
 def ready(plan: Plan) -> ReadyStep:
     torch.manual_seed(0)
-    return steps.build(tiny_job(), plan, device="cpu", initialise=True)
+    return build(tiny_job(), plan, device="cpu", initialise=True)
 
 
 @pytest.fixture

@@ -18,16 +18,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
 from ring_on_cpu import ring_on_cpu
-from tonnage.axes import axes
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job
+from tonnage.mesh import axes
 from tonnage.plans import Plan
 from tonnage.step import model as models
-from tonnage.step import step as steps
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.step.step import ReadyStep
-from tonnage.techniques import tensor_parallel
+from tonnage.techniques import build, tensor_parallel
 from tonnage.techniques.expert_parallel import experts_of, transformers_has_it
 
 STEPS, MICRO_BATCHES = 2, 2
@@ -211,7 +210,7 @@ class _part:  # noqa: N801
 def alone(case: Case, data_ranks: int) -> tuple[Weights, Weights]:
     """Weights before and after training in one process on everybody's batches."""
     everything = batches(data_ranks)
-    ready = steps.build(case.job(len(everything) // STEPS), case.alone, device="cpu", initialise=True)
+    ready = build(case.job(len(everything) // STEPS), case.alone, device="cpu", initialise=True)
     generator = torch.Generator().manual_seed(1)
     start = {_plain(n): torch.randn(p.shape, generator=generator) / 2 for n, p in ready.model.named_parameters()}
     trained(ready, everything, start)
@@ -234,7 +233,7 @@ def rank_main(rank: int, world: int, folder: str) -> None:
 
 def worst_difference(case: Case, rank: int, world: int, reference: Path) -> float:
     """Between what this rank holds after training and the same part of what one process has."""
-    ready = steps.build(
+    ready = build(
         case.job(MICRO_BATCHES),
         case.parallel,
         device="cpu",

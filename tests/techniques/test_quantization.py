@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from networks import TINY, one_thread, tiny_job  # noqa: F401
-from tonnage.device import Cluster, find_device
+from tonnage.catalog.devices import find_device
+from tonnage.cluster import Cluster
 from tonnage.plans import Plan
 from tonnage.step import model as models
-from tonnage.step import step as steps
 from tonnage.step.step import ReadyStep
-from tonnage.techniques import refusals
+from tonnage.techniques import build, refusals
 
 H100 = Cluster(device=find_device("h100-80gb"), gpus_per_node=8)
 T4 = Cluster(device=find_device("t4"))
@@ -27,7 +27,7 @@ torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is no
 
 def ready(method: str, plan: Plan, name: str = "llama") -> ReadyStep:
     torch.manual_seed(0)
-    return steps.build(tiny_job(name, method=method), plan, device="cpu", initialise=True)
+    return build(tiny_job(name, method=method), plan, device="cpu", initialise=True)
 
 
 def tokens() -> dict[str, torch.Tensor]:
@@ -113,7 +113,7 @@ def scripted(quant: str, name: str, folder: Path) -> nn.Module:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     torch.manual_seed(0)
-    plain = steps.build(tiny_job(name), Plan(precision="bf16-true"), device="cpu", initialise=True).model
+    plain = build(tiny_job(name), Plan(precision="bf16-true"), device="cpu", initialise=True).model
     plain.save_pretrained(folder)  # type: ignore[operator]
     kind, _, double = quant.partition("-")
     bits = BitsAndBytesConfig(

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from networks import tiny, tiny_job
-from tonnage.device import Cluster, find_device, host_device
+from tonnage.catalog.devices import find_device, host_device
+from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
-from tonnage.job import METHODS, Job, ModelRef
+from tonnage.job import METHODS, Job
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.techniques import TECHNIQUES, chosen, environment, refusals
 from tonnage.techniques.technique import Technique

@@ -52,9 +52,9 @@ def dry_run(
     force: Force = False,
 ) -> int:
     """Your own script, unchanged, for a few optimizer steps on GPUs that aren't there; then it is stopped."""
-    from tonnage import dryrun
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
+    from tonnage.script import dry_run as dryrun
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)

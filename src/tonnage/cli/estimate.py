@@ -79,13 +79,14 @@ def estimate(
     **options: Any,
 ) -> int:
     """Will it fit, and where do the bytes go? The real training step on a ghost GPU, from a model's name alone."""
-    from tonnage import planfile, predict
     from tonnage.api import request
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError
-    from tonnage.idle import check_idle
+    from tonnage.estimates import predict
     from tonnage.job import check_said
+    from tonnage.planner import plan_file as planfile
+    from tonnage.unused_options import check_idle
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)

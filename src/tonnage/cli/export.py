@@ -10,12 +10,12 @@ from tonnage.cli.options import OUTPUT, Json, Offline, beginning
 from tonnage.errors import UnwritableFile, UsageError
 
 if TYPE_CHECKING:
-    from tonnage.exports import Export, File
-    from tonnage.exports.reread import Checked
+    from tonnage.trainers.export import Export, File
+    from tonnage.trainers.reread import Checked
 
 
 def _targets(incomplete: str) -> list[str]:
-    from tonnage.exports import TARGETS
+    from tonnage.trainers.export import TARGETS
 
     return beginning((known.name for known in TARGETS), incomplete)
 
@@ -49,13 +49,14 @@ def export(
     json: Json = False,
 ) -> int:
     """Do it. A plan as files for the trainer that you use, read back by that trainer's own code."""
-    from tonnage import exports, planfile
     from tonnage.api import request
+    from tonnage.catalog.devices import parse_cluster
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
-    from tonnage.device import parse_cluster
-    from tonnage.exports import reread
     from tonnage.job import check_said
+    from tonnage.planner import plan_file as planfile
+    from tonnage.trainers import export as exports
+    from tonnage.trainers import reread
 
     target = exports.target(to)
     kept = planfile.read(plan)

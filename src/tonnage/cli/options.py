@@ -17,7 +17,7 @@ from tonnage.plans import Plan
 from tonnage.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
 
 CARD = "Where it runs"
 JOB = "What is trained"
@@ -50,13 +50,13 @@ def beginning(names: Iterable[str], incomplete: str) -> list[str]:
 
 
 def _gpu_names(incomplete: str) -> list[str]:
-    from tonnage.device import device_names
+    from tonnage.catalog.devices import device_names
 
     return beginning(device_names(), incomplete)
 
 
 def _model_names(incomplete: str) -> list[str]:
-    from tonnage.catalog import model_names
+    from tonnage.catalog.models import model_names
 
     return beginning(model_names(), incomplete)
 
@@ -159,7 +159,8 @@ def cluster_of(
 
     Raises UsageError where only the `command`, to which all belongs that stands behind it, seems to name any.
     """
-    from tonnage.device import HERE, parse_cluster
+    from tonnage.catalog.devices import parse_cluster
+    from tonnage.cluster import HERE
 
     late = [word for word in command if word.partition("=")[0] in ("--gpu", "--gpu-memory", "--here")]
     if late and gpu is None and gpu_memory is None and not here:
@@ -168,7 +169,7 @@ def cluster_of(
         raise UsageError(f"--gpu {gpu} and --here both say which cards; give one of the two.")
     found = parse_cluster(HERE if here else gpu, gpus=gpus, gpu_memory_bytes=gpu_memory)
     if here:
-        from tonnage.here import in_use, visible
+        from tonnage.catalog.local_gpus import in_use, visible
 
         for sentence in in_use(visible()):
             print(sentence, file=sys.stderr)

@@ -31,10 +31,10 @@ from tonnage.options import spelled
 from tonnage.plans import HEADROOM
 
 if TYPE_CHECKING:
-    from tonnage.device import Cluster
-    from tonnage.exports.changes import Beside
+    from tonnage.cluster import Cluster
+    from tonnage.planner.changes import Beside
+    from tonnage.planner.solution import Solution
     from tonnage.script.advice import Asked
-    from tonnage.solution import Solution
 
 SEARCH = "What may be chosen"
 TIMEOUT_SECONDS = 900
@@ -126,7 +126,7 @@ def plan(
         raise UsageError(f"--timeout {timeout} is for a script, each run of which it ends; a MODEL has none. {_OUT}")
     check_cards(find, cluster, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory, here=here)
     if here and host_memory is None:
-        from tonnage import machine
+        from tonnage.catalog import machine
 
         host_memory = machine.memory_bytes()
     limits["host_memory_bytes"] = host_memory
@@ -144,9 +144,9 @@ class _Outputs:
 
     def deliver(self, solution: "Solution", beside: "Beside | None", model: str) -> int:
         """Print it, write the files, and give the exit code.  `beside`: what it changes in a trainer's file."""
-        from tonnage import planfile
         from tonnage.cli import answer
         from tonnage.files import write_text
+        from tonnage.planner import plan_file as planfile
 
         if self.json:
             answer.print_json({**solution.to_json(), **({} if beside is None else {"given": beside.to_json()})})
@@ -181,13 +181,13 @@ def _of_model(
 ) -> int:
     """Search, from what a trainer's file says if there is one, and say what to change in that."""
     from tonnage import api
+    from tonnage.catalog.devices import parse_cluster
     from tonnage.cli.progress import progress
-    from tonnage.device import parse_cluster
 
     settings, options = None, said
     if source is not None:
-        from tonnage.exports import reading
-        from tonnage.exports.changes import wordless
+        from tonnage.planner.changes import wordless
+        from tonnage.trainers import reading
 
         settings = reading.read(source).on(cluster.gpus)
         options = settings.openly(said)
@@ -201,7 +201,7 @@ def _of_model(
             name, memory_bytes = (solution.question[key] for key in ("gpu", "gpu_memory_bytes"))
             cards = parse_cluster(name, gpu_memory_bytes=memory_bytes)
         if settings is not None:
-            from tonnage.exports.changes import beside
+            from tonnage.planner.changes import beside
 
             best = solution.plans[0].candidate if solution.plans else None
             torch = how["torch_version"]
@@ -233,8 +233,8 @@ def _refuse(given: dict[str, Any]) -> None:
 
 def _of_plan_alone(said: dict[str, Any], cluster: "Cluster") -> dict[str, Any]:
     """What was said, of Plan.  Raises UsageError for what cannot be, and for what the script itself says."""
-    from tonnage.idle import check_idle
     from tonnage.plans import Plan
+    from tonnage.unused_options import check_idle
 
     of_plan = {item.name for item in fields(Plan)} - {"engine"}
     for name in said:

@@ -8,7 +8,7 @@ import typer
 from tonnage.cli.options import Force, Html, Json, Snapshot
 
 if TYPE_CHECKING:
-    from tonnage.trace import Trace
+    from tonnage.trace.trace import Trace
 
 
 def report(
@@ -19,9 +19,9 @@ def report(
     force: Force = False,
 ) -> int:
     """Show a saved estimate again. Nothing is run, and nothing in the file is executed."""
-    from tonnage import saved
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.errors import UnreadableFile
+    from tonnage.estimates import archive as saved
 
     wanted = Wanted(json=json, html=html, snapshot=snapshot)
     wanted.check(force=force)

@@ -19,9 +19,9 @@ from typing import Any, Final
 import torch
 from tonnage_inside import anew, decided, micro_batches, pairs, values
 
-from tonnage.engines.own import TONNAGE
 from tonnage.ghost import failing, jobs
 from tonnage.ghost.running import PR_SET_PDEATHSIG
+from tonnage.trainers.loop.run import TONNAGE
 
 EVERY_EVENT, EVERY_MICRO_BATCH, AFRESH = "every event\n", "every micro-batch\n", "afresh\n"
 """What a child says in place of an answer where the allocator's notes would not do, where the memory ran out in a

@@ -14,12 +14,12 @@ from typing import Any, Final, TextIO
 import torch
 from tonnage_inside import decided, kernels, native, values
 
-from tonnage.engines import engine_of
 from tonnage.ghost import child, failing, jobs, preload
 from tonnage.ghost.child import Child
 from tonnage.plans import Plan
 from tonnage.step import heads, sources
 from tonnage.techniques import chosen
+from tonnage.trainers import engine_of
 
 _LATE = (
     "numpy.ma",

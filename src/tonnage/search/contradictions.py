@@ -11,17 +11,17 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from tonnage.axes import axes
-from tonnage.engines import engine_of
 from tonnage.errors import UsageError
 from tonnage.job import check_sequences
+from tonnage.mesh import axes
 from tonnage.options import spelled, varied
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
 from tonnage.search.space import Question, candidates
-from tonnage.solution import Candidate
 from tonnage.step.heads import check_type
 from tonnage.techniques import chosen
 from tonnage.techniques.technique import Refusal, Technique, first_of
+from tonnage.trainers import engine_of
 
 Ask = Callable[[Candidate], Refusal | None]
 """What one technique, or a trainer, has against a combination."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from tonnage.costs.answer import price_of_run
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.estimates import Estimate
-from tonnage.predict import check
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.predict import check
+from tonnage.estimates.step_time import price_of_run
+from tonnage.planner.solution import Candidate
 from tonnage.search.best import Search, fits
 from tonnage.search.pricing import Priced, priced
-from tonnage.solution import Candidate
 from tonnage.units import MIB
 
 MOST: Final = 2

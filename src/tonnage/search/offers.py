@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from tonnage.costs.answer import price
-from tonnage.engines import engine_of
 from tonnage.errors import CannotEstimate
+from tonnage.estimates.step_time import price
+from tonnage.planner.solution import Candidate, Choice, Offer
 from tonnage.search.space import Question
-from tonnage.solution import Candidate, Choice, Offer
+from tonnage.trainers import engine_of
 
 _WORTH: Final = 0.03
 """Part of a step that an offer must save at least."""

@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tonnage.axes import axes
 from tonnage.errors import UsageError
-from tonnage.estimates import Estimate
-from tonnage.layers.few import depths, depths_to_continue, roomy
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.predict import check
+from tonnage.mesh import axes
 from tonnage.options import spelled
+from tonnage.planner.solution import Candidate, Choice, Reason, Stage
 from tonnage.plans import Plan
-from tonnage.predict import check
 from tonnage.search.depth import Need, of_run
 from tonnage.search.memory import Ask, Failure, Ghosts
 from tonnage.search.pricing import priced
 from tonnage.search.space import AXES, FILES, FREE_OPTIONS, OFFLOADS, ORDER, Question, free_wins
-from tonnage.solution import Candidate, Choice, Reason, Stage
+from tonnage.shallow.few import depths, depths_to_continue, roomy
 from tonnage.units import gib
 
 DOES: Final[Mapping[str, str]] = {

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from tonnage.errors import UsageError
-from tonnage.predict import check
+from tonnage.estimates.predict import check
+from tonnage.planner.solution import Choice, Point
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import Priced
 from tonnage.search.space import Question
-from tonnage.solution import Choice, Point
 
 MOST_POINTS: Final = 12
 """Runs that a frontier is worth."""

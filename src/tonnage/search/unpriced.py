@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from math import log2
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.costs.answer import price
-from tonnage.device import Cluster
+from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate
+from tonnage.estimates.step_time import price
+from tonnage.planner.solution import Candidate
 from tonnage.search.space import FILES, OFFLOADS, ORDER
-from tonnage.solution import Candidate
 
 if TYPE_CHECKING:
     from tonnage.search.pricing import Priced

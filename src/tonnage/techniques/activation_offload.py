@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step

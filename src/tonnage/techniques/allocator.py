@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """A GPU: the host's memory has no caching allocator."""
-    from tonnage.device import CPU
+    from tonnage.cluster import CPU
 
     if cluster.device.id != CPU:
         return None

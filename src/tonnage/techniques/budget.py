@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
@@ -118,7 +118,7 @@ def _longer(what: Checkpointed, launching: float) -> float:
     A backward is taken for twice a forward.  `launching`: seconds of the host for a forward; where a part is kept it
     looks at each operation in Python, forward and again.
     """
-    from tonnage.costs.software import CHOOSING  # late, as reading the command line needs no costs
+    from tonnage.timing.software import CHOOSING  # late, as reading the command line needs no costs
 
     card = 3 * sum(piece.seconds for piece in what.measured.layer.pieces)
     host = 3 * launching

@@ -20,7 +20,7 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step

@@ -15,7 +15,7 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """A GPU, whole matrices, and checkpointing that does not look at single operations."""
-    from tonnage.device import CPU
+    from tonnage.cluster import CPU
 
     if cluster.device.id == CPU:
         reason, instead = "what Inductor makes for the CPU needs a compiler of C++, and is not run", "choose a GPU"

@@ -13,9 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import divisors
-from tonnage.techniques.attention import AMPERE, is_plain
+from tonnage.cluster import AMPERE
+from tonnage.mesh import divisors
 from tonnage.techniques.technique import Refusal, Technique
+from tonnage.timing.scores import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.model import Batch
@@ -43,7 +44,7 @@ ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h); torch's ring 
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Full sequences of a causal language model, whose gradients are averaged over the ranks that share them."""
-    from tonnage.device import CPU
+    from tonnage.cluster import CPU
 
     pieces = 2 * plan.cp
     besides = [name for name in ("packing", "eval_batch", "generate") if getattr(job, name) is not None]
@@ -107,7 +108,7 @@ def apply(step: Step) -> Step:
 
 def _looking_back(module: nn.Module) -> nn.Module:
     """The network, each of whose tokens sees those before it; of images and other inputs no rank has its part."""
-    from tonnage.techniques.chunked_loss import causal_network
+    from tonnage.step.model import causal_network
 
     causal_network(module, "Context parallelism", "cp 1")
     return module

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tonnage.axes import SHARDING
+from tonnage.mesh import SHARDING
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step

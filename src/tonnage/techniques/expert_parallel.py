@@ -14,14 +14,14 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import SHARDING, divisors
 from tonnage.errors import CannotEstimate
+from tonnage.mesh import SHARDING, divisors
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
@@ -42,7 +42,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
 
 def dealt_out(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Whoever exchanges tokens: why experts cannot be dealt out, which they are under FSDP2."""
-    from tonnage.device import CPU
+    from tonnage.cluster import CPU
 
     if plan.shard not in SHARDING:
         return _refused(plan, f"experts are divided under FSDP2, and shard is {plan.shard}", "choose shard zero3")
@@ -90,7 +90,7 @@ def apply(step: Step) -> Step:
 def _divided(step: Step, module: nn.Module) -> nn.Module:
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
-    from tonnage.techniques.chunked_loss import causal_network
+    from tonnage.step.model import causal_network
 
     network = causal_network(module, "Expert parallelism", "ep 1")
     plan = _plan(network)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import SHARDING, axes
+from tonnage.mesh import SHARDING, axes
 from tonnage.techniques.precision import dtype
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step

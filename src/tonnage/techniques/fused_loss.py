@@ -16,6 +16,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.job import IGNORED_LABEL
+from tonnage.plans import CHUNK_TOKENS
 from tonnage.techniques import chunked_loss
 from tonnage.techniques.chunked_loss import CAP, SCALINGS
 from tonnage.techniques.technique import Refusal, Technique
@@ -23,7 +24,7 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
@@ -115,7 +116,7 @@ def _loss_and_gradients(
     total = torch.zeros((), device=hidden.device)
     of_hidden = torch.empty_like(hidden)
     of_weights = [torch.zeros_like(weight) for weight in weights]
-    slices = (tensor.split(chunked_loss.CHUNK_TOKENS) for tensor in (hidden, labels, of_hidden))
+    slices = (tensor.split(CHUNK_TOKENS) for tensor in (hidden, labels, of_hidden))
     for part, targets, of_part in zip(*slices, strict=True):
         with torch.enable_grad():
             leaf = part.detach().requires_grad_()

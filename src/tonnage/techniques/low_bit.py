@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import SHARDING
+from tonnage.mesh import SHARDING
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step

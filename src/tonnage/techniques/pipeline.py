@@ -16,7 +16,7 @@ from tonnage.units import counted
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     """Plain training of a causal language model, with layers and micro-batches for all stages."""
-    from tonnage.device import CPU
+    from tonnage.cluster import CPU
 
     unbuilt = (
         ("method", job.method, "lora") if job.method == "qlora" else None,

@@ -22,8 +22,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import SHARDING
-from tonnage.techniques.lora import adapters_dtype, with_adapters
+from tonnage.mesh import SHARDING
+from tonnage.techniques.lora import with_adapters
 from tonnage.techniques.precision import dtype
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
@@ -199,7 +199,7 @@ def prepared(module: nn.Module, step: Step) -> nn.Module:
 
 
 def _adapted(module: nn.Module, step: Step) -> nn.Module:
-    return with_adapters(module, step, adapters_dtype(step.job.method, step.plan))
+    return with_adapters(module, step, step.plan.adapters_dtype(step.job.method))
 
 
 QLORA: Final = Technique(option="method", values=("qlora",), accepts=accepts, apply=apply, libraries=LIBRARIES)

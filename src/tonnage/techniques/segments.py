@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import SHARDING
+from tonnage.mesh import SHARDING
 from tonnage.techniques.checkpointing import layer_lists_of
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step

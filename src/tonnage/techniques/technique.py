@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tonnage.options import listed
 
 if TYPE_CHECKING:
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step

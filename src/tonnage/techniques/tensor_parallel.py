@@ -18,8 +18,8 @@ from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import divisors
 from tonnage.errors import CannotEstimate
+from tonnage.mesh import divisors
 from tonnage.techniques.expert_parallel import experts_of
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-    from tonnage.device import Cluster
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
@@ -152,9 +152,9 @@ def divided(
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
+    from tonnage.step.model import causal_network
     from tonnage.step.stages import Stage
     from tonnage.techniques import vocabulary
-    from tonnage.techniques.chunked_loss import causal_network
 
     network = causal_network(module, "Tensor parallelism", "tp 1")
     plan = _plan_of_layers(network)
