@@ -60,7 +60,7 @@ def test_where_cards_are_asked_for_the_file_is_run_on_those_that_were_found(
     tonnage: Any, calls: Any, asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def four(find: str, question: Any, **others: Any) -> Solution:
-        return replace(solve.solve(question), question={"gpu": "4xa100-80gb", "gpu_memory_bytes": None})
+        return replace(ask.solve(question), question={"gpu": "4xa100-80gb", "gpu_memory_bytes": None})
 
     monkeypatch.setattr(ask, "find_limit", four)
     said = ("plan", "gpt2", "--gpu", "a100-80gb", "--find", "min-gpus", "--seq-len", "512")
