@@ -31,9 +31,7 @@ def test_learned_positions_equal_those_of_the_built_network(kind: str) -> None:
 
     from tonnage.step.model import longest_text
 
-    small = SMALL | (
-        {"pad_token_id": 0} if kind == "whisper" else {}
-    )  # Whisper's default is beyond this small vocabulary
+    small = SMALL | ({"pad_token_id": 0} if kind == "whisper" else {})  # its default is beyond the small vocabulary
     config = CONFIG_MAPPING[kind](
         **{name: value for name, value in small.items() if _has(CONFIG_MAPPING[kind], name)}
     )
