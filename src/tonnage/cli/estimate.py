@@ -79,14 +79,12 @@ def estimate(
     **options: Any,
 ) -> int:
     """Will it fit, and where do the bytes go? The real training step on a ghost GPU, from a model's name alone."""
-    from tonnage.api import request
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError
     from tonnage.estimates import predict
-    from tonnage.job import check_said
     from tonnage.planner import plan_file as planfile
-    from tonnage.unused_options import check_idle
+    from tonnage.trainers import cases
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
@@ -102,21 +100,13 @@ def estimate(
     cluster = cluster_of(gpu, gpus, gpu_memory, here)
     wanted.check_card(cluster.device.id)
     with progress() as say:
-        job, techniques = request(model, offline=offline, **options)
-        check_idle(said, techniques, cluster.gpus)
-        check_said(said if "method" in said else options, job)  # another method leaves the file's adapters idle
-        made, repeated = (steps, 0) if steps is not None else predict.usual_steps(job, techniques, cluster, source)
-        run = predict.estimate(
-            job,
-            techniques,
-            cluster,
+        run = predict.answer(
+            cases.ask(model, cluster, options, said=said, offline=offline),
             rank=rank,
-            steps=made,
-            repeated=repeated,
+            steps=steps,
             torch_version=torch,
             source=source,
             fresh=fresh,
-            seen=True,
             progress=say,
         )
     return deliver(run.estimate, lambda: run.traces, wanted)

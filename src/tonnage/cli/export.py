@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.case import Case
 from tonnage.cli.options import OUTPUT, Json, Offline, beginning
 from tonnage.errors import UnwritableFile, UsageError
 
@@ -49,7 +50,6 @@ def export(
     json: Json = False,
 ) -> int:
     """Do it. A plan as files for the trainer that you use, read back by that trainer's own code."""
-    from tonnage.api import request
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
@@ -57,6 +57,7 @@ def export(
     from tonnage.planner import plan_file as planfile
     from tonnage.trainers import export as exports
     from tonnage.trainers import reread
+    from tonnage.trainers.cases import request
 
     target = exports.target(to)
     kept = planfile.read(plan)
@@ -65,7 +66,7 @@ def export(
     check_said(kept.options, job)
     with progress() as say:
         say("making the files")
-        made = exports.export(job, techniques, cluster, kept.model, target)
+        made = exports.export(Case(job, techniques, cluster), kept.model, target)
     if strict and made.unexpressed:
         listed = "; ".join(f"{item.option}={item.value} ({item.why})" for item in made.unexpressed)
         raise UsageError(f"{to} cannot express {listed}. Nothing was written.")

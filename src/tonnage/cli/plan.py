@@ -233,8 +233,8 @@ def _refuse(given: dict[str, Any]) -> None:
 
 def _of_plan_alone(said: dict[str, Any], cluster: "Cluster") -> dict[str, Any]:
     """What was said, of Plan.  Raises UsageError for what cannot be, and for what the script itself says."""
+    from tonnage.case import check_idle
     from tonnage.plans import Plan
-    from tonnage.unused_options import check_idle
 
     of_plan = {item.name for item in fields(Plan)} - {"engine"}
     for name in said:
