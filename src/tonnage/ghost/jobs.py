@@ -1,4 +1,4 @@
-"""Does a job in this process, as a request says it, and writes its trace into the file that was asked for."""
+"""Run one job as a request describes it, and write its trace into the requested file."""
 
 import gc
 import os
@@ -9,7 +9,6 @@ from typing import Any, Final
 import torch
 from tonnage_inside import (
     decided,
-    meshes,
     micro_batches,
     outcome,
     pairs,
@@ -34,39 +33,28 @@ from tonnage.step import occasions, repeats, sketched
 from tonnage.step.step import World
 
 
-def settle(request: dict[str, Any], policy: values.Policy) -> None:
-    """Have the card, the rank and the patches that the job and all like it (`child.alike`) want.
+def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> None:
+    """Run the job's steps in this process and write the trace.
 
-    Raises CannotEstimate outside a ghost's environment.
+    `built` receives the objects that the caller is to keep alive.  Memory that runs out is an outcome in the trace;
+    every other failure is raised, among them CannotEstimate outside a ghost's environment.
     """
+    began = time.perf_counter()
     os.environ.update(request["environment"])
-    card.take(request["settings"], rank=request["rank"], world_size=request["world_size"])
+    ghost = card.take(request["settings"], rank=request["rank"], world_size=request["world_size"])
+    job, plan = job_of(request), Plan(**request["plan"])
     values.patch_libraries(policy)
     shortcuts.install()
     decided.install()
-    meshes.install()
     if request.get("sketched"):
         sketched.install()
-
-
-def do(request: dict[str, Any], policy: values.Policy, built: list[object], *, again: bool) -> dict[str, Any]:
-    """Run the job's steps in this process and write the trace; `built` gets what the caller is to keep alive.
-
-    `again`: others were done here before.  Memory that runs out is raised then, and else told in the trace.
-    """
-    began = time.perf_counter()
-    ghost = policy.native
-    assert ghost is not None
-    job, plan = job_of(request), Plan(**request["plan"])
     every_event = request.get("every_event", not _on_one_stream(plan, request["world_size"]))
     watch = Watch(torch, ghost, unwritten=() if every_event else (pairs.TAKEN,))
     watch.start()
-    built.append(watch)
     occasions.listen(watch.occasion)
     ghost.log(True)
-    alike = micro_batches_alike(job, plan) and not {"every_micro_batch", "worked"} & request.keys()
-    as_first = is_first_alike(job, plan)
-    repeats.listen(micro_batches.Alike(watch, as_first=as_first).ask if alike else None)
+    if micro_batches_alike(job, plan) and not {"every_micro_batch", "worked"} & request.keys():
+        repeats.listen(micro_batches.Alike(watch, as_first=is_first_alike(job, plan)).ask)
     ended: dict[str, Any] = {}
     asked: requested.Requested | None = None
     try:
@@ -79,18 +67,17 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object], *, a
         if "requests" in request:
             asked = requested.read(request["requests"], watch)
             asked.make()
+        elif "worked" in request:
+            built.append(_counted(request, job, plan, world, watch, ghost))
         else:
-            if "worked" in request:
-                built.append(_counted(request, job, plan, world, watch, ghost))
-            else:
-                built.append(engine_of(plan).run(job, plan, world, request["steps"]))
-        gc.disable()  # what follows leaves no cycles
+            built.append(engine_of(plan).run(job, plan, world, request["steps"]))
+        gc.disable()  # the rest creates no cycles, and this process ends with it
         if request["repeated"]:
             before = asked.columns() if asked is not None else written.event_columns(torch, watch)
             asked = repeating.repetitions(watch, before, request["repeated"])
             asked.make()
     except Exception as error:
-        if again or not outcome.ran_out(error):
+        if not outcome.ran_out(error):
             raise
         ended = outcome.of_exception(error, watch)
         built.append(error)
@@ -98,11 +85,7 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object], *, a
     columns = asked.columns() if asked is not None else None
     assumed = [*policy.assumed(), *inputs.assumed()]
     written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
-    watch.end()
-    occasions.listen(None)
-    repeats.listen(None)
     decided.leave(request["decided"])
-    return {"error": None, "seconds": time.perf_counter() - began, "completed": not ended, "process": os.getpid()}
 
 
 def _counted(request: dict[str, Any], job: Job, plan: Plan, world: World, watch: Watch, ghost: Native) -> object:

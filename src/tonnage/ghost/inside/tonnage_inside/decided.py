@@ -32,8 +32,6 @@ _ready: dict[Hashable, tuple[Any, list[Any]]] = {}
 """Of it, what was read before it is asked, for one time: the answer, and the specifications in it without a mesh."""
 _reading: list[Any] | None = None
 """The specifications without a mesh that were read so far, while an answer is read before it is asked."""
-_took: list[Hashable] = []
-"""What was decided by taking blocks of the card."""
 _looked_up: set[str] = set()
 """The names of operations that had been looked up when this process began."""
 _learned: set[str] = set()
@@ -65,15 +63,13 @@ def install() -> None:
 
 
 def leave(folder: str) -> None:
-    """Write down what this process has decided and looked up since it last did, for `learn`; nothing if nothing."""
+    """Write down what this process decided and looked up, for `learn`; nothing if that is nothing."""
     names = [name for name in _names() if name not in _looked_up and name.startswith(_BUILT_IN)]
     if _new or names:
         path = Path(folder) / f"{time.time_ns()}-{os.getpid()}"
         draft = path.with_suffix(_DRAFT)
         draft.write_bytes(pickle.dumps((_new, names)))
         draft.rename(path)  # others read it as soon as it is there
-        _looked_up.update(names)
-        _new.clear()
 
 
 def learn(folder: str) -> None:
@@ -91,11 +87,6 @@ def learn(folder: str) -> None:
                     _ready[asked] = _read_ahead(answer)
         for name in names:
             _registry().find(name)
-
-
-def takes_memory() -> bool:
-    """Whether something was decided by taking blocks of the card; torch does not decide it again in this process."""
-    return bool(_took)
 
 
 def _registry() -> Any:
@@ -138,18 +129,18 @@ def _remember(module: ModuleType) -> None:
     @functools.wraps(original)
     def propagate(propagator: Any, operation: Any) -> Any:
         _meshes.clear()
-        asked: Hashable = None
-        with contextlib.suppress(_NotKept):
+        try:
             asked = asking(operation)
+        except _NotKept:
+            return original(propagator, operation)
         if asked in _known:
             return _answered(asked)
         before = _handed_out()
         answer = original(propagator, operation)
         if _handed_out() != before:  # fake tensors take a few bytes of the card in some versions: each run takes them
-            _took.append(asked)
-        elif asked is not None:
-            with contextlib.suppress(_NotKept):
-                _known[asked] = _new[asked] = packed(answer)
+            return answer
+        with contextlib.suppress(_NotKept):
+            _known[asked] = _new[asked] = packed(answer)
         return answer
 
     module.ShardingPropagator.propagate_op_sharding_non_cached = propagate

@@ -74,8 +74,6 @@ class Watch:
         self.script: Script | None = None
         self.began = time.perf_counter()
         self._set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
-        self._undo: list[Callable[[], None]] = []
-        """What takes away what `start` put in place."""
         self._recording = False
         self._occasion = ""
         self._stepped = False
@@ -139,15 +137,10 @@ class Watch:
 
     def start(self) -> None:
         """Register every hook.  Nothing touches the GPU: the allocator's history begins when CUDA does."""
-        self._undo.append(self._hook())
-        after_import("deepspeed.runtime.engine", _of_living(self._mark_whole_steps))
-        after_import("keras.src.optimizers.base_optimizer", _of_living(self._mark_steps_of_keras))
+        self._hook()
+        after_import("deepspeed.runtime.engine", self._mark_whole_steps)
+        after_import("keras.src.optimizers.base_optimizer", self._mark_steps_of_keras)
         self.torch.cuda._lazy_call(self._cuda_begins)
-
-    def end(self) -> None:
-        """Take away every hook that `start` registered; what was seen stays."""
-        while self._undo:
-            self._undo.pop()()
 
     @contextlib.contextmanager
     def hooked(self) -> Iterator[None]:
@@ -200,7 +193,7 @@ class Watch:
         except TypeError:  # before torch 2.11
             self.unwritten = []
             self._record_history()
-        torch._C._cuda_attach_out_of_memory_observer(_of_living(self.out_of_memory))
+        torch._C._cuda_attach_out_of_memory_observer(self.out_of_memory)
         self._recording = True
         self.positions[len(self.marks) - 1] = 0
         self._announce()
@@ -523,7 +516,6 @@ class Watch:
                 self.mark("other", "")
 
         module.DeepSpeedEngine._take_model_step = take
-        self._undo.append(lambda: setattr(module.DeepSpeedEngine, "_take_model_step", original))
 
     def _mark_steps_of_keras(self, module: ModuleType) -> None:
         """Keras has optimizers of its own, whose states are variables as weights are."""
@@ -544,7 +536,6 @@ class Watch:
                 self._stepped = self._stepped or self._backward_seen
 
         module.BaseOptimizer.apply = apply
-        self._undo.append(lambda: setattr(module.BaseOptimizer, "apply", original))
 
     def step_made(self) -> None:
         """Somebody who has no optimizer made a step."""
@@ -716,17 +707,5 @@ def _also(original: Callable[..., None], hear: Callable[[Any], None]) -> Callabl
     def call(owner: Any, *args: Any, **kwargs: Any) -> None:
         original(owner, *args, **kwargs)
         hear(owner)
-
-    return call
-
-
-def _of_living(method: Callable[..., None]) -> Callable[..., None]:
-    """The method as long as there is whose it is: who hears it never lets go of whom it calls."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(*args)
 
     return call
