@@ -192,7 +192,7 @@ def test_many_jobs_leave_nothing_behind(worker: Worker) -> None:
     assert (psutil.Process().num_fds(), process.num_fds()) == descriptors
     assert process.memory_info().rss < resident + 2**22
     assert set(worker._folder.iterdir()) == files
-    assert {path.name for path in files} <= {"decided", "lock", "stderr", "requests", "trace", "worked"}
+    assert {path.name for path in files} <= {"lock", "stderr", "requests", "trace", "worked"}
 
 
 def test_two_workers_at_once_give_the_same_answers(worker: Worker, own_worker: Worker) -> None:

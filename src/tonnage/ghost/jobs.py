@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import torch
 from tonnage_inside import (
-    decided,
     micro_batches,
     outcome,
     pairs,
@@ -45,7 +44,6 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> N
     job, plan = job_of(request), Plan(**request["plan"])
     values.patch_libraries(policy)
     shortcuts.install()
-    decided.install()
     if request.get("sketched"):
         sketched.install()
     every_event = request.get("every_event", not _on_one_stream(plan, request["world_size"]))
@@ -85,7 +83,6 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> N
     columns = asked.columns() if asked is not None else None
     assumed = [*policy.assumed(), *inputs.assumed()]
     written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
-    decided.leave(request["decided"])
 
 
 def _counted(request: dict[str, Any], job: Job, plan: Plan, world: World, watch: Watch, ghost: Native) -> object:

@@ -11,7 +11,7 @@ import sys
 from typing import Any, Final, TextIO
 
 import torch
-from tonnage_inside import decided, kernels, native, values
+from tonnage_inside import kernels, native, values
 
 from tonnage.engines import engine_of
 from tonnage.ghost import child, failing, jobs, preload
@@ -59,13 +59,11 @@ def serve() -> None:
 def _answer(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> str:
     """Let a child do the job, write its answer unless the job has to be repeated, and return the child's reply."""
     _import_libraries(request)
-    decided.learn(request["decided"])  # what runs of other workers have left meanwhile
     job = child.Child(request, policy)
     reply = job.reply()
     if reply and reply not in _FULLER:
         answers.write(reply)  # before the child's memory is released, which takes a while
     status = job.end()
-    decided.learn(request["decided"])
     if not reply:
         answers.write(json.dumps(failing.answer(failing.died(status))) + "\n")
     return reply

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from queue import SimpleQueue
 from types import TracebackType
@@ -18,7 +17,6 @@ from tonnage.device import Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError, UnreadableModel, UsageError
 from tonnage.estimates import Estimate
 from tonnage.ghost.process import any_libraries
-from tonnage.ghost.scratch import scratch
 from tonnage.job import Job
 from tonnage.layers.few import depths, is_repetitive, layers_of, leaves_what_it_found, roomy, with_layers
 from tonnage.search import waiting
@@ -73,8 +71,6 @@ class Ghosts:
         self._count = count or max(1, min(4, os.cpu_count() or 1))
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
         self._workers: list[Worker] = []
-        self._held = ExitStack()
-        self._decided = self._held.enter_context(scratch("tonnage-")) / "decided"
         self._turns: Turns[_Run, Answer] = Turns(self._count, self._run)
         self._ended = False
         for _ in range(self._count):
@@ -184,7 +180,7 @@ class Ghosts:
     def _start(self) -> Worker:
         from tonnage.ghost.pool import Worker
 
-        worker = Worker(self._torch, self._progress, wait=False, decided=self._decided)
+        worker = Worker(self._torch, self._progress, wait=False)
         self._workers.append(worker)
         if self._ended:  # meanwhile, without having seen this one
             worker.kill()
@@ -204,7 +200,6 @@ class Ghosts:
         self._turns.join()
         for worker in self._workers:
             worker.close()
-        self._held.close()
 
 
 @dataclass(frozen=True)
