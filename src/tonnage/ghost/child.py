@@ -15,14 +15,13 @@ import sys
 import traceback
 from typing import Any
 
-from tonnage_inside import micro_batches, pairs, values
+from tonnage_inside import micro_batches, values
 
 from tonnage.ghost import failing, jobs
 from tonnage.ghost.running import PR_SET_PDEATHSIG
 
-EVERY_EVENT, EVERY_MICRO_BATCH = "every event\n", "every micro-batch\n"
-"""Replies that ask for the same job again in full: with every event of the allocator, because those left out do not
-follow from those recorded, or with every micro-batch, because memory ran out in one that was not executed."""
+EVERY_MICRO_BATCH = "every micro-batch\n"
+"""The reply that asks for the same job again with every micro-batch executed: memory ran out in one that was not."""
 
 
 class Child:
@@ -72,8 +71,6 @@ def _reply(request: dict[str, Any], policy: values.Policy, built: list[object]) 
     answer: dict[str, Any] = {"error": None}
     try:
         jobs.do(request, policy, built)
-    except pairs.Uncertain:
-        return EVERY_EVENT
     except micro_batches.RanOut:
         return EVERY_MICRO_BATCH
     except BaseException as error:  # the worker waits for a reply whatever happens

@@ -4,13 +4,12 @@ import gc
 import os
 import time
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any
 
 import torch
 from tonnage_inside import (
     micro_batches,
     outcome,
-    pairs,
     repeating,
     requested,
     shortcuts,
@@ -23,7 +22,6 @@ from tonnage_inside.watch import Watch
 
 from tonnage import inputs
 from tonnage.engines import engine_of, libraries
-from tonnage.engines.own import TONNAGE
 from tonnage.ghost import card
 from tonnage.job import Job, ModelRef
 from tonnage.layers.few import is_first_alike, micro_batches_alike
@@ -46,8 +44,7 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> N
     shortcuts.install()
     if request.get("sketched"):
         sketched.install()
-    every_event = request.get("every_event", not _on_one_stream(plan, request["world_size"]))
-    watch = Watch(torch, ghost, unwritten=() if every_event else (pairs.TAKEN,))
+    watch = Watch(torch, ghost)
     watch.start()
     occasions.listen(watch.occasion)
     ghost.log(True)
@@ -98,15 +95,6 @@ def _counted(request: dict[str, Any], job: Job, plan: Plan, world: World, watch:
     counted.stop()
     counted.write(request["worked"], lambda mark: watch.marks[mark][1])
     return ran
-
-
-_BESIDE: Final = ("shard", "activation_offload", "optimizer_offload", "param_offload")
-"""Families of techniques that copy and exchange on streams of their own."""
-
-
-def _on_one_stream(plan: Plan, ranks: int) -> bool:
-    """Whether blocks are likely to be taken as soon as they are given back."""
-    return ranks == 1 and engine_of(plan) is TONNAGE and all(getattr(plan, family) == "none" for family in _BESIDE)
 
 
 def job_of(request: dict[str, Any]) -> Job:

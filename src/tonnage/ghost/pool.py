@@ -145,7 +145,7 @@ class Worker:
         path = self._folder / "worked"
         path.unlink(missing_ok=True)
         asked = request(job, plan, cluster, rank=rank, steps=2)
-        self._traced(asked | {"worked": str(path), "every_event": True})
+        self._traced(asked | {"worked": str(path)})
         found = worked.load(path)
         if found is None:
             raise CannotEstimate("The step ended early, so that its operations are not known.")

@@ -8,7 +8,7 @@ and class.  The parent never touches CUDA, so each child gets an unused card of 
 import json
 import os
 import sys
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 import torch
 from tonnage_inside import kernels, native, values
@@ -31,9 +31,6 @@ _LATE = (
 )
 """Modules that a step imports while it runs: here once, not again in each fork."""
 
-_FULLER: Final = {child.EVERY_EVENT: {"every_event": True}, child.EVERY_MICRO_BATCH: {"every_micro_batch": True}}
-"""What is added to a request after each of these replies, before it is asked again."""
-
 
 def serve() -> None:
     """Answer requests until standard input ends."""
@@ -50,10 +47,8 @@ def serve() -> None:
     answers.write(json.dumps({"ready": True}) + "\n")
     for line in sys.stdin:
         request = json.loads(line)
-        reply = _answer(request, policy, answers)
-        while reply in _FULLER:
-            request |= _FULLER[reply]
-            reply = _answer(request, policy, answers)
+        if _answer(request, policy, answers) == child.EVERY_MICRO_BATCH:
+            _answer(request | {"every_micro_batch": True}, policy, answers)
 
 
 def _answer(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> str:
@@ -61,7 +56,7 @@ def _answer(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> 
     _import_libraries(request)
     job = child.Child(request, policy)
     reply = job.reply()
-    if reply and reply not in _FULLER:
+    if reply and reply != child.EVERY_MICRO_BATCH:
         answers.write(reply)  # before the child's memory is released, which takes a while
     status = job.end()
     if not reply:

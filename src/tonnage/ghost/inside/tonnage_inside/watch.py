@@ -40,7 +40,6 @@ class Watch:
     """Marks, claims and step counting for one process.  `start` once, after torch is imported.
 
     `address` tells where a tensor's memory begins on the device that is watched, and 0 for memory elsewhere.
-    `unwritten` are the allocator's events that it is not to write down, where it can be told so.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class Watch:
         native: Native | None = None,
         stop_after_steps: int | None = None,
         address: Callable[[Any], int] | None = None,
-        unwritten: Iterable[str] = (),
     ) -> None:
         self.torch = torch
         self.native = native
@@ -58,7 +56,6 @@ class Watch:
         self.on_stop: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self.on_step: Callable[[int], None] = lambda steps: None
-        self.unwritten = list(unwritten)
         self.marks: list[tuple[int, str, str]] = [(0, "load", "")]
         self.claims: list[tuple[int, int, str]] = []
         self.positions: dict[int, int] = {}
@@ -188,20 +185,14 @@ class Watch:
 
     def _cuda_begins(self) -> None:
         torch = self.torch
-        try:
-            self._record_history()
-        except TypeError:  # before torch 2.11
-            self.unwritten = []
-            self._record_history()
+        self._record_history()
         torch._C._cuda_attach_out_of_memory_observer(self.out_of_memory)
         self._recording = True
         self.positions[len(self.marks) - 1] = 0
         self._announce()
 
     def _record_history(self, **options: Any) -> None:
-        skipped = {"skip_actions": self.unwritten} if self.unwritten else {}
-        record = self.torch.cuda.memory._record_memory_history
-        record("all", context=None, max_entries=MAX_EVENTS, **skipped, **options)
+        self.torch.cuda.memory._record_memory_history("all", context=None, max_entries=MAX_EVENTS, **options)
 
     def read_history(self, read: "dict[str, array[int]]", handed: int) -> None:
         """The allocator's events so far are these, of so many blocks; its history begins anew."""
