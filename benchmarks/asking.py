@@ -3,15 +3,17 @@
 from dataclasses import replace
 from typing import Any
 
-from tonnage.api import request
-from tonnage.device import Cluster, parse_cluster
+from tonnage.case import Case
+from tonnage.catalog.devices import parse_cluster
+from tonnage.cluster import Cluster
 from tonnage.errors import TonnageError
+from tonnage.estimates.predict import estimate
+from tonnage.estimates.summary import Run
+from tonnage.estimates.timeline import timeline
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.predict import estimate
-from tonnage.summary import Run
-from tonnage.timeline import timeline
+from tonnage.trainers.cases import request
 
 ENOUGH_BYTES = 2**43
 """8 TiB: a card on which everything fits."""
@@ -34,7 +36,7 @@ def answer(worker: Worker, job: Job, plan: Plan, gpu: str) -> Run:
         gpus_per_node=cluster.gpus_per_node,
         nodes=cluster.nodes,
     )
-    return estimate(job, plan, roomy, worker=worker)
+    return estimate(Case(job, plan, roomy), worker=worker)
 
 
 def most(found: Run, *categories: str) -> int:

@@ -2,11 +2,11 @@
 
     python benchmarks/exactness.py [--cases N] [--seed N]
 
-The product of the test networks, precisions, kinds of checkpointing, optimizers and methods of tests/test_record.py
-has thousands of cases, each a real run of two steps on the CPU under torch's profiler and the same recorded without
-computing.  Takes N of them in an order that the seed decides (default: all, hours), and prints a line for each
-network: how many were equal to the byte at all seven moments.  Where the real run's loss scaler (fp16) found
-infinities it made no step, and so no states; a prediction has them.
+The product of the test networks, precisions, kinds of checkpointing, optimizers and methods of
+tests/meta/test_recording.py has thousands of cases, each a real run of two steps on the CPU under torch's profiler
+and the same recorded without computing.  Takes N of them in an order that the seed decides (default: all, hours), and
+prints a line for each network: how many were equal to the byte at all seven moments.  Where the real run's loss
+scaler (fp16) found infinities it made no step, and so no states; a prediction has them.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # their tiny networks, and how bytes are counted
 
+import test_record as tests
 import torch
 from asking import table
 
-import test_record as tests
 from live_bytes import measured, predicted
 from networks import TINY, tiny_job
-from tonnage.garbage import uncollected
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.trace.gc_paused import uncollected
 
 Case = tuple[str, str, str, str, str]
 """Network, method, optimizer, checkpointing, precision."""

@@ -13,21 +13,23 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tonnage.catalog import find_model
-from tonnage.costs.answer import price
-from tonnage.device import Cluster, find_device, parse_cluster
+from tonnage.case import Case
+from tonnage.catalog.configurations import resolve
+from tonnage.catalog.devices import find_device, parse_cluster
+from tonnage.catalog.models import find_model
+from tonnage.cluster import Cluster
 from tonnage.errors import TonnageError
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.step_time import price
 from tonnage.job import Job
-from tonnage.layers.few import roomy
-from tonnage.modelref import resolve
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
 from tonnage.search.best import fits, host_bytes
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.nearest import smallest
 from tonnage.search.space import OFFLOADS, Question
-from tonnage.solution import Candidate
+from tonnage.shallow.few import roomy
 from tonnage.units import GIB, count, gib, parse_bytes
 
 NETWORKS = (
@@ -181,7 +183,7 @@ def advice_rows(seq_len: int, ghosts: Ghosts) -> Iterator[str]:
         peaks = whole([Candidate(job=at, plan=plan) for _, at, plan in rungs], cluster, ghosts)
         for (words, at, plan), peak in zip(rungs, peaks, strict=True):
             less = "" if before is None or peak is None else f"{(before - peak) / GIB:.2f} GiB"
-            seconds = f"{price(at, plan, cluster).step_seconds:.2f} s"
+            seconds = f"{price(Case(at, plan, cluster)).step_seconds:.2f} s"
             yield f"| {words} | {'-' if peak is None else gib(peak)} | {less} | {seconds} |"
             before = peak
         yield ""

@@ -3,7 +3,7 @@
     python benchmarks/rules.py > docs/reference/rules-of-thumb.md
 
 Bytes are the ghost's, on a card on which everything fits.  FLOPs are those of matrix products and attention, counted
-by torch's FlopCounterMode over the same step on fake tensors (`tonnage.record`); time itself is not measured.
+by torch's FlopCounterMode over the same step on fake tensors (`tonnage.meta.recording`); time itself is not measured.
 """
 
 from pathlib import Path
@@ -120,7 +120,7 @@ def activations(worker: Worker) -> str:
 
 def request_config(model: str) -> dict[str, int]:
     """Width and attention heads."""
-    from tonnage.catalog import find_model
+    from tonnage.catalog.models import find_model
 
     known = find_model(model)
     assert known is not None
@@ -174,9 +174,9 @@ def counted(model: str, tokens: int, checkpointing: str) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from tonnage import record
-    from tonnage.api import request
-    from tonnage.step import step
+    from tonnage.meta import recording as record
+    from tonnage.techniques import build
+    from tonnage.trainers.cases import request
 
     job, plan = request(
         model,
@@ -188,7 +188,7 @@ def counted(model: str, tokens: int, checkpointing: str) -> int:
         checkpointing=checkpointing,
     )
     with record.recording(torch.device("cpu"), 2**50):
-        ready = step.build(job, plan, device="cpu")
+        ready = build(job, plan, device="cpu")
         with FlopCounterMode(display=False) as counter:
             ready.micro_batch(ready.next_batch())
         return int(counter.get_total_flops())

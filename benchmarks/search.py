@@ -23,16 +23,17 @@ from typing import Any
 
 import psutil
 
-from tonnage import shelf
-from tonnage.api import request
-from tonnage.device import Cluster, parse_cluster
-from tonnage.estimates import Estimate
+from tonnage.catalog.devices import parse_cluster
+from tonnage.cluster import Cluster
+from tonnage.estimates import cache as shelf
+from tonnage.estimates.estimate import Estimate
+from tonnage.planner.solution import Candidate
 from tonnage.search.depth import Need
 from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.solve import EXPLAINING, search
 from tonnage.search.space import Question, methods_named
 from tonnage.search.words import describe
-from tonnage.solution import Candidate
+from tonnage.trainers.cases import request
 
 QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "8B on 1": ("llama-3.1-8b", "h100-80gb", {"seq_len": 4096, "method": "lora"}),

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import tonnage
-from tonnage.device import parse_cluster
-from tonnage.dryrun import run
+from tonnage.catalog.devices import parse_cluster
+from tonnage.script.dry_run import run
 from tonnage.units import GIB
 
 ROOT = Path(__file__).parents[1]
@@ -31,7 +31,7 @@ def model_folder(name: str, parent: Path) -> Path:
     """A folder with the model's config.json, as a download without weights would be."""
     folder = parent / name
     folder.mkdir(exist_ok=True)
-    shutil.copy(str(files("tonnage") / "catalog" / "models" / f"{name}.json"), folder / "config.json")
+    shutil.copy(str(files("tonnage") / "catalog" / "configs" / f"{name}.json"), folder / "config.json")
     return folder
 
 

@@ -1,4 +1,5 @@
-"""Runs the same jobs with several versions of torch and prints a table of what came out, for docs/reference/versions.md.
+"""Runs the same jobs with several versions of torch and prints a table of what came out, for
+docs/reference/versions.md.
 
     python benchmarks/versions.py 2.8.0 2.13.0 ...                 without versions: the installed torch
     python benchmarks/versions.py --techniques 2.8.0 2.13.0 ...    rows are techniques, columns versions
@@ -16,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import tonnage
-from tonnage import dryrun, modelref, predict
-from tonnage.api import request
-from tonnage.device import parse_cluster
+from tonnage.case import Case
+from tonnage.catalog import configurations as modelref
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TonnageError
+from tonnage.estimates import predict
+from tonnage.estimates.summary import Run
+from tonnage.estimates.timeline import timeline
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
-from tonnage.layers.few import with_layers
 from tonnage.plans import Plan
-from tonnage.summary import Run
-from tonnage.timeline import timeline
+from tonnage.script import dry_run as dryrun
+from tonnage.shallow.few import with_layers
+from tonnage.trainers.cases import request
 from tonnage.units import MIB
 
 MODEL, SMALL = "llama-3.2-1b", "smollm2-135m"
@@ -99,13 +103,14 @@ def estimates(version: str | None, facts: dict[str, str]) -> Iterator[tuple[str,
         model = modelref.resolve(MODEL)
         for name, (gpu, method, plan) in JOBS.items():
             job = Job(model=model, method=method, seq_len=1024)
-            yield name, cell(lambda: predict.estimate(job, plan, parse_cluster(gpu), worker=worker), facts)  # noqa: B023
+            cluster = parse_cluster(gpu)
+            yield name, cell(lambda: predict.estimate(Case(job, plan, cluster), worker=worker), facts)  # noqa: B023
 
 
 def script(version: str | None, facts: dict[str, str]) -> Iterator[tuple[str, str]]:
     """The example script on a small model's configuration."""
     with tempfile.TemporaryDirectory() as folder:
-        catalog = Path(tonnage.__file__).parent / "catalog" / "models" / f"{SMALL}.json"
+        catalog = Path(tonnage.__file__).parent / "catalog" / "configs" / f"{SMALL}.json"
         shutil.copy(catalog, Path(folder) / "config.json")
         command = [sys.executable, str(EXAMPLE), folder]
         yield SCRIPT, cell(lambda: dryrun.run(command, parse_cluster(ONE), torch_version=version), facts)
@@ -119,7 +124,7 @@ def techniques(version: str | None) -> Iterator[str]:
             cluster, layers = parse_cluster(options.pop("gpu", EIGHT)), options.pop("layers", 2)
             asked, plan = request(options.pop("model", MODEL), offline=True, **options)
             job = with_layers(asked, layers)
-            yield cell(lambda: predict.estimate(job, plan, cluster, rank=0, worker=worker), {})  # noqa: B023
+            yield cell(lambda: predict.estimate(Case(job, plan, cluster), rank=0, worker=worker), {})  # noqa: B023
 
 
 def column(version: str | None) -> tuple[dict[str, str], dict[str, str]]:

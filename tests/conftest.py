@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tonnage import shelf
 from tonnage.errors import GhostUnavailable
+from tonnage.estimates import cache as shelf
 from tonnage.ghost import process, wheel
 from tonnage.ghost.pool import Worker
 from tonnage.ghost.wheel import Torch

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tonnage.estimates import Coverage, Estimate, Host, Moment, OutOfMemory, Peak, PhasePeak
+from tonnage.estimates.estimate import Coverage, Estimate, Host, Moment, OutOfMemory, Peak, PhasePeak
 from tonnage.units import GIB, MIB
 
 CAPACITY = 80 * GIB

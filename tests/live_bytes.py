@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from tonnage import record
 from tonnage.job import Job
+from tonnage.meta import recording as record
 from tonnage.plans import Plan
-from tonnage.step import step as steps
+from tonnage.techniques import build
 
 MARK = "boundary: "
 SETTLING_SECONDS = 0.1
@@ -72,7 +72,7 @@ def predicted(job: Job, plan: Plan, count: int = 2, **ranks: Any) -> tuple[Bound
 
 
 def _train(job: Job, plan: Plan, count: int, reached: Reached, *, initialise: bool, **ranks: Any) -> Any:
-    ready = steps.build(job, plan, device="cpu", initialise=initialise, **ranks)
+    ready = build(job, plan, device="cpu", initialise=initialise, **ranks)
     reached("load")
     with _backward_told(reached):
         ready.run(count, lambda index: reached("step"))

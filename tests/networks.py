@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tonnage.job import Job, ModelRef
+from tonnage.job import Job
+from tonnage.model import ModelRef
 
 _GROUPED = {
     "hidden_size": 32,

@@ -9,14 +9,14 @@ import torch.distributed as dist
 
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.step import step as steps
 from tonnage.step.step import ReadyStep
+from tonnage.techniques import build
 
 
 def ready(job: Job, **choices: Any) -> ReadyStep:
     """With weights that are the same each time; in fp32 unless the plan says otherwise."""
     torch.manual_seed(0)
-    return steps.build(job, Plan(**{"precision": "fp32", **choices}), device="cpu", initialise=True)
+    return build(job, Plan(**{"precision": "fp32", **choices}), device="cpu", initialise=True)
 
 
 @pytest.fixture(autouse=True)

@@ -5,18 +5,20 @@ from dataclasses import replace
 from typing import Any
 
 import estimates
-from tonnage.device import Cluster, parse_cluster
+from tonnage.case import Case
+from tonnage.catalog.configurations import resolve
+from tonnage.catalog.devices import parse_cluster
+from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
 from tonnage.job import Job
-from tonnage.modelref import resolve
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
-from tonnage.predict import check
 from tonnage.search.depth import Need, of_run
 from tonnage.search.memory import Ask
 from tonnage.search.pricing import priced
 from tonnage.search.space import Question
-from tonnage.solution import Candidate
+from tonnage.trainers.cases import check
 from tonnage.units import GIB
 
 
@@ -31,7 +33,7 @@ def question(model: str = "llama-3.1-8b", gpu: str = "8xa100-80gb", **options: A
 def possible(asked: Question, one: Candidate) -> bool:
     """Whether its techniques take the job."""
     try:
-        check(one.job, one.plan, asked.cluster)
+        check(Case(one.job, one.plan, asked.cluster))
     except UsageError:
         return False
     return True

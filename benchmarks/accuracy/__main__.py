@@ -2,7 +2,8 @@
 
     python -m benchmarks.accuracy [--source NAME] [--json FILE [--resume]] > table.md
 
-The rows are in measurements/published, each with its source; docs/reference/accuracy.md says what is in and what is not.
+The rows are in measurements/published, each with its source; docs/reference/accuracy.md says what is in and what is
+not.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from benchmarks.accuracy import software
 from benchmarks.accuracy.rows import METRICS, ROOT, Row
 from benchmarks.accuracy.software import Given
 
-from tonnage.device import Device, parse_cluster
+from tonnage.catalog.devices import parse_cluster
+from tonnage.cluster import Device
 from tonnage.errors import TonnageError
 from tonnage.ghost.process import forking
 from tonnage.ghost.wheel import Torch

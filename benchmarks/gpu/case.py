@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from models import model
 
-from tonnage.engines import engine_of
-from tonnage.engines.own import TONNAGE
 from tonnage.job import Job
 from tonnage.options import options, spelled
 from tonnage.plans import Plan
 from tonnage.techniques import chosen as techniques
+from tonnage.trainers import engine_of
+from tonnage.trainers.loop.run import TONNAGE
 from tonnage.units import GIB
 
 JOB_FIELDS: Final = tuple(item.name for item, _ in options(Job))

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import packed
 
-from tonnage.device import find_device
+from tonnage.catalog.devices import find_device
 from tonnage.errors import UnknownDevice
 from tonnage.units import GIB
 

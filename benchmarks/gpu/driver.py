@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from tonnage.engines.engine import installed
+from tonnage.trainers.engine import installed
 
 OPTIONAL: Final = ("bitsandbytes", "torchao", "liger-kernel", "trl", "deepspeed", "megatron-core", "triton")
 """Packages that some cases need."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tonnage.trace import ACTIONS
+from tonnage.trace.trace import ACTIONS
 
 
 def start() -> None:

@@ -22,11 +22,13 @@ from case import Case
 from kernels import kernels_of
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tonnage.engines import engine_of
+from tonnage.step import events as occasions
 from tonnage.step import model as models
-from tonnage.step import occasions
-from tonnage.step import step as steps
-from tonnage.step.step import ReadyStep, World
+from tonnage.step.step import ReadyStep
+from tonnage.step.world import World
+from tonnage.techniques import build
+from tonnage.techniques import environment as technique_environment
+from tonnage.trainers import engine_of
 
 MEMORY_STEPS: Final = 3
 """The first makes the optimizer's state, the second is the first with it, the third shows whether it repeats."""
@@ -145,7 +147,7 @@ def _run(case: Case, phases: Phases, source: str) -> Iterator[dict[str, Any]]:
         yield {"process_group": _alone_in_a_group()}
     phases.mark("load")
     began = time.perf_counter()
-    ready = steps.build(case.job, case.plan, device="cuda", initialise=True)
+    ready = build(case.job, case.plan, device="cuda", initialise=True)
     torch.cuda.synchronize()
     phases.mark(None)
     yield {
@@ -365,7 +367,7 @@ def _timing(marks: list[torch.cuda.Event], case: Case) -> dict[str, Any]:
 
 def environment(case: Case) -> dict[str, str]:
     """What must be set before the case's process touches CUDA."""
-    return {**steps.environment(case.plan), "TOKENIZERS_PARALLELISM": "false"}
+    return {**technique_environment(case.plan), "TOKENIZERS_PARALLELISM": "false"}
 
 
 def apply_environment(case: Case) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from tonnage.catalog import find_model
-from tonnage.job import ModelRef
+from tonnage.catalog.models import find_model
+from tonnage.model import ModelRef
 
 
 def _llama(width: int, inner: int, layers: int, heads: int, groups: int, vocab: int, **more: Any) -> dict[str, Any]:

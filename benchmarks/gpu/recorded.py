@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from tonnage.device import Cluster, find_device
-from tonnage.job import Job, ModelRef
+from tonnage.catalog.devices import find_device
+from tonnage.cluster import Cluster
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
 
 

@@ -1,9 +1,9 @@
-"""Makes src/tonnage/portable/portable.json: what only CUDA's kernels know, as a ghost tells it.
+"""Makes src/tonnage/meta/meta.json: what only CUDA's kernels know, as a ghost tells it.
 
     python benchmarks/portable
 
 Runs `probes.py` on a ghost of each kind of card, and fits how many bytes of the blocks inside an operation each of
-its numbers (`tonnage.portable.quantities`) stands for: the fewest numbers that explain all probes are taken.  What
+its numbers (`tonnage.meta.quantities`) stands for: the fewest numbers that explain all probes are taken.  What
 does not fit is said, with the largest error.  autocast's lists are those of the header in torch's own wheel.
 """
 
@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tonnage.device import find_device
+from tonnage.catalog.devices import find_device
 
 CARDS = ("t4", "a100-80gb", "rtx-4090", "h100-80gb", "b200", "rtx-5090")
 """One of each compute capability whose kernels differ."""
-TARGET = Path(__file__).parents[2] / "src" / "tonnage" / "portable" / "portable.json"
+TARGET = Path(__file__).parents[2] / "src" / "tonnage" / "meta" / "meta.json"
 EXACT = 1e-9
 MOST_NUMBERS = 4
 STEPS = 64

@@ -1,4 +1,4 @@
-"""Runs on a ghost: which kernel of attention torch takes, and which `tonnage.portable.choices` says it takes.
+"""Runs on a ghost: which kernel of attention torch takes, and which `tonnage.meta.choices` says it takes.
 
     tonnage dry-run --gpu h100-80gb -- python benchmarks/portable/attention.py
 
@@ -10,7 +10,7 @@ from itertools import product
 
 import torch
 
-from tonnage.portable.choices import CUDNN, EFFICIENT, FLASH, MATH, chosen
+from tonnage.meta.choices import CUDNN, EFFICIENT, FLASH, MATH, chosen
 
 KERNELS = {0: MATH, 1: FLASH, 2: EFFICIENT, 3: CUDNN}
 """torch's enum SDPBackend (ATen/native/transformers/sdp_utils_cpp.h)."""

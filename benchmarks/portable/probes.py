@@ -1,6 +1,6 @@
 """Runs on a ghost: what operations take inside themselves, over shapes and dtypes, as JSON in the file that is named.
 
-Started by `__main__.py` for each kind of card.  Every operation that `tonnage.portable.quantities` knows is listened
+Started by `__main__.py` for each kind of card.  Every operation that `tonnage.meta.quantities` knows is listened
 to; the blocks that it took and gave back are those of the allocator's own events.
 """
 
@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tonnage.portable import quantities
+from tonnage.meta import quantities
 
 BF16 = (torch.bfloat16,) if torch.cuda.is_bf16_supported(including_emulation=False) else ()
 DTYPES = (*BF16, torch.float16, torch.float32)

@@ -8,18 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from networks import TINY
-from tonnage import predict
-from tonnage.axes import axes
-from tonnage.catalog import model_names
-from tonnage.device import Cluster, parse_cluster
-from tonnage.engines import ENGINES
-from tonnage.engines.engine import ANY
+from tonnage.case import Case as TrainingCase
+from tonnage.case import check_idle
+from tonnage.catalog.configurations import resolve
+from tonnage.catalog.devices import parse_cluster
+from tonnage.catalog.models import model_names
+from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
-from tonnage.idle import check_idle
-from tonnage.job import Job, ModelRef
-from tonnage.modelref import resolve
+from tonnage.job import Job
+from tonnage.mesh import axes
+from tonnage.model import ModelRef
 from tonnage.options import Option, listed, options
 from tonnage.plans import Plan
+from tonnage.trainers import ENGINES
+from tonnage.trainers.cases import check
+from tonnage.trainers.engine import ANY
 
 ANY_SIZE = ("llava_next", "idefics3", "mistral3", "qwen2_5_vl", "qwen3_vl")
 OTHERS = ("t5", "vit", "whisper", "bert", "llava", "paligemma", "mllama", "gemma3", *ANY_SIZE)
@@ -91,7 +94,7 @@ def case(
             found = _drawn(rng, number, names, layers)
             found = found if engine is None else _in_its_words(rng, found, engine)
             axes(found.plan, found.cluster.gpus, found.cluster.gpus_per_node)
-            predict.check(found.job, found.plan, found.cluster)
+            check(TrainingCase(found.job, found.plan, found.cluster))
             check_idle(_said(found.job) | _said(found.plan), found.plan, found.cluster.gpus)
         except UsageError:
             continue

@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.exports import launched
 from benchmarks.sweep.cases import Case
 
-from tonnage import dryrun, exports
+from tonnage.case import Case as TrainingCase
 from tonnage.errors import TonnageError, UsageError
-from tonnage.exports import reading
 from tonnage.options import options
+from tonnage.script import dry_run as dryrun
+from tonnage.trainers import export as exports
+from tonnage.trainers import reading
 
 if TYPE_CHECKING:
     from benchmarks.sweep.ways import Asking
 
-    from tonnage.estimates import Peak
-    from tonnage.summary import Run
+    from tonnage.estimates.estimate import Peak
+    from tonnage.estimates.summary import Run
 
 THEIRS = (("shard", "ddp"), ("optimizer", "adamw"))
 """What trainers do where a plan has no shard, and what they call the fused AdamW."""
@@ -53,7 +55,7 @@ def exported(asking: Asking, one: Case, _: Run) -> list[str]:
 def _made(one: Case, target: exports.Target, folder: str) -> exports.Export | None:
     """The case in a target's words; None where it is refused."""
     try:
-        return exports.export(one.job, one.plan, one.cluster, folder, target)
+        return exports.export(TrainingCase(one.job, one.plan, one.cluster), folder, target)
     except UsageError:
         return None
 

@@ -16,18 +16,22 @@ from typing import Any
 from benchmarks.sweep.cases import Case
 from benchmarks.sweep.exporting import delivered, dropped, exported
 
-from tonnage import planfile, predict, saved
-from tonnage.api import request
-from tonnage.device import parse_cluster
-from tonnage.engines import ENGINES, engine_of
+from tonnage.case import Case as TrainingCase
+from tonnage.catalog.conventions import conventions_of
+from tonnage.catalog.devices import parse_cluster, spell_cluster
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
-from tonnage.estimates import CATEGORIES, Estimate
+from tonnage.estimates import archive as saved
+from tonnage.estimates import predict, sources
+from tonnage.estimates.estimate import CATEGORIES, Estimate
+from tonnage.estimates.summary import Run
 from tonnage.ghost.pool import Worker
-from tonnage.layers.few import depths_to_continue
 from tonnage.options import options, spelled
+from tonnage.planner import plan_file as planfile
+from tonnage.planner.solution import Candidate, Choice
 from tonnage.plans import Plan
-from tonnage.solution import Candidate, Choice
-from tonnage.summary import Run
+from tonnage.shallow.few import depths_to_continue
+from tonnage.trainers import ENGINES
+from tonnage.trainers.cases import request
 from tonnage.units import MIB
 
 FIGURES = ("fits", "rank", "peak", "phases", "steps", "host", "model", "time", "ranks")
@@ -65,7 +69,7 @@ class Asking:
         if self.worker.closed:
             self.worker = Worker()
         wanted = {"steps": predict.STEPS, "fresh": True, "worker": self.worker, **said}
-        return predict.estimate(one.job, one.plan, one.cluster, **wanted)
+        return predict.estimate(TrainingCase(one.job, one.plan, one.cluster), **wanted)
 
 
 def figures(found: Estimate) -> dict[str, Any]:
@@ -126,7 +130,7 @@ def invariants(_: Asking, one: Case, whole: Run) -> list[str]:
 
 def repeated(asking: Asking, one: Case, whole: Run) -> list[str] | None:
     """The first step's requests once more in place of the later ones."""
-    made, more = predict.usual_steps(one.job, one.plan, one.cluster)
+    made, more = predict.usual_steps(TrainingCase(one.job, one.plan, one.cluster))
     if not more or one.job.model.name in KEEPING:
         return None
     return unlike(whole.estimate, asking.run(one, steps=made, repeated=more).estimate)
@@ -134,7 +138,7 @@ def repeated(asking: Asking, one: Case, whole: Run) -> list[str] | None:
 
 def continued(asking: Asking, one: Case, whole: Run) -> list[str] | None:
     """The step of a deep network from networks of a few layers."""
-    made, more = predict.usual_steps(one.job, one.plan, one.cluster)
+    made, more = predict.usual_steps(TrainingCase(one.job, one.plan, one.cluster))
     if not more or depths_to_continue(one.job, one.plan) is None:
         return None
     found = asking.run(one, steps=made, repeated=more, few_layers=True)
@@ -222,7 +226,7 @@ def _read_again(one: Case, whole: Run, home: Path) -> list[str]:
     config, file = home / "config.json", home / "plan.toml"
     config.write_text(json.dumps(one.job.model.config))
     choice = Choice(name="drawn", candidate=Candidate(job=one.job, plan=one.plan), estimate=whole.estimate)
-    gpu, memory = one.cluster.said
+    gpu, memory = spell_cluster(one.cluster)
     file.write_text(planfile.text(choice, gpu=gpu, gpu_memory_bytes=memory, model=str(config)))
     read = planfile.read(file)
     job, plan = request(read.model, offline=True, **read.options)
@@ -234,12 +238,13 @@ def _read_again(one: Case, whole: Run, home: Path) -> list[str]:
 
 
 def own(asking: Asking, one: Case, whole: Run) -> list[str] | None:
-    """Of a trainer's run: tonnage's own loop under the same plan, as closely as docs/reference/engines.md lets expect."""
+    """Of a trainer's run: tonnage's own loop under the same plan, as closely as docs/reference/engines.md lets
+    expect."""
     slack = _slack(one)
     if slack is None:
         return None
     usual: dict[str, Any] = {"optimizer": "adamw-fused"} if one.plan.optimizer == "adamw" != one.plan.engine else {}
-    if engine_of(one.plan).clips and one.plan.clip_grad_norm is None:
+    if conventions_of(one.plan.engine).clips and one.plan.clip_grad_norm is None:
         usual["clip_grad_norm"] = 1.0
     try:
         found = asking.run(replace(one, plan=replace(one.plan, engine="tonnage", **usual))).estimate
@@ -326,14 +331,14 @@ def commanded(asking: Asking, arguments: list[str]) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of the program, in this process and by the warm worker."""
     from tonnage.cli.main import run
 
-    started = predict._started
-    predict._started = lambda version, progress: contextlib.nullcontext(asking.worker)  # type: ignore[assignment]
+    started = sources._start
+    sources._start = lambda torch_version, progress: contextlib.nullcontext(asking.worker)  # type: ignore[assignment]
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             return run(arguments), out.getvalue(), err.getvalue()
     finally:
-        predict._started = started
+        sources._start = started
 
 
 WAYS: dict[str, Callable[[Asking, Case, Run], list[str] | None]] = {

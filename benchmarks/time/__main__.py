@@ -25,8 +25,8 @@ from benchmarks.time.calibration import CALIBRATIONS, calibrated, known, leaving
 from benchmarks.time.fit import errors, summary
 from benchmarks.time.rows import PUBLISHED, UNSEEN, Row, load, own, own_stacks
 
-from tonnage.costs.played import Pace
-from tonnage.costs.software import Software
+from tonnage.timing.replay import Pace
+from tonnage.timing.software import Software
 
 PUBLISHED_ERRORS = {
     "vTrain, one machine": "vTrain 8.4 % (mean)",

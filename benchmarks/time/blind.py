@@ -17,14 +17,15 @@ from typing import Any
 from benchmarks.time.fit import predicted
 from benchmarks.time.rows import ROOT, Raw, Row, read
 
-from tonnage.axes import Axes
-from tonnage.catalog import find_model
-from tonnage.costs.kinds import read_shape
-from tonnage.costs.shape import Shape
-from tonnage.costs.software import Software, software
-from tonnage.costs.timing import model_flops
-from tonnage.costs.work import Work
-from tonnage.device import Cluster, Device, find_device
+from tonnage.catalog.devices import find_device
+from tonnage.catalog.models import find_model
+from tonnage.cluster import Cluster, Device
+from tonnage.mesh import Axes
+from tonnage.timing.kinds import read_shape
+from tonnage.timing.shape import Shape
+from tonnage.timing.software import Software, software
+from tonnage.timing.timing import model_flops
+from tonnage.timing.work import Work
 
 BLIND = ROOT / "measurements" / "published" / "blind"
 

@@ -11,7 +11,7 @@ from math import sqrt
 from benchmarks.time.fit import PRIOR, errors, fit, quantile
 from benchmarks.time.rows import Row
 
-from tonnage.costs.software import Software
+from tonnage.timing.software import Software
 
 MOST_ROWS = 240
 """Rows of one calibration: of more, every second, third, ... is taken."""
@@ -48,7 +48,7 @@ def _fast(row: Row) -> float:
 
 def _utilisation(row: Row) -> float:
     """Percent of the card's bf16 peak by the usual count."""
-    from tonnage.costs.timing import model_flops
+    from tonnage.timing.timing import model_flops
 
     peak = row.cluster.device.peak_flops.bf16 or 1.0
     return 100 * model_flops(row.shape, row.work) / row.seconds / row.cluster.gpus / peak
@@ -198,6 +198,6 @@ def _literal(value: object) -> str:
 @cache
 def known(name: str) -> Software:
     """The Software of the catalog."""
-    from tonnage.costs.software import software
+    from tonnage.timing.software import software
 
     return software(name)

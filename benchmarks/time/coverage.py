@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from benchmarks.time import blind
 from benchmarks.time.rows import Row
 
-from tonnage.costs.software import Software
-from tonnage.costs.timing import timing
+from tonnage.timing.software import Software
+from tonnage.timing.timing import timing
 
 Judged = tuple[Row, float, Software]
 """A row, its error (predicted / measured - 1), and the Software whose interval is stated for it."""

@@ -9,8 +9,8 @@ from statistics import median
 
 from benchmarks.time.rows import Row
 
-from tonnage.costs.software import Software
-from tonnage.costs.timing import timing
+from tonnage.timing.software import Software
+from tonnage.timing.timing import timing
 
 CAP = 0.7
 """Above this distance (a factor of two) a row counts no more: something happened there that no mechanism here has."""

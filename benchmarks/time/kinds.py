@@ -17,7 +17,7 @@ from benchmarks.gpu.packed import unpack
 from benchmarks.time.calibration import known
 from benchmarks.time.rows import OWN, UNSEEN, Row, own
 
-from tonnage.costs.timing import Timing, timing
+from tonnage.timing.timing import Timing, timing
 
 RECORDED = (OWN, UNSEEN)
 

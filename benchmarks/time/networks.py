@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tonnage.catalog import find_model
-from tonnage.costs.kinds import read_shape
-from tonnage.costs.shape import Shape
+from tonnage.catalog.models import find_model
+from tonnage.timing.kinds import read_shape
+from tonnage.timing.shape import Shape
 
 _CATALOG: Final = {
     "llama3-8b": "llama-3-8b", "llama-3-8b": "llama-3-8b", "llama 3.1 8b": "llama-3.1-8b",

@@ -18,10 +18,10 @@ from benchmarks.time.alternatives import Prospect, best_set
 from benchmarks.time.fit import predicted
 from benchmarks.time.rows import Row
 
-from tonnage.catalog import overheads
-from tonnage.costs.memory import likely_bytes
-from tonnage.costs.software import Software
-from tonnage.costs.timing import split_of
+from tonnage.catalog.overheads import overheads
+from tonnage.timing.memory import likely_bytes
+from tonnage.timing.software import Software
+from tonnage.timing.timing import split_of
 
 FRAGMENTATION = 1.18
 """Reserved / allocated memory to be prepared for: the median of published pairs is 1.10 to 1.12, the most 1.18 to

@@ -17,13 +17,15 @@ from benchmarks.gpu.recorded import asked, card
 from benchmarks.time import recipes
 from benchmarks.time.networks import shape_of
 
-from tonnage.axes import Axes
-from tonnage.costs.answer import price
-from tonnage.costs.kinds import read_shape
-from tonnage.costs.shape import Shape
-from tonnage.costs.work import Work
-from tonnage.device import Cluster, Device, find_device
+from tonnage.case import Case
+from tonnage.catalog.devices import find_device
+from tonnage.cluster import Cluster, Device
 from tonnage.errors import TonnageError
+from tonnage.estimates.step_time import price
+from tonnage.mesh import Axes
+from tonnage.timing.kinds import read_shape
+from tonnage.timing.shape import Shape
+from tonnage.timing.work import Work
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "measurements" / "published" / "throughput"
@@ -403,7 +405,7 @@ def own_stacks(path: Path = OWN) -> list[tuple[str, float]]:
     """Case and error (predicted / measured - 1) of our own steps of networks of other kinds, not calibrated."""
     said = [(raw, *asked(raw)) for raw in _timed(path)]
     return [
-        (raw["case"], price(job, plan, card(raw)).step_seconds / raw["timing"]["median_seconds"] - 1)
+        (raw["case"], price(Case(job, plan, card(raw))).step_seconds / raw["timing"]["median_seconds"] - 1)
         for raw, job, plan in said
         if job.model.config.get("model_type") in ("vit", "t5")
     ]

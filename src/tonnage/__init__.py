@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tonnage.api import estimate, plan
-    from tonnage.device import Cluster, Device
-    from tonnage.dryrun import run as dry_run
+    from tonnage.cluster import Cluster, Device
     from tonnage.errors import TonnageError
-    from tonnage.estimates import Estimate
+    from tonnage.estimates.estimate import Estimate
     from tonnage.ghost.pool import Worker
     from tonnage.job import Job
+    from tonnage.planner.solution import Solution
     from tonnage.plans import Plan
-    from tonnage.solution import Solution
-    from tonnage.trace import Trace
+    from tonnage.script.dry_run import run as dry_run
+    from tonnage.trace.trace import Trace
 
 __version__ = "0.1.0"
 
@@ -33,16 +33,16 @@ __all__ = [
 ]
 
 _HOME = {
-    "Cluster": "tonnage.device",
-    "Device": "tonnage.device",
-    "Estimate": "tonnage.estimates",
+    "Cluster": "tonnage.catalog.devices",
+    "Device": "tonnage.catalog.devices",
+    "Estimate": "tonnage.estimates.estimate",
     "Job": "tonnage.job",
     "Plan": "tonnage.plans",
-    "Solution": "tonnage.solution",
+    "Solution": "tonnage.planner.solution",
     "TonnageError": "tonnage.errors",
-    "Trace": "tonnage.trace",
+    "Trace": "tonnage.trace.trace",
     "Worker": "tonnage.ghost.pool",
-    "dry_run": "tonnage.dryrun",
+    "dry_run": "tonnage.script.dry_run",
     "estimate": "tonnage.api",
     "plan": "tonnage.api",
 }

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from tonnage.errors import UnreadableFile, UsageError
+from tonnage.model import ModelRef
 from tonnage.options import check, fraction, names, number, spelled, word, words
 from tonnage.units import counted
 
@@ -24,61 +25,6 @@ _MOST_BYTES_OF_LENGTHS: Final = 64 * 2**20
 
 LONGEST_STEPS: Final = 2
 """Steps at the longest length before lengths are drawn: the first makes optimizer states, the second holds them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelRef:
-    """A network that can be built without memory: a configuration, or a factory to be called."""
-
-    name: str
-    """What the user called it, or the catalog's name."""
-    kind: Literal["config", "factory"]
-    """`config`: a Hugging Face configuration; `factory`: `package.module:callable` returning an nn.Module."""
-    config: dict[str, Any] = field(default_factory=dict)
-    """The Hugging Face configuration as in config.json (with `model_type`); empty for a factory."""
-    factory: str | None = None
-    """`package.module:callable`; imported only in the process that builds the model."""
-    source: str = ""
-    """Where the configuration comes from: catalog with URL, a path, or a Hub id."""
-
-    @property
-    def text(self) -> Mapping[str, Any]:
-        """What the configuration says of its text: a part of its own, or all."""
-        return text_part(self.config)
-
-    @property
-    def positions(self) -> int | None:
-        """Tokens of the longest text that the configuration speaks of; None where it names no such number."""
-        stated = (self.text[name] for name in _LONGEST if self.text.get(name))
-        longest = next(stated, None)
-        return longest if isinstance(longest, int) else None
-
-    @property
-    def learned_positions(self) -> int | None:
-        """Tokens that a table of learned positions has room for; None without one, or where it is not known."""
-        before = LEARNED.get(str(self.config.get("model_type")))
-        if before is None or self.positions is None or self.positions <= before:  # with room for padding alone
-            return None
-        return self.positions - before
-
-
-_LONGEST: Final = ("max_position_embeddings", "n_positions", "max_target_positions")
-"""What configurations call it; the last one those of networks that hear, of what they say."""
-
-LEARNED: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("albert", "bert", "distilbert", "electra", "ernie", "layoutlm", "megatron-bert"), 0),
-    **dict.fromkeys(("gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "biogpt", "opt"), 0),
-    **dict.fromkeys(("big_bird", "convbert", "mobilebert", "rembert"), 0),
-    **dict.fromkeys(("bart", "blenderbot", "mbart", "pegasus", "whisper"), 0),
-    **dict.fromkeys(("camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2),
-}
-"""Model types with a table of learned positions, and how many of those that a configuration has are for padding."""
-
-
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a configuration says of its text; a stranger's may have anything where that is to stand."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, dict) and inner else config
 
 
 _UNSAID: Final = ModelRef(name="", kind="config")

@@ -12,8 +12,9 @@ import pytest
 from lines import is_one_line
 
 from commands import TONNAGE
-from tonnage import saved, snapshot
+from tonnage.allocator import snapshot
 from tonnage.errors import GhostUnavailable
+from tonnage.estimates import archive as saved
 
 pytestmark = pytest.mark.ghost
 

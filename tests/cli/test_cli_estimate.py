@@ -6,9 +6,10 @@ import pytest
 from lines import is_one_line
 
 import estimates
-from tonnage import here, saved
-from tonnage.device import parse_cluster
-from tonnage.estimates import CATEGORIES, Estimate
+from tonnage.catalog import local_gpus as here
+from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates import archive as saved
+from tonnage.estimates.estimate import CATEGORIES, Estimate
 from tonnage.job import Job
 from tonnage.plans import Plan
 

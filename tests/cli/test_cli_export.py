@@ -8,7 +8,7 @@ import pytest
 from lines import is_one_line
 
 from tonnage.errors import CannotEstimate
-from tonnage.exports import reread
+from tonnage.trainers import reread
 
 PLAN = """
 schema_version = 1

@@ -2,8 +2,8 @@
 
 import json
 
-from tonnage.catalog import model_names
-from tonnage.device import device_names
+from tonnage.catalog.devices import device_names
+from tonnage.catalog.models import model_names
 
 
 def test_every_device_is_listed_on_a_line(tonnage):

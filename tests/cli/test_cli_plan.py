@@ -7,13 +7,14 @@ from lines import is_one_line
 
 import estimates
 import tonnage as package
-from tonnage import planfile
 from tonnage.errors import UsageError
-from tonnage.job import Job, ModelRef
+from tonnage.job import Job
+from tonnage.model import ModelRef
+from tonnage.planner import plan_file as planfile
+from tonnage.planner.solution import Candidate, Choice, Solution
 from tonnage.plans import Plan
 from tonnage.search import backwards, solve
 from tonnage.search.space import Question
-from tonnage.solution import Candidate, Choice, Solution
 
 
 @pytest.fixture

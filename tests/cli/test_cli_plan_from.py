@@ -10,9 +10,9 @@ from lines import is_one_line
 
 import estimates
 from tonnage.job import Job
+from tonnage.planner.solution import Candidate, Choice, Solution
 from tonnage.plans import Plan
 from tonnage.search import backwards, solve
-from tonnage.solution import Candidate, Choice, Solution
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,

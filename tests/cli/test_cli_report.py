@@ -8,7 +8,7 @@ import pytest
 from lines import is_one_line
 
 import estimates
-from tonnage import saved
+from tonnage.estimates import archive as saved
 from tonnage.report.terminal import render
 
 

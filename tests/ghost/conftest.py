@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from commands import SOON
-from tonnage import dryrun
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TonnageError
+from tonnage.estimates.summary import Run
 from tonnage.ghost.wheel import Torch
-from tonnage.summary import Run
+from tonnage.script import dry_run as dryrun
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 

@@ -3,9 +3,10 @@
 import pytest
 
 from networks import SEEING, tiny, tiny_job
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.ghost.pool import Worker
-from tonnage.job import Job, ModelRef
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
 
 pytestmark = pytest.mark.ghost

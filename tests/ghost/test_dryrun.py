@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from commands import TONNAGE
-from tonnage import dryrun
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TrialFailed, UsageError
 from tonnage.ghost import process
-from tonnage.trace import Trace
+from tonnage.script import dry_run as dryrun
+from tonnage.trace.trace import Trace
 
 pytestmark = pytest.mark.ghost
 

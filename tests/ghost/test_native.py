@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.catalog import ghost_settings, overheads
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
+from tonnage.catalog.overheads import ghost_settings, overheads
 from tonnage.ghost import cards
 from tonnage.ghost.native import build
 

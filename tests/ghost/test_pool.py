@@ -13,14 +13,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tonnage.device import parse_cluster
+from tonnage.catalog.configurations import resolve
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
 from tonnage.ghost.pool import Worker
 from tonnage.ghost.wheel import Torch
-from tonnage.job import Job, ModelRef
-from tonnage.modelref import resolve
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.trace import Trace
+from tonnage.trace.trace import Trace
 
 CARD = parse_cluster("t4")
 SMALL = Job(model=resolve("smollm2-135m", offline=True), seq_len=64)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tonnage.errors import TrialFailed
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.timeline import timeline
 from tonnage.report import wording
-from tonnage.timeline import timeline
-from tonnage.trace import Trace
+from tonnage.trace.trace import Trace
 from tonnage.units import size
 
 pytestmark = pytest.mark.ghost

@@ -6,11 +6,13 @@ from importlib.util import find_spec
 import pytest
 
 from networks import tiny_job
-from tonnage.device import Cluster, parse_cluster
-from tonnage.estimates import Estimate
+from tonnage.case import Case
+from tonnage.catalog.devices import parse_cluster
+from tonnage.cluster import Cluster
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.predict import estimate
 from tonnage.ghost.pool import Worker
 from tonnage.plans import Plan
-from tonnage.predict import estimate
 
 CARD, EIGHT = parse_cluster("a100-40gb"), parse_cluster("8xa100-40gb")
 LAYERS, WIDTH, INNER, KEYS, WORDS, RANK = 3, 32, 48, 16, 61, 16  # the tiny Llama of tests/networks.py
@@ -30,7 +32,7 @@ def block(count_bytes: int) -> int:
 def held(worker: Worker, plan: Plan, method: str = "full", cluster: Cluster = CARD, words: int = WORDS) -> Estimate:
     job = tiny_job(method=method)
     wide = replace(job, model=replace(job.model, config={**job.model.config, "vocab_size": words}))
-    return estimate(wide, plan, cluster, worker=worker).estimate
+    return estimate(Case(wide, plan, cluster), worker=worker).estimate
 
 
 @bitsandbytes

@@ -4,9 +4,9 @@ import sys
 
 import numpy as np
 
-from tonnage import trace
 from tonnage.ghost.process import INSIDE
-from tonnage.trace import Activity, packed
+from tonnage.trace import trace
+from tonnage.trace.trace import Activity, packed
 
 sys.path.append(str(INSIDE))
 from tonnage_inside import records

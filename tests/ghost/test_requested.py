@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tonnage.ghost.process import INSIDE
-from tonnage.trace import Activity, packed
+from tonnage.trace.trace import Activity, packed
 
 sys.path.append(str(INSIDE))
 from tonnage_inside import requested, written

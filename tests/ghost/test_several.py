@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
 
 pytestmark = pytest.mark.ghost
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from networks import tiny_job
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.ghost import pool
 from tonnage.ghost.process import INSIDE
 from tonnage.plans import Plan

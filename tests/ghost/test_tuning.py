@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import Any
 
-from tonnage.record import inside
+from tonnage.meta.recording import inside
 
 FAILED = [float("inf")] * 3
 

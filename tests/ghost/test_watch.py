@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from tonnage import dryrun, launchers
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
+from tonnage.estimates.timeline import timeline
 from tonnage.ghost.process import environment
 from tonnage.ghost.wheel import Torch
-from tonnage.timeline import timeline
-from tonnage.trace import Trace
+from tonnage.script import dry_run as dryrun
+from tonnage.script import launchers
+from tonnage.trace.trace import Trace
 
 pytestmark = pytest.mark.ghost
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tonnage.ghost.process import INSIDE
-from tonnage.job import Job, ModelRef
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.step import sources
 

@@ -2,8 +2,8 @@
 
 import sys
 
-from tonnage import trace
 from tonnage.ghost.process import INSIDE
+from tonnage.trace import trace
 
 sys.path.append(str(INSIDE))
 from tonnage_inside import written

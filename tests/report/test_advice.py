@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 import estimates
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
 from tonnage.report.advice import advice
 from tonnage.units import GIB
 

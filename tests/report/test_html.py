@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 import estimates
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
 from tonnage.report.html import fragment, page
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\x1b"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import estimates
-from tonnage.estimates import Coverage, Host, Moment
+from tonnage.estimates.estimate import Coverage, Host, Moment
 from tonnage.report.terminal import render
 from tonnage.units import GIB, MIB
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tonnage import snapshot as snapshots
+from tonnage.allocator import snapshot as snapshots
 from tonnage.errors import CannotEstimate
 from tonnage.report import viewer
-from tonnage.trace import ACTIONS, EVENT_COLUMNS, Mark, Trace
+from tonnage.trace.trace import ACTIONS, EVENT_COLUMNS, Mark, Trace
 from tonnage.units import MIB
 
 BASE = 0x7F0000000000

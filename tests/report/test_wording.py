@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import estimates
-from tonnage.estimates import CATEGORIES, StepPeak
-from tonnage.layers import continuing
+from tonnage.estimates.estimate import CATEGORIES, StepPeak
 from tonnage.plans import Plan
 from tonnage.report import wording
 from tonnage.report.palette import LOOKS, OTHERS
+from tonnage.shallow import continuing
 from tonnage.step import step
 from tonnage.techniques import fsdp
 
@@ -129,14 +129,14 @@ def test_frames_of_ours_in_a_checkout_are_not_the_users():
     mine = "/home/ada/train.py:1 main"
     ours = [f"{module.__file__}:1 f" for module in (step, fsdp, continuing)]
     checkout = [
-        f"/home/ada/src/tonnage/{path}.py:1 f" for path in ("step/step", "techniques/fsdp", "layers/continuing")
+        f"/home/ada/src/tonnage/{path}.py:1 f" for path in ("step/step", "techniques/fsdp", "shallow/continuing")
     ]
     assert wording.frames((mine, *ours))[0] == wording.frames((mine, *checkout))[0] == mine
     for stack in (ours, checkout):
         assert wording.frames(tuple(stack)) == [
             "tonnage/step/step.py:1 f",
             "tonnage/techniques/fsdp.py:1 f",
-            "tonnage/layers/continuing.py:1 f",
+            "tonnage/shallow/continuing.py:1 f",
         ]
 
 

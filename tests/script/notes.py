@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tonnage.catalog import find_model
+from tonnage.catalog.models import find_model
 from tonnage.script.facts import Facts
 
 TRAINER = ("transformers.trainer.Trainer",)

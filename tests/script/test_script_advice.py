@@ -8,15 +8,15 @@ from notes import LOOP, facts
 
 import estimates
 from solutions import Formula
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TrialFailed
+from tonnage.planner.solution import Candidate
 from tonnage.report.script import render
 from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
 from tonnage.script.changes import expandable
 from tonnage.script.facts import understood
 from tonnage.search.space import free_wins
-from tonnage.solution import Candidate
 from tonnage.units import GIB, gib
 
 COMMAND = ["python", "train.py", "--per_device_train_batch_size", "4"]

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from solutions import Formula, question
-from tonnage.device import device_names, parse_cluster
-from tonnage.engines import engine
+from tonnage.catalog.devices import device_names, parse_cluster
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.plans import Plan
 from tonnage.search import backwards as module
@@ -14,6 +13,7 @@ from tonnage.search.backwards import backwards
 from tonnage.search.nearest import way_of
 from tonnage.search.solve import search
 from tonnage.search.space import candidates
+from tonnage.trainers import engine
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 
 from solutions import Formula, need_bytes, possible, question
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.layers.few import with_layers
+from tonnage.planner.solution import Candidate
 from tonnage.search.best import DIFFERENT, SAME_FAILURES, SMALL, SURE, Search, _at_fault, difference
 from tonnage.search.depth import of_run
 from tonnage.search.needs import needs_no_less
@@ -17,9 +17,9 @@ from tonnage.search.pricing import priced
 from tonnage.search.reasons import reasons
 from tonnage.search.solve import search
 from tonnage.search.space import candidates
-from tonnage.solution import Candidate
+from tonnage.shallow.few import with_layers
+from tonnage.step.model import causal_network
 from tonnage.techniques import attention
-from tonnage.techniques.chunked_loss import causal_network
 from tonnage.techniques.tensor_parallel import _not_known
 from tonnage.units import GIB, gib
 

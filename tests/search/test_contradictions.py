@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from solutions import question
-from tonnage.engines import engine
 from tonnage.errors import UsageError
 from tonnage.search.contradictions import check_possible, ways_out
 from tonnage.search.space import Question, candidates
+from tonnage.trainers import engine
 
 
 def asked(gpu: str, model: str = "smollm2-135m", **said: Any) -> Question:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from solutions import Formula, question
+from tonnage.planner.solution import Candidate, Choice
 from tonnage.search import counted
 from tonnage.search.solve import search
-from tonnage.solution import Candidate, Choice
-from tonnage.worked import Operation, Worked
+from tonnage.trace.operations import Operation, Worked
 
 UNKNOWN = {"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None, "bound_by": None}
 

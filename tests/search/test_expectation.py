@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from solutions import question
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
 from tonnage.search.expectation import Expectation
 from tonnage.search.pricing import priced
-from tonnage.solution import Candidate
 from tonnage.units import GIB
 
 

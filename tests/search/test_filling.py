@@ -7,12 +7,12 @@ import pytest
 
 import estimates
 from solutions import question
-from tonnage.layers.few import roomy
 from tonnage.search.best import Search
 from tonnage.search.depth import of_run
 from tonnage.search.filling import NEAR, fill
 from tonnage.search.pricing import priced
 from tonnage.search.reasons import looks
+from tonnage.shallow.few import roomy
 from tonnage.units import GIB, parse_bytes
 
 LEAST, MOST, ELSE = 9 * GIB, 94 * GIB, 17 * GIB

@@ -7,16 +7,18 @@ import pytest
 
 from commands import TONNAGE
 from solutions import Formula, question
-from tonnage.device import Cluster, parse_cluster
+from tonnage.case import Case
+from tonnage.catalog.devices import parse_cluster
+from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
-from tonnage.estimates import Estimate, Host
+from tonnage.estimates.estimate import Estimate, Host
+from tonnage.estimates.predict import estimate
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
-from tonnage.predict import estimate
 from tonnage.report.plans import on_host
 from tonnage.search.best import host_bytes
 from tonnage.search.pricing import bounded
 from tonnage.search.solve import search
-from tonnage.solution import Candidate
 from tonnage.units import GIB
 
 ON_HOST = {
@@ -67,7 +69,7 @@ def test_below_every_run(worker, name):
     job, cluster = question("smollm2-135m").job, parse_cluster(gpu)
     on_card = replace(plan, activation_offload="none", optimizer_offload="none", param_offload="none")
     held, without = (
-        host_bytes(estimate(job, one, cluster, worker=worker, rank=0).estimate) for one in (plan, on_card)
+        host_bytes(estimate(Case(job, one, cluster), worker=worker, rank=0).estimate) for one in (plan, on_card)
     )
     least = bounded(Candidate(job=job, plan=plan), cluster).host_bytes
     assert 0 < least <= held - without

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 
 from solutions import Formula, question
-from tonnage.api import request
-from tonnage.axes import axes
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
-from tonnage.layers.few import COMPILED, roomy, with_layers
+from tonnage.mesh import axes
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
 from tonnage.search import memory
 from tonnage.search.depth import Look, Moment, extrapolated
 from tonnage.search.memory import STEPS, STEPS_EXPANDABLE, steps_run
 from tonnage.search.solve import search
-from tonnage.solution import Candidate
+from tonnage.shallow.few import COMPILED, roomy, with_layers
 from tonnage.techniques import choices
+from tonnage.trainers.cases import request
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from solutions import Formula, question
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable
+from tonnage.planner.solution import Remedy
 from tonnage.search import nearest
 from tonnage.search.depth import Need, of_run
 from tonnage.search.pricing import priced
 from tonnage.search.solve import search
-from tonnage.solution import Remedy
 
 
 def test_what_no_combination_can_do_is_said():

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from solutions import question
-from tonnage.axes import axes
 from tonnage.errors import UsageError
+from tonnage.mesh import axes
 from tonnage.search.space import OFFLOADS, candidates, check_precision, free_wins
 from tonnage.units import GIB
 

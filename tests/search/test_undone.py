@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from solutions import Formula, question
-from tonnage.device import Cluster
+from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
+from tonnage.planner.solution import Candidate
 from tonnage.search.solve import search, solve
-from tonnage.solution import Candidate
 
 MORE = 2**20
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from solutions import Formula, question
-from tonnage.device import parse_cluster
+from tonnage.catalog.devices import parse_cluster
 from tonnage.report import plans, plans_html
 from tonnage.search.pricing import fastest_first
 from tonnage.search.solve import search

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from networks import tiny_job
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
 from tonnage.search.words import describe
-from tonnage.solution import Candidate
 
 PLAN = Plan(optimizer="adamw-fused", shard="zero3", loss="chunked", allocator="expandable")
 BEST = Candidate(job=tiny_job("llama", micro_batch=2, grad_accum=4), plan=PLAN)

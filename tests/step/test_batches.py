@@ -11,7 +11,7 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.plans import Plan
 from tonnage.step import batches
 from tonnage.step import model as models
-from tonnage.step import step as steps
+from tonnage.techniques import build
 
 
 def tokens(rows: int, length: int) -> models.Batch:
@@ -26,7 +26,7 @@ def test_positions_begin_again_at_each_document() -> None:
 
 
 def test_packed_documents_do_not_see_each_other() -> None:
-    made = steps.build(tiny_job(packing=2), Plan(precision="fp32"), device="cpu", initialise=True)
+    made = build(tiny_job(packing=2), Plan(precision="fp32"), device="cpu", initialise=True)
     batch = made.next_batch()
     with torch.no_grad():
         together = made.model(**batch).logits
@@ -50,7 +50,7 @@ def test_the_longest_come_first_and_the_draws_are_the_same_again() -> None:
 
 
 def test_steps_of_drawn_lengths() -> None:
-    made = steps.build(tiny_job(lengths=("5", "9", "24")), Plan(precision="fp32"), device="cpu", initialise=True)
+    made = build(tiny_job(lengths=("5", "9", "24")), Plan(precision="fp32"), device="cpu", initialise=True)
     seen: list[int] = []
     made.model.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True

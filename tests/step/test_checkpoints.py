@@ -10,7 +10,8 @@ import torch
 from networks import one_thread, tiny_job  # noqa: F401
 from on_cpu import alone, ready  # noqa: F401
 from tonnage.errors import CannotEstimate
-from tonnage.step import checkpoints, occasions
+from tonnage.step import checkpoints
+from tonnage.step import events as occasions
 from tonnage.step.step import ReadyStep
 
 

@@ -7,7 +7,8 @@ import torch
 
 from networks import one_thread, tiny  # noqa: F401
 from tonnage.errors import CannotEstimate, UnreadableModel
-from tonnage.job import Job, ModelRef
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.step import heads
 from tonnage.step import model as models
 from tonnage.step.remarks import remark, remarked

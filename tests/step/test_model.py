@@ -8,7 +8,8 @@ from torch import nn
 
 from networks import EVERY_KIND, TINY, one_thread, tiny, tiny_job  # noqa: F401
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
-from tonnage.job import Job, ModelRef
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.step import model as models
 
 CPU = torch.device("cpu")

@@ -18,18 +18,19 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from networks import EVERY_KIND, SEEING, one_thread, tiny, tiny_job  # noqa: F401
 from tonnage.errors import CannotEstimate
-from tonnage.job import Job, ModelRef
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.step import model as models
-from tonnage.step import step as steps
 from tonnage.step.step import ReadyStep
+from tonnage.techniques import build
 
 FP32 = Plan(precision="fp32", optimizer="sgd")
 
 
 def ready(job: Job, plan: Plan) -> ReadyStep:
     torch.manual_seed(0)
-    made = steps.build(job, plan, device="cpu", initialise=True)
+    made = build(job, plan, device="cpu", initialise=True)
     torch.manual_seed(1)  # what follows draws batches
     return made
 
@@ -441,11 +442,11 @@ def test_nothing_is_initialised_unless_asked(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("normal_", "uniform_", "kaiming_uniform_", "trunc_normal_"):
         monkeypatch.setattr(nn.init, name, drawn)
     for method in ("full", "lora") if "peft" in sys.modules else ("full",):
-        steps.build(tiny_job(method=method), Plan(), device="cpu")
+        build(tiny_job(method=method), Plan(), device="cpu")
 
 
 def test_one_rank_of_many_builds_alone() -> None:
-    made = steps.build(
+    made = build(
         tiny_job(), Plan(precision="fp32", shard="zero3"), device="cpu", world_size=64, rank=3, gpus_per_node=8
     )
     try:

@@ -4,23 +4,22 @@ import pytest
 import torch
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
-from tonnage.costs.software import CHOOSING
 from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
 from tonnage.step import model as models
-from tonnage.step import step as steps
-from tonnage.techniques import budget
+from tonnage.techniques import budget, build
 from tonnage.techniques.budgeting import hostward, prices
 from tonnage.techniques.budgeting.frontier import Piece
 from tonnage.techniques.budgeting.layerwise import Network, Way
 from tonnage.techniques.budgeting.replay import Layer
+from tonnage.timing.software import CHOOSING
 
 
 def run(budget_text, batches=2, name="llama", offload="none", **job):
     """The ways chosen for the layers, and the gradients of all micro-batches."""
     plan = Plan(precision="fp32", optimizer="sgd", checkpointing=budget_text, activation_offload=offload)
     torch.manual_seed(0)
-    made = steps.build(tiny_job(name, **job), plan, device="cpu", initialise=True)
+    made = build(tiny_job(name, **job), plan, device="cpu", initialise=True)
     torch.manual_seed(1)
     for _ in range(batches):
         made.micro_batch(made.next_batch())
@@ -150,7 +149,7 @@ def test_too_small_a_budget_says_what_is_needed():
 def made(budget_text):
     plan = Plan(precision="fp32", optimizer="sgd", checkpointing=budget_text)
     torch.manual_seed(0)
-    return steps.build(tiny_job("llama"), plan, device="cpu", initialise=True)
+    return build(tiny_job("llama"), plan, device="cpu", initialise=True)
 
 
 def with_new_weights(step, when):

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from networks import tiny_job
-from tonnage.assumed import of_adapters
 from tonnage.errors import UsageError
+from tonnage.estimates.assumptions import of_adapters
 from tonnage.plans import Plan
-from tonnage.step import step as steps
+from tonnage.techniques import build
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from tonnage.step import step as steps
 )
 def test_what_peft_cannot_adapt_is_refused(name: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=f"PEFT cannot adapt {name}: .*{said}.*--lora-targets"):
-        steps.build(tiny_job(name, method="lora", **options), Plan(), device="cpu")
+        build(tiny_job(name, method="lora", **options), Plan(), device="cpu")
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from networks import one_thread, tiny_job  # noqa: F401
-from tonnage.device import parse_cluster
-from tonnage.engines import engine_of, hf_trainer
+from tonnage.case import Case
+from tonnage.catalog.devices import parse_cluster
 from tonnage.plans import Plan
-from tonnage.step import step as steps
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.step.step import ReadyStep
-from tonnage.techniques import low_bit
+from tonnage.techniques import build, low_bit
+from tonnage.trainers import engine_of
+from tonnage.trainers.hf_trainer import run as hf_trainer
 
 BIG, SMALL = 64 * 128, 32  # elements: at least 4096 and whole blocks, and too few
 MAPS = 2 * 256 * 4  # bitsandbytes' two tables of 256 fp32, shared by all parameters
@@ -22,7 +23,7 @@ MAPS = 2 * 256 * 4  # bitsandbytes' two tables of 256 fp32, shared by all parame
 
 def ready(plan: Plan) -> ReadyStep:
     torch.manual_seed(0)
-    return steps.build(tiny_job(), plan, device="cpu", initialise=True)
+    return build(tiny_job(), plan, device="cpu", initialise=True)
 
 
 @pytest.fixture
@@ -147,10 +148,10 @@ def test_what_no_package_mends_is_said_first(engine: str, monkeypatch: pytest.Mo
             monkeypatch.setattr(module, name, lambda package: None, raising=False)
     plan = Plan(engine=engine, optimizer="adamw-8bit", shard="zero3")
     job, cluster = tiny_job("llama"), parse_cluster("8xh100-80gb")
-    refusal = engine_of(plan).accepts(job, plan, cluster)
+    refusal = engine_of(plan).accepts(Case(job, plan, cluster))
     assert refusal is not None
     assert not refusal.is_of_here
     assert refusal.technique == "optimizer=adamw-8bit"
-    missing = engine_of(plan).accepts(job, replace(plan, shard="ddp"), cluster)
+    missing = engine_of(plan).accepts(Case(job, replace(plan, shard="ddp"), cluster))
     assert missing is not None
     assert missing.instead == "pip install bitsandbytes"

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
-from tonnage.device import parse_cluster
+from tonnage.case import Case
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
 from tonnage.plans import Plan
-from tonnage.step import step as steps
-from tonnage.techniques import activation_offload, disk, optimizer_offload
+from tonnage.techniques import activation_offload, build, disk, optimizer_offload
 from tonnage.techniques.activation_offload import _in_memory, _Packed, _Streamed
 from tonnage.techniques.optimizer_offload import offloaded
 
@@ -25,7 +25,7 @@ def trained(name: str = "llama", count: int = 2, **choices: Any) -> Trained:
     """The weights after some steps."""
     torch.manual_seed(0)
     plan = Plan(**{"precision": "fp32", **choices})
-    made = steps.build(tiny_job(name), plan, device="cpu", initialise=True)
+    made = build(tiny_job(name), plan, device="cpu", initialise=True)
     torch.manual_seed(1)
     made.run(count)
     return {name: p.detach() for name, p in made.model.named_parameters()}
@@ -63,7 +63,7 @@ class TestActivations:
         monkeypatch.setattr(_Streamed, "_send", noted)
         torch.manual_seed(0)
         plan = Plan(precision="fp32", activation_offload="cpu-streamed", checkpointing="full")
-        made = steps.build(tiny_job(), plan, device="cpu", initialise=True)
+        made = build(tiny_job(), plan, device="cpu", initialise=True)
         made.micro_batch(made.next_batch())
         assert sent.count(torch.Size((2, 24, 32))) >= 3  # the inputs of three layers
         assert len(sent) < 3 + 8  # and what embedding and last norm save, but nothing from inside a layer
@@ -165,7 +165,7 @@ def test_optimizer_offload_trains_the_same(place: str) -> None:
 def test_states_rest_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(disk, "SMALL_BYTES", 1)
     monkeypatch.setenv("TONNAGE_OFFLOAD_DIR", str(tmp_path))
-    made = steps.build(tiny_job(), Plan(precision="fp32", optimizer_offload="nvme"), device="cpu", initialise=True)
+    made = build(tiny_job(), Plan(precision="fp32", optimizer_offload="nvme"), device="cpu", initialise=True)
     made.run(1)
     maps = Path("/proc/self/maps").read_text()
     mapped = sum(f"{tmp_path}/{disk.PREFIX}" in line for line in maps.splitlines())
@@ -177,13 +177,13 @@ def test_states_rest_in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_in_backward_no_gradient_is_left() -> None:
-    made = steps.build(tiny_job(), Plan(precision="fp32", optimizer_in_backward=True), device="cpu", initialise=True)
+    made = build(tiny_job(), Plan(precision="fp32", optimizer_in_backward=True), device="cpu", initialise=True)
     made.micro_batch(made.next_batch())
     assert all(parameter.grad is None for parameter in made.model.parameters())
 
 
 def test_states_are_saved_with_their_part() -> None:
-    made = steps.build(tiny_job(), Plan(precision="fp32", optimizer_offload="cpu"), device="cpu", initialise=True)
+    made = build(tiny_job(), Plan(precision="fp32", optimizer_offload="cpu"), device="cpu", initialise=True)
     made.run(1)
     saved = made.optimizer.state_dict()
     made.optimizer.load_state_dict(saved)
@@ -194,6 +194,6 @@ def test_states_of_weights_on_the_host_are_there_already():
     """What is told to leave out is what was said too much."""
     job, cluster = tiny_job("llama"), parse_cluster("8xh100-80gb")
     both = Plan(shard="zero3", optimizer_offload="cpu", param_offload="cpu")
-    assert "leave it out" in str(optimizer_offload.accepts(job, both, cluster))
+    assert "leave it out" in str(optimizer_offload.accepts(Case(job, both, cluster)))
     alone = replace(both, param_offload="none")
-    assert "choose param-offload cpu" in str(optimizer_offload.accepts(job, alone, cluster))
+    assert "choose param-offload cpu" in str(optimizer_offload.accepts(Case(job, alone, cluster)))

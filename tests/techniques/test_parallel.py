@@ -18,16 +18,16 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
 from ring_on_cpu import ring_on_cpu
-from tonnage.axes import axes
-from tonnage.device import parse_cluster
+from tonnage.case import Case as TrainingCase
+from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job
+from tonnage.mesh import axes
 from tonnage.plans import Plan
 from tonnage.step import model as models
-from tonnage.step import step as steps
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.step.step import ReadyStep
-from tonnage.techniques import tensor_parallel
+from tonnage.techniques import build, tensor_parallel
 from tonnage.techniques.expert_parallel import experts_of, transformers_has_it
 
 STEPS, MICRO_BATCHES = 2, 2
@@ -211,7 +211,7 @@ class _part:  # noqa: N801
 def alone(case: Case, data_ranks: int) -> tuple[Weights, Weights]:
     """Weights before and after training in one process on everybody's batches."""
     everything = batches(data_ranks)
-    ready = steps.build(case.job(len(everything) // STEPS), case.alone, device="cpu", initialise=True)
+    ready = build(case.job(len(everything) // STEPS), case.alone, device="cpu", initialise=True)
     generator = torch.Generator().manual_seed(1)
     start = {_plain(n): torch.randn(p.shape, generator=generator) / 2 for n, p in ready.model.named_parameters()}
     trained(ready, everything, start)
@@ -234,7 +234,7 @@ def rank_main(rank: int, world: int, folder: str) -> None:
 
 def worst_difference(case: Case, rank: int, world: int, reference: Path) -> float:
     """Between what this rank holds after training and the same part of what one process has."""
-    ready = steps.build(
+    ready = build(
         case.job(MICRO_BATCHES),
         case.parallel,
         device="cpu",
@@ -311,11 +311,11 @@ def test_adapters_of_embeddings_are_not_divided() -> None:
 
 def test_adapters_of_experts_are_refused_before_anything_runs() -> None:
     job, cluster = tiny_job("mixtral", method="lora"), parse_cluster("2xh100-80gb")
-    told = tensor_parallel.accepts(job, Plan(tp=2), cluster)
+    told = tensor_parallel.accepts(TrainingCase(job, Plan(tp=2), cluster))
     assert told is not None
     assert "adapters on experts are not divided; choose lora-targets" in str(told)
     some = replace(job, lora_targets=("q_proj", "v_proj"))
-    assert tensor_parallel.accepts(some, Plan(tp=2), cluster) is None
+    assert tensor_parallel.accepts(TrainingCase(some, Plan(tp=2), cluster)) is None
 
 
 @pytest.mark.parametrize(("network", "reason"), [("gpt2", "no tp_plan"), ("bert", "not masked-lm")])

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from networks import TINY, one_thread, tiny_job  # noqa: F401
-from tonnage.device import Cluster, find_device
+from tonnage.case import Case
+from tonnage.catalog.devices import find_device
+from tonnage.cluster import Cluster
 from tonnage.plans import Plan
 from tonnage.step import model as models
-from tonnage.step import step as steps
 from tonnage.step.step import ReadyStep
-from tonnage.techniques import refusals
+from tonnage.techniques import build, refusals
 
 H100 = Cluster(device=find_device("h100-80gb"), gpus_per_node=8)
 T4 = Cluster(device=find_device("t4"))
@@ -27,7 +28,7 @@ torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao is no
 
 def ready(method: str, plan: Plan, name: str = "llama") -> ReadyStep:
     torch.manual_seed(0)
-    return steps.build(tiny_job(name, method=method), plan, device="cpu", initialise=True)
+    return build(tiny_job(name, method=method), plan, device="cpu", initialise=True)
 
 
 def tokens() -> dict[str, torch.Tensor]:
@@ -113,7 +114,7 @@ def scripted(quant: str, name: str, folder: Path) -> nn.Module:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     torch.manual_seed(0)
-    plain = steps.build(tiny_job(name), Plan(precision="bf16-true"), device="cpu", initialise=True).model
+    plain = build(tiny_job(name), Plan(precision="bf16-true"), device="cpu", initialise=True).model
     plain.save_pretrained(folder)  # type: ignore[operator]
     kind, _, double = quant.partition("-")
     bits = BitsAndBytesConfig(
@@ -148,7 +149,7 @@ def scripted(quant: str, name: str, folder: Path) -> nn.Module:
 def test_refusals(job: dict[str, Any], plan: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("qlora", "lora", "fp8", "low_bit"):
         monkeypatch.setattr(f"tonnage.techniques.{name}.find_spec", lambda package: package)
-    found = refusals(tiny_job("gpt2", **job), Plan(**plan), T4)
+    found = refusals(Case(tiny_job("gpt2", **job), Plan(**plan), T4))
     assert any(reason in str(refusal) for refusal in found), found
     assert all(refusal.instead and "\n" not in str(refusal) for refusal in found)
 
@@ -165,7 +166,7 @@ def test_refusals(job: dict[str, Any], plan: dict[str, Any], reason: str, monkey
 def test_what_to_install(job: Any, plan: Any, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("qlora", "fp8", "low_bit"):
         monkeypatch.setattr(f"tonnage.techniques.{name}.find_spec", lambda package: None)
-    (refusal,) = refusals(tiny_job(**job), Plan(**plan), H100)
+    (refusal,) = refusals(Case(tiny_job(**job), Plan(**plan), H100))
     assert refusal.instead == instead
 
 

@@ -13,9 +13,9 @@ import torch.multiprocessing as mp
 from networks import one_thread, tiny_job  # noqa: F401
 from tonnage.plans import Plan
 from tonnage.step import model as models
-from tonnage.step import step as steps
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.step.step import ReadyStep
+from tonnage.techniques import build
 
 STEPS, MICRO_BATCHES = 2, 2
 IMPORTED_ONCE = ["transformers.models.llama.modeling_llama", "torch.distributed.fsdp", "torch.distributed.optim"]
@@ -57,7 +57,7 @@ def batches(world: int) -> list[dict[str, torch.Tensor]]:
 def trained(plan: Plan, method: str, network: str, world: int, rank: int, mine: list[Any]) -> Weights:
     """The weights after training on the batches that are this rank's."""
     job = tiny_job(network, method=method, grad_accum=len(mine) // STEPS or 1)
-    ready = steps.build(
+    ready = build(
         job, plan, device="cpu", initialise=True, world_size=world, rank=rank, gpus_per_node=max(1, world // 2)
     )
     same_start(ready)
@@ -139,7 +139,7 @@ def test_agrees_with_one_process(world: int, name: str) -> None:
 
 
 def test_mixed_precision_is_fsdps_own() -> None:
-    ready = steps.build(
+    ready = build(
         tiny_job(), Plan(precision="bf16-mixed", shard="zero3"), device="cpu", world_size=2, initialise=True
     )
     try:
@@ -158,7 +158,7 @@ def test_mixed_precision_is_fsdps_own() -> None:
 def test_sharded_adapters_start_as_peft_starts_them() -> None:
     pytest.importorskip("peft")
     plan = Plan(precision="fp32", shard="zero3")
-    ready = steps.build(tiny_job(method="lora"), plan, device="cpu", world_size=2, initialise=True)
+    ready = build(tiny_job(method="lora"), plan, device="cpu", world_size=2, initialise=True)
     try:
         local = {name: p.to_local() for name, p in ready.model.named_parameters() if "lora_" in name}  # type: ignore
         assert all((values == 0).all() == ("lora_B" in name) for name, values in local.items() if values.numel())
@@ -169,7 +169,7 @@ def test_sharded_adapters_start_as_peft_starts_them() -> None:
 
 @pytest.mark.parametrize(("shard", "kept"), [("zero2", True), ("zero3", False)])
 def test_zero2_keeps_layers_gathered(shard: str, kept: bool) -> None:
-    ready = steps.build(tiny_job(), Plan(precision="fp32", shard=shard), device="cpu", world_size=2, initialise=True)
+    ready = build(tiny_job(), Plan(precision="fp32", shard=shard), device="cpu", world_size=2, initialise=True)
     try:
         loss = models.loss_of(ready.model(**ready.next_batch()))
         weight = models.layers(ready.model)[0].mlp.up_proj.weight  # type: ignore[union-attr]

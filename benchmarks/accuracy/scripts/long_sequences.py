@@ -17,7 +17,7 @@ import transformers
 from benchmarks.accuracy.scripts import compilers, flash_attention_3
 from torch import nn
 
-from tonnage.catalog import find_model
+from tonnage.catalog.models import find_model
 
 IMPORTS = (
     "transformers.models.llama.modeling_llama",

@@ -35,7 +35,7 @@ def measure(
     core_model_loading.ThreadPoolExecutor = Readers
     script = EXAMPLES / ("qlora.py" if quantized else "lora.py")
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(str(files("tonnage") / "catalog" / "models" / f"{model}.json"), Path(folder) / "config.json")
+        shutil.copy(str(files("tonnage") / "catalog" / "configs" / f"{model}.json"), Path(folder) / "config.json")
         sys.argv = [str(script), folder, "--attention", attention, "--rank", str(lora_rank), "--steps", "2"]
         sys.argv += ["--micro-batch", str(micro_batch), "--seq-len", str(seq_len)]
         sys.argv += ["--double"] if double_quant else []

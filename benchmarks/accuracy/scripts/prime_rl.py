@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from tonnage.catalog import find_model
+from tonnage.catalog.models import find_model
 
 IMPORTS = (
     *compilers.IMPORTS,

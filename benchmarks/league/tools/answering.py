@@ -32,7 +32,7 @@ def meta_model(name: str, dtype: str = "bfloat16", attention: str = "sdpa") -> A
     """The network without memory."""
     import torch
 
-    from tonnage.modelref import resolve
+    from tonnage.catalog.configurations import resolve
     from tonnage.step import model as models
 
     ref = resolve(name, offline=True)

@@ -7,7 +7,7 @@ from fitcheck.config_parser import ModelConfig
 from fitcheck.estimator import TrainingConfig, estimate
 from fitcheck.gpu_db import get_gpu
 
-from tonnage.catalog import find_model
+from tonnage.catalog.models import find_model
 
 ENOUGH_MIB = 2**23
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]

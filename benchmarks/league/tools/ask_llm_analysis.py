@@ -9,7 +9,7 @@ from answering import GIB, answer
 from llm_analysis import config as tables
 from llm_analysis.analysis import train
 
-from tonnage.catalog import find_model
+from tonnage.catalog.models import find_model
 
 CARD = "a100-sxm-80gb"
 IMAGINARY_GB = 8192

@@ -10,7 +10,7 @@ from simumax.core.config import ModelConfig, StrategyConfig, SystemConfig
 from simumax.core.perf_llm import PerfLLM
 from simumax.utils import get_simu_strategy_config, get_simu_system_config
 
-from tonnage.catalog import find_model
+from tonnage.catalog.models import find_model
 
 
 def written(folder: str, name: str, document: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """A replica of PyTorch's CUDACachingAllocator: the same decisions, events and statistics, without a GPU.
 
-The rules are in `docs/explanation/allocator.md`; `tests/test_allocator_against_torch.py` compares every event and statistic with
-the allocator inside torch.  One object is the allocator of one device.
+The rules are in `docs/explanation/allocator.md`; `tests/allocator/test_allocator_against_torch.py` compares every
+event and statistic with the allocator inside torch.  One object is the allocator of one device.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ from tonnage.allocator.driver import Driver
 from tonnage.allocator.heap import Heap
 from tonnage.allocator.segments import Segment
 from tonnage.allocator.settings import SMALL_BYTES, AllocatorSettings
-from tonnage.trace import Event
+from tonnage.trace.trace import Event
 from tonnage.units import size as in_units
 
 NEWEST: Final = "2.13"

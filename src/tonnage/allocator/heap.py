@@ -19,7 +19,7 @@ from tonnage.allocator.settings import (
     version_numbers,
 )
 from tonnage.allocator.statistics import Stat, Statistics
-from tonnage.trace import Event
+from tonnage.trace.trace import Event
 
 COUNTERS: Final = (
     "num_alloc_retries",

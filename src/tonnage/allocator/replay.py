@@ -9,7 +9,7 @@ from tonnage.allocator.driver import Driver
 from tonnage.allocator.segments import Segment
 from tonnage.allocator.settings import AllocatorSettings
 from tonnage.errors import CannotEstimate
-from tonnage.trace import Event
+from tonnage.trace.trace import Event
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The options of PYTORCH_ALLOC_CONF that decide where memory comes from, and the sizes that follow from them.
 
 Which values are accepted, and what they mean, was checked against the parser inside the torch 2.13 binary
-(`tests/test_allocator_against_torch.py`); this parser only refuses more: half-numbers such as `128.5` and
+(`tests/allocator/test_allocator_against_torch.py`); this parser only refuses more: half-numbers such as `128.5` and
 signs, which torch cuts off or wraps around without a word.
 """
 

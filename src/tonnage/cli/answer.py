@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.device import CPU
+from tonnage.cluster import CPU
 from tonnage.errors import UnwritableFile, UsageError
 
 if TYPE_CHECKING:
-    from tonnage.estimates import Estimate
-    from tonnage.trace import Trace
+    from tonnage.estimates.estimate import Estimate
+    from tonnage.trace.trace import Trace
 
 _WIDEST: Final = 120  # a reader's eye loses the line beyond
 _UNWATCHED_WIDTH: Final = 100  # what a pipe or a file gets
@@ -53,7 +53,7 @@ class Wanted:
 
 
 def _is_saved(path: Path) -> bool:
-    from tonnage import saved
+    from tonnage.estimates import archive as saved
 
     return path.is_file() and saved.is_saved(path)
 
@@ -83,7 +83,7 @@ def deliver(estimate: "Estimate", traces: Callable[[], Sequence["Trace"]], wante
 
         emit(render(estimate, width=width(), colour=colour(), unicode=unicode()))
     if wanted.save is not None:
-        from tonnage import saved
+        from tonnage.estimates import archive as saved
 
         saved.save(wanted.save, estimate, traces())
     if wanted.html is not None:

@@ -7,7 +7,7 @@ import typer
 from tonnage.cli.options import Json
 
 if TYPE_CHECKING:
-    from tonnage.device import Device
+    from tonnage.cluster import Device
 
 
 def devices(
@@ -17,8 +17,8 @@ def devices(
     """The GPUs that --gpu knows, with what a program sees of their memory; or one of them in full."""
     from dataclasses import asdict
 
+    from tonnage.catalog.devices import device_names, find_device
     from tonnage.cli.answer import emit, print_json
-    from tonnage.device import device_names, find_device
 
     chosen = [find_device(name)] if name else [find_device(known) for known in device_names()]
     if json:

@@ -7,18 +7,20 @@ import typer
 from tonnage.cli.options import Json
 
 if TYPE_CHECKING:
-    from tonnage.formats import Format
+    from tonnage.catalog.formats import Format
 
 
 def formats(
     name: Annotated[str | None, typer.Argument(help="One format, to see all of it.")] = None,
     json: Json = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/reference/formats.md instead.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the page docs/reference/formats.md instead.")
+    ] = False,
 ) -> int:
     """Number formats: bits, range, smallest step, which GPUs compute in them, and when a loss must be scaled."""
+    from tonnage.catalog.formats import FORMATS, find_format
     from tonnage.cli.answer import emit, print_json
     from tonnage.errors import UsageError
-    from tonnage.formats import FORMATS, find_format
 
     if markdown and (name or json):
         other = name or "--json"
@@ -105,7 +107,7 @@ def _number(value: float | None) -> str:
 
 def _devices(chosen: "Format") -> str:
     """How many of the catalog's GPUs, and from which compute capability on."""
-    from tonnage.device import device_names
+    from tonnage.catalog.devices import device_names
 
     found = chosen.devices()
     if not chosen.computes_as:
@@ -117,9 +119,9 @@ def _devices(chosen: "Format") -> str:
 _INTRODUCTION = """\
 # Number formats
 
-Computed from how the bits are divided (`src/tonnage/formats.py`), not typed: `tonnage formats --markdown` writes this
-page. Bits are sign + exponent + mantissa; *a value* counts the scales that blocks share. *Computes on*: GPUs of the
-catalog for which a dense speed of matrices in the format is published (`tonnage formats NAME` lists them).
+Computed from how the bits are divided (`tonnage.catalog.formats`), not typed: `tonnage formats --markdown` writes
+this page. Bits are sign + exponent + mantissa; *a value* counts the scales that blocks share. *Computes on*: GPUs of
+the catalog for which a dense speed of matrices in the format is published (`tonnage formats NAME` lists them).
 
 """
 

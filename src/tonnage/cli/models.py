@@ -8,7 +8,7 @@ import typer
 from tonnage.cli.options import Json
 
 if TYPE_CHECKING:
-    from tonnage.catalog import Model
+    from tonnage.catalog.models import Model
 
 _WITHOUT_DTYPE: Final = (
     'It names no dtype: from_config makes weights of fp32 unless the script says another. "dtype": "bfloat16" in the '
@@ -26,7 +26,7 @@ def models(
     """The models that `estimate` knows by name, with the Hub repository whose configuration each is."""
     from dataclasses import asdict
 
-    from tonnage.catalog import find_model, model_names
+    from tonnage.catalog.models import find_model, model_names
     from tonnage.cli.answer import emit, print_json
 
     if config:
@@ -46,7 +46,7 @@ def models(
 
 def _named(name: str | None) -> "Model":
     """The model of this name.  Raises UsageError."""
-    from tonnage.catalog import find_model
+    from tonnage.catalog.models import find_model
     from tonnage.errors import UsageError
 
     found = find_model(name) if name else None

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tonnage.cli.options import (
-    CARD,
-    OUTPUT,
     Gpu,
     GpuMemory,
     Gpus,
@@ -31,20 +29,19 @@ from tonnage.options import spelled
 from tonnage.plans import HEADROOM
 
 if TYPE_CHECKING:
-    from tonnage.device import Cluster
-    from tonnage.exports.changes import Beside
+    from tonnage.cluster import Cluster
+    from tonnage.planner.changes import Beside
+    from tonnage.planner.solution import Solution
     from tonnage.script.advice import Asked
-    from tonnage.solution import Solution
 
-SEARCH = "What may be chosen"
 TIMEOUT_SECONDS = 900
 
 Words = list[str] | None
 """Of an option that may be given several times."""
 
 
-def _option(name: str, text: str, metavar: str, panel: str = SEARCH) -> Any:
-    return typer.Option(f"--{name}", help=text, metavar=metavar, rich_help_panel=panel)
+def _option(name: str, text: str, metavar: str) -> Any:
+    return typer.Option(f"--{name}", help=text, metavar=metavar)
 
 
 @with_request
@@ -55,44 +52,56 @@ def plan(
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
     host_memory: HostMemory = None,
-    only: Annotated[Words, _option("only", "Choose among these alone: shard,checkpointing.", "NAMES")] = None,
+    only: Annotated[
+        Words, _option("only", "Let the search choose only these options: shard,checkpointing.", "NAMES")
+    ] = None,
     without: Annotated[
-        Words, _option("without", "Leave these as they are: tp,param-offload, or shard=zero2.", "NAMES")
+        Words,
+        _option("without", "Keep the search from these options or values: tp,param-offload,shard=zero2.", "NAMES"),
     ] = None,
     allow: Annotated[
-        Words, _option("allow", "Options that may change the mathematics: optimizer,precision.", "NAMES")
+        Words,
+        _option(
+            "allow", "Also let the search choose options that change the mathematics: optimizer,precision.", "NAMES"
+        ),
     ] = None,
-    headroom: Annotated[float, _option("headroom", "Percent of the card that stays free.", "N")] = 100 * HEADROOM,
+    headroom: Annotated[float, _option("headroom", "Percent of each GPU's memory to leave free.", "N")] = 100
+    * HEADROOM,
     find: Annotated[
         str | None,
-        _option("find", "Ask backwards: max-seq-len, max-micro-batch, min-gpus or min-gpu.", "WORD"),
+        _option("find", "Find a limit instead of a plan: max-seq-len, max-micro-batch, min-gpus or min-gpu.", "WORD"),
     ] = None,
-    top: Annotated[int, typer.Option("--top", help="Plans to show.", metavar="N", min=1, rich_help_panel=OUTPUT)] = 4,
+    top: Annotated[int, typer.Option("--top", help="Number of plans to show.", metavar="N", min=1)] = 4,
     pareto: Annotated[
-        bool, typer.Option("--pareto", help="Also run the frontier of memory and speed.", rich_help_panel=OUTPUT)
+        bool,
+        typer.Option(
+            "--pareto",
+            help="Also show the Pareto-optimal plans: those that no other plan beats in both memory and speed.",
+        ),
     ] = False,
     timeout: Annotated[
-        int | None, count("--timeout", f"Seconds for each run of a script; default: {TIMEOUT_SECONDS}.", CARD)
+        int | None,
+        count("--timeout", f"Stop each run of a script after this many seconds. Default: {TIMEOUT_SECONDS}."),
     ] = None,
     torch: TorchVersion = None,
     offline: Offline = False,
     json: Json = False,
     html: Html = None,
     save: Annotated[
-        Path | None, _option("save", "Keep the best plan, to be edited and estimated: plan.toml.", "FILE", OUTPUT)
+        Path | None, _option("save", "Write the best plan to this plan.toml, to edit, estimate or export.", "FILE")
     ] = None,
-    source: Annotated[
+    settings: Annotated[
         Path | None,
         _option(
-            "from", "Settings of a trainer (ds_config.json, accelerate.yaml, ...): what to change in them.", "FILE"
+            "from",
+            "Read a trainer's settings (ds_config.json, accelerate.yaml, ...) and say what to change in them.",
+            "FILE",
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Let --save and --html replace files.", rich_help_panel=OUTPUT)
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Let --save and --html replace existing files.")] = False,
     **options: Any,
 ) -> int:
-    """What should I run? The fastest combination that fits, each plan that is shown run on a ghost GPU.
+    """Find the fastest combination of techniques that fits; every plan shown was run on a ghost GPU.
 
     --method any (or full,lora) compares methods.
     """
@@ -109,7 +118,7 @@ def plan(
     }
     if _is_command(model_or_command):
         _refuse(
-            {"find": find, "from": source, "save": save, "html": html, "pareto": pareto, "host-memory": host_memory}
+            {"find": find, "from": settings, "save": save, "html": html, "pareto": pareto, "host-memory": host_memory}
         )
         from tonnage.script.advice import Asked
 
@@ -126,12 +135,12 @@ def plan(
         raise UsageError(f"--timeout {timeout} is for a script, each run of which it ends; a MODEL has none. {_OUT}")
     check_cards(find, cluster, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory, here=here)
     if here and host_memory is None:
-        from tonnage import machine
+        from tonnage.catalog import machine
 
         host_memory = machine.memory_bytes()
     limits["host_memory_bytes"] = host_memory
     how = {"top": top, "pareto": pareto, "torch_version": torch}
-    return _of_model(model_or_command[0], cluster, options, limits, source, find, how, outputs, offline=offline)
+    return _of_model(model_or_command[0], cluster, options, limits, settings, find, how, outputs, offline=offline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +153,9 @@ class _Outputs:
 
     def deliver(self, solution: "Solution", beside: "Beside | None", model: str) -> int:
         """Print it, write the files, and give the exit code.  `beside`: what it changes in a trainer's file."""
-        from tonnage import planfile
         from tonnage.cli import answer
         from tonnage.files import write_text
+        from tonnage.planner import plan_file as planfile
 
         if self.json:
             answer.print_json({**solution.to_json(), **({} if beside is None else {"given": beside.to_json()})})
@@ -181,13 +190,13 @@ def _of_model(
 ) -> int:
     """Search, from what a trainer's file says if there is one, and say what to change in that."""
     from tonnage import api
+    from tonnage.catalog.devices import parse_cluster
     from tonnage.cli.progress import progress
-    from tonnage.device import parse_cluster
 
     settings, options = None, said
     if source is not None:
-        from tonnage.exports import reading
-        from tonnage.exports.changes import wordless
+        from tonnage.planner.changes import wordless
+        from tonnage.trainers import reading
 
         settings = reading.read(source).on(cluster.gpus)
         options = settings.openly(said)
@@ -201,7 +210,7 @@ def _of_model(
             name, memory_bytes = (solution.question[key] for key in ("gpu", "gpu_memory_bytes"))
             cards = parse_cluster(name, gpu_memory_bytes=memory_bytes)
         if settings is not None:
-            from tonnage.exports.changes import beside
+            from tonnage.planner.changes import beside
 
             best = solution.plans[0].candidate if solution.plans else None
             torch = how["torch_version"]
@@ -233,7 +242,7 @@ def _refuse(given: dict[str, Any]) -> None:
 
 def _of_plan_alone(said: dict[str, Any], cluster: "Cluster") -> dict[str, Any]:
     """What was said, of Plan.  Raises UsageError for what cannot be, and for what the script itself says."""
-    from tonnage.idle import check_idle
+    from tonnage.case import check_idle
     from tonnage.plans import Plan
 
     of_plan = {item.name for item in fields(Plan)} - {"engine"}

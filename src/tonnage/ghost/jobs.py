@@ -20,14 +20,16 @@ from tonnage_inside import (
 from tonnage_inside.native import Native
 from tonnage_inside.watch import Watch
 
-from tonnage import inputs
-from tonnage.engines import engine_of, libraries
 from tonnage.ghost import card
-from tonnage.job import Job, ModelRef
-from tonnage.layers.few import is_first_alike, micro_batches_alike
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.step import occasions, repeats, sketched
-from tonnage.step.step import World
+from tonnage.shallow.few import is_first_alike, micro_batches_alike
+from tonnage.step import events as occasions
+from tonnage.step import flex_stub as sketched
+from tonnage.step import inputs, repeats
+from tonnage.step.world import World
+from tonnage.trainers import engine_of, libraries
 
 
 def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> None:

@@ -12,19 +12,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from tonnage import trace, worked
-from tonnage.catalog import ghost_settings
-from tonnage.device import Cluster
+from tonnage.catalog.overheads import ghost_settings
+from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, of_kind
-from tonnage.garbage import uncollected
 from tonnage.ghost.process import any_libraries, forking
 from tonnage.ghost.scratch import scratch
 from tonnage.ghost.wheel import Progress, find
 from tonnage.job import Job
-from tonnage.layers.requests import Requests
 from tonnage.plans import Plan
-from tonnage.trace import Trace
-from tonnage.worked import Worked
+from tonnage.shallow.requests import Requests
+from tonnage.trace import operations as worked
+from tonnage.trace import trace
+from tonnage.trace.gc_paused import uncollected
+from tonnage.trace.operations import Worked
+from tonnage.trace.trace import Trace
 
 _PROGRAM: Final = ("-P", "-m", "tonnage.ghost.worker")
 """What the ghost process runs; files of the folder it is started in stand in for no library."""
@@ -45,12 +46,12 @@ def request(
 ) -> dict[str, Any]:
     """What a worker is asked, as JSON: all that it hears of the job, and so all that its Trace can depend on.
 
-    `sketched`: what would have to be compiled has something as large in its place (`tonnage.step.sketched`).
+    `sketched`: what would have to be compiled has something as large in its place (`tonnage.step.flex_stub`).
     """
-    from tonnage.engines.own import TONNAGE
     from tonnage.techniques import environment as technique_environment
+    from tonnage.trainers.loop.run import TONNAGE
 
-    # By blocks that come back later than they were given back no deeper network is told (`tonnage.layers`).
+    # By blocks that come back later than they were given back no deeper network is told (`tonnage.shallow`).
     events = {"GHOST_EVENTS": "immediate"} if plan.engine == TONNAGE.name else {}
     return {
         "job": asdict(job),

@@ -13,11 +13,11 @@ from typing import Any, TextIO
 import torch
 from tonnage_inside import kernels, native, values
 
-from tonnage.engines import engine_of
 from tonnage.ghost import child, failing, jobs, preload
 from tonnage.plans import Plan
 from tonnage.step import heads, sources
 from tonnage.techniques import chosen
+from tonnage.trainers import engine_of
 
 _LATE = (
     "numpy.ma",

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tonnage.allocator.settings import variable
-from tonnage.axes import SHARDING
-from tonnage.engines import engine_of
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
+from tonnage.mesh import SHARDING
 from tonnage.options import spelled
 from tonnage.plans import Plan
 from tonnage.report.shortage import Shortage, shortage
 from tonnage.report.wording import whole
+from tonnage.trainers import engine_of
 from tonnage.units import gib, size
 
 _MOST: Final = 4

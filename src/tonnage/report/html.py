@@ -7,7 +7,7 @@ a saved estimate may come from a stranger.
 from collections.abc import Iterator
 from typing import Final
 
-from tonnage.estimates import Estimate, PhasePeak
+from tonnage.estimates.estimate import Estimate, PhasePeak
 from tonnage.report import markup, wording
 from tonnage.report.advice import advice
 from tonnage.report.markup import key, table, text

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tonnage.options import spelled
+from tonnage.planner.solution import Choice, Nearest, Point, Remedy, Solution, Stage
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
 from tonnage.report.wording import longest_text, samples
@@ -16,7 +17,6 @@ from tonnage.search.memory import micro_batches_run
 from tonnage.search.space import OFFLOADS
 from tonnage.search.unpriced import RANKED
 from tonnage.search.words import describe
-from tonnage.solution import Choice, Nearest, Point, Remedy, Solution, Stage
 from tonnage.units import counted, gib
 
 _REFUSED_ROWS: Final = 8

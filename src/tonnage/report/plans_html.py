@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Final
 
+from tonnage.planner.solution import Choice, Solution, Stage
 from tonnage.report import markup
 from tonnage.report.markup import key, table, text
 from tonnage.report.palette import LOOKS
 from tonnage.report.plans import cost, facts, named, needed, on_host, order, rates, saving, seconds, why_not
 from tonnage.search.words import describe
-from tonnage.solution import Choice, Solution, Stage
 from tonnage.units import gib
 
 _WIDTH: Final = 760

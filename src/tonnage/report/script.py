@@ -7,13 +7,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
+from tonnage.planner.solution import Refused
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part, drawn, text, title
 from tonnage.report.plans import cost, saving, seconds
 from tonnage.script.advice import Advice
 from tonnage.script.changes import Change
 from tonnage.search.words import describe
-from tonnage.solution import Refused
 from tonnage.units import counted, gib
 
 _VERDICTS: Final = {

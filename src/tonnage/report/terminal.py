@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.estimates import Estimate, Moment, PhasePeak
+from tonnage.estimates.estimate import Estimate, Moment, PhasePeak
 from tonnage.report import wording
 from tonnage.report.advice import advice
 from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, drawn, text, title

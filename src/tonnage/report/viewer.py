@@ -11,10 +11,10 @@ from typing import Final
 
 from tonnage.allocator import AllocatorSettings
 from tonnage.allocator.replay import follow
+from tonnage.allocator.snapshot import DeviceMemory, Frame, Snapshot, Stack, to_plain
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.files import replacing
-from tonnage.snapshot import DeviceMemory, Frame, Snapshot, Stack, to_plain
-from tonnage.trace import Event, Mark, Trace
+from tonnage.trace.trace import Event, Mark, Trace
 
 _PROTOCOL: Final = 4  # the newest that the viewer reads
 

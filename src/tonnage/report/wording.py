@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from tonnage.estimates import Estimate, Moment, PhasePeak
+from tonnage.estimates.estimate import Estimate, Moment, PhasePeak
 from tonnage.report.palette import LOOKS, OTHERS, Look, look
 from tonnage.report.shortage import shortage
 from tonnage.units import MIB, count, counted, gib, size

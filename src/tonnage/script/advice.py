@@ -14,15 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from tonnage import dryrun, launchers
-from tonnage.axes import SHARDING
-from tonnage.device import Cluster
-from tonnage.engines import engine_of
+from tonnage.case import Case
+from tonnage.cluster import Cluster
 from tonnage.errors import TrialFailed
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
 from tonnage.job import Job
+from tonnage.mesh import SHARDING
 from tonnage.options import spelled
+from tonnage.planner.solution import Candidate, Refused, Solution
 from tonnage.plans import HEADROOM, Plan
+from tonnage.script import dry_run as dryrun
+from tonnage.script import launchers
 from tonnage.script.changes import Change, Setting, changes, difference, holds, saved, seconds
 from tonnage.script.command import flag, with_value
 from tonnage.script.facts import Facts, NotUnderstood, Understood, seen, understood
@@ -33,7 +35,7 @@ from tonnage.search.reasons import DOES
 from tonnage.search.solve import search
 from tonnage.search.space import ORDER, Question, free
 from tonnage.search.words import describe
-from tonnage.solution import Candidate, Refused, Solution
+from tonnage.trainers import engine_of
 from tonnage.units import gib
 
 Progress = Callable[[str], None]
@@ -376,7 +378,7 @@ def _has_no_words(name: str, value: Any, job: Job, plan: Plan, facts: Facts, clu
         return True
     if facts.is_loop:
         return spelled(name) in LOOPS_NOT or f"{spelled(name)}={value}" in LOOPS_NOT
-    refusals = engine_of(plan).refusals(job, plan, cluster)
+    refusals = engine_of(plan).refusals(Case(job, plan, cluster))
     return any(one.technique.partition("=")[0] == spelled(name) and "no setting" in one.reason for one in refusals)
 
 

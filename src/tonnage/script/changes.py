@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tonnage.allocator.settings import variable
-from tonnage.engines import hf_trainer
 from tonnage.errors import CannotEstimate
-from tonnage.launchers import is_accelerated
+from tonnage.planner.solution import Candidate
 from tonnage.script.command import can_say, flag
 from tonnage.script.facts import Facts, Understood, checkpointing_word
+from tonnage.script.launchers import is_accelerated
 from tonnage.search.depth import Need
 from tonnage.search.pricing import priced
 from tonnage.search.reasons import DOES, OF_VALUES
-from tonnage.solution import Candidate
+from tonnage.trainers.hf_trainer import run as hf_trainer
 
 if TYPE_CHECKING:
     from tonnage.search.memory import Failure, Ghosts

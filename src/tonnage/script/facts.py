@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tonnage.engines.hf_trainer import OPTIMIZERS
 from tonnage.errors import CannotEstimate, UsageError
-from tonnage.job import Job, ModelRef
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.options import is_amount
 from tonnage.plans import Plan
-from tonnage.trace import Trace
+from tonnage.trace.trace import Trace
+from tonnage.trainers.hf_trainer.run import OPTIMIZERS
 from tonnage.units import count
 
 ADAMW: Final = ("adamw", "adamw-fused", "adamw-foreach", "adamw-loop")

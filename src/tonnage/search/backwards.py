@@ -7,11 +7,13 @@ from dataclasses import replace
 from math import lcm
 from typing import Any, Final
 
-from tonnage.axes import divisors
-from tonnage.device import GPUS_PER_NODE, Cluster, device_names, find_device
+from tonnage.catalog.devices import device_names, find_device
+from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
+from tonnage.mesh import divisors
 from tonnage.options import spelled
+from tonnage.planner.solution import Candidate, Solution
 from tonnage.plans import Plan
 from tonnage.search.best import host_bytes
 from tonnage.search.depth import Need
@@ -21,7 +23,6 @@ from tonnage.search.nearest import Way, smallest, way_of
 from tonnage.search.pricing import bounded
 from tonnage.search.solve import Progress, search, without_engine
 from tonnage.search.space import Question, check_precision
-from tonnage.solution import Candidate, Solution
 from tonnage.units import counted
 
 STEP_TOKENS: Final = 1024

@@ -14,11 +14,12 @@ from itertools import islice, takewhile
 from math import inf
 from typing import Final
 
-from tonnage.costs.answer import as_time
+from tonnage.case import Case
 from tonnage.errors import UsageError
-from tonnage.estimates import Estimate
-from tonnage.layers.few import depths
-from tonnage.predict import check
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.step_time import as_time
+from tonnage.planner.solution import Candidate, Choice, Refused
+from tonnage.plans import CHUNK_TOKENS
 from tonnage.search import space
 from tonnage.search.depth import Need
 from tonnage.search.expectation import Expectation
@@ -27,9 +28,9 @@ from tonnage.search.needs import FEW, after, most_telling, needs_no_less
 from tonnage.search.pricing import Priced, bounded, in_order, priced
 from tonnage.search.space import FREE, OFFLOADS, Question
 from tonnage.search.words import describe
-from tonnage.solution import Candidate, Choice, Refused
+from tonnage.shallow.few import depths
 from tonnage.techniques.attention import CANNOT_SERVE
-from tonnage.techniques.chunked_loss import CHUNK_TOKENS
+from tonnage.trainers.cases import check
 from tonnage.units import counted, gib
 
 MOST_RUNS: Final = 60
@@ -542,7 +543,7 @@ class Search:
             if _has(one.candidate, option):
                 return UsageError(f"{option}: {why}")
         try:
-            check(one.candidate.job, one.candidate.plan, self.question.cluster)
+            check(Case(one.candidate.job, one.candidate.plan, self.question.cluster))
         except UsageError as error:
             return error
         return None

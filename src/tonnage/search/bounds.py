@@ -8,13 +8,12 @@ usual only says in what order to run.
 from functools import lru_cache
 from typing import Final
 
-from tonnage.costs.memory import STATE_BYTES, kept_bytes, logit_bytes, used_bytes
-from tonnage.costs.shape import Shape
-from tonnage.costs.work import Work
 from tonnage.options import varied
-from tonnage.plans import Plan
+from tonnage.plans import CHUNK_TOKENS, Plan
 from tonnage.techniques.activation_offload import SMALL_BYTES
-from tonnage.techniques.chunked_loss import CHUNK_TOKENS
+from tonnage.timing.memory import STATE_BYTES, kept_bytes, logit_bytes, used_bytes
+from tonnage.timing.shape import Shape
+from tonnage.timing.work import Work
 
 
 def least_bytes(shape: Shape, work: Work, *, gradients_go: bool = False) -> int:

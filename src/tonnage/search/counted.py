@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tonnage.costs.answer import is_better_seen, played
-from tonnage.device import Cluster
+from tonnage.case import Case
+from tonnage.cluster import Cluster
+from tonnage.estimates.step_time import is_better_seen, played
+from tonnage.planner.solution import Candidate, Choice
 from tonnage.search.memory import Ghosts
 from tonnage.search.space import Question
 from tonnage.search.words import describe
-from tonnage.solution import Candidate, Choice
 
 _FEW = 2
 """Micro-batches of a step that is counted at the most: what each further one takes follows."""
@@ -39,7 +40,7 @@ def _rate(choice: Choice) -> float:
 
 
 def _is_counted(candidate: Candidate, cluster: Cluster) -> bool:
-    return is_better_seen(candidate.job, candidate.plan, cluster)
+    return is_better_seen(Case(candidate.job, candidate.plan, cluster))
 
 
 def _time(choice: Choice, ghosts: Ghosts, cluster: Cluster) -> dict[str, Any]:

@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tonnage.estimates import Estimate
-from tonnage.summary import outside_allocator
-from tonnage.timeline import settled
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.summary import outside_allocator
+from tonnage.estimates.timeline import settled
 
 if TYPE_CHECKING:
-    from tonnage.device import Cluster
-    from tonnage.trace import Trace
+    from tonnage.cluster import Cluster
+    from tonnage.trace.trace import Trace
 
 _FIXED: Final = ("communication", "cached", "runtime")
 """Categories that do not grow with depth."""

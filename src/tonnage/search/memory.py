@@ -10,22 +10,23 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
-from tonnage import predict
-from tonnage.axes import axes
-from tonnage.costs.work import Work
-from tonnage.device import Cluster
+from tonnage.case import Case
+from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError, UnreadableModel, UsageError
-from tonnage.estimates import Estimate
+from tonnage.estimates import predict
+from tonnage.estimates.estimate import Estimate
 from tonnage.ghost.process import any_libraries
 from tonnage.job import Job
-from tonnage.layers.few import depths, is_repetitive, layers_of, leaves_what_it_found, roomy, with_layers
+from tonnage.mesh import axes
+from tonnage.planner.solution import Candidate
 from tonnage.search import waiting
 from tonnage.search.bounds import usually_of_the_first
 from tonnage.search.depth import Look, Need, extrapolated, of_run, seen
 from tonnage.search.pricing import shape_of
 from tonnage.search.turns import Turns
-from tonnage.solution import Candidate
-from tonnage.worked import Worked
+from tonnage.shallow.few import depths, is_repetitive, layers_of, leaves_what_it_found, roomy, with_layers
+from tonnage.timing.work import Work
+from tonnage.trace.operations import Worked
 
 if TYPE_CHECKING:
     from tonnage.ghost.pool import Worker
@@ -234,12 +235,10 @@ class _Run:
         each = waiting.waiting_bytes(self.candidate, self.cluster, self.rank)
         more = (asked.grad_accum - job.grad_accum) * each
         if self.looks:
-            trace = predict.trace(job, plan, self.cluster, rank=self.rank, steps=self.steps, worker=worker)
+            trace = predict.trace(Case(job, plan, self.cluster), rank=self.rank, steps=self.steps, worker=worker)
             return waiting.looked(seen(trace, self.cluster, by_module=plan.pp == 1), more)
         found = predict.estimate(
-            job,
-            plan,
-            self.cluster,
+            Case(job, plan, self.cluster),
             steps=self.steps,
             repeated=self.repeated,
             few_layers=True,

@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from tonnage.device import GPUS_PER_NODE, Cluster, find_device
+from tonnage.case import Case
+from tonnage.catalog.devices import find_device, spell_options
+from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
 from tonnage.options import spelled
-from tonnage.predict import check
+from tonnage.planner.solution import Candidate, Nearest, Remedy
 from tonnage.search import space
 from tonnage.search.best import Search, host_bytes, within_host
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import Bounded, beyond_bytes, bounded
 from tonnage.search.space import Question
-from tonnage.solution import Candidate, Nearest, Remedy
+from tonnage.trainers.cases import check
 from tonnage.units import GIB
 
 CARDS: Final = ("l4", "a100-40gb", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
@@ -121,7 +123,7 @@ def refusal(question: Question) -> str | None:
 
 def _refused(candidate: Candidate, question: Question) -> str | None:
     try:
-        check(candidate.job, candidate.plan, question.cluster)
+        check(Case(candidate.job, candidate.plan, question.cluster))
     except UsageError as error:
         return str(error)
     return None
@@ -238,7 +240,7 @@ def _more(question: Question) -> Iterator[Variant]:
             cluster = replace(cluster, nodes=cluster.nodes * 2)
         batch = max(sequences, cluster.gpus) * question.job.seq_len
         yield (
-            cluster.options,
+            spell_options(cluster),
             replace(question, cluster=cluster, job=replace(question.job, global_batch_tokens=batch, grad_accum=1)),
         )
 
@@ -266,4 +268,4 @@ def _larger(question: Question) -> Iterator[Variant]:
         device = find_device(name)
         if device.capacity_bytes > cluster.device.capacity_bytes:
             larger = Cluster(device=device, gpus_per_node=cluster.gpus_per_node, nodes=cluster.nodes)
-            yield larger.options, replace(question, cluster=larger)
+            yield spell_options(larger), replace(question, cluster=larger)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from tonnage.planner.solution import Candidate
 from tonnage.search.space import ORDER
-from tonnage.solution import Candidate
 
 FEW: Final = 2
 """Candidates that are looked at one by one, since no look at one of them would say much of the others."""

@@ -8,20 +8,21 @@ from functools import lru_cache
 from operator import ne
 from typing import Final
 
-from tonnage.axes import Axes
-from tonnage.catalog import overheads
-from tonnage.costs.answer import price
-from tonnage.costs.shape import Shape
-from tonnage.costs.stacks import stacks
-from tonnage.costs.timing import Timing
-from tonnage.costs.work import Work
-from tonnage.device import Cluster
+from tonnage.case import Case
+from tonnage.catalog.overheads import overheads
+from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate
+from tonnage.estimates.step_time import price
+from tonnage.mesh import Axes
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
 from tonnage.search.bounds import least_bytes, least_host_bytes, under_way, usually_beyond
 from tonnage.search.unpriced import ranked
 from tonnage.search.waiting import waiting_at
-from tonnage.solution import Candidate
+from tonnage.timing.shape import Shape
+from tonnage.timing.stacks import stacks
+from tonnage.timing.timing import Timing
+from tonnage.timing.work import Work
 
 _DEFAULTS: Final = tuple(vars(Plan()).values())
 """Of a plan's options, in their order."""
@@ -140,7 +141,7 @@ def _shape_of(candidate: Candidate) -> tuple[Shape | None, bool]:
 
 def _timing(candidate: Candidate, work: Work, cluster: Cluster) -> Timing | None:
     try:
-        return price(candidate.job, candidate.plan, cluster, work)
+        return price(Case(candidate.job, candidate.plan, cluster), work)
     except CannotEstimate:
         return None
 

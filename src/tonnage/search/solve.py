@@ -7,11 +7,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Final
 
-from tonnage.assumed import of_checkpoint
-from tonnage.device import CPU
-from tonnage.engines import engine_of
+from tonnage.catalog.devices import spell_cluster
+from tonnage.cluster import CPU
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
-from tonnage.garbage import uncollected
+from tonnage.estimates.assumptions import of_checkpoint
+from tonnage.planner.solution import Choice, Point, Refused, Solution, Stage
 from tonnage.search.best import Search
 from tonnage.search.contradictions import ways_out
 from tonnage.search.counted import with_seconds
@@ -25,7 +25,8 @@ from tonnage.search.space import Question, candidates, check_precision
 from tonnage.search.trade import frontier
 from tonnage.search.undone import without_unwanted, without_useless
 from tonnage.search.unpriced import unknown_because
-from tonnage.solution import Choice, Point, Refused, Solution, Stage
+from tonnage.trace.gc_paused import uncollected
+from tonnage.trainers import engine_of
 from tonnage.units import counted
 
 Progress = Callable[[str], None]
@@ -175,7 +176,7 @@ def _asked(question: Question) -> dict[str, Any]:
     job = asdict(question.job)
     model = job.pop("model")
     cluster = question.cluster
-    gpu, gpu_memory_bytes = cluster.said
+    gpu, gpu_memory_bytes = spell_cluster(cluster)
     return {
         "model": model["name"],
         "job": job,

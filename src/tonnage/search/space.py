@@ -12,16 +12,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tonnage.axes import SHARDING, axes, divisors
-from tonnage.costs.kinds import read_shape
-from tonnage.costs.scores import sparing_attention
-from tonnage.device import Cluster
+from tonnage.case import Case
+from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
-from tonnage.layers.few import layers_of
+from tonnage.mesh import SHARDING, axes, divisors
 from tonnage.options import listed, options, spelled, varied, words
+from tonnage.planner.solution import Candidate
 from tonnage.plans import HEADROOM, Plan
-from tonnage.solution import Candidate
+from tonnage.shallow.few import layers_of
+from tonnage.timing.kinds import read_shape
+from tonnage.timing.scores import sparing_attention
 from tonnage.units import GIB, MIB, parse_count
 
 MOST_HOST_BYTES: Final = 512 * GIB
@@ -197,7 +198,7 @@ class Question:
 
     def expressed(self, name: str, values: Sequence[Any]) -> tuple[Any, ...]:
         """Those of an option's values that the engine has words for."""
-        from tonnage.engines import engine_of
+        from tonnage.trainers import engine_of
 
         engine = engine_of(self.plan)
         return tuple(value for value in values if engine.has_words(name, value, getattr(Plan, name)))
@@ -305,7 +306,7 @@ def _interleaved(plan: Plan, layers: int) -> Plan | None:
 
 def free(job: Job, plan: Plan, cluster: Cluster) -> dict[str, str]:
     """FREE, and an attention that keeps no scores where torch's own choice for a network and card keeps them."""
-    sparing = sparing_attention(job, replace(plan, attention="auto"), cluster)
+    sparing = sparing_attention(Case(job, replace(plan, attention="auto"), cluster))
     return {**FREE} if sparing is None else {**FREE, "attention": sparing}
 
 
@@ -324,10 +325,12 @@ def free_wins(question: Question) -> Plan:
 
 def _expressible(question: Question, plan: Plan) -> Plan:
     """The plan without the free choices that its engine or model does not take."""
-    from tonnage.engines import engine_of
+    from tonnage.trainers import engine_of
 
     while True:
-        refused = {refusal.technique.partition("=")[0] for refusal in engine_of(plan).refusals(*_one(question, plan))}
+        refused = {
+            refusal.technique.partition("=")[0] for refusal in engine_of(plan).refusals(Case(*_one(question, plan)))
+        }
         gone: dict[str, Any] = {
             name: getattr(question.plan, name)
             for name in FREE_OPTIONS

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from tonnage.costs.answer import as_time
-from tonnage.estimates import Estimate
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.step_time import as_time
+from tonnage.planner.solution import Candidate, Choice, Reason
 from tonnage.search.best import fits
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import priced
 from tonnage.search.space import FREE_OPTIONS, Question, free
-from tonnage.solution import Candidate, Choice, Reason
 
 _ROUGH: Final = ("allocator",)
 """What looks say least of: how far blocks lie apart."""

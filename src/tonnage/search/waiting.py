@@ -12,13 +12,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from tonnage.axes import SHARDING, axes
-from tonnage.device import Cluster
-from tonnage.estimates import Estimate, Moment, PhasePeak, StepPeak
+from tonnage.cluster import Cluster
+from tonnage.estimates.estimate import Estimate, Moment, PhasePeak, StepPeak
 from tonnage.job import Job
+from tonnage.mesh import SHARDING, axes
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
 from tonnage.search.depth import Look
-from tonnage.solution import Candidate
 from tonnage.techniques.tensor_parallel import divides_sequence
 from tonnage.units import size
 

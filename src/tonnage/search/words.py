@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
 from tonnage.search.space import AXES, OFFLOADS
-from tonnage.solution import Candidate
 
 _PLAIN: Final = Plan()
 _USUAL: Final = {"optimizer": ("adamw", "adamw-fused"), "precision": ("bf16-mixed", "fp16-mixed")}

@@ -30,10 +30,11 @@ from torch import nn
 from tonnage.errors import CannotEstimate, UnreadableModel, UsageError
 from tonnage.job import beyond_positions, check_tokens
 from tonnage.step import heads, remarks, training
-from tonnage.step.unsaid import unsaid
+from tonnage.step.config_defaults import unsaid
 
 if TYPE_CHECKING:
-    from tonnage.job import Job, ModelRef
+    from tonnage.job import Job
+    from tonnage.model import ModelRef
 
 Batch = dict[str, torch.Tensor]
 
@@ -184,6 +185,23 @@ def layers(module: nn.Module) -> list[nn.Module]:
 def task(config: dict[str, Any]) -> str:
     """Which of `heads.TASKS` the configuration is for.  Raises UnreadableModel for types that cannot be trained."""
     return heads.head(heads.trained_part(config)[0]).task
+
+
+def network_and_task(module: nn.Module) -> tuple[Any, str]:
+    """Return transformers' network inside the module and its task; None and `unknown` where there is none."""
+    network = hugging_face(module)
+    return network, "unknown" if network is None else task(network.config.to_dict())
+
+
+def causal_network(module: nn.Module, wanted: str, instead: str) -> Any:
+    """Return transformers' causal language model inside the module.
+
+    Raises CannotEstimate when it is something else; `wanted` is what needs one, `instead` what can be chosen.
+    """
+    network, kind = network_and_task(module)
+    if kind != "causal-lm":
+        raise CannotEstimate(f"{wanted} needs a causal language model, not {kind}; choose {instead}.")
+    return network
 
 
 def _from_config(ref: ModelRef, dtype: torch.dtype, attention: str | None) -> nn.Module:
@@ -472,7 +490,7 @@ def batch(job: Job, module: nn.Module, dtype: torch.dtype) -> Batch:
             f"No batch is known for {type(module).__name__}; give it a method batch(job) that returns "
             "a dict of CPU tensors for its forward."
         )
-    from tonnage import inputs
+    from tonnage.step import inputs
 
     return inputs.make(job, network, heads.of(network).task, dtype)
 

@@ -8,9 +8,9 @@ _asked: list[Callable[[int, int], bool]] = []
 
 
 def listen(ask: Callable[[int, int], bool]) -> None:
-    """From now on ask `ask` before each of a row of micro-batches that do the same.
+    """Ask `ask` from now on before each micro-batch of a series that all do the same.
 
-    It hears how many of them were made and how many are left, and says whether it has seen to all that are left.
+    It receives how many were made and how many are left, and returns whether all of the rest are dealt with.
     """
     _asked[:] = [ask]
 

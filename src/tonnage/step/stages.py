@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.step import model as models
-from tonnage.techniques.chunked_loss import causal_network
+from tonnage.step.model import causal_network
 from tonnage.units import counted
 
 if TYPE_CHECKING:

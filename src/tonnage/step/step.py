@@ -6,7 +6,7 @@ The same code runs on a ghost GPU, on a real one and on the CPU; nothing here kn
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,14 +17,12 @@ from torch import nn
 
 from tonnage.job import Job
 from tonnage.plans import Plan
-from tonnage.step import batches, occasions, repeats
+from tonnage.step import batches, repeats
+from tonnage.step import events as occasions
 from tonnage.step import model as models
 from tonnage.step.model import Batch
 from tonnage.step.stages import Parts
 from tonnage.step.world import World, join
-from tonnage.techniques import chosen, environment
-
-__all__ = ["ReadyStep", "Step", "World", "build", "environment"]
 
 Context = Callable[[], AbstractContextManager[Any]]
 NewOptimizer = Callable[[list[Any]], torch.optim.Optimizer]
@@ -345,9 +343,10 @@ class ReadyStep:
         scaled.backward()
 
 
-def build(
+def assemble(
     job: Job,
     plan: Plan,
+    changes: Iterable[Callable[[Step], Step]],
     *,
     world_size: int = 1,
     rank: int = 0,
@@ -355,7 +354,9 @@ def build(
     device: str = "cuda",
     initialise: bool = False,
 ) -> ReadyStep:
-    """The step of one rank, with its network and optimizers made on `device`.
+    """Return the step of one rank, with its network and optimizers made on `device`.
+
+    `changes` are what the plan's techniques do to a plain step, in their order (`tonnage.techniques.build`).
 
     With several ranks, or to shard, the process group that exists is used; else that of torchrun's environment; else
     this process acts as rank `rank` of `world_size` alone, which only a ghost's NCCL can do.
@@ -366,8 +367,8 @@ def build(
     if world_size > 1 or plan.shard != "none":
         world = join(world, plan)
     step = Step(job=job, plan=plan, world=world, initialise=initialise)
-    for technique in chosen(job, plan):
-        step = technique.apply(step)
+    for change in changes:
+        step = change(step)
     return step.build()
 
 

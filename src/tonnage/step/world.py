@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tonnage.axes import Axes, axes
 from tonnage.errors import CannotEstimate
+from tonnage.mesh import Axes, axes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

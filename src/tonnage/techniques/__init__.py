@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.techniques import (
     activation_offload,
@@ -41,9 +41,10 @@ from tonnage.techniques import (
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from tonnage.device import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
+    from tonnage.step.step import ReadyStep
 
 TECHNIQUES: Final[tuple[Technique, ...]] = (
     allocator.EXPANDABLE,
@@ -95,9 +96,19 @@ def chosen(job: Job, plan: Plan) -> tuple[Technique, ...]:
     return tuple(technique for technique in TECHNIQUES if technique.chosen(job, plan))
 
 
-def refusals(job: Job, plan: Plan, cluster: Cluster) -> tuple[Refusal, ...]:
+def build(job: Job, plan: Plan, **where: Any) -> ReadyStep:
+    """Return the step of one rank, ready to run: a plain step with the plan's techniques applied in their order.
+
+    `where` says on which rank and device, as in `tonnage.step.step.assemble`.
+    """
+    from tonnage.step.step import assemble  # imports torch
+
+    return assemble(job, plan, (technique.apply for technique in chosen(job, plan)), **where)
+
+
+def refusals(case: Case) -> tuple[Refusal, ...]:
     """Why the plan cannot be carried out; empty if it can."""
-    answers = (technique.accepts(job, plan, cluster) for technique in chosen(job, plan))
+    answers = (technique.accepts(case) for technique in chosen(case.job, case.plan))
     return tuple(answer for answer in answers if answer is not None)
 
 

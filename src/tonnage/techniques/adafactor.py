@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from tonnage.axes import SHARDING
+from tonnage.mesh import SHARDING
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from tonnage.device import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """torch's Adafactor does not work on the sharded tensors of FSDP2."""
-    if plan.shard in SHARDING:
+    if case.plan.shard in SHARDING:
         return Refusal(
             technique="optimizer=adafactor",
             reason="torch.optim.Adafactor fails on FSDP2's sharded parameters",

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from tonnage.device import Cluster
-    from tonnage.job import Job
+    from tonnage.case import Case
+    from tonnage.cluster import Cluster
     from tonnage.plans import Plan
     from tonnage.step.step import Step
 
@@ -31,36 +31,29 @@ BACKENDS: Final = {
 NETWORKS_OWN: Final = {"eager": "eager", "flex": "flex_attention"}
 """By transformers' names of implementations."""
 
-AMPERE: Final = (8, 0)
-
 CANNOT_SERVE: Final = "attention cannot serve this network"
 """What is said where torch has no kernel for it."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """What is known beforehand to stand against a backend; the rest torch says when it runs."""
-    from tonnage.device import CPU
+    plan = case.plan
+    from tonnage.cluster import CPU
 
-    if plan.attention == "flex" and cluster.device.id == CPU:
+    if plan.attention == "flex" and case.cluster.device.id == CPU:
         return Refusal(
             technique="attention=flex",
             reason="flex_attention is compiled, and uncompiled keeps all scores; what is made for the CPU is not run",
             instead="choose a GPU, or attention auto",
         )
     if plan.attention in ("flash", "cudnn"):
-        return _refuse_half_precision_only(plan, cluster)
+        return _refuse_half_precision_only(plan, case.cluster)
     return None
 
 
-def is_plain(job: Job, plan: Plan, cluster: Cluster) -> bool:
-    """Whether no kernel of torch but the plain one takes heads that share keys: in fp32, and before capability 8.0
-    (ATen/native/transformers/cuda/sdp_utils.cpp)."""
-    text = job.model.text
-    heads, shared = text.get("num_attention_heads"), text.get("num_key_value_heads")
-    return shared not in (None, heads) and (plan.compute_dtype == "fp32" or cluster.device.capability < AMPERE)
-
-
 def _refuse_half_precision_only(plan: Plan, cluster: Cluster) -> Refusal | None:
+    from tonnage.cluster import AMPERE
+
     if plan.precision == "fp32":
         reason, instead = "it computes in bf16 or fp16 only, and the precision is fp32", "choose precision bf16-mixed"
     elif cluster.device.capability < AMPERE:

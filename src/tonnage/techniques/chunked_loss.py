@@ -11,6 +11,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.job import IGNORED_LABEL
+from tonnage.plans import CHUNK_TOKENS
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
@@ -19,16 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from tonnage.device import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
-
-CHUNK_TOKENS: Final = 1024
-"""Tokens of one slice; its logits in fp32 are 0.5 GiB for a vocabulary of 128,256.
-
-Ranks that divide the vocabulary take as many times more, whose logits are as much on each: what a slice costs besides
-its products, the host's work and two all-reduces, does not get less with its length."""
 
 CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 """How transformers' class names of causal language models end."""
@@ -50,10 +43,10 @@ CAP: Final = "final_logit_softcapping"
 """The field of a configuration that says where logits are capped."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Only networks whose head is one linear layer over the decoder's last hidden states."""
-    config = job.model.config
-    if job.model.kind == "factory":
+    config = case.job.model.config
+    if case.job.model.kind == "factory":
         reason = "the head of a factory's network is not known"
     elif config.get("is_encoder_decoder"):
         reason = f"{config.get('model_type')} is an encoder-decoder"
@@ -63,7 +56,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         reason = f"{classes[0]} is not a causal language model"
     else:
         return None
-    return Refusal(technique=f"loss={plan.loss}", reason=reason, instead="choose loss plain")
+    return Refusal(technique=f"loss={case.plan.loss}", reason=reason, instead="choose loss plain")
 
 
 def sees_too(config: Mapping[str, Any]) -> bool:
@@ -85,27 +78,15 @@ def _with_chunked_loss(module: nn.Module, slice_tokens: int, ranks: DeviceMesh |
     return module
 
 
-def causal_network(module: nn.Module, wanted: str, instead: str) -> Any:
-    """transformers' causal language model inside the module.
-
-    Raises CannotEstimate when it is something else; `wanted` is what needs one, `instead` what can be chosen.
-    """
-    from tonnage.errors import CannotEstimate
-
-    network, kind = _network(module)
-    if kind != "causal-lm":
-        raise CannotEstimate(f"{wanted} needs a causal language model, not {kind}; choose {instead}.")
-    return network
-
-
 def writing_network(module: nn.Module) -> Any:
     """transformers' network inside the module whose words are its head of its body's last hidden states.
 
     Its `base_model` is the body, with all inputs but the labels.  Raises CannotEstimate when it is something else.
     """
     from tonnage.errors import CannotEstimate
+    from tonnage.step.model import network_and_task
 
-    network, kind = _network(module)
+    network, kind = network_and_task(module)
     if kind not in _WRITING:
         raise CannotEstimate(f"A loss in slices needs a language model, not {kind}; choose loss plain.")
     whole = network.base_model is network or network.get_output_embeddings() is None
@@ -113,14 +94,6 @@ def writing_network(module: nn.Module) -> Any:
         name = type(network).__name__
         raise CannotEstimate(f"{name} has no head that could work on slices of tokens; choose loss plain.")
     return network
-
-
-def _network(module: nn.Module) -> tuple[Any, str]:
-    """transformers' network inside the module and its task; None and `unknown` where there is none."""
-    from tonnage.step.model import hugging_face, task
-
-    network = hugging_face(module)
-    return network, "unknown" if network is None else task(network.config.to_dict())
 
 
 def _forward(

@@ -13,9 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import divisors
-from tonnage.techniques.attention import AMPERE, is_plain
+from tonnage.cluster import AMPERE
+from tonnage.mesh import divisors
 from tonnage.techniques.technique import Refusal, Technique
+from tonnage.timing.scores import is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from tonnage.device import Cluster
+    from tonnage.case import Case
+    from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.model import Batch
@@ -41,9 +43,10 @@ EFFICIENT_TOKENS: Final = 32
 ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h); torch's ring adds up padded and whole ones."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Full sequences of a causal language model, whose gradients are averaged over the ranks that share them."""
-    from tonnage.device import CPU
+    job, plan, cluster = case.job, case.plan, case.cluster
+    from tonnage.cluster import CPU
 
     pieces = 2 * plan.cp
     besides = [name for name in ("packing", "eval_batch", "generate") if getattr(job, name) is not None]
@@ -65,7 +68,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     if window := _window(job):
         reason = f"torch's ring attention knows no sliding window, and {job.model.name} has one of {window:,} tokens"
         return _refused(plan, reason, "choose cp 1")
-    if plan.attention == "auto" and is_plain(job, plan, cluster):
+    if plan.attention == "auto" and is_plain(case):
         reason = "heads that share keys in fp32 or before compute capability 8.0 get torch's plain attention: no ring"
         return _refused(plan, reason, "choose attention efficient, or cp 1")
     piece = job.seq_len // pieces
@@ -107,7 +110,7 @@ def apply(step: Step) -> Step:
 
 def _looking_back(module: nn.Module) -> nn.Module:
     """The network, each of whose tokens sees those before it; of images and other inputs no rank has its part."""
-    from tonnage.techniques.chunked_loss import causal_network
+    from tonnage.step.model import causal_network
 
     causal_network(module, "Context parallelism", "cp 1")
     return module

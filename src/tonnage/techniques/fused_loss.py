@@ -16,6 +16,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.job import IGNORED_LABEL
+from tonnage.plans import CHUNK_TOKENS
 from tonnage.techniques import chunked_loss
 from tonnage.techniques.chunked_loss import CAP, SCALINGS
 from tonnage.techniques.technique import Refusal, Technique
@@ -23,23 +24,22 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from tonnage.device import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """As for the chunked loss; `torch` and `liger` know plain linear heads only."""
-    refusal = chunked_loss.accepts(job, plan, cluster)
+    plan = case.plan
+    refusal = chunked_loss.accepts(case)
     if refusal is not None or plan.loss == "fused":
         return refusal
-    text = job.model.text
+    text = case.job.model.text
     scaled = [name for name in (*SCALINGS, CAP) if text.get(name) not in (None, 1)]
     if scaled:
         return Refusal(
             technique=f"loss={plan.loss}",
-            reason=f"{job.model.config.get('model_type')} changes its logits ({', '.join(scaled)})",
+            reason=f"{case.job.model.config.get('model_type')} changes its logits ({', '.join(scaled)})",
             instead="choose loss fused or chunked",
         )
     if plan.loss == "liger" and find_spec("liger_kernel") is None:
@@ -115,7 +115,7 @@ def _loss_and_gradients(
     total = torch.zeros((), device=hidden.device)
     of_hidden = torch.empty_like(hidden)
     of_weights = [torch.zeros_like(weight) for weight in weights]
-    slices = (tensor.split(chunked_loss.CHUNK_TOKENS) for tensor in (hidden, labels, of_hidden))
+    slices = (tensor.split(CHUNK_TOKENS) for tensor in (hidden, labels, of_hidden))
     for part, targets, of_part in zip(*slices, strict=True):
         with torch.enable_grad():
             leaf = part.detach().requires_grad_()

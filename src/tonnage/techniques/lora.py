@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from torch import nn
 
-    from tonnage.device import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
-    from tonnage.plans import Plan
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """PEFT must be installed, and the base must fit the computation unless autocast casts it."""
+    plan = case.plan
     if plan.base_dtype not in (None, plan.compute_dtype) and not plan.precision.endswith("-mixed"):
         return Refusal(
             technique=f"base_dtype={plan.base_dtype}",
@@ -48,18 +48,11 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
 
 def apply(step: Step) -> Step:
     """Make the base in its dtype, and wrap it with adapters."""
-    kept = adapters_dtype(step.job.method, step.plan)
+    kept = step.plan.adapters_dtype(step.job.method)
     step = replace(step, weights_dtype=dtype(step.plan.base_dtype or step.plan.compute_dtype))
     if max(step.plan.tp, step.plan.pp) > 1:
         return replace(step, adapt=lambda network: _with_adapters_inside(network, step, kept))
     return replace(step, changes=(*step.changes, lambda module: with_adapters(module, step, kept)))
-
-
-def adapters_dtype(method: str, plan: Plan) -> str:
-    """`fp32`, or what else adapters are kept in; fp16 would lose their small steps."""
-    beside_fp32 = plan.unquantized_dtype == "fp32" if method == "qlora" else plan.compute_dtype == "fp16"
-    usual = "fp32" if beside_fp32 or plan.precision.endswith("-mixed") else plan.compute_dtype
-    return plan.weights_dtype or usual
 
 
 def with_adapters(module: nn.Module, step: Step, kept: str) -> nn.Module:

@@ -22,8 +22,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.axes import SHARDING
-from tonnage.techniques.lora import adapters_dtype, with_adapters
+from tonnage.mesh import SHARDING
+from tonnage.techniques.lora import with_adapters
 from tonnage.techniques.precision import dtype
 from tonnage.techniques.technique import Refusal, Technique
 
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tonnage.device import Cluster
-    from tonnage.job import Job
+    from tonnage.case import Case
     from tonnage.plans import Plan
     from tonnage.step.step import Step
 
@@ -40,9 +39,10 @@ LIBRARIES: Final = ("bitsandbytes", "accelerate", "peft")
 """All of them must be installed; transformers asks for accelerate when it quantizes."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """The libraries must be there, the model transformers', and its weights whole on every rank."""
-    if job.model.kind != "config":
+    plan = case.plan
+    if case.job.model.kind != "config":
         return _refused("transformers quantizes its own networks only, and this one is a factory's", "choose lora")
     if plan.base_dtype is not None:
         return Refusal(
@@ -199,7 +199,7 @@ def prepared(module: nn.Module, step: Step) -> nn.Module:
 
 
 def _adapted(module: nn.Module, step: Step) -> nn.Module:
-    return with_adapters(module, step, adapters_dtype(step.job.method, step.plan))
+    return with_adapters(module, step, step.plan.adapters_dtype(step.job.method))
 
 
 QLORA: Final = Technique(option="method", values=("qlora",), accepts=accepts, apply=apply, libraries=LIBRARIES)

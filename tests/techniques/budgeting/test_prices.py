@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tonnage.device import find_device
+from tonnage.catalog.devices import find_device
 from tonnage.techniques.budgeting import prices
 
 CARD = torch.device("cuda")

@@ -12,12 +12,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from tonnage.costs import rates
-from tonnage.costs.operations import Operation
-from tonnage.costs.software import software_of
-from tonnage.device import Device, find_device
+from tonnage.catalog.devices import find_device
+from tonnage.cluster import Device
 from tonnage.errors import CannotEstimate, UnknownDevice
 from tonnage.techniques.budgeting.replay import Price
+from tonnage.timing import rates
+from tonnage.timing.operations import Operation
+from tonnage.timing.software import software_of
 
 _BYTES_PER_SECOND: Final = 1e12
 _FLOPS_PER_SECOND: Final = 1e14

@@ -2,5 +2,5 @@
 
 `bootstrap` installs the rest when torch is imported; `watch` notes phases, modules and owners of memory;
 `values` says what reads of computed values give; `outcome` notes how the program ended; `written` puts it all
-into a file that `tonnage.trace` reads.  On a machine with a real GPU the same code records real runs.
+into a file that `tonnage.trace.trace` reads.  On a machine with a real GPU the same code records real runs.
 """

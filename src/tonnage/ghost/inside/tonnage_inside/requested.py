@@ -30,7 +30,7 @@ _ALLOCATED, _REQUESTED = (written.ACTIONS[name] for name in _BLOCKS[:2])
 
 
 def read(path: str, watch: Any) -> "Requested":
-    """The requests of `tonnage.layers.requests` in a file: a line of JSON with their marks, then the numbers."""
+    """The requests of `tonnage.shallow.requests` in a file: a line of JSON with their marks, then the numbers."""
     header, _, numbers = Path(path).read_bytes().partition(b"\n")
     document = json.loads(header)
     phases, modules = document["phases"], document["modules"]

@@ -37,7 +37,7 @@ _LEFT = ("grads",)
 class Worked:
     """Counts the operations of one process while it is on; `phase` tells in which phase one is.
 
-    What is noted of an operation are the fields of `tonnage.worked.Operation`.
+    What is noted of an operation are the fields of `tonnage.trace.operations.Operation`.
     """
 
     def __init__(self, torch: Any, native: Any, phase: Callable[[], str]) -> None:
@@ -81,7 +81,7 @@ class Worked:
         return True
 
     def write(self, path: str, phases: Callable[[int], str]) -> None:
-        """Into a file that `tonnage.worked` reads; `phases` tells the phase of a mark."""
+        """Into a file that `tonnage.trace.operations` reads; `phases` tells the phase of a mark."""
         log = self._native.log_bytes()[64 * self._began : 64 * self._ended]
         marks = sorted({int.from_bytes(log[at : at + 4], "little") for at in range(4, len(log), 64)})
         document = {

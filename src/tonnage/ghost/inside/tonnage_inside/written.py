@@ -1,4 +1,4 @@
-"""Writes what the watch saw into one file, in the format that `tonnage.trace` reads."""
+"""Writes what the watch saw into one file, in the format that `tonnage.trace.trace` reads."""
 
 import contextlib
 import gc

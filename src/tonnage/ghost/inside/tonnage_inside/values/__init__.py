@@ -43,7 +43,7 @@ from .policy import Policy
 __all__ = ["Policy", "install", "integers"]
 
 TRACKERS = ("wandb", "mlflow", "comet_ml", "clearml", "swanlab", "neptune", "neptune_scale", "trackio")
-"""Packages that the dry-run's environment told to work offline (tonnage.trackers)."""
+"""Packages that the dry-run's environment told to work offline (tonnage.script.trackers)."""
 
 _OF_TORCH = (conditions, constants, spared, sized, routed, worded, chosen)
 

@@ -1,0 +1,425 @@
+"""PyTorch's memory snapshots: read without trusting them, and written for PyTorch's own viewer.
+
+A snapshot is what `torch.cuda.memory._dump_snapshot` writes: the segments held at that moment, and the last events of
+each device's allocator with their call stacks.
+"""
+
+import gzip
+import pickle
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple, get_args
+
+from tonnage.allocator import AllocatorSettings, Segment, SegmentBlock
+from tonnage.allocator import unpickle as pickled
+from tonnage.allocator.segments import BlockState
+from tonnage.allocator.settings import SMALL_BYTES
+from tonnage.errors import CannotEstimate, UnreadableFile
+from tonnage.trace.trace import Event
+
+MAX_BYTES: Final = 4 * 2**30
+"""A snapshot larger than this, unpacked, is refused."""
+MAX_BLOCKS: Final = 2 * 10**7
+"""So is one that claims to have more blocks."""
+
+_STATES: Final[tuple[BlockState, ...]] = get_args(BlockState)
+_SCALAR: Final = (str, int, float, bool, type(None))
+_NO_FRAMES: Final[list[Any]] = []
+_SETTINGS_KEYS: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+class Frame(NamedTuple):
+    """A line of a call stack."""
+
+    filename: str
+    line: int
+    name: str
+
+
+Stack = tuple[Frame, ...]
+"""A call stack, the innermost call first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """One device's part of a snapshot."""
+
+    segments: tuple[Segment, ...] = ()
+    """What was held when the snapshot was taken, by address."""
+    events: tuple[Event, ...] = ()
+    """What the allocator did before, oldest first; the mark of an event is the number of its stack."""
+    stacks: tuple[Stack, ...] = ((),)
+    """The call stacks of the events and blocks; the first is the empty one."""
+    times_us: tuple[int, ...] = ()
+    """When each event happened, in microseconds since 1970; empty when unknown."""
+    block_stacks: dict[int, int] = field(default_factory=dict)
+    """Address of a block that is in use: number of the stack that asked for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What the caching allocators of one process held and did."""
+
+    devices: tuple[DeviceMemory, ...]
+    """By device number."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The allocator's settings as torch lists them; empty in snapshots of old versions."""
+
+    @property
+    def allocator_settings(self) -> AllocatorSettings:
+        """The settings as the replica takes them.  Raises UsageError for options it does not know."""
+        text = next((self.settings[key] for key in _SETTINGS_KEYS if self.settings.get(key)), "")
+        return AllocatorSettings.parse(str(text))
+
+
+# --- reading --------------------------------------------------------------------------------------------------
+
+
+def read(path: Path | str) -> Snapshot:
+    """The snapshot in a file, gzip-compressed or not.  Nothing in it is executed.  Raises UnreadableFile."""
+    try:
+        data = _content(Path(path))
+    except (OSError, EOFError, ValueError) as error:
+        raise UnreadableFile(f"Cannot read the snapshot {path}: {error}.") from None
+    try:
+        return from_plain(pickled.load(data))
+    except UnreadableFile as error:
+        raise UnreadableFile(f"{path} is not a memory snapshot: {error}") from None
+
+
+def _content(path: Path) -> bytes:
+    with path.open("rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if not compressed:
+            data = file.read(MAX_BYTES + 1)
+        else:
+            with gzip.open(file) as unpacked:
+                data = unpacked.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it is larger than {MAX_BYTES} bytes")
+    return data
+
+
+def from_plain(document: Any) -> Snapshot:
+    """The snapshot in what `torch.cuda.memory._snapshot()` returns.  Raises UnreadableFile."""
+    try:
+        traces = list(_typed(document["device_traces"], list))
+        segments = list(_typed(document["segments"], list))
+        settings = dict(_scalars(document.get("allocator_settings", {})))
+        count = max([len(traces), *(_natural(segment["device"]) + 1 for segment in segments)], default=0)
+        if count > 1024:
+            raise ValueError(f"{count} devices")
+        if sum(len(_typed(segment["blocks"], list)) for segment in segments) > MAX_BLOCKS:
+            raise ValueError(f"more than {MAX_BLOCKS} blocks")
+        traces += [[] for _ in range(count - len(traces))]
+        devices = tuple(
+            _device([segment for segment in segments if segment["device"] == number], trace)
+            for number, trace in enumerate(traces)
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+        raise UnreadableFile(f"it lacks the form of one ({type(error).__name__}: {str(error)[:80]}).") from None
+    return Snapshot(devices=devices, settings=settings)
+
+
+def _device(segments: list[Any], trace: list[Any]) -> DeviceMemory:
+    stacks = _Stacks()
+    events = []
+    times = []
+    for entry in _typed(trace, list):
+        action = _typed(entry["action"], str)
+        address = entry.get("device_free", 0) if action == "oom" else entry.get("addr", 0)
+        number = stacks.number(entry.get("frames", _NO_FRAMES))
+        stream = _integer(entry.get("stream", 0))
+        events.append(Event(action, _integer(address), _natural(entry["size"]), stream, number))
+        times.append(_integer(entry.get("time_us", 0)))
+    block_stacks: dict[int, int] = {}
+    held = tuple(sorted((_segment(each, stacks, block_stacks) for each in segments), key=_address))
+    return DeviceMemory(
+        segments=held,
+        events=tuple(events),
+        stacks=tuple(stacks.stacks),
+        times_us=tuple(times),
+        block_stacks=block_stacks,
+    )
+
+
+def _segment(entry: Any, stacks: "_Stacks", block_stacks: dict[int, int]) -> Segment:
+    start = address = _natural(entry["address"])
+    blocks = []
+    for block in entry["blocks"]:
+        state = _typed(block["state"], str)
+        if state == "active_awaiting_free":  # the word of torch's documentation
+            state = "active_pending_free"
+        if state not in _STATES:
+            raise ValueError(f"a block in state {state[:40]!r}")
+        size = _natural(block["size"])
+        blocks.append(SegmentBlock(address, size, _natural(block.get("requested_size", size)), state))
+        if state != "inactive":
+            block_stacks[address] = stacks.number(block.get("frames", _NO_FRAMES))
+        address += size
+    if address - start != _natural(entry["total_size"]):
+        raise ValueError(f"a segment of {entry['total_size']} bytes whose blocks have {address - start}")
+    return Segment(
+        address=start,
+        stream=_integer(entry["stream"]),
+        is_small=entry["segment_type"] == "small",
+        is_expandable=bool(entry.get("is_expandable", False)),
+        pool=_pool(entry.get("segment_pool_id", (0, 0))),
+        blocks=tuple(blocks),
+    )
+
+
+class _Stacks:
+    """Numbers call stacks; torch writes equal ones as the same object."""
+
+    def __init__(self) -> None:
+        self.stacks: list[Stack] = [()]
+        self._numbers: dict[Stack, int] = {(): 0}
+        self._seen: dict[int, int] = {}
+        self._frames: dict[int, Frame] = {}
+
+    def number(self, frames: Any) -> int:
+        known = self._seen.get(id(frames))
+        if known is None:
+            stack = tuple(self._frame(frame) for frame in _typed(frames, list))
+            known = self._numbers.setdefault(stack, len(self.stacks))
+            if known == len(self.stacks):
+                self.stacks.append(stack)
+            self._seen[id(frames)] = known  # the document keeps `frames` alive while we read it
+        return known
+
+    def _frame(self, frame: Any) -> Frame:
+        known = self._frames.get(id(frame))
+        if known is None:
+            known = Frame(_typed(frame["filename"], str), _integer(frame["line"]), _typed(frame["name"], str))
+            self._frames[id(frame)] = known
+        return known
+
+
+def _scalars(settings: Any) -> Iterator[tuple[str, Any]]:
+    """The settings that are plain values, or tables of them."""
+    for name, value in _typed(settings, dict).items():
+        if isinstance(value, dict):
+            yield str(name), {str(key): each for key, each in value.items() if isinstance(each, _SCALAR)}
+        elif isinstance(value, _SCALAR):
+            yield str(name), value
+
+
+def _typed(value: Any, kind: type) -> Any:
+    if not isinstance(value, kind):
+        raise TypeError(f"{type(value).__name__} where a {kind.__name__} belongs")
+    return value
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or not -(2**63) <= value < 2**64:
+        raise TypeError(f"{type(value).__name__} where a 64-bit integer belongs")
+    return value
+
+
+def _natural(value: Any) -> int:
+    if _integer(value) < 0:
+        raise ValueError("a negative size or address")
+    return int(value)
+
+
+def _pool(value: Any) -> tuple[int, int]:
+    first, second = value
+    return _integer(first), _integer(second)
+
+
+def _address(segment: Segment) -> int:
+    return segment.address
+
+
+# --- before the recording -------------------------------------------------------------------------------------
+
+
+def segments_before(memory: DeviceMemory, settings: AllocatorSettings) -> tuple[Segment, ...]:
+    """What was held before the first recorded event, by address, found by undoing the events.
+
+    A recording gives the requested size of a block that was freed, not the block's.  A block of a large segment may
+    have up to 1 MiB of slack; it shows as a gap too small to be a free block, or as a later block that begins behind
+    a gap that should begin one.  Slack in front of a gap that is larger, and is never used while the block lives,
+    leaves no trace and is taken for free memory.  Raises CannotEstimate for expandable segments, whose reserved
+    addresses are not recorded.
+    """
+    return _Undo(memory, settings).segments()
+
+
+class _Life(NamedTuple):
+    """A block in use."""
+
+    requested_bytes: int
+    stream: int
+    awaits: bool
+
+
+class _Undo:
+    """The state before the first event."""
+
+    def __init__(self, memory: DeviceMemory, settings: AllocatorSettings) -> None:
+        self.settings = settings
+        self.held: dict[int, tuple[int, int, bool]] = {}
+        self.live: dict[int, _Life] = {}
+        self.sizes: dict[int, int] = {}
+        for segment in memory.segments:
+            if segment.is_expandable:
+                raise CannotEstimate(
+                    "The snapshot has expandable segments, whose reserved addresses are not recorded; "
+                    "replay a recording from the start of the program instead."
+                )
+            self.held[segment.address] = (segment.size_bytes, segment.stream, segment.is_small)
+            for block in segment.blocks:
+                if block.state != "inactive":
+                    awaits = block.state == "active_pending_free"
+                    self.live[block.address] = _Life(block.requested_bytes, segment.stream, awaits)
+                    self.sizes[block.address] = block.size_bytes
+        for event in reversed(memory.events):
+            self.undo(event)
+        self.learn_slack(memory.events)
+
+    def undo(self, event: Event) -> None:
+        match event.action:
+            case "alloc":
+                self.live.pop(event.address, None)
+                self.sizes.pop(event.address, None)
+            case "free_completed":
+                self.live[event.address] = _Life(event.size_bytes, event.stream, True)
+                self.sizes.pop(event.address, None)
+            case "free_requested":
+                self.live[event.address] = _Life(event.size_bytes, event.stream, False)
+            case "segment_alloc":
+                self.held.pop(event.address, None)
+            case "segment_free":
+                small = self.settings.segment_size(1) == event.size_bytes
+                self.held[event.address] = (event.size_bytes, event.stream, small)
+            case "segment_map" | "segment_unmap":
+                raise CannotEstimate("Expandable segments cannot be traced back; record from the start.")
+
+    def learn_slack(self, events: Sequence[Event]) -> None:
+        """Blocks begin where others end: what is placed closely behind a block of unknown size tells its size."""
+        unknown = sorted(self.live.keys() - self.sizes.keys())
+        for event in events:
+            if event.action == "free_completed":
+                position = bisect_left(unknown, event.address)
+                if unknown[position : position + 1] == [event.address]:
+                    del unknown[position]
+            elif event.action == "alloc":
+                position = bisect_left(unknown, event.address) - 1
+                if position >= 0 and self._reaches(unknown[position], event.address):
+                    self.sizes[unknown[position]] = event.address - unknown[position]
+                    del unknown[position]
+
+    def _reaches(self, address: int, following: int) -> bool:
+        size = self.settings.round_size(self.live[address].requested_bytes)
+        slack = following - address - size
+        return size > SMALL_BYTES and 0 <= slack <= SMALL_BYTES
+
+    def segments(self) -> tuple[Segment, ...]:
+        addresses = sorted(self.live)
+        result = []
+        position = 0
+        for start, (size, stream, is_small) in sorted(self.held.items()):
+            while position < len(addresses) and addresses[position] < start:
+                position += 1
+            inside = position
+            while inside < len(addresses) and addresses[inside] < start + size:
+                inside += 1
+            blocks = tuple(self._blocks(addresses[position:inside], start, start + size, is_small))
+            position = inside
+            result.append(Segment(address=start, stream=stream, is_small=is_small, blocks=blocks))
+        return tuple(result)
+
+    def _blocks(self, addresses: Sequence[int], start: int, end: int, is_small: bool) -> Iterator[SegmentBlock]:
+        for number, address in enumerate(addresses):
+            if address > start:
+                yield SegmentBlock(start, address - start, 0, "inactive")
+            following = addresses[number + 1] if number + 1 < len(addresses) else end
+            life = self.live[address]
+            size = self._size(address, following - address, is_small)
+            state: BlockState = "active_pending_free" if life.awaits else "active_allocated"
+            yield SegmentBlock(address, size, life.requested_bytes, state)
+            start = address + size
+        if start < end:
+            yield SegmentBlock(start, end - start, 0, "inactive")
+
+    def _size(self, address: int, available: int, is_small: bool) -> int:
+        known = self.sizes.get(address)
+        if known is not None:
+            return known
+        size = self.settings.round_size(self.live[address].requested_bytes)
+        slack = available - size
+        return available if not is_small and slack <= SMALL_BYTES else size
+
+
+# --- writing --------------------------------------------------------------------------------------------------
+
+
+def write(snapshot: Snapshot, path: Path | str) -> None:
+    """A file for PyTorch's memory viewer (pytorch.org/memory_viz, `python -m torch.cuda._memory_viz`)."""
+    with Path(path).open("wb") as file:
+        pickle.dump(to_plain(snapshot), file, protocol=4)
+
+
+def to_plain(snapshot: Snapshot) -> dict[str, Any]:
+    """The snapshot as `torch.cuda.memory._snapshot()` would return it."""
+    return {
+        "segments": [
+            entry for number, memory in enumerate(snapshot.devices) for entry in _plain_segments(number, memory)
+        ],
+        "device_traces": [_plain_events(memory) for memory in snapshot.devices],
+        "allocator_settings": snapshot.settings,
+        "external_annotations": [],
+    }
+
+
+def _plain_segments(device: int, memory: DeviceMemory) -> Iterator[dict[str, Any]]:
+    frames = _plain_stacks(memory)
+    for segment in memory.segments:
+        yield {
+            "device": device,
+            "address": segment.address,
+            "total_size": segment.size_bytes,
+            "allocated_size": segment.allocated_bytes,
+            "active_size": segment.active_bytes,
+            "requested_size": sum(each.requested_bytes for each in segment.blocks if each.state != "inactive"),
+            "stream": segment.stream,
+            "segment_type": "small" if segment.is_small else "large",
+            "segment_pool_id": segment.pool,
+            "is_expandable": segment.is_expandable,
+            "frames": [],
+            "blocks": [
+                {
+                    "address": block.address,
+                    "size": block.size_bytes,
+                    "requested_size": block.requested_bytes,
+                    "state": block.state,
+                    "frames": frames[memory.block_stacks.get(block.address, 0)],
+                }
+                for block in segment.blocks
+            ],
+        }
+
+
+def _plain_events(memory: DeviceMemory) -> list[dict[str, Any]]:
+    frames = _plain_stacks(memory)
+    times = memory.times_us or range(len(memory.events))
+    return [
+        {
+            "action": event.action,
+            "device_free" if event.action == "oom" else "addr": event.address,
+            "size": event.size_bytes,
+            "stream": event.stream,
+            "time_us": time,
+            "frames": frames[event.mark],
+        }
+        for event, time in zip(memory.events, times, strict=True)
+    ]
+
+
+def _plain_stacks(memory: DeviceMemory) -> list[list[dict[str, Any]]]:
+    return [[frame._asdict() for frame in stack] for stack in memory.stacks]

@@ -1,0 +1,191 @@
+"""Where a step runs: a GPU as the driver describes it, and how many of them."""
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from tonnage.errors import UsageError
+from tonnage.units import gib
+
+CUDNN_FIRST: Final = ((9, 0), (10, 0), (10, 3))
+"""Compute capabilities of which torch asks cuDNN's attention before its own (since 2.10)."""
+
+GPUS_PER_NODE: Final = 8
+"""GPUs of one machine when only a total is given: the largest common server."""
+
+CPU: Final = "cpu"
+"""The name of this machine's processor, where `--gpu` otherwise names a card."""
+
+AMPERE: Final = (8, 0)
+"""The first compute capability that multiplies in bf16 and runs FlashAttention."""
+
+HERE: Final = "here"
+"""The name of this machine's GPUs (`tonnage.catalog.local_gpus`)."""
+
+GENERIC: Final = "gpu-"
+"""How the identity of a card begins of which only the memory is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peaks:
+    """Dense operations per second by dtype; None where the card has no such path or no figure is published."""
+
+    fp32: float | None = None
+    """fp32 outside tensor cores."""
+    tf32: float | None = None
+    """fp32 matrices on tensor cores with tf32 precision."""
+    fp16: float | None = None
+    """fp16 matrices, fp32 accumulation."""
+    bf16: float | None = None
+    """bf16 matrices, fp32 accumulation."""
+    fp8: float | None = None
+    """fp8 matrices."""
+    int8: float | None = None
+    """int8 matrices."""
+    fp4: float | None = None
+    """fp4 matrices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One GPU: what the driver reports of it, and how fast its maker says it is."""
+
+    id: str
+    """The catalog's name, e.g. `h100-80gb`."""
+    aliases: tuple[str, ...] = ()
+    """Other exact names, lower case with dashes."""
+    name: str
+    """Marketing name as the driver reports it, e.g. `NVIDIA H100 80GB HBM3`."""
+    capability: tuple[int, int]
+    """Compute capability, e.g. (9, 0)."""
+    capacity_bytes: int
+    """Memory a process can see (torch's total_memory); less than what is soldered on."""
+    nvml_total_bytes: int | None = None
+    """Memory in all as nvidia-smi shows it, with what the driver keeps for itself; None: the next whole GiB."""
+    context_low_bytes: int
+    """Least memory of the CUDA context and lazily loaded modules that was observed or derived."""
+    context_bytes: int
+    """Typical memory of the CUDA context and lazily loaded modules."""
+    context_high_bytes: int
+    """Most memory of the CUDA context and lazily loaded modules that was observed or derived."""
+    context_source: str
+    """How the three figures above were obtained."""
+    sms: int
+    """Streaming multiprocessors."""
+    threads_per_sm: int
+    """Most threads resident on one multiprocessor."""
+    shared_per_sm_bytes: int
+    """Shared memory of one multiprocessor."""
+    shared_per_block_bytes: int
+    """Most shared memory of one block, when it opts in."""
+    registers_per_sm: int
+    """32-bit registers of one multiprocessor."""
+    l2_bytes: int | None = None
+    """L2 cache."""
+    bus_bits: int | None = None
+    """Width of the memory bus."""
+    memory_khz: int | None = None
+    """Memory clock as the driver reports it."""
+    clock_khz: int | None = None
+    """Highest multiprocessor clock as the driver reports it."""
+    bandwidth_bytes_per_second: float | None = None
+    """Peak memory bandwidth by the datasheet."""
+    peak_flops: Peaks = field(default_factory=Peaks)
+    """Peak operations per second by dtype."""
+    watts: float | None = None
+    """Board power; None: not known, or not what bounds its tensor cores."""
+    pcie_generation: int | None = None
+    """Generation of the 16-lane PCI Express connection."""
+    pcie_bytes_per_second: float | None = None
+    """PCI Express bandwidth in one direction."""
+    nvlink_bytes_per_second: float | None = None
+    """NVLink bandwidth in one direction, all links of the GPU together; None: no NVLink."""
+    nvlink_bridged: bool = False
+    """Whether NVLink is a bridge to one other card, bought apart from them."""
+    host_link_bytes_per_second: float | None = None
+    """Bandwidth in one direction to a host that is not reached over PCI Express (NVLink-C2C)."""
+    network_bytes_per_second: float | None = None
+    """Of a GPU's share of the network between machines, in one direction, in the machines that usually carry it."""
+    source: tuple[str, ...] = ()
+    """Where the figures come from."""
+    date: str = ""
+    """When they were looked up, YYYY-MM-DD."""
+
+    def __hash__(self) -> int:
+        """Of its name alone: prices are looked up by card thousands of times, and there are few cards."""
+        return hash(self.id)
+
+    @property
+    def without_bf16(self) -> str:
+        """That torch computes in bf16 by way of fp32 here, far slower than in fp16; empty for a card that has it."""
+        if self.id == CPU or self.capability >= AMPERE:
+            return ""
+        (major, minor), (first, second) = self.capability, AMPERE
+        return (
+            f"{self.id} does not compute in bf16: its compute capability is {major}.{minor}, and {first}.{second} is "
+            "the first that does"
+        )
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What is taken for granted of a card that the catalog does not have; empty for one that it has."""
+        if not self.id.startswith(GENERIC):
+            return ()
+        major, minor = self.capability
+        return (
+            f"the catalog does not have the card: it is taken for one of capability {major}.{minor} with an A100's "
+            f"{self.sms} multiprocessors, on which some temporaries hang, and its context",
+        )
+
+    def with_capacity(self, capacity_bytes: int) -> "Device":
+        """The same card with another amount of visible memory."""
+        stated = f"capacity {gib(capacity_bytes)}: given by the user instead of {gib(self.capacity_bytes)}"
+        return replace(self, capacity_bytes=capacity_bytes, nvml_total_bytes=None, source=(stated, *self.source))
+
+    def ghost_settings(self) -> dict[str, str]:
+        """The environment that makes a ghost report this card; figures that are not known are left out."""
+        values = {
+            "TOTAL_BYTES": self.capacity_bytes,
+            "RESERVED_BYTES": self.nvml_total_bytes and self.nvml_total_bytes - self.capacity_bytes,
+            "CONTEXT_BYTES": self.context_bytes,
+            "NAME": self.name,
+            "CAPABILITY": f"{self.capability[0]}.{self.capability[1]}",
+            "SMS": self.sms,
+            "THREADS_PER_SM": self.threads_per_sm,
+            "L2_BYTES": self.l2_bytes,
+            "SHARED_PER_BLOCK_BYTES": self.shared_per_block_bytes,
+            "SHARED_PER_SM_BYTES": self.shared_per_sm_bytes,
+            "REGISTERS_PER_SM": self.registers_per_sm,
+            "BUS_BITS": self.bus_bits,
+            "MEMORY_KHZ": self.memory_khz,
+            "CLOCK_KHZ": self.clock_khz,
+        }
+        return {f"GHOST_{key}": str(value) for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Equal machines with equal GPUs."""
+
+    device: Device
+    """The card."""
+    gpus_per_node: int = 1
+    """GPUs of one machine."""
+    nodes: int = 1
+    """Machines."""
+    network_bytes_per_second: float | None = None
+    """Of a GPU's share of the network between machines, in one direction; None: the device's usual one."""
+
+    def __post_init__(self) -> None:
+        for name in ("gpus_per_node", "nodes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all, which is the number of ranks."""
+        return self.nodes * self.gpus_per_node
+
+    def __str__(self) -> str:
+        counts = [self.nodes] if self.nodes > 1 else []
+        counts += [self.gpus_per_node] if self.gpus > 1 else []
+        return "x".join([*map(str, counts), self.device.id])

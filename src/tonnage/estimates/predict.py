@@ -1,0 +1,116 @@
+"""A Case in, an Estimate out: one rank's steps (or those of each rank that differs) run, summed up and priced."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from tonnage.case import Case
+from tonnage.cluster import CPU
+from tonnage.errors import UsageError
+from tonnage.estimates.assumptions import assumed_of
+from tonnage.estimates.ddp_buckets import with_buckets
+from tonnage.estimates.sources import Options, open_source
+from tonnage.estimates.step_time import with_time
+from tonnage.estimates.summary import Run, summarise
+from tonnage.shallow.few import is_repetitive
+from tonnage.timing.scores import avoidable_bytes, sparing_attention
+from tonnage.trace.gc_paused import uncollected
+from tonnage.trace.trace import Trace
+from tonnage.trainers.cases import check
+
+STEPS: Final = 3
+"""The first makes optimizer states, the second holds them beside activations, the third is as all others."""
+
+Progress = Callable[[str], None]
+
+
+def answer(
+    case: Case, *, rank: int | None = None, steps: int | None = None, source: str = "ghost", **options: Any
+) -> Run:
+    """Return the Run that `tonnage estimate` shows.
+
+    Without a number of `steps`, three are estimated; where all are alike the later two repeat the first one's
+    requests.  `options` are those of `tonnage.estimates.sources.Options`.  Raises as `estimate` does.
+    """
+    made, repeated = (steps, 0) if steps is not None else usual_steps(case, source)
+    return estimate(case, rank=rank, steps=made, source=source, repeated=repeated, counting=True, **options)
+
+
+def estimate(
+    case: Case, *, rank: int | None = None, steps: int = STEPS, source: str = "ghost", **options: Any
+) -> Run:
+    """Run `steps` optimizer steps of a case and sum them up.
+
+    Without a `rank`, those that differ are run (of a pipeline the first stage, the one behind it and the last), the
+    worst is reported and the others are listed.  `source` is one of `tonnage.estimates.sources.SOURCES`, `options`
+    are the fields of its Options.
+
+    Raises UsageError when a technique refuses the job, CannotEstimate when the model cannot be built,
+    GhostUnavailable when no ghost can run here.
+    """
+    asked = Options(**options)
+    with ExitStack() as stack:
+        traces = open_source(source, case, asked, stack)
+        case = case.with_accumulation()
+        check(case)
+        if steps < 1:
+            raise UsageError(f"{steps} steps cannot be run; at least 1.")
+        if rank is not None and rank not in range(case.cluster.gpus):
+            raise UsageError(f"Rank {rank!r} does not exist: the cluster has ranks 0 to {case.cluster.gpus - 1}.")
+        ranks = case.mesh.different if rank is None else (rank,)
+        made = [traces.trace(case, one, steps) for one in ranks]
+    with uncollected():  # a summary is made of many small things that all stay
+        run = _summed_up(made, case, steps + asked.repeated)
+    return _from_the_cache(run) if traces.reused == len(ranks) else run
+
+
+def trace(case: Case, *, rank: int, steps: int, worker: Any) -> Trace:
+    """Return the Trace alone of one rank's steps on a warm worker: sketched, for those who compare and show nothing.
+
+    Raises UsageError and CannotEstimate as `estimate` does.
+    """
+    case = case.with_accumulation()
+    check(case)
+    with ExitStack() as stack:
+        source = open_source("ghost", case, Options(worker=worker, sketched=True), stack)
+        return source.trace(case, rank, steps)
+
+
+def usual_steps(case: Case, source: str = "ghost") -> tuple[int, int]:
+    """Return how many steps are made where nobody says it, and how many more repeat the first one's requests.
+
+    Where all steps ask for the same (`tonnage.shallow.few.is_repetitive`), one and two; else three and none.
+    """
+    alike = source == "ghost" and case.cluster.device.id != CPU and is_repetitive(case.job, case.plan)
+    return (1, STEPS - 1) if alike else (STEPS, 0)
+
+
+def _from_the_cache(run: Run) -> Run:
+    coverage = run.estimate.coverage
+    said = (*coverage.run, "not now: the trace was kept from an earlier run of the same (--fresh runs it again)")
+    return replace(run, estimate=replace(run.estimate, coverage=replace(coverage, run=said)))
+
+
+def _summed_up(traces: list[Trace], case: Case, steps: int) -> Run:
+    described = {**asdict(case.job), "steps": steps}
+    model = described.pop("model")
+    run = summarise(
+        traces,
+        case.cluster,
+        model={
+            "name": model["name"],
+            "source": model["source"],
+            "vocab_size": model["config"].get("vocab_size"),
+            "scores_bytes": avoidable_bytes(case),
+            "sparing_attention": sparing_attention(case),
+            "words": model["config"].get("vocab_size") is not None or "text_config" in model["config"],
+        },
+        job=described,
+        plan=asdict(case.plan),
+    )
+    found = run.estimate
+    assumed = (*found.coverage.assumed, *assumed_of(case))
+    run = replace(run, estimate=replace(found, coverage=replace(found.coverage, assumed=assumed)))
+    run = with_time(run, case, [trace.worked for trace in traces if trace.worked is not None])
+    return replace(run, estimate=with_buckets(run.estimate, case.plan, case.cluster))

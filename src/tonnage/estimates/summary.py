@@ -1,0 +1,386 @@
+"""Sums up Traces in an Estimate: adds what lives outside the allocator, and says what everything rests on."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from tonnage import __version__
+from tonnage.catalog.overheads import Overhead, overheads
+from tonnage.cluster import Cluster
+from tonnage.estimates.estimate import (
+    CATEGORIES,
+    Coverage,
+    Estimate,
+    Host,
+    Moment,
+    OutOfMemory,
+    Peak,
+    PhasePeak,
+    StepPeak,
+)
+from tonnage.estimates.timeline import Timeline, timeline
+from tonnage.job import LONGEST_STEPS
+from tonnage.meta.scope import IMITATION, RESERVED_RESIDUAL
+from tonnage.trace.communicators import Communicators
+from tonnage.trace.trace import ACTIONS, Mark, Trace
+from tonnage.units import counted, size
+
+CURVE_POINTS: Final = 400
+"""Moments kept of the memory curve; between them the highest counts."""
+
+BESIDES: Final = ("evaluate", "generate", "save", "resume")
+"""Phases besides the steps, of which the curve shows at most as much as leaves the steps two thirds."""
+
+
+_Stretch = tuple[Mark, int, int]
+"""Of marks of one step and phase behind each other the first, and the most bytes allocated and reserved."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What was run: the answer, and the Traces it was summed up from (the answer's rank first)."""
+
+    estimate: Estimate
+    """The answer for the worst rank."""
+    traces: tuple[Trace, ...]
+    """One for each rank that was run."""
+
+
+def summarise(
+    traces: Sequence[Trace],
+    cluster: Cluster,
+    *,
+    model: dict[str, Any],
+    job: dict[str, Any],
+    plan: dict[str, Any],
+    notes: Sequence[str] = (),
+) -> Run:
+    """The Estimate of the rank with the highest process peak, with the others listed."""
+    estimates = [_of_rank(trace, cluster, model=model, job=job, plan=plan, notes=notes) for trace in traces]
+    order = sorted(range(len(traces)), key=lambda i: _order(estimates[i]))
+    worst = estimates[order[0]]
+    ranks = tuple(
+        {
+            "rank": estimate.rank,
+            "fits": estimate.fits,
+            "allocated_bytes": estimate.peak.allocated_bytes,
+            "reserved_bytes": estimate.peak.reserved_bytes,
+            "process_bytes": estimate.peak.process_bytes,
+        }
+        for estimate in sorted(estimates, key=lambda estimate: estimate.rank)
+    )
+    return Run(estimate=replace(worst, ranks=ranks), traces=tuple(traces[i] for i in order))
+
+
+def _order(estimate: Estimate) -> tuple[bool, int, int]:
+    """Sorts ranks: those that do not fit first, then those with the highest peaks."""
+    return (estimate.fits, -estimate.peak.process_bytes, -estimate.peak.allocated_bytes)
+
+
+def _of_rank(
+    trace: Trace,
+    cluster: Cluster,
+    *,
+    model: dict[str, Any],
+    job: dict[str, Any],
+    plan: dict[str, Any],
+    notes: Sequence[str],
+) -> Estimate:
+    walked = timeline(trace)
+    stretches = list(_stretches(walked))
+    steps = _steps(stretches)
+    outside = outside_allocator(trace, cluster)
+    oom = _out_of_memory(trace)
+    return Estimate(
+        source=trace.source,
+        versions={"tonnage": __version__, **trace.versions},
+        model={**model, **trace.model},
+        job={**job, "allocator_settings": trace.allocator_settings},
+        plan=plan,
+        cluster={
+            "gpu": cluster.device.id,
+            "name": cluster.device.name,
+            "gpus": cluster.gpus,
+            "gpus_per_node": cluster.gpus_per_node,
+            "nodes": cluster.nodes,
+            "capacity_bytes": cluster.device.capacity_bytes,
+        },
+        fits=oom is None,
+        rank=trace.rank,
+        peak=_peak(walked, outside, _residual(trace, walked)),
+        phases=_phases(stretches),
+        host=Host(
+            peak_bytes=trace.host.get("peak_bytes"),
+            pinned_bytes=trace.host.get("pinned_bytes", 0),
+            managed_bytes=trace.host.get("managed_bytes", 0),
+        ),
+        time={"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None, "bound_by": None},
+        coverage=_coverage(trace, walked, outside, cluster),
+        oom=oom,
+        curve=_curve(walked),
+        steps=steps,
+        notes=(*notes, *_notes(trace, walked), *_lengths(job, steps), *_of_precision(plan, cluster)),
+    )
+
+
+def outside_allocator(trace: Trace, cluster: Cluster) -> Overhead:
+    """What a rank's process holds beside torch's allocator: context, loaded kernels, NCCL."""
+    used = Communicators()
+    for name, layout, peer in trace.exchanges():
+        used.use(layout, name, peer)
+    return overheads(cluster.device, used.sizes, gpus_per_node=cluster.gpus_per_node, send_recv_peers=used.peers)
+
+
+def _imitated(trace: Trace) -> bool:
+    return trace.source == "meta" and trace.device.get("type") == "cuda"
+
+
+def _residual(trace: Trace, walked: Timeline) -> int:
+    """How far the reserved peak may be off by itself: not where the real code ran."""
+    return round(RESERVED_RESIDUAL * walked.peak_reserved_bytes) if _imitated(trace) else 0
+
+
+def _peak(walked: Timeline, outside: Overhead, residual_bytes: int) -> Peak:
+    process = walked.peak_reserved_bytes + outside.bytes
+    mark = walked.marks[walked.peak_mark] if walked.marks else None
+    held = walked.by_category()
+    by_category = dict.fromkeys(CATEGORIES, 0) | held
+    by_category["cached"] = walked.peak_reserved_bytes - walked.peak_allocated_bytes
+    by_category["runtime"] = outside.bytes
+    return Peak(
+        allocated_bytes=walked.peak_allocated_bytes,
+        reserved_bytes=walked.peak_reserved_bytes,
+        process_bytes=process,
+        low_bytes=walked.peak_reserved_bytes + outside.low_bytes - residual_bytes,
+        high_bytes=walked.peak_reserved_bytes + outside.high_bytes + residual_bytes,
+        phase=_phase_name(mark.phase) if mark else "load",
+        layer=mark.module if mark else "",
+        step=mark.step + 1 if mark else 1,
+        by_category=by_category,
+    )
+
+
+def _phase_name(phase: str) -> str:
+    return {"recompute": "backward", "evaluation": "evaluate"}.get(phase, phase)
+
+
+def _phases(stretches: Sequence[_Stretch]) -> tuple[PhasePeak, ...]:
+    peaks: dict[str, tuple[int, int]] = {}
+    for mark, allocated, reserved in stretches:
+        name = _phase_name(mark.phase)
+        before = peaks.get(name, (0, 0))
+        peaks[name] = (max(before[0], allocated), max(before[1], reserved))
+    return tuple(
+        PhasePeak(name=name, allocated_bytes=allocated, reserved_bytes=reserved)
+        for name, (allocated, reserved) in peaks.items()
+    )
+
+
+def _steps(stretches: Sequence[_Stretch]) -> tuple[StepPeak, ...]:
+    """By optimizer step; what comes after the last one belongs to it."""
+    last = max((mark.step for mark, _, _ in stretches if mark.phase in ("forward", "backward")), default=0)
+    peaks: dict[int, tuple[int, int]] = {}
+    for mark, allocated, reserved in stretches:
+        step = min(mark.step, last) + 1
+        before = peaks.get(step, (0, 0))
+        peaks[step] = (max(before[0], allocated), max(before[1], reserved))
+    return tuple(
+        StepPeak(step=step, allocated_bytes=allocated, reserved_bytes=reserved)
+        for step, (allocated, reserved) in peaks.items()
+    )
+
+
+def _stretches(walked: Timeline) -> Iterator[_Stretch]:
+    if not walked.marks:
+        return iter(())
+    marks = map(walked.marks.__getitem__, walked.turns.tolist())
+    by_mark = (walked.allocated_by_mark, walked.reserved_by_mark)
+    return zip(marks, *(np.maximum.reduceat(each, walked.turns).tolist() for each in by_mark), strict=True)
+
+
+def units_of(besides: Sequence[bool]) -> list[range]:
+    """Marks one by one; those besides the steps several at a time where they would be more than a third of all.
+
+    Else the curve of a script that evaluates two hundred batches before its first step would show nothing else.
+    """
+    room = max((len(besides) - sum(besides)) // 2, CURVE_POINTS // 4)
+    together = max(1, -(-sum(besides) // room))
+    units: list[range] = []
+    for place, beside in enumerate(besides):
+        last = units[-1] if units else range(0)
+        if beside and len(last) < together and last and besides[last.start]:
+            units[-1] = range(last.start, place + 1)
+        else:
+            units.append(range(place, place + 1))
+    return units
+
+
+def _curve(walked: Timeline) -> tuple[Moment, ...]:
+    """The highest use in each of up to CURVE_POINTS stretches of equally many units of marks."""
+    allocated, reserved = walked.allocated_by_mark, walked.reserved_by_mark
+    phases = [mark.phase for mark in walked.marks]
+    shown_less = {phase for phase in set(phases) if _phase_name(phase) in BESIDES}
+    units = units_of([phase in shown_less for phase in phases]) if shown_less else None
+    starts = range(len(allocated)) if units is None else [unit.start for unit in units]
+    stride = max(1, -(-len(starts) // CURVE_POINTS))
+    moments = []
+    for start, stop in pairwise((*starts[::stride], len(allocated))):
+        highest = start + int(allocated[start:stop].argmax())
+        moments.append(
+            Moment(
+                mark=highest,
+                step=walked.marks[highest].step if walked.marks else 0,
+                phase=_phase_name(walked.marks[highest].phase) if walked.marks else "",
+                allocated_bytes=int(allocated[highest]),
+                reserved_bytes=int(reserved[start:stop].max()),
+            )
+        )
+    return tuple(moments)
+
+
+def _out_of_memory(trace: Trace) -> OutOfMemory | None:
+    outcome = trace.outcome
+    if outcome.get("kind") != "oom":
+        return None
+    return OutOfMemory(
+        message=str(outcome.get("message", "")),
+        phase=_phase_name(str(outcome.get("phase", "other"))),
+        layer=str(outcome.get("module", "")),
+        step=int(outcome.get("step", 1)),
+        stack=tuple(str(line) for line in outcome.get("stack", ())),
+    )
+
+
+def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluster) -> Coverage:
+    torch = trace.versions.get("torch", "?")
+    by = "on fake tensors" if trace.source == "meta" else "with its caching allocator"
+    run = [f"{_made(trace)} of torch {torch} {by}, {trace.event_count} events"]
+    if trace.alike:
+        run.append(f"{counted(trace.alike, 'micro-batch')} by what the one before asked for, without its program")
+    modelled = [f"memory outside the allocator, {size(outside.bytes)}: {'; '.join(outside.source)}"]
+    if _imitated(trace):
+        modelled = [*IMITATION, *modelled]
+    if calls := _listed(trace.unknown_calls):
+        modelled.append(f"NVIDIA functions that did nothing: {calls}")
+    if workspaces := _listed(trace.unknown_workspaces):
+        modelled.append(f"workspaces that only NVIDIA's libraries know the size of, counted as 0 bytes: {workspaces}")
+    for name, mine in (("allocated", walked.peak_allocated_bytes), ("reserved", walked.peak_reserved_bytes)):
+        torchs = trace.peaks.get(f"{name}_bytes", mine)
+        if torchs != mine:
+            modelled.append(f"block sizes: the walk's {name} peak differs from torch's counter by {mine - torchs} B")
+    return Coverage(
+        run=tuple(run),
+        modelled=tuple(modelled),
+        assumed=(*cluster.device.assumed, *_of_streams(trace), *trace.assumed),
+    )
+
+
+def _of_streams(trace: Trace) -> tuple[str, ...]:
+    """What is taken for granted of blocks that were not taken back at the moment that they were given back."""
+    action, address = (np.frombuffer(trace.event_columns[name], dtype=np.int64) for name in ("action", "address"))
+    given = np.flatnonzero(action[:-1] == ACTIONS.index("free_requested"))
+    at_once = (action[given + 1] == ACTIONS.index("free_completed")) & (address[given + 1] == address[given])
+    if trace.source != "ghost" or at_once.all():
+        return ()
+    return (
+        f"blocks that another stream used ({np.count_nonzero(~at_once):,} times) are free again by the next kernel; "
+        "on a card that may take longer, and more be reserved",
+    )
+
+
+def _made(trace: Trace) -> str:
+    """How many steps, and of how many layers."""
+    if trace.layers:
+        *few, layers = trace.layers
+        return (
+            f"1 optimizer step of {', '.join(map(str, few[:-1]))} and {few[-1]} layers, and by what they asked for "
+            f"that of {layers} layers {counted(trace.steps, 'time')}, its requests alone,"
+        )
+    if trace.repeated:
+        return f"1 optimizer step, and {trace.steps - 1} more with its requests alone,"
+    return counted(trace.steps, "optimizer step")
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    """`name (times)` of those that were called, eight at most; without the file of the library they are in."""
+    called = sorted((name.partition(":")[2] or name, count) for name, count in counts.items() if count)
+    more = f" and {len(called) - 8} more" if len(called) > 8 else ""
+    return ", ".join(f"{name} ({count})" for name, count in called[:8]) + more
+
+
+def _peak_after_recovery(trace: Trace, walked: Timeline) -> int:
+    """Most bytes allocated from the first block that was handed out after memory had run out for the last time.
+
+    Until then what was tried in vain is given back.
+    """
+    actions = np.frombuffer(trace.event_columns["action"], dtype=np.int64)
+    ran_out = int(np.flatnonzero(actions == ACTIONS.index("oom")).max(initial=-1))
+    since = walked.blocks.born[walked.blocks.born > ran_out]
+    return walked.highest_since(int(since.min()) if since.size else ran_out)
+
+
+def _of_precision(plan: dict[str, Any], cluster: Cluster) -> list[str]:
+    """That the card has to go round what was asked of it."""
+    lacking = cluster.device.without_bf16
+    if not lacking or not str(plan.get("precision", "")).startswith("bf16"):
+        return []
+    return [
+        f"{lacking}. torch goes by way of fp32, with as much memory and far slower; choose --precision fp16-mixed."
+    ]
+
+
+def _lengths(job: dict[str, Any], steps: Sequence[StepPeak]) -> list[str]:
+    """With drawn lengths: the peaks of the steps at the longest one, and those of the others."""
+    if not job.get("lengths"):
+        return []
+    drawn = [step for step in steps if step.step > LONGEST_STEPS]
+    longest = [step for step in steps if step.step <= LONGEST_STEPS]
+    cut = [length for length in map(int, job["lengths"]) if length > job["seq_len"]]
+    said = f"Steps with the longest sequences alone: {_highest(longest)}"
+    if cut:
+        of_all = f"{len(cut)} of {counted(len(job['lengths']), 'length')}"
+        said = f"Cut at seq-len, {job['seq_len']:,} tokens: {of_all}, up to {max(cut):,}. {said}"
+    if not drawn:
+        return [f"{said}. No lengths were drawn: that begins with step {LONGEST_STEPS + 1}, give more --steps."]
+    return [f"{said}; with drawn lengths: {_highest(drawn)}."]
+
+
+def _highest(steps: Sequence[StepPeak]) -> str:
+    allocated, reserved = max(step.allocated_bytes for step in steps), max(step.reserved_bytes for step in steps)
+    return f"{size(allocated)} allocated and {size(reserved)} reserved at most"
+
+
+def _notes(trace: Trace, walked: Timeline) -> list[str]:
+    notes = [
+        f"The process also used GPU {other['index']}: at most {size(other['allocated_bytes'])} allocated, "
+        f"{size(other['reserved_bytes'])} reserved. These figures are of GPU {trace.device.get('index', 0)}, "
+        "which was the fullest."
+        for other in trace.device.get("others", ())
+    ]
+    if trace.steps == 0 and trace.outcome.get("kind") == "completed":
+        notes.append("No optimizer step was seen: the peaks are those of what ran.")
+    if trace.outcome.get("caught"):
+        notes.append("The program caught the out-of-memory error and ended by itself.")
+    if trace.outcome.get("kind") == "completed" and trace.peaks.get("ooms", 0):
+        times = "once" if trace.peaks["ooms"] == 1 else f"{trace.peaks['ooms']} times"
+        notes.append(
+            f"The program ran out of memory {times} and recovered by itself; "
+            f"after that at most {size(_peak_after_recovery(trace, walked))} were allocated."
+        )
+    if managed := trace.host.get("managed_bytes", 0):
+        notes.append(
+            f"{size(managed)} of managed memory (a paged optimizer's states) are in no figure of the GPU, which "
+            "brings in what it uses and pushes it out again when it is full: as long as there is room, nvidia-smi "
+            "shows them in the card's use, not in the process's."
+        )
+    retries = trace.peaks.get("retries", 0)
+    if retries and trace.outcome.get("kind") == "completed":
+        times = "once" if retries == 1 else f"{retries} times"
+        notes.append(
+            f"The allocator had to give back cached memory {times} to go on: the card is nearly full, "
+            "and such steps are slow."
+        )
+    return notes

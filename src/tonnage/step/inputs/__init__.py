@@ -1,0 +1,85 @@
+"""Made-up inputs for Hugging Face networks, as a data loader hands them over: on the host, full, no padding.
+
+What a family wants beside its token ids is read off its own code: the parameters of its forward and of
+`get_image_features` or `get_audio_features` name the tensors, and how many tokens an image or a sound takes is asked
+of that function itself, on tensors without memory.  Sizes of images are those that the network gets, after the
+processor's own resizing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from tonnage.errors import CannotEstimate
+from tonnage.step.inputs import images, sounds, targets
+from tonnage.step.inputs.text import Batch, tokens
+from tonnage.step.remarks import remarked
+
+if TYPE_CHECKING:
+    from tonnage.job import Job
+
+__all__ = ["NOT_MADE", "Batch", "assumed", "make"]
+
+NOT_MADE: Final = {
+    "blt": "its patches end where entropies say that it computes of the text",
+    "emu3": "the tokens of an image are computed of its pixels",
+    "instructblipvideo": "it sees several frames of a video, each with an adapter",
+    "molmo2": "its images come with tables of which patches are pooled",
+    "musicgen_decoder": "it takes several codebooks at once",
+    "musicgen_melody_decoder": "it takes several codebooks at once",
+    "timesfm2_5": "its series come in lists of any length",
+    "vibevoice": "its sounds come as speech to be diffused",
+    "vibevoice_asr": "its sounds pass through two tokenizers",
+}
+"""What is missing for types whose inputs none of the makers below has."""
+
+
+def make(job: Job, network: Any, task: str, dtype: torch.dtype) -> Batch:
+    """One micro-batch for a network that is trained for `task`; `dtype` is that of images and sounds.
+
+    Raises CannotEstimate for families whose inputs are not known here, UsageError for sizes they do not take.
+    """
+    missing = NOT_MADE.get(network.config.model_type)
+    if missing is not None and (job.images > 0 or task != "image-text-to-text"):
+        raise CannotEstimate(
+            f"Batches are not made for {network.config.model_type}: {missing}; "
+            "give package.module:factory with batch(job)."
+        )
+    return _MAKERS[task](job, network, dtype)
+
+
+def assumed() -> tuple[str, ...]:
+    """What this process's batches held beside text, and what else was decided, one sentence each."""
+    return (*images.held(), *sounds.held(), *remarked())
+
+
+def _sequences(job: Job, network: Any, dtype: torch.dtype) -> Batch:
+    """Text; with a sound in it where the network hears."""
+    return sounds.and_text(job, network, dtype) if sounds.is_heard_by(network) else tokens(job, network)
+
+
+_MAKERS: Final[dict[str, Callable[[Any, Any, torch.dtype], Batch]]] = {
+    "image-text-to-text": images.and_text,
+    "seq2seq": _sequences,
+    "masked-lm": _sequences,
+    "speech-seq2seq": sounds.transcribed,
+    "causal-lm": _sequences,
+    "image-text-contrast": images.with_captions,
+    "image-classification": targets.classified_images,
+    "ctc": sounds.transcribed,
+    "video-classification": targets.classified_videos,
+    "object-detection": targets.detected_objects,
+    "universal-segmentation": targets.segmented_objects,
+    "semantic-segmentation": targets.segmented_images,
+    "depth-estimation": targets.measured_depths,
+    "sequence-classification": targets.classified_sequences,
+    "token-classification": targets.classified_tokens,
+    "question-answering": targets.answered_questions,
+    "audio-classification": targets.classified_sounds,
+    "time-series": targets.forecasts,
+    "pretraining": targets.pretraining,
+    "features": targets.features,
+}

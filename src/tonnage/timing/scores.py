@@ -1,0 +1,47 @@
+"""Attention scores that are kept for backward and need not be: by which attention, and how large they are."""
+
+from typing import Final
+
+from tonnage.case import Case
+from tonnage.cluster import AMPERE, CPU
+from tonnage.errors import CannotEstimate
+from tonnage.timing.kinds import read_shape
+from tonnage.timing.work import Work
+
+SPARING: Final = ("flex", "efficient")
+"""What `sparing_attention` may say."""
+
+
+def sparing_attention(case: Case) -> str | None:
+    """The attention by which no scores are kept, where the plan's keeps them; None where there is none.
+
+    Capped scores and sinks are for flex attention alone.  Heads that share keys get copies of them for the efficient
+    one, where torch has no other kernel for them but the plain one.
+    """
+    try:
+        shape = read_shape(case.job.model.config)
+    except CannotEstimate:
+        return None
+    if case.plan.attention not in ("auto", "eager") or case.cluster.device.id == CPU:
+        return None
+    if shape.keeps_scores:
+        return "flex" if shape.flexible and case.cluster.device.capability >= AMPERE else None
+    return "efficient" if case.plan.attention == "auto" and is_plain(case) else None
+
+
+def avoidable_bytes(case: Case) -> int | None:
+    """Bytes of one layer's attention scores in 16 bits, where `sparing_attention` would have none; else None."""
+    if sparing_attention(case) is None:
+        return None
+    work = Work.of(case.job, case.plan, case.cluster)
+    return work.tokens * work.seq_len * read_shape(case.job.model.config).heads // work.axes.tp * 2
+
+
+def is_plain(case: Case) -> bool:
+    """Whether no kernel of torch but the plain one takes heads that share keys: in fp32, and before capability 8.0
+    (ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    text = case.job.model.text
+    heads, shared = text.get("num_attention_heads"), text.get("num_key_value_heads")
+    return shared not in (None, heads) and (
+        case.plan.compute_dtype == "fp32" or case.cluster.device.capability < AMPERE
+    )

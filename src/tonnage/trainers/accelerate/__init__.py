@@ -1,0 +1,1 @@
+"""accelerate with a loop of our own."""

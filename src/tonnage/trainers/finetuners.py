@@ -1,0 +1,48 @@
+"""What axolotl and LLaMA-Factory have in common: one YAML, around Hugging Face's Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import yaml
+
+from tonnage.mesh import SHARDING
+from tonnage.trainers.engine import ANY, SHAPES
+from tonnage.trainers.target import File, Wish
+
+EXPRESSES: Final[Mapping[str, tuple[str, ...]]] = {
+    **SHAPES,
+    "method": ("full", "lora", "qlora"),
+    "lora_rank": ANY,
+    "lora_dropout": ANY,
+    "lora_targets": ANY,
+    "quant": ANY,
+    "unquantized_dtype": ("compute",),
+    "base_dtype": ANY,
+    "clip_grad_norm": ANY,
+    "checkpointing": ("none", "full", "full-reentrant"),
+    "shard": ("none", "ddp", *SHARDING),
+    "param_offload": ("none", "cpu"),
+    "loss": ("plain", "liger"),
+    "compile": ("none", "model"),
+}
+"""What both have words for."""
+
+
+def file(name: str, *parts: Mapping[str, Any]) -> File:
+    """The YAML."""
+    said = {key: value for part in parts for key, value in part.items()}
+    return File(name=name, text=yaml.safe_dump(said, sort_keys=False))
+
+
+def shared(wish: Wish) -> dict[str, Any]:
+    """Settings that have the same names in both."""
+    job, plan = wish.job, wish.plan
+    lora = {"lora_alpha": 2 * job.lora_rank, "lora_dropout": job.lora_dropout} if job.method != "full" else {}
+    return {
+        "gradient_accumulation_steps": job.grad_accum,
+        "max_grad_norm": None if plan.clip_grad_norm is None else float(plan.clip_grad_norm),
+        **({"torch_compile": True} if plan.compile == "model" else {}),
+        **lora,
+    }

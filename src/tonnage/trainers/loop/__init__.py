@@ -1,0 +1,1 @@
+"""tonnage's own training loop."""

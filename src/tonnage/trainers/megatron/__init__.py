@@ -1,0 +1,1 @@
+"""Megatron-Core and Megatron-Bridge."""

@@ -1,0 +1,68 @@
+"""Which target has words for what, as a table for docs/reference/export.md.
+
+    python -m tonnage.trainers.table [FILE]
+
+prints it, or puts it into FILE between its two marks.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tonnage.job import Job
+from tonnage.options import options, spelled
+from tonnage.plans import Plan
+from tonnage.trainers.engine import ANY
+from tonnage.trainers.export import DECIDED, TARGETS, Target
+
+BEGIN: Final = "<!-- python -m tonnage.trainers.table docs/reference/export.md -->"
+END: Final = "<!-- end -->"
+
+AT_MOST: Final = 4
+"""More values than these are counted, or those that are missing are named."""
+
+
+def table() -> str:
+    """One line for each option that some target has words for, one column for each target."""
+    lines = [
+        f"| option | {' | '.join(f'`{target.name}`' for target in TARGETS)} |",
+        f"|---|{'---|' * len(TARGETS)}",
+        *_rows(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rows() -> Iterator[str]:
+    for kind in (Job, Plan):
+        for item, option in options(kind):
+            if item.name in DECIDED or not any(item.name in target.expresses for target in TARGETS):
+                continue
+            cells = [_cell(target, item.name, option.possible) for target in TARGETS]
+            yield f"| `{spelled(item.name)}` | {' | '.join(cells)} |"
+
+
+def _cell(target: Target, name: str, possible: tuple[str, ...]) -> str:
+    known = target.expresses.get(name)
+    if known is None:
+        return ""
+    if known == ANY:
+        return "any"
+    missing = [value for value in possible if value not in known]
+    if len(known) <= AT_MOST or len(missing) > len(known):
+        return ", ".join(known)
+    return "any" if not missing else f"any but {', '.join(missing)}"
+
+
+def put(path: Path) -> None:
+    """Replace what stands between the marks of a page."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    path.write_text(f"{before}{BEGIN}\n\n{table()}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        put(Path(sys.argv[1]))
+    else:
+        print(table(), end="")

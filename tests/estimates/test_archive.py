@@ -1,0 +1,318 @@
+"""Saved files: what was saved comes back; what is damaged is one line; nothing is executed or left half-written."""
+
+import errno
+import json
+import os
+import pickle
+import random
+import zipfile
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import estimates
+from tonnage import files
+from tonnage.errors import UnreadableFile, UnwritableFile
+from tonnage.estimates import archive as saved
+from tonnage.estimates.estimate import Estimate
+from tonnage.report import html, terminal
+from tonnage.trace.trace import EVENT_COLUMNS, Claim, Mark, Trace
+
+
+def small_trace(rank: int = 0) -> Trace:
+    """Two allocations and a free."""
+    rows = [(3, 4096, 2**21, 0, 0), (0, 4096, 512, 0, 0), (1, 4096, 512, 0, 1)]
+    return Trace(
+        source="ghost",
+        versions={"torch": "2.13.0"},
+        device={"name": "NVIDIA T4", "total_bytes": 2**34},
+        rank=rank,
+        steps=1,
+        marks=(Mark(step=0, phase="forward", module="a"), Mark(step=0, phase="backward", module="")),
+        claims=(Claim(mark=0, address=4096, category="parameter"),),
+        event_columns={
+            name: array("q", column) for name, column in zip(EVENT_COLUMNS, zip(*rows, strict=True), strict=True)
+        },
+        log=bytes(128),
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("saved") / "run.tonnage"
+    saved.save(path, estimates.full_card(), (small_trace(1), small_trace(0)))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("make", [estimates.fitting, estimates.full_card, estimates.scripted])
+def test_what_was_saved_comes_back(make, tmp_path):
+    path = tmp_path / "run.tonnage"
+    saved.save(path, make(), (small_trace(1), small_trace(0)))
+    # JSON knows no tuples, so those within the free-form fields come back as lists: there are none here.
+    assert saved.load_estimate(path) == make()
+    assert saved.load_traces(path) == (small_trace(0), small_trace(1))
+
+
+def test_without_traces(tmp_path):
+    saved.save(tmp_path / "run", estimates.fitting())
+    assert saved.load_traces(tmp_path / "run") == ()
+
+
+def read_everything(path: Path) -> None:
+    """Load and show, as `tonnage report` does."""
+    estimate = saved.load_estimate(path)
+    terminal.render(estimate)
+    html.page(estimate)
+    saved.load_traces(path)
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_truncated_and_flipped_archives_are_unreadable_or_right(data, whole, tmp_path):
+    raw = bytearray(whole)
+    if data.draw(st.booleans()):
+        del raw[data.draw(st.integers(0, len(raw) - 1)) :]
+    else:
+        for position in data.draw(st.lists(st.integers(0, len(raw) - 1), min_size=1, max_size=8)):
+            raw[position] ^= 1 << data.draw(st.integers(0, 7))
+    path = tmp_path / "damaged"
+    path.write_bytes(raw)
+    try:
+        read_everything(path)
+    except UnreadableFile as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def paths_of(value: object, at: tuple = ()) -> list[tuple]:
+    """Every place in a JSON document."""
+    found = [at]
+    if isinstance(value, dict):
+        found += [path for key, item in value.items() for path in paths_of(item, (*at, key))]
+    elif isinstance(value, list | tuple):
+        found += [path for key, item in enumerate(value) for path in paths_of(item, (*at, key))]
+    return found
+
+
+def timed() -> Estimate:
+    """An estimate in which every kind of value occurs."""
+    seconds = {"step_seconds": 0.5, "low_seconds": 0.4, "high_seconds": 0.6}
+    return replace(
+        estimates.full_card(),
+        time={**seconds, "tokens_per_second_per_gpu": 8192.0, "mfu": 0.4, "bound_by": "compute"},
+        job={"command": ["python", "train.py"], "steps": 3},
+        cards=({"index": 0, "peak_bytes": 9, "processes": [{"process": 1, "rank": 0, "peak_bytes": 9}]},),
+    )
+
+
+PATHS = paths_of(json.loads(json.dumps(timed().to_json())))[1:]
+
+
+@settings(max_examples=300)
+@given(where=st.sampled_from(PATHS), value=JSON)
+@example(where=("job", "command", 0), value=None)
+@example(where=("cards", 0, "processes"), value=None)
+@example(where=("cards", 0, "processes", 0), value=[])
+def test_any_value_anywhere_is_refused_or_can_be_shown(where, value, tmp_path):
+    document = json.loads(json.dumps(timed().to_json()))
+    place = document
+    for key in where[:-1]:
+        place = place[key]
+    place[where[-1]] = value
+    path = tmp_path / "odd"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("estimate.json", json.dumps(document))
+    try:
+        read_everything(path)
+    except UnreadableFile as error:
+        assert "\n" not in str(error)  # noqa: PT017
+
+
+@pytest.mark.parametrize("content", [b"", b"not an archive", pickle.dumps({"a": 1})])
+def test_other_files(content, tmp_path):
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableFile, match="not a file that tonnage saved"):
+        saved.load_estimate(path)
+
+
+def test_missing_file_and_folder(tmp_path):
+    for path in (tmp_path / "none", tmp_path, tmp_path / ("n" * 300)):
+        with pytest.raises(UnreadableFile):
+            saved.load_estimate(path)
+
+
+class Bomb:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+@pytest.mark.parametrize(
+    ("member", "load"), [("estimate.json", saved.load_estimate), ("rank0/trace.json", saved.load_traces)]
+)
+def test_nothing_is_unpickled(member, load, tmp_path):
+    path = tmp_path / "run"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(member, pickle.dumps(Bomb(tmp_path / "exploded")))
+    with pytest.raises(UnreadableFile):
+        load(path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_zip_bombs_are_refused_by_what_they_claim(tmp_path):
+    path = tmp_path / "bomb"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("estimate.json", b" " * (65 * 2**20))
+    with pytest.raises(UnreadableFile, match="limit is 64 MiB"):
+        saved.load_estimate(path)
+
+
+def test_traces_that_claim_too_much_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    saved.save(path, estimates.fitting(), (small_trace(),))
+    monkeypatch.setattr(saved, "_MAX_BYTES", 1000)
+    with pytest.raises(UnreadableFile, match="the limit is 1000"):
+        saved.load_traces(path)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"step_seconds": [1]},
+        {"mfu": [1]},
+        {"mfu": None},
+        {"tokens_per_second_per_gpu": "x"},
+        {"high_seconds": {}},
+        {"low_seconds": -1.0},
+        {"step_seconds": True},
+    ],
+)
+def test_seconds_that_are_no_numbers_are_refused(changed, tmp_path):
+    path, estimate = tmp_path / "run", timed()
+    saved.save(path, replace(estimate, time={**estimate.time, **changed}))
+    with pytest.raises(UnreadableFile, match=f"time: {next(iter(changed))} is .*, and no number from 0 on"):
+        saved.load_estimate(path)
+
+
+def test_what_a_damaged_archive_holds_is_not_printed(tmp_path):
+    path = tmp_path / "run"
+    saved.save(path, estimates.fitting())
+    content = bytearray(path.read_bytes())
+    content[27] ^= 1 << 6  # the length of the member's name
+    path.write_bytes(content)
+    with pytest.raises(UnreadableFile) as caught:
+        saved.load_estimate(path)
+    assert len(str(caught.value)) < 400
+
+
+def test_escape_sequences_in_a_saved_file_do_not_reach_the_terminal(tmp_path):
+    path, hostile = tmp_path / "run", "\x1b]0;pwned\x07\x1b[2J<script>"
+    estimate = estimates.fitting()
+    curve = tuple(replace(moment, phase=hostile) for moment in estimate.curve)
+    assert curve
+    saved.save(path, replace(estimate, model={"name": hostile}, notes=("\x1b[1m",), curve=curve))
+    estimate = saved.load_estimate(path)
+    assert "\x1b" not in terminal.render(estimate)
+    assert "\x1b" not in html.page(estimate)
+    assert "<script>" not in html.fragment(estimate)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    path.write_text("old")
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(saved.traces_format, "write", full)
+    with pytest.raises(UnwritableFile, match="No space left on device"):
+        saved.save(path, estimates.fitting(), (small_trace(),))
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_an_interrupted_save_leaves_nothing(tmp_path):
+    def interrupted() -> None:
+        with files.replacing(tmp_path / "run") as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_device_is_written_in_place():
+    with pytest.raises(UnwritableFile, match="No space left"):
+        saved.save(Path("/dev/full"), estimates.fitting())
+    assert not Path("/dev/full").is_file()
+
+
+def test_what_cannot_be_written_is_known_before_the_work(tmp_path):
+    with pytest.raises(UnwritableFile, match="no folder"):
+        files.check_writable(tmp_path / "none" / "run")
+    with pytest.raises(UnwritableFile, match="is a folder"):
+        files.check_writable(tmp_path)
+    for name in ("n" * 300, "zero\0byte"):
+        with pytest.raises(UnwritableFile, match="cannot be written"):
+            files.check_writable(tmp_path / name)
+    files.check_writable(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ([], "its fields are not those that tonnage writes"),
+        ({}, "no estimate of tonnage: it has no schema_version"),
+        ({"schema_version": 2}, "has schema_version 2; this tonnage reads 1"),
+        ({"schema_version": 1}, "it has no peak"),
+        ({"schema_version": 1, "peak": []}, "its fields are not those that tonnage writes"),
+        ({**estimates.fitting().to_json(), "rank": None}, "estimate: rank is missing"),
+        ({**estimates.fitting().to_json(), "rank": "0"}, "estimate: rank is a text"),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_of_a_reader(document, words, tmp_path):
+    path = tmp_path / "odd"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("estimate.json", json.dumps(document))
+    with pytest.raises(UnreadableFile, match=words) as caught:
+        saved.load_estimate(path)
+    assert not any(word in str(caught.value) for word in ("Error", "NoneType", "attribute", "None"))
+
+
+def test_its_own_files_are_known(tmp_path):
+    path = tmp_path / "run"
+    assert not saved.is_saved(path)
+    for content in (b"", b"print()", b"PK\x05\x06" + bytes(18), b"PK\x05\x06" + b"x" * 40):
+        path.write_bytes(content)
+        assert not saved.is_saved(path)
+    saved.save(path, estimates.fitting())
+    assert saved.is_saved(path)
+
+
+def test_random_bytes_are_never_anything_else_than_unreadable(tmp_path):
+    source = random.Random(7)
+    for length in (1, 22, 100, 4096):
+        path = tmp_path / "noise"
+        path.write_bytes(b"PK\x05\x06" + source.randbytes(length))
+        with pytest.raises(UnreadableFile):
+            saved.load_estimate(path)

@@ -1,0 +1,57 @@
+"""The time of an Estimate: filled where it is known, null with a sentence where it is not."""
+
+import pytest
+
+import estimates
+from tonnage.case import Case
+from tonnage.catalog.devices import parse_cluster
+from tonnage.catalog.models import find_model
+from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.step_time import timed
+from tonnage.job import Job
+from tonnage.model import ModelRef
+from tonnage.plans import Plan
+from tonnage.report import wording
+
+EMPTY = {"step_seconds": None, "tokens_per_second_per_gpu": None, "mfu": None, "bound_by": None}
+
+
+def job(name):
+    model = find_model(name)
+    return Job(model=ModelRef(name=name, kind="config", config=model.config()), seq_len=4096)
+
+
+def test_an_estimate_says_how_long_a_step_takes():
+    found = timed(estimates.fitting(), Case(job("llama-3.1-8b"), Plan(precision="bf16-true"), parse_cluster("h200")))
+    assert set(found.time) >= set(EMPTY)
+    assert found.time["low_seconds"] < found.time["step_seconds"] < found.time["high_seconds"]
+    assert found.time["step_seconds"] == pytest.approx(0.488, rel=0.2)  # what our H200 took
+    assert found.time["bound_by"] == "compute"
+    assert "calibrated on" in found.coverage.modelled[-1]
+    assert "tokens/s a GPU" in wording.pace(found)
+    assert Estimate.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "plan", "why"),
+    [
+        ("t5-base", "8xh200", Plan(tp=2), "'t5' network divided otherwise"),
+        ("llama-3.1-8b", "t4", Plan(), "Tesla T4 is with bf16"),
+        ("llama-3.1-8b", "2x8xrtx-4090", Plan(shard="ddp"), "network between the machines"),
+        ("llama-3.1-8b", "cpu", Plan(), "is not known"),
+        ("llama-3.1-8b", "h200", Plan(optimizer_offload="nvme=0.5"), "files are is not known"),
+        ("llama-3.1-8b", "h200", Plan(activation_offload="nvme"), "files are is not known"),
+    ],
+)
+def test_what_is_not_known_stays_null_with_a_sentence(name, cluster, plan, why):
+    before = estimates.fitting()
+    found = timed(before, Case(job(name), plan, parse_cluster(cluster)))
+    assert found.time == before.time == EMPTY
+    assert why in found.coverage.modelled[-1]
+
+
+def test_a_factory_has_no_time():
+    made = Job(model=ModelRef(name="own", kind="factory", factory="package.module:make"))
+    found = timed(estimates.fitting(), Case(made, Plan(), parse_cluster("h200")))
+    assert found.time == EMPTY
+    assert "factory" in found.coverage.modelled[-1]

@@ -1,0 +1,122 @@
+"""One rank of a distributed job without its launcher."""
+
+import pytest
+
+from tonnage.catalog.devices import parse_cluster
+from tonnage.errors import UsageError
+from tonnage.script import launchers
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        (["python", "-I", "train.py"], "-I"),
+        (["env", "A=1", "/usr/bin/python3.11", "-X", "dev", "-uE", "train.py"], "-E"),
+        (["python", "-S", "-m", "train"], "-S"),
+        (["python", "-W", "Ignore", "-Xdev", "-O", "train.py", "-I"], None),
+        (["python", "-m", "train", "-I"], None),
+        (["python", "-c", "print()", "-E"], None),
+        (["./train.sh", "-S"], None),
+    ],
+)
+def test_flags_with_which_python_hears_nothing(command: list[str], flag: str | None) -> None:
+    assert launchers.flag_that_shuts_out(command) == flag
+
+
+ACCELERATE = ["--num_processes", "8", "--use_fsdp", "train.py", "--lr", "1"]
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        (["python", "train.py", "--a"], ["train.py", "--a"]),
+        (["torchrun", "--nproc-per-node", "8", "train.py"], ["train.py"]),
+        (["python", "-m", "torch.distributed.run", "train.py"], ["train.py"]),
+        (["python", "-m", "package.train", "x"], ["-m", "package.train", "x"]),
+        (["torchrun", "-m", "package.train"], ["-m", "package.train"]),
+        (
+            ["deepspeed", "--no_local_rank", "train.py", "--deepspeed", "c.json"],
+            ["train.py", "--deepspeed", "c.json"],
+        ),
+    ],
+)
+def test_the_script_of_a_command(command: list[str], script: list[str]) -> None:
+    assert launchers.without_launcher(command) == script
+    name = script[1] if script[0] == "-m" else script[0]
+    assert launchers.program(command) == name
+    said = launchers.alone(command, "python3", 9, parse_cluster("2x8xt4"), {})
+    assert said[0] == ["python3", *script]
+    assert {name: said[1][name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")} == {
+        "RANK": "9",
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "1",
+        "WORLD_SIZE": "16",
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "started"),
+    [
+        ("deepspeed --num_gpus 8 train.py --deepspeed c.json", "train.py --local_rank=1 --deepspeed c.json"),
+        ("/opt/bin/deepspeed --num_gpus 8 -m pack.train x", "-m pack.train --local_rank=1 x"),
+        ("python -m torch.distributed.launch --nproc-per-node 8 train.py x", "train.py --local-rank=1 x"),
+        ("python -m torch.distributed.launch --use-env train.py x", "train.py x"),
+        ("python train.py deepspeed", "train.py deepspeed"),
+    ],
+)
+def test_launchers_say_the_local_rank_as_an_argument(command: str, started: str) -> None:
+    said, _ = launchers.alone(command.split(), "python3", 9, parse_cluster("2x8xt4"), {})
+    assert said == ["python3", *started.split()]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [["accelerate", "launch"], ["/bin/accelerate-launch"], ["python", "-m", "accelerate.commands.launch"]],
+)
+def test_accelerate_is_asked_for_its_settings(launcher: list[str]) -> None:
+    assert launchers._of_accelerate([*launcher, *ACCELERATE]) == ACCELERATE
+    assert launchers._of_accelerate(["python", "train.py", *launcher]) is None
+
+
+def test_what_accelerate_says_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Said:
+        stdout = 'noise\n{"command": ["train.py"], "variables": {"ACCELERATE_USE_FSDP": "true", "RANK": "0"}}\n'
+        stderr = ""
+
+    monkeypatch.setattr(launchers.subprocess, "run", lambda *args, **kwargs: Said)
+    command, variables = launchers.alone(
+        ["accelerate", "launch", "train.py"], "python3", 1, parse_cluster("2xt4"), {}
+    )
+    assert command == ["python3", "train.py"]
+    assert (variables["ACCELERATE_USE_FSDP"], variables["RANK"]) == ("true", "1")
+    Said.stdout, Said.stderr = "", "ValueError: unknown option --fsdpp\n"
+    with pytest.raises(UsageError, match="unknown option --fsdpp"):
+        launchers.alone(["accelerate", "launch", "train.py"], "python3", 1, parse_cluster("2xt4"), {})
+
+
+@pytest.mark.parametrize(
+    ("command", "after"),
+    [
+        ("accelerate launch train.py --x 1", "accelerate launch --mixed_precision bf16 train.py --x 1"),
+        (
+            "accelerate launch --mixed_precision fp16 --num_processes 2 train.py",
+            "accelerate launch --num_processes 2 --mixed_precision bf16 train.py",
+        ),
+        (
+            "accelerate launch --mixed-precision=no -m pack.train --mixed_precision no",
+            "accelerate launch --mixed_precision bf16 -m pack.train --mixed_precision no",
+        ),
+        (
+            "python -m accelerate.commands.launch train.py",
+            "python -m accelerate.commands.launch --mixed_precision bf16 train.py",
+        ),
+    ],
+)
+def test_accelerates_launcher_is_told_something_in_its_own_flag(command: str, after: str) -> None:
+    assert launchers.is_accelerated(command.split())
+    assert launchers.told(command.split(), "--mixed_precision", "bf16") == after.split()
+
+
+@pytest.mark.parametrize("command", ["python accelerate.py", "torchrun x.py", "python x.py accelerate launch"])
+def test_other_commands_are_not_accelerates(command: str) -> None:
+    assert not launchers.is_accelerated(command.split())

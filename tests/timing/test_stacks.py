@@ -1,0 +1,76 @@
+"""Networks of several stacks: their weights are the published ones, and their time is that of the parts."""
+
+from dataclasses import replace
+
+import pytest
+
+from tonnage.case import Case
+from tonnage.catalog.devices import find_device
+from tonnage.catalog.models import find_model
+from tonnage.cluster import Cluster
+from tonnage.errors import CannotEstimate
+from tonnage.estimates.step_time import price
+from tonnage.job import Job
+from tonnage.model import ModelRef
+from tonnage.plans import Plan
+from tonnage.timing.stacks import stacks
+
+ONE = Cluster(device=find_device("h200"))
+
+
+def job(name, **fields):
+    known = find_model(name)
+    return Job(model=ModelRef(name=known.id, kind="config", config=known.config()), **{"seq_len": 1024, **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "within"),
+    [
+        *(("vit-base", 1e-3), ("vit-large", 1e-3), ("t5-small", 1e-3), ("t5-large", 1e-3)),
+        *(("whisper-small", 1e-3), ("qwen2.5-vl-3b", 1e-3), ("qwen2.5-vl-7b", 1e-3), ("gemma-3-4b", 2e-3)),
+        *(("llava-1.5-7b", 4e-3), ("qwen3-vl-8b", 0.02)),  # without projector, without what merges deep layers
+    ],
+)
+def test_weights_are_those_published(name, within):
+    counted = sum(one.shape.parameters for one in stacks(job(name)))
+    assert counted == pytest.approx(find_model(name).parameters, rel=within)
+
+
+def test_patches_and_frames_are_the_tokens_of_their_stacks():
+    assert [one.seq_len for one in stacks(job("vit-base"))] == [197]  # 14 x 14, and the class
+    assert [one.seq_len for one in stacks(job("whisper-small", seq_len=448))] == [1500, 448, 448]
+    images, text = stacks(job("qwen2.5-vl-3b", images=2, image_size="560x280"))
+    assert (images.seq_len, images.sequences, text.seq_len) == (40 * 20, 2, 1024)
+    assert [one.name for one in stacks(job("gemma-3-4b", images=0))] == ["text"]
+
+
+def test_an_image_costs_time_and_the_interval_is_wide():
+    none, one, two = (price(Case(job("llava-1.5-7b", images=n, micro_batch=8), Plan(), ONE)) for n in (0, 1, 2))
+    assert none.step_seconds < one.step_seconds < two.step_seconds
+    assert one.high_seconds / one.step_seconds >= 1.7 > none.high_seconds / none.step_seconds
+    assert any("images, text" in line for line in one.assumed)
+    assert 0 < one.mfu < 0.7
+
+
+def test_speed_of_an_image_classifier_is_told_in_its_own_tokens():
+    found = price(Case(job("vit-large", micro_batch=64), Plan(), ONE))
+    assert found.tokens_per_second_per_gpu == pytest.approx(64 * 197 / found.step_seconds)
+
+
+def test_what_is_divided_among_ranks_is_not_known():
+    many = replace(ONE, gpus_per_node=8)
+    assert price(Case(job("vit-large", micro_batch=8), Plan(shard="zero3"), many)).step_seconds > 0
+    with pytest.raises(CannotEstimate, match="'vit' network divided otherwise"):
+        price(Case(job("vit-large"), Plan(tp=2), many))
+    with pytest.raises(CannotEstimate, match="does not say 'd_model'"):
+        price(Case(Job(model=ModelRef(name="w", kind="config", config={"model_type": "whisper"})), Plan(), ONE))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llava-1.5-7b", "llama"), ("gemma-3-4b", "gemma3_text")])
+def test_layers_of_a_text_that_is_not_said_are_those_of_its_family(name, kind):
+    known = job(name)
+    config = known.model.config
+    assert config["text_config"]["model_type"] == kind
+    text = {field: value for field, value in config["text_config"].items() if field != "model_type"}
+    unsaid = replace(known, model=replace(known.model, config={**config, "text_config": text}))
+    assert stacks(unsaid)[-1].shape == stacks(known)[-1].shape

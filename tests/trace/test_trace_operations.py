@@ -1,0 +1,80 @@
+"""What a step's operations work, in a file: read whole, or refused in one line."""
+
+import io
+import struct
+import zipfile
+from array import array
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tonnage.errors import UnreadableFile
+from tonnage.trace import operations as worked
+from tonnage.trace.operations import Operation, Worked
+
+STEP = Worked(
+    operations=(
+        Operation("forward", "mm", "product", "bfloat16", 2 * 3 * 4 * 5, 94, 1, True, False, 0, 2),
+        Operation("backward", "mul", "pass", "float32", 0, 24, 2, True, False, 0, 2),
+    ),
+    numbers=array("q", [0, 0, 1, 1, 2, 4]),
+    phases={3: "forward", 4: "backward"},
+    passed_on={"optimizer": 4},
+    names=("", "kernel"),
+    log=b"".join(struct.pack("<BBHIIIIIIIQQQQ", 1, 0, 0, 3, 1, *range(5), *range(4)) for _ in range(4)),
+)
+
+
+def archive(step):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as members:
+        worked.write(step, members)
+    return file.getvalue()
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "PID.worked"
+    assert worked.load(path) is None
+    path.write_bytes(archive(STEP))
+    assert worked.load(path) == STEP
+    assert list(STEP.places()) == [(0, 0, 1), (1, 2, 4)]
+    assert STEP.records()[0].name == "kernel"
+    assert STEP.records()[0].grid == (0, 1, 2)
+
+
+def test_an_archive_without_it_has_none():
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as members:
+        members.writestr("trace.json", "{}")
+        assert worked.read(members) is None
+
+
+@pytest.mark.parametrize("numbers", [[0, 0], [2, 0, 1], [0, 1, 1], [0, 3, 5], [-1, 0, 1]])
+def test_operations_that_point_nowhere_are_refused(tmp_path, numbers):
+    path = tmp_path / "worked"
+    path.write_bytes(archive(Worked(**{**vars(STEP), "numbers": array("q", numbers)})))
+    with pytest.raises(UnreadableFile):
+        worked.load(path)
+
+
+def test_an_operation_that_launched_nothing_is_refused(tmp_path):
+    waits = b"".join(struct.pack("<BBHIIIIIIIQQQQ", 15, 0, 0, 3, 1, *range(5), *range(4)) for _ in range(4))
+    path = tmp_path / "worked"
+    path.write_bytes(archive(Worked(**{**vars(STEP), "log": waits})))
+    with pytest.raises(UnreadableFile, match="launched nothing"):
+        worked.load(path)
+
+
+@given(st.data())
+def test_a_damaged_file_is_one_of_ours_or_read(tmp_path_factory, data):
+    whole = bytearray(archive(STEP))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.mktemp("damaged") / "worked"
+    path.write_bytes(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
+    with suppress(UnreadableFile):
+        found = worked.load(path)
+        assert found is not None
+        assert all(last <= len(found.records()) for _, _, last in found.places())
