@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
 from dataclasses import replace
 from queue import SimpleQueue
 from types import TracebackType
@@ -20,7 +19,6 @@ from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError, UnreadableModel, UsageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.ghost.process import any_libraries
-from tonnage.ghost.scratch import scratch
 from tonnage.planner.probe import Need, Probe, extrapolate, need_of
 from tonnage.planner.scheduler import Scheduler
 from tonnage.planner.solution import Candidate
@@ -58,8 +56,6 @@ class TrialRunner:
         self._worker_count = count or max(1, min(4, os.cpu_count() or 1))
         self._idle: SimpleQueue[Worker | None] = SimpleQueue()
         self._workers: list[Worker] = []
-        self._held = ExitStack()
-        self._decided = self._held.enter_context(scratch("tonnage-")) / "decided"
         self._scheduler: Scheduler[TrialRun, Answer] = Scheduler(self._worker_count, self._execute)
         self._has_ended = False
         for _ in range(self._worker_count):
@@ -156,7 +152,7 @@ class TrialRunner:
     def _start_worker(self) -> Worker:
         from tonnage.ghost.pool import Worker
 
-        worker = Worker(self._torch, self._progress, wait=False, decided=self._decided)
+        worker = Worker(self._torch, self._progress, wait=False)
         self._workers.append(worker)
         if self._has_ended:  # meanwhile, and without this worker
             worker.kill()
@@ -176,7 +172,6 @@ class TrialRunner:
         self._scheduler.join()
         for worker in self._workers:
             worker.close()
-        self._held.close()
 
 
 def _is_within(answer: Answer, budget_bytes: int | None) -> bool:
