@@ -20,7 +20,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 import torch
-from tonnage_inside import native, shortcuts, values
+from tonnage_inside import shortcuts, values
+from tonnage_recorder import native
 
 from tonnage.ghost import card, preload
 

@@ -17,8 +17,9 @@ from tonnage.ghost.pool import request
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
+from tonnage.recorder.tonnage_recorder.layout import EVENT_COLUMNS
 from tonnage.trace import trace as traces
-from tonnage.trace.trace import EVENT_COLUMNS, Mark, Trace
+from tonnage.trace.trace import Mark, Trace
 
 CARD = parse_cluster("t4")
 MODEL = ModelRef(name="mine", kind="config", config={"model_type": "llama", "hidden_size": 64})

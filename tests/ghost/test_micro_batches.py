@@ -14,8 +14,8 @@ from tonnage.estimates.timeline import timeline
 from tonnage.ghost.pool import request
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS
 from tonnage.shallow.few import is_first_alike, micro_batches_alike
-from tonnage.trace.trace import ACTIONS
 
 SYNC = {"accum_sync": True}
 

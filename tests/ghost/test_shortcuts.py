@@ -10,7 +10,7 @@ import pytest
 from networks import tiny_job
 from tonnage.catalog.devices import parse_cluster
 from tonnage.ghost import pool
-from tonnage.ghost.process import INSIDE
+from tonnage.ghost.process import PATH
 from tonnage.plans import Plan
 
 HERE = Path(__file__).parent
@@ -93,7 +93,7 @@ os._exit(0)
 
 def test_one_of_each_kind_is_asked_for_and_the_results_are_torchs() -> None:
     command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": f"{INSIDE}:{HERE}", "PATH": ""})
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": f"{PATH}:{HERE}", "PATH": ""})
     assert done.returncode == 0, done.stderr
     plain, short = map(json.loads, done.stdout.splitlines())
     assert short["results"] == plain["results"]
@@ -145,7 +145,7 @@ assert asked == [2], asked
 
 def test_operations_of_torch_2_8_have_nothing_that_they_are_compared_by() -> None:
     """An optimizer's step on weights that DTensor divides ended there."""
-    subprocess.run([sys.executable, "-c", OLDER], env={"PYTHONPATH": str(INSIDE)}, check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", OLDER], env={"PYTHONPATH": PATH}, check=True, timeout=300)
 
 
 WITHOUT = """
@@ -226,7 +226,7 @@ print(json.dumps({"asked": sorted(set(asked)), "different": different}))
 
 def test_shapes_of_results_are_those_of_fake_tensors() -> None:
     command = [sys.executable, "-c", SHAPES]
-    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(INSIDE), "PATH": ""})
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": PATH, "PATH": ""})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["different"] == []

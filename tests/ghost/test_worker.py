@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tonnage.ghost.process import INSIDE
+from tonnage.ghost.process import PATH
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
@@ -16,7 +16,7 @@ from tonnage.step import sources
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(sys, "path", [*sys.path, str(INSIDE)])
+    monkeypatch.setattr(sys, "path", [*sys.path, *PATH.split(":")])
     from tonnage.ghost import worker
 
     return worker

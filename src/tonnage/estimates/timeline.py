@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tonnage.allocator import AllocatorSettings
-from tonnage.trace.trace import ACTIONS, EVENT_COLUMNS, Mark, Trace
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
+from tonnage.trace.trace import Mark, Trace
 from tonnage.units import MIB
 
 _PRIORITY: Final = ("parameter", "gradient", "optimizer_state", "communication", "activation", "workspace")

@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 
 import torch
-from tonnage_inside import native, ranks
-from tonnage_inside.native import Native
+from tonnage_recorder import native, ranks
+from tonnage_recorder.native import Native
 
 from tonnage.errors import CannotEstimate
 

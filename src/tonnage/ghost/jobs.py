@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from tonnage_inside import (
     micro_batches,
-    outcome,
     repeating,
     requested,
     shortcuts,
     values,
-    worked,
-    written,
 )
-from tonnage_inside.native import Native
-from tonnage_inside.watch import Watch
+from tonnage_recorder import operations as worked
+from tonnage_recorder import outcome, written
+from tonnage_recorder.native import Native
+from tonnage_recorder.watch import Watch
 
 from tonnage.ghost import card
 from tonnage.job import Job

@@ -11,7 +11,8 @@ import sys
 from typing import Any, TextIO
 
 import torch
-from tonnage_inside import kernels, native, values
+from tonnage_inside import kernels, values
+from tonnage_recorder import native
 
 from tonnage.ghost import child, failing, jobs, preload
 from tonnage.plans import Plan

@@ -38,13 +38,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_map_only
 
 from tonnage.errors import CannotEstimate
-from tonnage.ghost.process import INSIDE
+from tonnage.ghost.process import RECORDER
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
 from tonnage.step import fake_ranks as peers
 from tonnage.step import inputs
 from tonnage.step.constants import KnownValues, tensors_in
 from tonnage.step.world import World
 from tonnage.trace.communicators import Communicators, Layout
-from tonnage.trace.trace import ACTIONS, EVENT_COLUMNS, Activity, Claim, Mark, Trace, packed
+from tonnage.trace.trace import Activity, Claim, Mark, Trace, packed
 from tonnage.trainers import engine_of, libraries
 
 if TYPE_CHECKING:
@@ -535,9 +536,9 @@ def _numbers(op: Any, args: Any) -> list[str]:
 @functools.cache
 def inside(name: str) -> Any:
     """A module of those that run beside torch in a ghosted process too, where they are alone on the path."""
-    if str(INSIDE) not in sys.path:
-        sys.path.append(str(INSIDE))
-    return importlib.import_module(f"tonnage_inside.{name}")
+    if str(RECORDER) not in sys.path:
+        sys.path.append(str(RECORDER))
+    return importlib.import_module(f"tonnage_recorder.{name}")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What a script is, as it said itself while it was dry-run, in options of Job and Plan.
 
 The ghost's process notes trainer, arguments, network, adapters, batches and command line from the objects as they
-were built (`tonnage_inside.script`).  Here that becomes a Job and a Plan, or one sentence why it does not.
+were built (`tonnage_recorder.script`).  Here that becomes a Job and a Plan, or one sentence why it does not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Facts:
     """A script's notes of itself."""
 
     said: Mapping[str, Any] = field(default_factory=dict)
-    """As `tonnage_inside.script` wrote them."""
+    """As `tonnage_recorder.script` wrote them."""
     allocator_settings: str = ""
     """The allocator's variable as its process had it."""
     torch_version: str | None = None

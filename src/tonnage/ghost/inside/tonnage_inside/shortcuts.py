@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from .imports import after_import
+from tonnage_recorder.imports import after_import
 
 
 def install() -> None:

@@ -9,7 +9,8 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any
 
-_OURS = os.path.dirname(__file__)
+_OURS = ("tonnage_recorder", "tonnage_inside")
+"""Folders whose frames are not the program's."""
 
 
 def _here() -> str:
@@ -105,7 +106,7 @@ def frames(stack: Iterable[traceback.FrameSummary]) -> list[str]:
     return [
         f"{frame.filename.removeprefix(_STARTED_IN)}:{frame.lineno} {frame.name}"
         for frame in stack
-        if os.path.dirname(frame.filename) != _OURS
+        if os.path.basename(os.path.dirname(frame.filename)) not in _OURS
     ]
 
 

@@ -24,9 +24,9 @@ from .imports import after_import
 from .native import Native
 from .networks import counted, owners, together
 from .outcome import frames
-from .rounds import Rounds
 from .script import Script
 from .sharded import unreduced
+from .step_counter import Rounds
 from .tensors import ORDINARY, cuda_address, elements, first_differentiable, plain_tensors, tensors_in
 
 MAX_EVENTS = 20_000_000

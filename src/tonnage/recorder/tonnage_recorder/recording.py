@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 
 from . import host, outcome, written
 from .imports import tell_missing
+from .operations import Worked
 from .untouched import peaks
 from .watch import Watch
-from .worked import Worked
 
 STOP = "stop"
 """The name of the pipe; tonnage makes it, and holds its writing end open as long as the program may run."""

@@ -4,12 +4,16 @@ from typing import Final
 
 import numpy as np
 
+from . import layout
+
+_READ: Final = ("kind", "mark", "bytes", "address", "address2")
+
 RECORD: Final = np.dtype(
     {
-        "names": ["kind", "mark", "bytes", "address", "address2"],
-        "formats": ["u1", "<u4", "<u8", "<u8", "<u8"],
-        "offsets": [0, 4, 40, 48, 56],
-        "itemsize": 64,
+        "names": list(_READ),
+        "formats": [f"<{dict(layout.FIELDS)[name]}" for name in _READ],
+        "offsets": [layout.offset_of(name) for name in _READ],
+        "itemsize": layout.RECORD.size,
     }
 )
 """What is read of a record."""

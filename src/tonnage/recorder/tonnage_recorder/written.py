@@ -15,29 +15,12 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from . import host, ranks
+from .layout import ACTIONS, FORMAT_VERSION
 from .untouched import peaks
 
-FORMAT_VERSION = 1
+CODES = {name: code for code, name in enumerate(ACTIONS)}
 
-ACTIONS = {
-    name: code
-    for code, name in enumerate(
-        (
-            "alloc",
-            "free_requested",
-            "free_completed",
-            "segment_alloc",
-            "segment_free",
-            "segment_map",
-            "segment_unmap",
-            "oom",
-            "snapshot",
-            "workspace_snapshot",
-        )
-    )
-}
-
-_FREE_COMPLETED, _OOM = ACTIONS["free_completed"], ACTIONS["oom"]
+_FREE_COMPLETED, _OOM = CODES["free_completed"], CODES["oom"]
 
 _CONTEXT_BYTES = int(os.environ.get("GHOST_CONTEXT_BYTES", "0"))  # before the program changes its environment
 
@@ -127,7 +110,7 @@ class Fields(NamedTuple):
     """What is read of events, a column each."""
 
     action: bytes
-    """Codes, as in ACTIONS."""
+    """Codes of actions."""
     address: Sequence[int]
     """0 where there is none."""
     size: Sequence[int]
@@ -147,7 +130,7 @@ def fields_of(traced: list[dict[str, Any]]) -> Fields:
     action, address, size, stream, note = (
         found[place :: len(Fields._fields)] for place in range(len(Fields._fields))
     )
-    return Fields(bytes(map(ACTIONS.__getitem__, action)), address, size, stream, note)
+    return Fields(bytes(map(CODES.__getitem__, action)), address, size, stream, note)
 
 
 _READ = itemgetter("action", "addr", "size", "stream", "user_metadata")
