@@ -212,7 +212,6 @@ def _calls() -> Iterator[Question]:
             "meta fused": f'{single}, loss="fused", source="meta")',
             "meta ranks": f'{pair}, shard="zero3", source="meta")',
             "cpu": 'estimate("gpt2", gpu="cpu", seq_len=32)',
-            "torch": f'{single}, torch_version="1.0.0")',
         },
     )
     yield _asked("too-large", {name: f'estimate("{name}", gpu="t4")' for name in ("llama-3.2-3b", "gpt2-xl")})
@@ -302,6 +301,7 @@ def _mistakes() -> Iterator[tuple[str, str]]:
 
 
 def _plans() -> Iterator[Question]:
+    two_cards = "plan smollm2-135m --gpu 2xrtx-3090"
     yield from _commands(
         "plan",
         {
@@ -315,16 +315,16 @@ def _plans() -> Iterator[Question]:
             "methods": "plan llama-3.2-1b --gpu rtx-3060 --method full,lora --json",
             "pareto": "plan smollm2-360m --gpu 4xt4 --pareto --json",
             "too-large": (
-                "plan llama-3.1-8b --gpu t4 --json",
-                "plan llama-3.1-8b --gpu t4 --only checkpointing",
+                "plan llama-3.1-8b --gpu t4 --only checkpointing --json",
+                "plan llama-3.1-70b --gpu t4",
             ),
-            "host-memory": "plan llama-3.2-3b --gpu rtx-3090 --host-memory 24GiB --json",
+            "host-memory": "plan llama-3.2-1b --gpu rtx-3060 --host-memory 16GiB --json",
             "allow": "plan llama-3.2-1b --gpu rtx-3060 --allow optimizer,precision --without loss=chunked --json",
             "headroom": "plan smollm2-360m --gpu a10 --headroom 50 --top 2 --micro-batch 8",
             "own-card": "plan smollm2-135m --gpu-memory 4GiB --seq-len 1024 --json",
-            "engine": "plan smollm2-360m --gpu 2xa100-40gb --engine hf-trainer --micro-batch 4 --json",
+            "engine": "plan smollm2-360m --gpu 2xa100-40gb --engine hf-trainer --only shard,checkpointing --json",
             "max-seq-len": "plan smollm2-135m --gpu t4 --find max-seq-len --json",
-            "max-micro-batch": "plan smollm2-135m --gpu t4 --find max-micro-batch",
+            "max-micro-batch": "plan smollm2-135m --gpu t4 --find max-micro-batch --only checkpointing",
             "min-gpus": "plan llama-3.1-8b --gpu a100-40gb --find min-gpus --json",
             "min-gpu": "plan llama-3.2-1b --find min-gpu",
         },
@@ -332,19 +332,19 @@ def _plans() -> Iterator[Question]:
     yield from _commands(
         "plan",
         {
-            "from-deepspeed": "plan llama-3.2-1b --gpu 2xa100-40gb --from ds_config.json --json",
-            "from-trainer": "plan smollm2-360m --gpu rtx-3090 --from training_args.json",
-            "from-accelerate": "plan smollm2-360m --gpu 2xrtx-3090 --from accelerate.yaml --json",
+            "from-deepspeed": f"{two_cards} --from ds_config.json --only shard,param-offload --json",
+            "from-trainer": "plan smollm2-360m --gpu rtx-3090 --from training_args.json --only checkpointing",
+            "from-accelerate": f"{two_cards} --from accelerate.yaml --only checkpointing --json",
             "experts": "plan experts.json --gpu 8xa100-40gb --seq-len 512 --json",
         },
         *("ds_config.json", "training_args.json", "accelerate.yaml", "experts.json"),
     )
-    arguments = "--output_dir out --bf16 --per_device_train_batch_size 32 --report_to none"
+    program = "python trainer.py --output_dir out --bf16 --per_device_train_batch_size 32 --report_to none"
     yield from _commands(
         "plan",
         {
-            "script": f"plan --gpu rtx-3060 -- python trainer.py {arguments}",
-            "script-json": f"plan --gpu rtx-3060 --json -- python trainer.py {arguments} --rank 8",
+            "script": f"plan --gpu rtx-3060 -- {program}",
+            "script-json": f"plan --gpu rtx-3060 --only checkpointing --json -- {program} --rank 8",
             "script-unknown": "plan --gpu t4 --json -- python loop.py too-large",
         },
         *("trainer.py", "loop.py"),
@@ -384,11 +384,12 @@ TARGETS: Final = (
 
 def _exports() -> Iterator[Question]:
     plans = ("divided", "adapters", "stage2", "pipeline")
-    files = tuple(f"{plan}.toml" for plan in plans)
     for target in TARGETS:
-        lines = [f"export {plan}.toml --to {target} --out {plan}" for plan in plans]
-        lines += [f"export divided.toml --to {target} --out strict --strict", f"{lines[0]} --force --json"]
-        yield from _commands("export", {target: lines}, *files)
+        written = "stage2" if target == "deepspeed" else "adapters"
+        lines = [f"export {plan}.toml --to {target} --out {plan}" for plan in (written, "pipeline")]
+        lines += [f"export divided.toml --to {target} --json", f"export divided.toml --to {target}"]
+        lines += [f"export divided.toml --to {target} --out strict --strict"] if target == "hf-trainer" else []
+        yield from _commands("export", {target: lines}, *(f"{plan}.toml" for plan in plans))
 
 
 # ---- lists and errors ----------------------------------------------------------------------------------------------
@@ -501,6 +502,7 @@ ERRORS: Final[Mapping[str, str | Sequence[str]]] = {
         "plan --gpu t4 --seq-len 512 -- python loop.py fits",
         "dry-run --gpu t4 --rank 3 -- python loop.py fits",
     ),
+    "torch": ("estimate gpt2 --gpu t4 --torch 1.0.0", "estimate gpt2 --gpu t4 --torch newest"),
     "target": ("export divided.toml --to jax", "export divided.toml"),
     "list": ("formats fp3", "devices h1000", "models --config"),
 }

@@ -12,6 +12,7 @@ with no access to the network.  A record is a folder with one folder per questio
 import json
 import os
 import platform
+import resource
 import shlex
 import shutil
 import signal
@@ -51,11 +52,18 @@ def record(questions: Sequence[Question], folder: Path, source: Path, jobs: int 
         "versions": versions,
     }
     (folder / "record.json").write_text(json.dumps(facts, indent=1))
-    began = time.monotonic()
+    began, used = time.monotonic(), _processor_seconds()
     with ThreadPoolExecutor(jobs) as pool:
         for question, codes, seconds in pool.map(lambda one: _asked(one, folder / one.name, source), questions):
             print(f"{question.name:34} {seconds:6.1f} s   exit codes {codes}", flush=True)
-    print(f"{len(questions)} questions in {time.monotonic() - began:.0f} s, recorded in {folder}")
+    took, used = time.monotonic() - began, _processor_seconds() - used
+    print(f"{len(questions)} questions in {took:.0f} s ({used:.0f} s of processor time), recorded in {folder}")
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of the processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def check(folder: Path, source: Path) -> None:

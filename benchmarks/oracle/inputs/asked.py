@@ -21,7 +21,7 @@ def main() -> None:
         names = {
             "estimate": functools.partial(tonnage.estimate, offline=True, worker=worker),
             "plan": functools.partial(tonnage.plan, offline=True),
-            **{name: getattr(tonnage, name) for name in ("Job", "Plan", "dry_run")},
+            **{name: getattr(tonnage, name) for name in ("Job", "Plan")},
         }
         print(json.dumps({name: answered(expression, names) for name, expression in cases.items()}))
 
