@@ -2,12 +2,23 @@
 
 import json
 import pickle
+import struct
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.oracle.comparing import compare, differences, documents, without_progress
+from benchmarks.oracle.comparing import (
+    compare,
+    differences,
+    documents,
+    normalised,
+    parsed,
+    stable,
+    stable_log,
+    stable_words,
+    without_progress,
+)
 from benchmarks.oracle.questions import INPUTS, questions
 from benchmarks.oracle.recording import check
 
@@ -53,6 +64,33 @@ def test_progress_is_left_out_and_errors_and_tracebacks_are_not() -> None:
     assert without_progress(text) == f"{traceback}\nerror: exit code 1"
 
 
+def test_addresses_count_from_the_lowest_and_resident_bytes_are_left_out() -> None:
+    told = {"blocks": [{"address": 2**46 + 512, "size": 2**40}, {"address": 2**46}], "host": {"peak_bytes": 7}}
+    assert stable(told) == {
+        "blocks": [{"address": 512, "size": 2**40}, {"address": 0}],
+        "host": {"peak_bytes": "SOME"},
+    }
+    assert stable_words(struct.pack("<3Q", 2**46 + 512, 9, 2**46)) == struct.pack("<3Q", 512, 9, 0)
+    line = "host     358.4 MiB resident at most"
+    assert normalised(f"process 358.4 MiB\n{line}", {}) == "process 358.4 MiB\nhost     SOME GiB resident at most"
+
+
+def test_records_of_a_log_are_told_by_what_they_do_in_which_stream() -> None:
+    def log(stream: int, address: int, size: int) -> bytes:
+        return b"".join(struct.pack("<32s4Q", b"kernel", one, size, address, 0) for one in (0, stream))
+
+    assert stable_log(log(2**20, 2**46, 5)) == stable_log(log(2**21, 2**45, 5))
+    assert stable_log(log(2**20, 2**46, 5)) != stable_log(log(2**20, 2**46, 6))
+    assert stable_log(log(2**20, 2**46, 5)) != stable_log(log(0, 2**46, 5))
+
+
+def test_a_page_is_its_elements_and_the_documents_in_it() -> None:
+    page = '<!DOCTYPE html><p>a</p><script type="application/json" class="x">{"fits": true}</script></html>'
+    assert parsed(page) == {"data": [{"fits": True}], "page": "<!DOCTYPE html>\n<p>a</p>\n</html>"}
+    assert parsed('{"fits": true}') == {"fits": True}
+    assert parsed("{fits") == "{fits"
+
+
 def written(folder: Path, name: str, out: str, code: int = 0, home: str = "/tmp/oracle-a") -> Path:
     """A record with one question."""
     place = folder / name
@@ -71,12 +109,12 @@ def test_folders_seconds_and_containers_of_files_are_no_difference(tmp_path: Pat
         files = written(tmp_path / record, "one", f"written to {home}/work/x", home=home) / "files"
         with zipfile.ZipFile(files / "run.tonnage", "w") as archive:
             archive.writestr("rank0/trace.json", json.dumps({"seconds": number, "rank": 0}))
-            archive.writestr("rank0/log", b"\x00\x01")
+            archive.writestr("rank0/events.action", b"\x00\x01")
         (files / "z.pickle").write_bytes(pickle.dumps({"segments": [1]}, protocol=4 + number % 2))
     old, new = (documents(tmp_path / record / "one") for record in ("old", "new"))
     assert old == new
     assert old["stdout 0"] == "written to HOME/work/x"
-    assert old["file run.tonnage"] == {"rank0/log": b"\x00\x01", "rank0/trace.json": {"rank": 0}}
+    assert old["file run.tonnage"] == {"rank0/events.action": b"\x00\x01", "rank0/trace.json": {"rank": 0}}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import io
 import json
 import pickle
 import re
+import struct
 import zipfile
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -122,7 +124,7 @@ def documents(folder: Path) -> dict[str, Any]:
     for number, command in enumerate(answer["commands"]):
         found[f"command {number}"] = command["command"]
         found[f"exit code {number}"] = command["code"]
-        found[f"stdout {number}"] = _parsed(_text(folder / f"{number}.out", names))
+        found[f"stdout {number}"] = parsed(_text(folder / f"{number}.out", names))
         found[f"stderr {number}"] = without_progress(_text(folder / f"{number}.err", names))
     files = folder / "files"
     for path in sorted(files.rglob("*")):
@@ -139,15 +141,70 @@ _UNSTABLE: Final = (
     (re.compile(r"/tmp/[\w.-]+"), "/tmp/SOME"),
     (re.compile(r"0x[0-9a-f]{6,}"), "0xADDRESS"),
 )
+_OF_HOST: Final = re.compile(r"^.*(?:resident|host memory|^\s*host\b).*$", re.MULTILINE)
+"""Lines of a report that say how much of the host's memory is resident, which differs from run to run."""
+_SIZE: Final = re.compile(r"[\d.,]+ [KMGT]iB")
 
 
 def normalised(text: str, names: Mapping[str, str]) -> str:
-    """Return a text with words in place of folders, temporary names and addresses."""
+    """Return a text with words in place of folders, temporary names, addresses and resident sizes."""
     for path, word in names.items():
         text = text.replace(path, word)
     for pattern, word in _UNSTABLE:
         text = pattern.sub(word, text)
-    return text
+    return _OF_HOST.sub(lambda line: _SIZE.sub("SOME GiB", line[0]), text)
+
+
+_ADDRESSES: Final = range(2**44, 2**48)
+"""Numbers that are addresses; no size is as large."""
+
+
+def stable(document: Any) -> Any:
+    """Return a JSON document whose addresses count from the lowest one, without resident bytes of the host."""
+    addresses = [number for number in _numbers(document) if number in _ADDRESSES]
+    return _stable(document, min(addresses, default=0))
+
+
+def _numbers(document: Any) -> Iterator[int]:
+    if isinstance(document, dict | list | tuple):
+        for each in document.values() if isinstance(document, dict) else document:
+            yield from _numbers(each)
+    elif isinstance(document, int):
+        yield document
+
+
+def _stable(document: Any, base: int) -> Any:
+    if isinstance(document, dict):
+        found = {name: _stable(value, base) for name, value in document.items()}
+        host = found.get("host")
+        if isinstance(host, dict) and host.get("peak_bytes"):
+            found["host"] = {**host, "peak_bytes": "SOME"}
+        return found
+    if isinstance(document, list | tuple):
+        return [_stable(each, base) for each in document]
+    return document - base if isinstance(document, int) and document in _ADDRESSES else document
+
+
+def stable_words(content: bytes) -> bytes:
+    """Return a column of 64-bit words whose addresses count from the lowest one; other bytes as they are."""
+    if len(content) % 8:
+        return content
+    words = array("Q", content)
+    base = min((word for word in words if word in _ADDRESSES), default=0)
+    return array("Q", (word - base if word in _ADDRESSES else word for word in words)).tobytes()
+
+
+_RECORD: Final = struct.Struct("<32sQQ16x")
+"""A record of the log: what was done, in which stream, of how many bytes; last two addresses, of any memory."""
+
+
+def stable_log(content: bytes) -> Any:
+    """Return the records of a log with numbers in place of streams and without addresses; other bytes as they are."""
+    if len(content) % _RECORD.size:
+        return content
+    streams: dict[int, int] = {}
+    records = _RECORD.iter_unpack(content)
+    return [(what, streams.setdefault(stream, len(streams)), size) for what, stream, size in records]
 
 
 def without_progress(text: str) -> str:
@@ -164,14 +221,20 @@ def without_progress(text: str) -> str:
     return "\n".join(kept)
 
 
-def _parsed(text: str) -> Any:
-    """Return a text's JSON document, else its lines; those of a page are its elements."""
+_DATA: Final = re.compile(r'(<script type="application/json"[^>]*>)(.*?)</script>', re.DOTALL)
+
+
+def parsed(text: str) -> Any:
+    """Return a text's JSON document, else the text; of a page also the documents in it, and one element a line."""
     if text.lstrip()[:1] in ("{", "["):
         try:
-            return json.loads(text)
+            return stable(json.loads(text))
         except ValueError:
             pass
-    return text.replace("><", ">\n<") if text.startswith("<!DOCTYPE") else text
+    if not text.startswith("<!DOCTYPE"):
+        return text
+    data = [stable(json.loads(found[2])) for found in _DATA.finditer(text)]
+    return {"data": data, "page": _DATA.sub("", text).replace("><", ">\n<")}
 
 
 def _of_file(path: Path, names: Mapping[str, str]) -> Any:
@@ -180,18 +243,18 @@ def _of_file(path: Path, names: Mapping[str, str]) -> Any:
         with zipfile.ZipFile(path) as archive:
             return {name: _of_member(name, archive.read(name), names) for name in sorted(archive.namelist())}
     if content.startswith(b"\x80"):
-        return _Plain(io.BytesIO(content)).load()
-    return _parsed(_text(path, names))
+        return stable(_Plain(io.BytesIO(content)).load())
+    return parsed(_text(path, names))
 
 
 def _of_member(name: str, content: bytes, names: Mapping[str, str]) -> Any:
     """Return a member of a saved run, without what a Trace says of how long it took."""
     if not name.endswith(".json"):
-        return content
+        return stable_log(content) if name.endswith("log") else stable_words(content)
     document = json.loads(normalised(content.decode(), names))
     if name.endswith("trace.json"):
         document.pop("seconds", None)
-    return document
+    return stable(document)
 
 
 class _Plain(pickle.Unpickler):
