@@ -21,8 +21,8 @@ from tonnage.planner.solution import Candidate
 from tonnage.planner.solve import search
 from tonnage.planner.space import list_candidates
 from tonnage.shallow.few import with_layers
+from tonnage.step.model import causal_network
 from tonnage.techniques import attention
-from tonnage.techniques.chunked_loss import causal_network
 from tonnage.techniques.tensor_parallel import _not_known
 from tonnage.units import GIB, gib
 
