@@ -46,9 +46,8 @@ Adafactor as many.  Nobody measured them there."""
 def update_seconds(trained: float, work: Work, cluster: Cluster) -> float:
     """Seconds of the optimizer on the host for so many weights that each rank updates, all of them or a part."""
     part = 1.0 if work.param_offload else work.optimizer_offload
-    pure = max(work.weight_bytes, work.gradient_bytes) < 4 and not work.main_weights  # then so are the states
     passes = 1.0 if work.optimizer == "adamw-fused" else _LOOPED * _STATES.get(work.optimizer, 1.0)
-    moved = _ONE_PASS_BYTES * passes * (0.5 if pure else 1.0)
+    moved = _ONE_PASS_BYTES * passes * (0.5 if work.states_narrow else 1.0)
     return part * trained * cluster.gpus_per_node * moved / _bytes_per_second(cluster.device)
 
 

@@ -12,10 +12,13 @@ from typing import Final
 from tonnage.cluster import Cluster, Device
 from tonnage.errors import CannotEstimate
 from tonnage.timing import operations, rates
+from tonnage.timing.attention import MASKED
 from tonnage.timing.collectives import Fabric, Group
+from tonnage.timing.data_parallel import GATHERED_TENSOR_SECONDS
+from tonnage.timing.fabrics import data_fabric
+from tonnage.timing.interval import HOSTS, WAITING, host_assumption, widen_elsewhere
 from tonnage.timing.rates import Card, Seconds
 from tonnage.timing.software import Software
-from tonnage.timing.timing import GATHERED_TENSOR_SECONDS, HOSTS, WAITING, data_fabric, elsewhere, of_hosts
 from tonnage.trace.operations import LAUNCHED, Operation, Record, Worked
 
 _TO_CARD, _FROM_CARD, _ON_CARD, _FILL, _COLLECTIVE = 2, 3, 4, 5, 12
@@ -151,8 +154,8 @@ def _interval(
     assumed: list[str] = []
     if waiting > WAITING:
         low, high = min(low, HOSTS[0]), max(high, HOSTS[1])
-        assumed.append(of_hosts(waiting))
-    low, high, said = elsewhere(low, high, cluster, reached, software)
+        assumed.append(host_assumption(waiting))
+    low, high, said = widen_elsewhere(low, high, cluster, reached, software)
     return low, high, (*assumed, *said)
 
 
@@ -264,8 +267,8 @@ def _plain(operation: Operation) -> tuple[str, operations.Operation]:
         backend = next((one for one in _BACKENDS if one in name), "efficient")
         behind = "backward" in name
         flops = operation.flops / 2 if operation.causal else float(operation.flops)
-        if name.endswith(" masked") and backend in operations.MASKED:
-            flops *= operations.MASKED[backend][behind] / 2
+        if name.endswith(" masked") and backend in MASKED:
+            flops *= MASKED[backend][behind] / 2
         called = "attention backward" if behind else "attention"
         return backend, operations.Operation(called, "attention", dtype, flops, operation.bytes, operation.kernels)
     moved = 0.0 if name in _READS_LITTLE else float(operation.bytes)
