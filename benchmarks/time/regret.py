@@ -20,8 +20,8 @@ from benchmarks.time.rows import Row
 
 from tonnage.catalog.overheads import overheads
 from tonnage.timing.memory import likely_bytes
-from tonnage.timing.software import Software
 from tonnage.timing.pipeline import split_of
+from tonnage.timing.software import Software
 
 FRAGMENTATION = 1.18
 """Reserved / allocated memory to be prepared for: the median of published pairs is 1.10 to 1.12, the most 1.18 to
