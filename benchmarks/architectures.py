@@ -1,11 +1,11 @@
 """Every architecture that transformers can train, one after the other, for two steps on a ghost.
 
-    python benchmarks/architectures.py [TYPE ...] > docs/models-table.md
+    python benchmarks/architectures.py [TYPE ...]
 
 Each model type that has a class with a head is built from its own default configuration, with at most four layers,
-and run on a ghost card that is larger than any.  Prints Markdown: by task how many run, and what the others say, in
-one line each.  A default configuration need not fit together: where fields are known that make it, they are in
-FITTING; where transformers alone cannot build the network either, the type is counted apart.
+and run on a ghost card that is larger than any.  Prints Markdown for docs/reference/models.md: by task how many run,
+and what the others say, in one line each.  A default configuration need not fit together: where fields are known that
+make it, they are in FITTING; where transformers alone cannot build the network either, the type is counted apart.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from tonnage.api import request
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.cluster import Cluster
 from tonnage.errors import TonnageError
@@ -13,6 +13,7 @@ from tonnage.estimates.timeline import timeline
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.trainers.cases import request
 
 ENOUGH_BYTES = 2**43
 """8 TiB: a card on which everything fits."""
@@ -35,7 +36,7 @@ def answer(worker: Worker, job: Job, plan: Plan, gpu: str) -> Run:
         gpus_per_node=cluster.gpus_per_node,
         nodes=cluster.nodes,
     )
-    return estimate(job, plan, roomy, worker=worker)
+    return estimate(Case(job, plan, roomy), worker=worker)
 
 
 def most(found: Run, *categories: str) -> int:

@@ -15,13 +15,14 @@ from typing import Any
 from asking import ENOUGH_BYTES, most, table
 from budget_network import SEQUENCES, TOKENS
 
-from tonnage.api import request
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates.predict import estimate
 from tonnage.estimates.summary import Run
 from tonnage.ghost.pool import Worker
 from tonnage.script.dry_run import run as dry_run
+from tonnage.trainers.cases import request
 from tonnage.units import GIB, MIB, parse_bytes
 
 HERE = Path(__file__).parent
@@ -48,7 +49,7 @@ def answer(worker: Worker, model: str, options: dict[str, Any], checkpointing: s
     job, plan = request(model, offline=True, allocator="expandable", checkpointing=checkpointing, **options)
     cluster = parse_cluster(GPU)
     roomy = replace(cluster, device=cluster.device.with_capacity(ENOUGH_BYTES // 8))
-    return estimate(job, plan, roomy, worker=worker, steps=2)
+    return estimate(Case(job, plan, roomy), worker=worker, steps=2)
 
 
 def rows(worker: Worker, model: str, options: dict[str, Any]) -> Iterator[tuple[str, ...]]:

@@ -3,10 +3,10 @@
     python benchmarks/exports.py [TARGET...]
 
 A small Llama is exported (for torchtitan, which has networks of its own, the smallest of its Llamas and the debug
-models of its other families), as are small networks that read images, and what was exported is run as its users would
-run it: `tonnage dry-run -- COMMAND`, on several GPUs one rank of them.  Where the export leaves a place for the data
-there are rows of full length.  Prints a table; docs/reference/export.md has it.  A target that is not installed is
-said and left out: LLaMA-Factory and axolotl each want a transformers of their own.
+models of its other families), as are small networks that read images, and what was exported is run as its users
+would run it: `tonnage dry-run -- COMMAND`, on several GPUs one rank of them.  Where the export leaves a place for the
+data there are rows of full length.  Prints the tables of docs/reference/export.md; `=`: equal to the estimate.  A
+target that is not installed is said and left out: LLaMA-Factory and axolotl each want a transformers of their own.
 """
 
 import json
@@ -223,7 +223,9 @@ def row(folder: Path, name: str, gpus: str, job: dict[str, Any], plan: dict[str,
         [*shlex.split(command), *(["--random-weights"] if to.scripted else BESIDES.get(name, ()))]
     )
     found = asked(folder / name, "dry-run", "--gpu", gpus, *one, "--json", "--", *words, **variables)["peak"]
-    numbers = [f"{peak[key]:,}" for key in ("allocated_bytes", "reserved_bytes") for peak in (expected, found)]
+    numbers = []
+    for key in ("allocated_bytes", "reserved_bytes"):
+        numbers += [f"{expected[key]:,}", "=" if found[key] == expected[key] else f"{found[key]:,}"]
     said = " ".join(f"{key}={value}" for key, value in {**job, **plan}.items() if key not in JOB) or "bf16-mixed"
     kind = "" if network == "llama" else f" {network}"
     return f"| `{name}`{kind} | {gpus} | {said} | {' | '.join(numbers)} |"

@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 
+from tonnage.case import Case
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import find_device, parse_cluster
 from tonnage.catalog.models import find_model
@@ -182,7 +183,7 @@ def advice_rows(seq_len: int, ghosts: Ghosts) -> Iterator[str]:
         peaks = whole([Candidate(job=at, plan=plan) for _, at, plan in rungs], cluster, ghosts)
         for (words, at, plan), peak in zip(rungs, peaks, strict=True):
             less = "" if before is None or peak is None else f"{(before - peak) / GIB:.2f} GiB"
-            seconds = f"{price(at, plan, cluster).step_seconds:.2f} s"
+            seconds = f"{price(Case(at, plan, cluster)).step_seconds:.2f} s"
             yield f"| {words} | {'-' if peak is None else gib(peak)} | {less} | {seconds} |"
             before = peak
         yield ""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any
 
-from tonnage.api import request
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import model_names
 from tonnage.errors import TonnageError
@@ -25,6 +25,7 @@ from tonnage.estimates import predict
 from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.trainers.cases import request
 
 PLANS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -126,9 +127,9 @@ def compared(model: str, name: str, gpu: str, layers: int | None, worker: Worker
     cards, options = RANKS.get(name, ("", PLANS.get(name, {})))
     job, plan = asked(model, options, layers)
     cluster = parse_cluster(f"{cards}{gpu}", gpu_memory_bytes=CAPACITY_BYTES["several" if cards else "one"])
-    real = predict.estimate(job, plan, cluster, steps=STEPS, worker=worker).estimate.peak
+    real = predict.estimate(Case(job, plan, cluster), steps=STEPS, worker=worker).estimate.peak
     began = time.perf_counter()
-    imitated = predict.estimate(job, plan, cluster, steps=STEPS, source="meta", fresh=True).estimate.peak
+    imitated = predict.estimate(Case(job, plan, cluster), steps=STEPS, source="meta", fresh=True).estimate.peak
     return Row(
         model,
         name,

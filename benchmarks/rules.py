@@ -174,9 +174,9 @@ def counted(model: str, tokens: int, checkpointing: str) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from tonnage.api import request
     from tonnage.meta import recording as record
     from tonnage.techniques import build
+    from tonnage.trainers.cases import request
 
     job, plan = request(
         model,

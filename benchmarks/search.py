@@ -23,7 +23,6 @@ from typing import Any
 
 import psutil
 
-from tonnage.api import request
 from tonnage.catalog.devices import parse_cluster
 from tonnage.cluster import Cluster
 from tonnage.estimates import cache as shelf
@@ -34,6 +33,7 @@ from tonnage.search.memory import Failure, Ghosts
 from tonnage.search.solve import EXPLAINING, search
 from tonnage.search.space import Question, methods_named
 from tonnage.search.words import describe
+from tonnage.trainers.cases import request
 
 QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "8B on 1": ("llama-3.1-8b", "h100-80gb", {"seq_len": 4096, "method": "lora"}),

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from tonnage.case import Case as TrainingCase
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model, model_names
@@ -104,8 +105,9 @@ def of_ranks(model: str, spec: str) -> Case:
 def timed(case: Case, worker: Worker, *, fresh: bool = True) -> Timing:
     """Run the estimate once, or ask again for what was run."""
     wall, own = time.perf_counter(), _processor_seconds()
-    made, repeated = usual_steps(case.job, case.plan, case.cluster)
-    run = estimate(case.job, case.plan, case.cluster, steps=made, repeated=repeated, worker=worker, fresh=fresh)
+    made, repeated = usual_steps(TrainingCase(case.job, case.plan, case.cluster))
+    asked = TrainingCase(case.job, case.plan, case.cluster)
+    run = estimate(asked, steps=made, repeated=repeated, worker=worker, fresh=fresh)
     return Timing(
         own_seconds=_processor_seconds() - own,
         wall_seconds=time.perf_counter() - wall,
@@ -129,7 +131,7 @@ def small_jobs(worker: Worker) -> float:
     began = time.perf_counter()
     for micro_batch in range(1, SMALL_JOBS + 1):
         job = replace(case.job, micro_batch=micro_batch, seq_len=128)
-        estimate(job, case.plan, case.cluster, worker=worker, fresh=True)
+        estimate(TrainingCase(job, case.plan, case.cluster), worker=worker, fresh=True)
     return SMALL_JOBS / (time.perf_counter() - began)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import tonnage
-from tonnage.api import request
+from tonnage.case import Case
 from tonnage.catalog import configurations as modelref
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TonnageError
@@ -29,6 +29,7 @@ from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.script import dry_run as dryrun
 from tonnage.shallow.few import with_layers
+from tonnage.trainers.cases import request
 from tonnage.units import MIB
 
 MODEL, SMALL = "llama-3.2-1b", "smollm2-135m"
@@ -103,7 +104,7 @@ def estimates(version: str | None, facts: dict[str, str]) -> Iterator[tuple[str,
         for name, (gpu, method, plan) in JOBS.items():
             job = Job(model=model, method=method, seq_len=1024)
             cluster = parse_cluster(gpu)
-            yield name, cell(lambda: predict.estimate(job, plan, cluster, worker=worker), facts)  # noqa: B023
+            yield name, cell(lambda: predict.estimate(Case(job, plan, cluster), worker=worker), facts)  # noqa: B023
 
 
 def script(version: str | None, facts: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -123,7 +124,7 @@ def techniques(version: str | None) -> Iterator[str]:
             cluster, layers = parse_cluster(options.pop("gpu", EIGHT)), options.pop("layers", 2)
             asked, plan = request(options.pop("model", MODEL), offline=True, **options)
             job = with_layers(asked, layers)
-            yield cell(lambda: predict.estimate(job, plan, cluster, rank=0, worker=worker), {})  # noqa: B023
+            yield cell(lambda: predict.estimate(Case(job, plan, cluster), rank=0, worker=worker), {})  # noqa: B023
 
 
 def column(version: str | None) -> tuple[dict[str, str], dict[str, str]]:

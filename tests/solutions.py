@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import estimates
+from tonnage.case import Case
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.predict import check
 from tonnage.job import Job
 from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
@@ -18,6 +18,7 @@ from tonnage.search.depth import Need, of_run
 from tonnage.search.memory import Ask
 from tonnage.search.pricing import priced
 from tonnage.search.space import Question
+from tonnage.trainers.cases import check
 from tonnage.units import GIB
 
 
@@ -32,7 +33,7 @@ def question(model: str = "llama-3.1-8b", gpu: str = "8xa100-80gb", **options: A
 def possible(asked: Question, one: Candidate) -> bool:
     """Whether its techniques take the job."""
     try:
-        check(one.job, one.plan, asked.cluster)
+        check(Case(one.job, one.plan, asked.cluster))
     except UsageError:
         return False
     return True

@@ -6,11 +6,11 @@ import pytest
 
 import tonnage
 from estimates import fitting
-from tonnage.api import request
 from tonnage.errors import UnknownDevice, UsageError
 from tonnage.estimates import predict
 from tonnage.estimates.summary import Run
 from tonnage.job import Job
+from tonnage.trainers.cases import request
 
 
 def test_every_public_name_is_there() -> None:
@@ -62,9 +62,9 @@ def test_a_job_and_a_plan_may_be_given_as_they_are(monkeypatch: pytest.MonkeyPat
     tonnage.estimate("gpt2", job, plan, "2xt4", offline=True)
     tonnage.estimate("gpt2", gpu="2xt4", seq_len=512, method="lora", shard="zero3", offline=True)
     assert asked[0] == asked[1]
-    assert asked[0][0].model.name == "gpt2"
+    assert asked[0][0].job.model.name == "gpt2"
     tonnage.estimate("gpt2", job, plan, "2xt4", seq_len=256, offline=True)
-    assert (asked[2][0].seq_len, asked[2][0].method) == (256, "lora")
+    assert (asked[2][0].job.seq_len, asked[2][0].job.method) == (256, "lora")
 
 
 def test_adapters_are_not_described_where_there_are_none() -> None:

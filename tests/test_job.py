@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
-from tonnage.estimates.predict import check
 from tonnage.job import Job, check_prompt, check_said, check_sequences
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
+from tonnage.trainers.cases import check
 
 
 @pytest.mark.parametrize(
@@ -167,5 +168,5 @@ def test_a_sequence_of_one_token_leaves_nothing_to_generate() -> None:
 def test_more_tokens_than_are_run_are_refused_before_a_ghost_starts() -> None:
     job = tiny_job("llama", seq_len=2048, micro_batch=2**16 + 1)
     with pytest.raises(UsageError, match=r"65,537 x 2,048 tokens is more than the 134,217,728 that are run"):
-        check(job, Plan(), parse_cluster("h100-80gb"))
+        check(Case(job, Plan(), parse_cluster("h100-80gb")))
     check_sequences(job)  # of which a search makes smaller micro-batches

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tonnage.api import request
 from tonnage.errors import UsageError
 from tonnage.job import Job, check_sequences
 from tonnage.model import LEARNED, ModelRef
+from tonnage.trainers.cases import request
 
 SMALL = {
     **{

@@ -20,6 +20,7 @@ from typing import Any
 import compare
 import recorded
 
+from tonnage.case import Case
 from tonnage.errors import TonnageError
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate
@@ -85,8 +86,8 @@ def _answered(records: Iterable[Line], worker: Worker) -> Iterator[Answer]:
 def _estimate(record: Line, worker: Worker) -> Estimate:
     job, plan = recorded.asked(record)
     cluster = recorded.card(record)
-    made, repeated = predict.usual_steps(job, plan, cluster)
-    return predict.estimate(job, plan, cluster, steps=made, repeated=repeated, worker=worker).estimate
+    made, repeated = predict.usual_steps(Case(job, plan, cluster))
+    return predict.estimate(Case(job, plan, cluster), steps=made, repeated=repeated, worker=worker).estimate
 
 
 def answer(record: Line, estimate: Estimate) -> Answer:

@@ -24,7 +24,7 @@ from tonnage.catalog.devices import find_device
 
 CARDS = ("t4", "a100-80gb", "rtx-4090", "h100-80gb", "b200", "rtx-5090")
 """One of each compute capability whose kernels differ."""
-TARGET = Path(__file__).parents[2] / "src" / "tonnage" / "portable" / "portable.json"
+TARGET = Path(__file__).parents[2] / "src" / "tonnage" / "meta" / "meta.json"
 EXACT = 1e-9
 MOST_NUMBERS = 4
 STEPS = 64

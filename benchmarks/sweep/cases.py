@@ -8,20 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from networks import TINY
+from tonnage.case import Case as TrainingCase
+from tonnage.case import check_idle
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import model_names
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
-from tonnage.estimates import predict
 from tonnage.job import Job
 from tonnage.mesh import axes
 from tonnage.model import ModelRef
 from tonnage.options import Option, listed, options
 from tonnage.plans import Plan
 from tonnage.trainers import ENGINES
+from tonnage.trainers.cases import check
 from tonnage.trainers.engine import ANY
-from tonnage.unused_options import check_idle
 
 ANY_SIZE = ("llava_next", "idefics3", "mistral3", "qwen2_5_vl", "qwen3_vl")
 OTHERS = ("t5", "vit", "whisper", "bert", "llava", "paligemma", "mllama", "gemma3", *ANY_SIZE)
@@ -93,7 +94,7 @@ def case(
             found = _drawn(rng, number, names, layers)
             found = found if engine is None else _in_its_words(rng, found, engine)
             axes(found.plan, found.cluster.gpus, found.cluster.gpus_per_node)
-            predict.check(found.job, found.plan, found.cluster)
+            check(TrainingCase(found.job, found.plan, found.cluster))
             check_idle(_said(found.job) | _said(found.plan), found.plan, found.cluster.gpus)
         except UsageError:
             continue

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.exports import launched
 from benchmarks.sweep.cases import Case
 
+from tonnage.case import Case as TrainingCase
 from tonnage.errors import TonnageError, UsageError
 from tonnage.options import options
 from tonnage.script import dry_run as dryrun
@@ -54,7 +55,7 @@ def exported(asking: Asking, one: Case, _: Run) -> list[str]:
 def _made(one: Case, target: exports.Target, folder: str) -> exports.Export | None:
     """The case in a target's words; None where it is refused."""
     try:
-        return exports.export(one.job, one.plan, one.cluster, folder, target)
+        return exports.export(TrainingCase(one.job, one.plan, one.cluster), folder, target)
     except UsageError:
         return None
 

@@ -16,12 +16,12 @@ from typing import Any
 from benchmarks.sweep.cases import Case
 from benchmarks.sweep.exporting import delivered, dropped, exported
 
-from tonnage.api import request
+from tonnage.case import Case as TrainingCase
 from tonnage.catalog.conventions import conventions_of
 from tonnage.catalog.devices import parse_cluster, spell_cluster
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
 from tonnage.estimates import archive as saved
-from tonnage.estimates import predict
+from tonnage.estimates import predict, sources
 from tonnage.estimates.estimate import CATEGORIES, Estimate
 from tonnage.estimates.summary import Run
 from tonnage.ghost.pool import Worker
@@ -31,6 +31,7 @@ from tonnage.planner.solution import Candidate, Choice
 from tonnage.plans import Plan
 from tonnage.shallow.few import depths_to_continue
 from tonnage.trainers import ENGINES
+from tonnage.trainers.cases import request
 from tonnage.units import MIB
 
 FIGURES = ("fits", "rank", "peak", "phases", "steps", "host", "model", "time", "ranks")
@@ -68,7 +69,7 @@ class Asking:
         if self.worker.closed:
             self.worker = Worker()
         wanted = {"steps": predict.STEPS, "fresh": True, "worker": self.worker, **said}
-        return predict.estimate(one.job, one.plan, one.cluster, **wanted)
+        return predict.estimate(TrainingCase(one.job, one.plan, one.cluster), **wanted)
 
 
 def figures(found: Estimate) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def invariants(_: Asking, one: Case, whole: Run) -> list[str]:
 
 def repeated(asking: Asking, one: Case, whole: Run) -> list[str] | None:
     """The first step's requests once more in place of the later ones."""
-    made, more = predict.usual_steps(one.job, one.plan, one.cluster)
+    made, more = predict.usual_steps(TrainingCase(one.job, one.plan, one.cluster))
     if not more or one.job.model.name in KEEPING:
         return None
     return unlike(whole.estimate, asking.run(one, steps=made, repeated=more).estimate)
@@ -137,7 +138,7 @@ def repeated(asking: Asking, one: Case, whole: Run) -> list[str] | None:
 
 def continued(asking: Asking, one: Case, whole: Run) -> list[str] | None:
     """The step of a deep network from networks of a few layers."""
-    made, more = predict.usual_steps(one.job, one.plan, one.cluster)
+    made, more = predict.usual_steps(TrainingCase(one.job, one.plan, one.cluster))
     if not more or depths_to_continue(one.job, one.plan) is None:
         return None
     found = asking.run(one, steps=made, repeated=more, few_layers=True)
@@ -330,14 +331,14 @@ def commanded(asking: Asking, arguments: list[str]) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of the program, in this process and by the warm worker."""
     from tonnage.cli.main import run
 
-    started = predict._started
-    predict._started = lambda version, progress: contextlib.nullcontext(asking.worker)  # type: ignore[assignment]
+    started = sources._start
+    sources._start = lambda torch_version, progress: contextlib.nullcontext(asking.worker)  # type: ignore[assignment]
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             return run(arguments), out.getvalue(), err.getvalue()
     finally:
-        predict._started = started
+        sources._start = started
 
 
 WAYS: dict[str, Callable[[Asking, Case, Run], list[str] | None]] = {

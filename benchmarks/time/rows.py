@@ -17,6 +17,7 @@ from benchmarks.gpu.recorded import asked, card
 from benchmarks.time import recipes
 from benchmarks.time.networks import shape_of
 
+from tonnage.case import Case
 from tonnage.catalog.devices import find_device
 from tonnage.cluster import Cluster, Device
 from tonnage.errors import TonnageError
@@ -404,7 +405,7 @@ def own_stacks(path: Path = OWN) -> list[tuple[str, float]]:
     """Case and error (predicted / measured - 1) of our own steps of networks of other kinds, not calibrated."""
     said = [(raw, *asked(raw)) for raw in _timed(path)]
     return [
-        (raw["case"], price(job, plan, card(raw)).step_seconds / raw["timing"]["median_seconds"] - 1)
+        (raw["case"], price(Case(job, plan, card(raw))).step_seconds / raw["timing"]["median_seconds"] - 1)
         for raw, job, plan in said
         if job.model.config.get("model_type") in ("vit", "t5")
     ]

@@ -1,6 +1,5 @@
 """The Python face of the command line: the same names, the same defaults, the same errors."""
 
-from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import UsageError
@@ -51,28 +50,19 @@ def estimate(
     Raises UsageError, CannotEstimate and their kinds; not fitting is an answer (`Estimate.fits`).
     """
     from tonnage.estimates import predict
-    from tonnage.job import check_said
-    from tonnage.unused_options import check_idle
+    from tonnage.trainers import cases
 
-    job, said = request(model, job, plan, offline=offline, **options)
-    check_said(options, job)
     if cluster is not None and gpu is not None:
         raise UsageError("Both cluster and gpu are given; leave one out.")
     cards = _cluster(cluster if gpu is None else gpu, gpus, gpu_memory)
-    check_idle(options, said, cards.gpus)
-    made, repeated = (steps, 0) if steps is not None else predict.usual_steps(job, said, cards, source)
-    return predict.estimate(
-        job,
-        said,
-        cards,
+    return predict.answer(
+        cases.ask(model, cards, options, job=job, plan=plan, offline=offline),
         rank=rank,
-        steps=made,
-        repeated=repeated,
+        steps=steps,
         torch_version=torch_version,
         worker=worker,
         source=source,
         fresh=fresh,
-        seen=True,
         progress=progress,
     ).estimate
 
@@ -136,11 +126,12 @@ def question(
 
     `limits` are further fields of the Question.  Raises UsageError.
     """
+    from tonnage.case import check_idle
     from tonnage.job import check_said
     from tonnage.search.backwards import check_looked_for, cluster_asked, most_gpus
     from tonnage.search.contradictions import check_possible
     from tonnage.search.space import Question, methods_named
-    from tonnage.unused_options import check_idle
+    from tonnage.trainers.cases import request
 
     said = options if said is None else said
     check_looked_for(find, said)
@@ -181,37 +172,3 @@ def _bytes(said: str | int | None) -> int | None:
     from tonnage.units import parse_bytes
 
     return parse_bytes(said) if isinstance(said, str) else said
-
-
-def request(
-    model: str, job: "Job | None" = None, plan: "Plan | None" = None, *, offline: bool = False, **options: Any
-) -> "tuple[Job, Plan]":
-    """The Job and the Plan that options by their names ask for, else as given.  Raises UsageError.
-
-    Where neither says anything of an option whose default the engine cannot do, it is what the engine does; and
-    sequences are no longer than learned positions go.
-    """
-    from tonnage.catalog.configurations import resolve
-    from tonnage.job import Job
-    from tonnage.plans import Plan
-    from tonnage.trainers import engine_of
-
-    of_job = {item.name for item in fields(Job)} - {"model"}
-    of_plan = {item.name for item in fields(Plan)}
-    unknown = sorted(set(options) - of_job - of_plan)
-    if unknown:
-        raise UsageError(f"Unknown option {unknown[0]!r}; possible: {', '.join(sorted(of_job | of_plan))}.")
-    for value, kind, example in ((job, Job, "seq_len=8192"), (plan, Plan, 'shard="zero3"')):
-        if value is not None and not isinstance(value, kind):
-            was, name = type(value).__name__, kind.__name__
-            raise UsageError(f"A {name} is wanted, and this is a {was}; give {name}({example}), or options by name.")
-    asked = replace(job or Job(), **{name: value for name, value in options.items() if name in of_job})
-    said = replace(plan or Plan(), **{name: value for name, value in options.items() if name in of_plan})
-    if plan is None:
-        unsaid = engine_of(said).unsaid(asked)
-        said = replace(said, **{name: value for name, value in unsaid.items() if name not in options})
-    found = resolve(model, offline=offline)
-    longest = found.learned_positions
-    if job is None and "seq_len" not in options and longest is not None and longest < asked.seq_len:
-        asked = replace(asked, seq_len=longest)
-    return replace(asked, model=found), said

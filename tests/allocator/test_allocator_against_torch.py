@@ -23,13 +23,14 @@ from allocator_programs import (
     replicate,
 )
 from tonnage.allocator import AllocatorSettings, replay
-from tonnage.api import request
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.estimates import predict
 from tonnage.ghost.pool import Worker
 from tonnage.ghost.process import environment
 from tonnage.trace.trace import Event
+from tonnage.trainers.cases import request
 from tonnage.units import GIB, MIB
 
 pytestmark = pytest.mark.ghost
@@ -182,7 +183,7 @@ def waits(events: list[list[Any]]) -> int:
 def test_a_training_step_repeats_itself(gpu: str, worker: Worker) -> None:
     """The trace of a real step, served again: the same events in the same order, with the same marks."""
     asked = request("smollm2-135m", offline=True, seq_len=512, micro_batch=2, precision="fp32")
-    (trace,) = predict.estimate(*asked, parse_cluster(gpu), worker=worker).traces
+    (trace,) = predict.estimate(Case(*asked), parse_cluster(gpu), worker=worker).traces
     recorded = list(trace.events())
     total, taken = trace.device["total_bytes"], trace.device["context_bytes"]
     result = replay(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tonnage.api import request
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model
+from tonnage.trainers.cases import request
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

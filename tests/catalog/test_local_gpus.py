@@ -150,7 +150,8 @@ def test_what_nvml_tells_is_what_torch_sees():
     device = find_device("h200")
     settings = {name.removeprefix("GHOST_").lower(): value for name, value in device.ghost_settings().items()}
     program = (
-        "from tonnage import here; c = here.cluster(); print(c, c.device.capacity_bytes, here.visible()[1].uuid)"
+        "from tonnage.catalog import local_gpus; c = local_gpus.cluster(); "
+        "print(c, c.device.capacity_bytes, local_gpus.visible()[1].uuid)"
     )
     told = subprocess.run(
         [sys.executable, "-c", program],

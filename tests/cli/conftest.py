@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import estimates
+from tonnage.case import Case
 from tonnage.cli import main
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate
@@ -38,8 +39,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """The two functions that run something, replaced by ones that note their arguments."""
     noted = Calls()
 
-    def estimate(job: Job, plan: Plan, cluster: Any, **options: Any) -> Run:
-        noted.job, noted.plan, noted.cluster, noted.options = job, plan, cluster, options
+    def estimate(case: Case, **options: Any) -> Run:
+        noted.job, noted.plan, noted.cluster, noted.options = case.job, case.plan, case.cluster, options
         return noted.answer()
 
     def run(command: list[str], cluster: Any, **options: Any) -> Run:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.estimates.assumptions import (
     _BY_DEFAULT,
     _DROPOUTS,
@@ -56,7 +57,7 @@ def test_engines_tell_what_stands_for_another_kernel() -> None:
 
     job, cluster = tiny_job("llama"), parse_cluster("a100-80gb")
     plans = [Plan(engine="axolotl", precision="bf16-true", attention=name) for name in ("flash", "auto")]
-    told, silent = (" ".join(assumed_of(job, plan, cluster)) for plan in plans)
+    told, silent = (" ".join(assumed_of(Case(job, plan, cluster))) for plan in plans)
     assert "stands for that of the package flash-attn" in told
     assert "flash-attn" not in silent
 

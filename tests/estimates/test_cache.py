@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates import cache as shelf
 from tonnage.estimates import predict
@@ -151,8 +152,8 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(own_folder: Path) -> None
 
 def test_a_repeated_estimate_runs_nothing_and_says_so() -> None:
     worker = Counting()
-    first = predict.estimate(JOB, Plan(), CARD, worker=worker)
-    again = predict.estimate(JOB, Plan(), CARD, worker=worker)
+    first = predict.estimate(Case(JOB, Plan(), CARD), worker=worker)
+    again = predict.estimate(Case(JOB, Plan(), CARD), worker=worker)
     assert worker.runs == 1
     assert again.traces == first.traces
     *run, kept = again.estimate.coverage.run
@@ -180,5 +181,5 @@ def test_where_it_cannot_be_moved_it_is_written(tmp_path: Path) -> None:
 def test_fresh_runs_again() -> None:
     worker = Counting()
     for fresh in (False, True, False):
-        predict.estimate(JOB, Plan(), CARD, worker=worker, fresh=fresh)
+        predict.estimate(Case(JOB, Plan(), CARD), worker=worker, fresh=fresh)
     assert worker.runs == 2

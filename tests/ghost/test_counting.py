@@ -9,6 +9,7 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
 from tonnage.ghost.pool import Worker
@@ -69,7 +70,7 @@ def test_bytes_of_the_optimizer_are_those_of_its_weights(worker: Worker) -> None
     """A fused AdamW reads weight, gradient and two states, and writes three of them: 28 bytes a weight."""
     worked = worker.worked(tiny_job("llama"), Plan(optimizer="adamw-fused"), CARD)
     moved = sum(one.bytes for one in operations(worked) if one.name == "_fused_adamw_")
-    parameters = estimate(tiny_job("llama"), Plan(), CARD, worker=worker).estimate.model["parameters"]
+    parameters = estimate(Case(tiny_job("llama"), Plan(), CARD), worker=worker).estimate.model["parameters"]
     assert moved == pytest.approx(28 * parameters, rel=0.01)
 
 
@@ -95,12 +96,12 @@ LINEAR = {
 
 def test_a_network_of_unknown_dimensions_gets_seconds_where_they_are_asked_for(worker: Worker) -> None:
     job = replace(tiny_job("llama"), model=ModelRef(name="linear", kind="config", config=LINEAR))
-    assert estimate(job, Plan(), CARD, worker=worker).estimate.time["step_seconds"] is None
-    found = estimate(job, Plan(), CARD, worker=worker, seen=True).estimate
+    assert estimate(Case(job, Plan(), CARD), worker=worker).estimate.time["step_seconds"] is None
+    found = estimate(Case(job, Plan(), CARD), worker=worker, seen=True).estimate
     assert found.time["low_seconds"] < found.time["step_seconds"] < found.time["high_seconds"]
     assert found.time["tokens_per_second_per_gpu"] == pytest.approx(48 / found.time["step_seconds"])
     assert any("operations of a step, counted as they were launched" in one for one in found.coverage.modelled)
-    again = estimate(job, Plan(), CARD, worker=worker, seen=True).estimate
+    again = estimate(Case(job, Plan(), CARD), worker=worker, seen=True).estimate
     assert again.time == found.time
     assert any("kept from an earlier run" in one for one in again.coverage.run)
     assert again.peak == found.peak
@@ -157,6 +158,6 @@ def test_what_becomes_of_a_further_step_changes_no_answer(dry_run: Any, how: str
 
 
 def test_several_stacks_are_counted_and_keep_their_wide_interval(worker: Worker) -> None:
-    time = estimate(tiny_job("t5"), Plan(), CARD, worker=worker, seen=True).estimate.time
+    time = estimate(Case(tiny_job("t5"), Plan(), CARD), worker=worker, seen=True).estimate.time
     assert time["low_seconds"] <= 0.7 * time["step_seconds"]
     assert time["high_seconds"] >= 1.7 * time["step_seconds"]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, TonnageError, UsageError
@@ -34,7 +35,7 @@ TINY = ModelRef(
 
 def run(worker: Worker, job: Job, plan: Plan, gpu: str = "a100-40gb", **options: Any) -> Run:
     """An estimate that agrees with itself and with torch's counters."""
-    found = estimate(job, plan, parse_cluster(gpu), worker=worker, **options)
+    found = estimate(Case(job, plan, parse_cluster(gpu)), worker=worker, **options)
     trace, walked = found.traces[0], timeline(found.traces[0])
     assert walked.peak_allocated_bytes == trace.peaks["allocated_bytes"] == found.estimate.peak.allocated_bytes
     assert walked.peak_reserved_bytes == trace.peaks["reserved_bytes"] == found.estimate.peak.reserved_bytes
@@ -160,7 +161,7 @@ def test_jobs_do_not_disturb_each_other(worker: Worker) -> None:
 
 def refused(worker: Worker, kind: type[TonnageError], job: Job, plan: Plan, gpu: str = "a100-40gb") -> str:
     with pytest.raises(kind) as caught:
-        estimate(job, plan, parse_cluster(gpu), worker=worker)
+        estimate(Case(job, plan, parse_cluster(gpu)), worker=worker)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -183,7 +184,7 @@ def test_an_unknown_architecture_is_named(worker: Worker) -> None:
 def test_gradients_on_the_host_are_compared_between_ranks_there(worker: Worker, more: dict[str, Any]) -> None:
     """Their norm, and whether a scaled loss made them overflow: NCCL exchanges nothing between hosts."""
     offloaded = Plan(shard="zero3", param_offload="cpu", **more)
-    found = estimate(JOB, offloaded, parse_cluster("8xa100-40gb"), worker=worker).estimate
+    found = estimate(Case(JOB, offloaded, parse_cluster("8xa100-40gb")), worker=worker).estimate
     assert found.fits
     assert found.host.pinned_bytes > 0
 
@@ -191,7 +192,8 @@ def test_gradients_on_the_host_are_compared_between_ranks_there(worker: Worker, 
 def test_buffers_stay_on_the_card_where_parameters_rest_on_the_host(worker: Worker) -> None:
     """FSDP2 brings parameters for their layer, and not what a router is corrected by."""
     found = estimate(
-        tiny_job("deepseek_v3"), Plan(shard="zero3", param_offload="cpu"), parse_cluster("8xa100-40gb"), worker=worker
+        Case(tiny_job("deepseek_v3"), Plan(shard="zero3", param_offload="cpu"), parse_cluster("8xa100-40gb")),
+        worker=worker,
     )
     assert found.estimate.fits
 
@@ -211,13 +213,13 @@ def test_an_absurd_configuration_is_one_line(worker: Worker) -> None:
 def test_what_a_technique_refuses_never_reaches_the_ghost(worker: Worker) -> None:
     assert "param_offload" in refused(worker, UsageError, JOB, Plan(param_offload="cpu"))
     with pytest.raises(UsageError, match="Rank 8 does not exist"):
-        estimate(JOB, Plan(shard="ddp"), parse_cluster("8xa100-40gb"), worker=worker, rank=8)
+        estimate(Case(JOB, Plan(shard="ddp"), parse_cluster("8xa100-40gb")), worker=worker, rank=8)
 
 
 def test_a_card_smaller_than_a_context(worker: Worker) -> None:
     cluster = parse_cluster("t4")
     tiny = dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, capacity_bytes=16 * 2**20))
-    found = estimate(JOB, Plan(), tiny, worker=worker)
+    found = estimate(Case(JOB, Plan(), tiny), worker=worker)
     assert not found.estimate.fits
     assert found.estimate.oom is not None
     assert "CUDA error: out of memory" in found.estimate.oom.message

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
 from tonnage.estimates.summary import Run
@@ -67,7 +68,7 @@ def found(worker: Worker) -> Any:
         key = (repr(job), gpu, tuple(sorted(choices.items())))
         if key not in known:
             plan = Plan(**{"precision": "bf16-true", **choices})
-            answer = estimate(job, plan, parse_cluster(gpu), worker=worker, steps=2)
+            answer = estimate(Case(job, plan, parse_cluster(gpu)), worker=worker, steps=2)
             trace = answer.traces[0]
             assert trace.peaks["allocated_bytes"] == answer.estimate.peak.allocated_bytes
             assert answer.estimate.fits
@@ -289,8 +290,8 @@ def test_synchronising_each_time_keeps_no_whole_gradients(found: Any) -> None:
 
 def test_drawn_lengths_are_told_apart(worker: Worker) -> None:
     job = dataclasses.replace(JOB, lengths=("64", "200", "256"))
-    few = estimate(job, Plan(precision="bf16-true"), parse_cluster("a100-40gb"), worker=worker, steps=2)
-    many = estimate(job, Plan(precision="bf16-true"), parse_cluster("a100-40gb"), worker=worker, steps=8)
+    few = estimate(Case(job, Plan(precision="bf16-true"), parse_cluster("a100-40gb")), worker=worker, steps=2)
+    many = estimate(Case(job, Plan(precision="bf16-true"), parse_cluster("a100-40gb")), worker=worker, steps=8)
     assert any("give more --steps" in note for note in few.estimate.notes)
     assert any("with drawn lengths: " in note for note in many.estimate.notes)
     assert many.traces[0].steps == 8

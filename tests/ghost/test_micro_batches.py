@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
@@ -110,7 +111,7 @@ def test_where_memory_runs_out_the_micro_batch_is_made_to_say_where(worker):
     assert both_ > first + 2**26, "the second micro-batch takes more than the first"
     capacity = int(made.device["context_bytes"]) + (first + both_) // 2
     short = replace(roomy, device=roomy.device.with_capacity(capacity))
-    found = estimate(job, plan, short, rank=0, steps=1, worker=worker).estimate
+    found = estimate(Case(job, plan, short), rank=0, steps=1, worker=worker).estimate
     assert not found.fits
     assert any("micro_batch" in line for line in found.oom.stack)
     assert not any("micro_batches.py" in line for line in found.oom.stack)
@@ -119,7 +120,7 @@ def test_where_memory_runs_out_the_micro_batch_is_made_to_say_where(worker):
 @pytest.mark.ghost
 def test_what_was_not_made_is_said(worker):
     job, plan = tiny_job("llama", grad_accum=4), Plan(shard="zero3", **SYNC)
-    found = estimate(job, plan, parse_cluster("8xa100-40gb"), rank=0, worker=worker).estimate
+    found = estimate(Case(job, plan, parse_cluster("8xa100-40gb")), rank=0, worker=worker).estimate
     said = [line for line in found.coverage.run if "micro-batches" in line]
     assert said == ["9 micro-batches by what the one before asked for, without its program"]
 

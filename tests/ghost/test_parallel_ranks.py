@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from networks import tiny, tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates import predict
 from tonnage.estimates.summary import Run
@@ -44,9 +45,7 @@ def run(
 ) -> Run:
     """Two steps: in the first there are no optimizer states yet."""
     found = predict.estimate(
-        job(**fields),
-        Plan(**{"precision": "fp32", **plan}),
-        parse_cluster(gpu),
+        Case(job(**fields), Plan(**{"precision": "fp32", **plan}), parse_cluster(gpu)),
         rank=rank,
         worker=worker,
         steps=steps,
@@ -65,9 +64,9 @@ def test_a_stage_that_runs_out_of_memory_does_not_fit(worker: Worker, source: st
     """torch's pipeline raises an error of its own, from PyTorch's."""
     cluster, options = parse_cluster("2xh100-80gb"), {"rank": 0, "steps": 2, "worker": worker, "source": source}
     asked = job(grad_accum=2), Plan(precision="fp32", pp=2)
-    need = predict.estimate(*asked, cluster, **options).estimate.peak
+    need = predict.estimate(Case(*asked), cluster, **options).estimate.peak
     small = replace(cluster, device=cluster.device.with_capacity(need.process_bytes - need.allocated_bytes // 3))
-    found = predict.estimate(*asked, small, **options).estimate
+    found = predict.estimate(Case(*asked), small, **options).estimate
     assert found.oom is not None
     assert found.oom.message.startswith("CUDA out of memory. Tried to allocate ")
     assert any("pipelining" in frame for frame in found.oom.stack)
@@ -135,7 +134,7 @@ def test_what_adapters_send_is_not_kept(checkpointing: str, worker: Worker) -> N
         plan = Plan(precision="bf16-mixed", tp=4, checkpointing=checkpointing)
         options = {"rank": 0, "worker": worker, "steps": 1}
         peaks.append(
-            predict.estimate(few, plan, parse_cluster("4xh100-80gb"), **options).estimate.peak.allocated_bytes
+            predict.estimate(Case(few, plan, parse_cluster("4xh100-80gb")), **options).estimate.peak.allocated_bytes
         )
     assert peaks[2] - peaks[1] == peaks[1] - peaks[0]
 
@@ -194,7 +193,7 @@ def expert_job() -> Job:
 def test_experts_are_dealt_out(ep: int, sharing: int, worker: Worker) -> None:
     """A rank has EXPERTS / ep experts, which it shares with the ranks that have the same: an eighth in any case."""
     plan = Plan(precision="fp32", shard="zero3", ep=ep)
-    found = predict.estimate(expert_job(), plan, parse_cluster("8xh100-80gb"), rank=3, worker=worker, steps=2)
+    found = predict.estimate(Case(expert_job(), plan, parse_cluster("8xh100-80gb")), rank=3, worker=worker, steps=2)
     dense = 4 * [(WIDTH, WIDTH)] + [(EXPERTS, WIDTH)] + 2 * [(WIDTH, 1)]
     matrices = 2 * dense + 2 * [(512, WIDTH)] + [(WIDTH, 1)]
     experts = 2 * [(EXPERTS // ep, 2 * EXPERT_MLP * WIDTH), (EXPERTS // ep, WIDTH * EXPERT_MLP)]
@@ -208,7 +207,7 @@ def test_experts_are_dealt_out(ep: int, sharing: int, worker: Worker) -> None:
 def test_selective_checkpointing_around_experts_of_their_own_mesh(worker: Worker) -> None:
     """Behind the experts comes a shared one: the layer runs again past what FSDP2 notes for the profiler there."""
     plan = Plan(shard="zero3", ep=2, checkpointing="selective")
-    found = predict.estimate(tiny_job("deepseek_v3"), plan, parse_cluster("4xh100-80gb"), rank=3, worker=worker)
+    found = predict.estimate(Case(tiny_job("deepseek_v3"), plan, parse_cluster("4xh100-80gb")), rank=3, worker=worker)
     assert found.estimate.fits
     assert found.traces[0].outcome["kind"] == "completed"
 
@@ -218,7 +217,7 @@ def test_ranks_that_share_one_expert_cut_its_rows(worker: Worker) -> None:
     plan = Plan(precision="fp32", shard="zero3", ep=8)
     peaks = [
         held(
-            predict.estimate(expert_job(), plan, parse_cluster(gpu), rank=3, worker=worker, steps=2),
+            predict.estimate(Case(expert_job(), plan, parse_cluster(gpu)), rank=3, worker=worker, steps=2),
             "optimizer_state",
         )
         for gpu in ("8xh100-80gb", "2x8xh100-80gb")

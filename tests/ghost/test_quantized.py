@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.cluster import Cluster
 from tonnage.estimates.estimate import Estimate
@@ -31,7 +32,7 @@ def block(count_bytes: int) -> int:
 def held(worker: Worker, plan: Plan, method: str = "full", cluster: Cluster = CARD, words: int = WORDS) -> Estimate:
     job = tiny_job(method=method)
     wide = replace(job, model=replace(job.model, config={**job.model.config, "vocab_size": words}))
-    return estimate(wide, plan, cluster, worker=worker).estimate
+    return estimate(Case(wide, plan, cluster), worker=worker).estimate
 
 
 @bitsandbytes

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
@@ -39,8 +40,8 @@ def handed_out(found, step):
 )
 def test_a_repetition_is_the_step_that_follows(worker, gpu, plan, fields):
     job, cluster = tiny_job("llama", seq_len=256, **fields), parse_cluster(gpu)
-    made = estimate(job, plan, cluster, worker=worker, rank=0, steps=3)
-    repeated = estimate(job, plan, cluster, worker=worker, rank=0, steps=1, repeated=2)
+    made = estimate(Case(job, plan, cluster), worker=worker, rank=0, steps=3)
+    repeated = estimate(Case(job, plan, cluster), worker=worker, rank=0, steps=1, repeated=2)
     (real,), (again,) = made.traces, repeated.traces
     assert again.steps == real.steps == 3
     assert handed_out(again, 2) == handed_out(again, 1) == handed_out(real, 1) == handed_out(real, 2)
@@ -60,13 +61,13 @@ def test_a_repetition_runs_out_of_memory_where_the_step_would(worker, allocator)
     job = Job(model=resolve("gpt2", offline=True), seq_len=512)
     plan = Plan(optimizer="adamw-fused", allocator=allocator)
     cluster = parse_cluster("a100-40gb")
-    need = estimate(job, plan, cluster, worker=worker, steps=3).estimate.peak
-    less = estimate(job, plan, cluster, worker=worker, steps=1).estimate.peak
+    need = estimate(Case(job, plan, cluster), worker=worker, steps=3).estimate.peak
+    less = estimate(Case(job, plan, cluster), worker=worker, steps=1).estimate.peak
     between = (need.reserved_bytes + less.reserved_bytes) // 2 + need.by_category["runtime"]
     assert need.reserved_bytes > less.reserved_bytes
     small = replace(cluster, device=cluster.device.with_capacity(between))
-    made = estimate(job, plan, small, worker=worker, steps=3).estimate
-    repeated = estimate(job, plan, small, worker=worker, steps=1, repeated=1).estimate
+    made = estimate(Case(job, plan, small), worker=worker, steps=3).estimate
+    repeated = estimate(Case(job, plan, small), worker=worker, steps=1, repeated=1).estimate
     assert (repeated.fits, repeated.oom.phase, repeated.oom.step) == (made.fits, made.oom.phase, made.oom.step)
     assert not repeated.fits
     assert repeated.oom.message == made.oom.message

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tonnage
+from tonnage.case import Case
 from tonnage.catalog import configurations as modelref
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
@@ -230,8 +231,8 @@ def exact(trace: Trace, version: str) -> None:
 def test_estimates_with_another_version(other: str, other_worker: Worker, name: str) -> None:
     gpu, method, plan = JOBS[name]
     job = Job(model=modelref.resolve("smollm2-135m"), method=method, seq_len=256)
-    run = predict.estimate(job, plan, parse_cluster(gpu), worker=other_worker)
-    again = predict.estimate(job, plan, parse_cluster(gpu), worker=other_worker)
+    run = predict.estimate(Case(job, plan, parse_cluster(gpu)), worker=other_worker)
+    again = predict.estimate(Case(job, plan, parse_cluster(gpu)), worker=other_worker)
     trace = run.traces[0]
     exact(trace, other)
     assert run.estimate.peak.allocated_bytes == again.estimate.peak.allocated_bytes
@@ -250,10 +251,10 @@ def test_what_a_version_does_not_have_is_said(other: str, other_worker: Worker) 
     job = Job(model=modelref.resolve("smollm2-135m"), seq_len=256)
     if tuple(map(int, other.split(".")[:2])) >= (2, 9):
         plan = Plan(optimizer="muon")
-        exact(predict.estimate(job, plan, parse_cluster("t4"), worker=other_worker).traces[0], other)
+        exact(predict.estimate(Case(job, plan, parse_cluster("t4")), worker=other_worker).traces[0], other)
         return
     with pytest.raises(CannotEstimate, match=r"has no Muon \(2\.9 and newer have\); choose optimizer adamw"):
-        predict.estimate(job, Plan(optimizer="muon"), parse_cluster("t4"), worker=other_worker)
+        predict.estimate(Case(job, Plan(optimizer="muon"), parse_cluster("t4")), worker=other_worker)
 
 
 @pytest.mark.ghost

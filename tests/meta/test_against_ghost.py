@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tonnage.api import request
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model, model_names
 from tonnage.estimates import predict
@@ -14,6 +14,7 @@ from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.shallow.few import roomy
 from tonnage.techniques.expert_parallel import experts_of, transformers_has_it
+from tonnage.trainers.cases import request
 
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
 
@@ -129,8 +130,8 @@ def test_each_model_of_the_catalog_is_within_two_percent(name: str, worker: Work
     job, plan = request(name, offline=True, seq_len=seq_len, precision=precision)
     job = replace(job, model=replace(job.model, config=one_layer(job.model.config)))
     cluster = roomy(parse_cluster(gpu))
-    real = predict.estimate(job, plan, cluster, steps=2, worker=worker).estimate
-    imitated = predict.estimate(job, plan, cluster, steps=2, source="meta").estimate
+    real = predict.estimate(Case(job, plan, cluster), steps=2, worker=worker).estimate
+    imitated = predict.estimate(Case(job, plan, cluster), steps=2, source="meta").estimate
     assert imitated.peak.allocated_bytes == pytest.approx(real.peak.allocated_bytes, rel=0.02)
 
 
@@ -144,8 +145,8 @@ def test_peaks_are_those_of_the_ghost(row: str, worker: Worker) -> None:
     if plan.tp > 1 and experts_of(job) is not None and not transformers_has_it():
         pytest.skip("this version of transformers does not divide experts")
     cluster = parse_cluster(gpu)
-    real = predict.estimate(job, plan, cluster, steps=2, worker=worker).estimate
-    imitated = predict.estimate(job, plan, cluster, steps=2, source="meta").estimate
+    real = predict.estimate(Case(job, plan, cluster), steps=2, worker=worker).estimate
+    imitated = predict.estimate(Case(job, plan, cluster), steps=2, source="meta").estimate
     assert imitated.peak.allocated_bytes == pytest.approx(real.peak.allocated_bytes, rel=0.005)
     assert imitated.peak.reserved_bytes == pytest.approx(real.peak.reserved_bytes, rel=0.1)
     assert imitated.peak.phase == real.peak.phase
@@ -164,8 +165,8 @@ def test_peaks_are_those_of_the_ghost(row: str, worker: Worker) -> None:
 def test_running_out_is_told_alike(worker: Worker) -> None:
     job, plan = asked("smollm2-135m", {})
     cluster = parse_cluster("t4", gpu_memory_bytes=700 * 2**20)
-    real = predict.estimate(job, plan, cluster, worker=worker).estimate
-    imitated = predict.estimate(job, plan, cluster, source="meta").estimate
+    real = predict.estimate(Case(job, plan, cluster), worker=worker).estimate
+    imitated = predict.estimate(Case(job, plan, cluster), source="meta").estimate
     assert not real.fits
     assert not imitated.fits
     assert real.oom is not None

@@ -8,11 +8,11 @@ import torch
 
 import tonnage
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import GhostUnavailable, UsageError
-from tonnage.estimates import predict
+from tonnage.estimates import predict, sources
 from tonnage.estimates.estimate import Estimate
-from tonnage.ghost import pool
 from tonnage.meta import autocast, card, choices, quantities
 from tonnage.meta.step import table
 from tonnage.meta.temporaries import Temporaries
@@ -22,7 +22,7 @@ T4 = parse_cluster("t4")
 
 
 def estimate(plan: Plan | None = None, **options: object) -> Estimate:
-    return predict.estimate(tiny_job(**options), plan or Plan(), T4, steps=1, source="meta").estimate  # type: ignore[arg-type]
+    return predict.estimate(Case(tiny_job(**options), plan or Plan(), T4), steps=1, source="meta").estimate  # type: ignore[arg-type]
 
 
 def test_it_says_what_it_is() -> None:
@@ -56,7 +56,7 @@ def test_what_it_does_not_imitate_it_refuses(plan: Plan, options: dict[str, obje
 def test_weights_on_the_host_need_a_ghost() -> None:
     plan = Plan(shard="zero3", param_offload="cpu")
     with pytest.raises(UsageError, match="source=meta with param-offload=cpu"):
-        predict.estimate(tiny_job(), plan, parse_cluster("2xt4"), source="meta")
+        predict.estimate(Case(tiny_job(), plan, parse_cluster("2xt4")), source="meta")
 
 
 def test_sources_are_named() -> None:
@@ -66,16 +66,16 @@ def test_sources_are_named() -> None:
 
 def test_another_torch_needs_a_ghost() -> None:
     with pytest.raises(UsageError, match="installed torch"):
-        predict.estimate(tiny_job(), Plan(), T4, source="meta", torch_version="2.12.0")
+        predict.estimate(Case(tiny_job(), Plan(), T4), source="meta", torch_version="2.12.0")
 
 
 def test_where_no_ghost_can_run_the_error_points_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(*arguments: object) -> None:
         raise GhostUnavailable("A ghost GPU needs Linux on x86-64; this is Darwin on arm64.")
 
-    monkeypatch.setattr(pool, "Worker", unavailable)
+    monkeypatch.setattr(sources, "Worker", unavailable)
     with pytest.raises(GhostUnavailable, match="--source meta"):
-        predict.estimate(tiny_job(), Plan(), T4, fresh=True)
+        predict.estimate(Case(tiny_job(), Plan(), T4), fresh=True)
 
 
 def test_code_of_a_type_that_shares_a_folder_is_loaded_before_the_card_is_there() -> None:
@@ -83,10 +83,11 @@ def test_code_of_a_type_that_shares_a_folder_is_loaded_before_the_card_is_there(
     job = tiny_job()
     config = {**job.model.config, "model_type": "gemma3_text", "head_dim": 8}
     program = (
-        "from tonnage import predict; from tonnage.catalog.devices import parse_cluster; "
-        "from tonnage.job import Job, ModelRef; from tonnage.plans import Plan; "
+        "from tonnage.case import Case; from tonnage.catalog.devices import parse_cluster; "
+        "from tonnage.estimates import predict; from tonnage.job import Job; "
+        "from tonnage.model import ModelRef; from tonnage.plans import Plan; "
         f"job = Job(model=ModelRef(name='text', kind='config', config={config!r}), seq_len=24); "
-        "report = predict.estimate(job, Plan(), parse_cluster('t4'), steps=1, source='meta'); "
+        "report = predict.estimate(Case(job, Plan(), parse_cluster('t4')), steps=1, source='meta'); "
         "print(report.estimate.peak.allocated_bytes)"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

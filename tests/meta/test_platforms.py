@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from networks import TINY, tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates import predict
@@ -88,4 +89,4 @@ def test_a_torch_without_distributed_is_told_so(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
     for name, source in (("cpu", "ghost"), ("t4", "meta")):
         with pytest.raises(CannotEstimate, match=r"without torch\.distributed"):
-            predict.estimate(tiny_job(), Plan(), parse_cluster(name), source=source, fresh=True)
+            predict.estimate(Case(tiny_job(), Plan(), parse_cluster(name)), source=source, fresh=True)

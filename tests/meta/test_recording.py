@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 import tonnage
 from live_bytes import measured, predicted
 from networks import TINY, one_thread, tiny, tiny_job  # noqa: F401
+from tonnage.case import Case
 from tonnage.catalog.devices import host_device
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
@@ -207,7 +208,7 @@ def test_a_ranks_live_bytes_are_those_of_real_processes(world: int, name: str) -
 def test_an_estimate_for_the_cpu() -> None:
     plan = {"precision": "fp32", "optimizer": "adamw", "checkpointing": "full"}
     job = tiny_job()
-    run = record.run(job, Plan(**plan), Cluster(device=host_device(2**30)), steps=2)
+    run = record.run(Case(job, Plan(**plan), Cluster(device=host_device(2**30))), steps=2)
     walked = timeline(run)
     assert (run.source, run.steps, run.outcome) == ("meta", 2, {"kind": "completed"})
     assert walked.peak_allocated_bytes == walked.peak_reserved_bytes == run.peaks["allocated_bytes"]

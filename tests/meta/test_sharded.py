@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from networks import tiny_job
 from tonnage.allocator import AllocatorSettings
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.overheads import overheads
 from tonnage.errors import CannotEstimate
@@ -27,7 +28,7 @@ NODES = parse_cluster("2x4xa100-80gb")
 
 def traced(plan: Plan, rank: int = 0, steps: int = 2, **options: object) -> Trace:
     cluster = NODES if plan.shard == "hsdp" else EIGHT
-    return step.run(tiny_job(**options), plan, cluster, rank=rank, steps=steps)  # type: ignore[arg-type]
+    return step.run(Case(tiny_job(**options), plan, cluster), rank=rank, steps=steps)  # type: ignore[arg-type]
 
 
 def exchanged(trace: Trace) -> list[Activity]:
@@ -35,7 +36,7 @@ def exchanged(trace: Trace) -> list[Activity]:
 
 
 def estimate(shard: str) -> Estimate:
-    return predict.estimate(tiny_job(), Plan(shard=shard), EIGHT, steps=1, source="meta").estimate
+    return predict.estimate(Case(tiny_job(), Plan(shard=shard), EIGHT), steps=1, source="meta").estimate
 
 
 def test_layers_are_gathered_twice_and_reduced_once_on_streams_of_their_own() -> None:
@@ -138,7 +139,7 @@ def test_a_streams_blocks_are_its_own() -> None:
     ],
 )
 def test_gpus_that_exchange_no_gradients_are_said_to(options: dict[str, Any], gpu: str, said: str | None) -> None:
-    found = predict.estimate(tiny_job(), Plan(**options), parse_cluster(gpu), steps=1, source="meta").estimate
+    found = predict.estimate(Case(tiny_job(), Plan(**options), parse_cluster(gpu)), steps=1, source="meta").estimate
     about = [text for text in found.coverage.assumed if "copy of its own" in text]
     assert len(about) == (said is not None)
     assert not about or (said in about[0] and "--shard ddp" in about[0])
@@ -156,7 +157,7 @@ def test_gpus_that_exchange_no_gradients_are_said_to(options: dict[str, Any], gp
 def test_that_ddps_first_buckets_are_gone_is_said_to_be_assumed(
     options: dict[str, Any], gpu: str, said: bool
 ) -> None:
-    found = predict.estimate(tiny_job(), Plan(**options), parse_cluster(gpu), steps=1, source="meta").estimate
+    found = predict.estimate(Case(tiny_job(), Plan(**options), parse_cluster(gpu)), steps=1, source="meta").estimate
     assert any("DDP's first buckets" in text for text in found.coverage.assumed) == said
 
 
@@ -164,14 +165,14 @@ def test_nccls_buffers_are_taken_from_the_card() -> None:
     need = estimate("zero3").peak
     for less_bytes in (0, 4 * MIB):
         small = replace(EIGHT, device=EIGHT.device.with_capacity(need.process_bytes - less_bytes))
-        found = predict.estimate(tiny_job(), Plan(shard="zero3"), small, steps=1, source="meta").estimate
+        found = predict.estimate(Case(tiny_job(), Plan(shard="zero3"), small), steps=1, source="meta").estimate
         assert found.fits == (less_bytes == 0)
         assert found.peak.process_bytes <= need.process_bytes - less_bytes
 
 
 def test_a_card_without_room_for_nccl_is_out_of_memory() -> None:
     small = replace(EIGHT, device=EIGHT.device.with_capacity(overheads(EIGHT.device).bytes + 100 * MIB))
-    found = predict.estimate(tiny_job(), Plan(shard="ddp"), small, steps=1, source="meta").estimate
+    found = predict.estimate(Case(tiny_job(), Plan(shard="ddp"), small), steps=1, source="meta").estimate
     assert found.oom is not None
     assert "Cuda failure 2 'out of memory'" in found.oom.message
 
@@ -216,7 +217,7 @@ def test_what_is_on_the_card_is_not_moved_there() -> None:
 
 def test_stages_send_one_to_one_and_both_ways_at_once() -> None:
     """What is only sent goes through a communicator of two, an exchange through that of all three stages."""
-    trace = step.run(tiny_job(grad_accum=4), Plan(pp=3), parse_cluster("3xa100-80gb"), rank=1, steps=1)
+    trace = step.run(Case(tiny_job(grad_accum=4), Plan(pp=3), parse_cluster("3xa100-80gb")), rank=1, steps=1)
     sent = {(each.name, each.grid[0]) for each in exchanged(trace)}
     assert sent == {("Send", 2), ("Recv", 2), ("Send", 3), ("Recv", 3)}
     assert trace.outcome["kind"] == "completed"
@@ -227,6 +228,6 @@ def test_ranks_one_after_the_other_do_not_take_each_others_groups() -> None:
 
     asked, sending = dict(vars(PipelineStage)), dist.isend
     for rank in (0, 4):
-        trace = step.run(tiny_job(grad_accum=2), Plan(pp=2, tp=2, shard="zero3"), EIGHT, rank=rank, steps=1)
+        trace = step.run(Case(tiny_job(grad_accum=2), Plan(pp=2, tp=2, shard="zero3"), EIGHT), rank=rank, steps=1)
         assert (trace.rank, trace.outcome["kind"]) == (rank, "completed")
     assert (dict(vars(PipelineStage)), dist.isend) == (asked, sending)

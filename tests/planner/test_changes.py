@@ -3,11 +3,11 @@
 import json
 from pathlib import Path
 
-from tonnage.api import request
 from tonnage.catalog.devices import parse_cluster
 from tonnage.planner.changes import Change, _changes
 from tonnage.planner.solution import Candidate
 from tonnage.trainers import reading
+from tonnage.trainers.cases import request
 
 SAID = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "bf16": True, "fsdp": "full_shard"}
 

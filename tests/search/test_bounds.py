@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
@@ -32,7 +33,7 @@ PLANS = {
 def test_frozen_weights_rest_in_the_dtype_of_computation(worker):
     job = tiny_job("llama", seq_len=512, method="lora")
     cluster = parse_cluster("a100-40gb")
-    run = estimate(job, Plan(), cluster, worker=worker).estimate
+    run = estimate(Case(job, Plan(), cluster), worker=worker).estimate
     least = least_bytes(read_shape(job.model.config), Work.of(job, Plan(), cluster))
     assert 0 < least <= run.peak.allocated_bytes
 
@@ -43,7 +44,7 @@ def test_below_every_run(worker, name):
     gpu, plan = PLANS[name]
     job = tiny_job("llama", seq_len=512, micro_batch=2)
     cluster = parse_cluster(gpu)
-    run = estimate(job, plan, cluster, worker=worker, rank=0).estimate
+    run = estimate(Case(job, plan, cluster), worker=worker, rank=0).estimate
     least = least_bytes(
         read_shape(job.model.config), Work.of(job, plan, cluster), gradients_go=plan.optimizer_in_backward
     )
@@ -73,7 +74,7 @@ def test_below_what_engines_hold_between_micro_batches(worker, name):
     job = Job(model=resolve(model, offline=True), seq_len=64, grad_accum=2)
     cluster = parse_cluster(gpu)
     plan = replace(plan, checkpointing="full")
-    run = estimate(job, plan, cluster, worker=worker, rank=0).estimate
+    run = estimate(Case(job, plan, cluster), worker=worker, rank=0).estimate
     least = bounded(Candidate(job=job, plan=plan), cluster).least_bytes
     assert 0.6 * run.peak.allocated_bytes < least <= run.peak.allocated_bytes
 
@@ -119,7 +120,7 @@ def test_the_text_of_a_network_that_sees_needs_no_more_than_all_of_it(worker, na
         plan = Plan(checkpointing=checkpointing, loss="chunked")
         job = tiny_job(name, seq_len=512, method=method)
         known = bounded(Candidate(job=job, plan=plan), cluster)
-        run = estimate(job, plan, cluster, worker=worker).estimate
+        run = estimate(Case(job, plan, cluster), worker=worker).estimate
         assert known.rough
         assert 0 < known.least_bytes <= run.peak.allocated_bytes
 

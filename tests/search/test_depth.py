@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate, trace
 from tonnage.plans import Plan
@@ -32,11 +33,11 @@ def job(**options):
 def test_few_layers_say_what_many_need(worker, gpu, plan):
     cluster = roomy(parse_cluster(gpu))
     looks = [
-        seen(trace(with_layers(job(), layers), plan, cluster, worker=worker, rank=0, steps=1), cluster)
+        seen(trace(Case(with_layers(job(), layers), plan, cluster), worker=worker, rank=0, steps=1), cluster)
         for layers in depths(job(), plan)
     ]
     need = extrapolated(*looks, depths(job(), plan), LAYERS)
-    whole = estimate(job(), plan, cluster, worker=worker, rank=0).estimate.peak
+    whole = estimate(Case(job(), plan, cluster), worker=worker, rank=0).estimate.peak
     assert sum(need.by_category.values()) == need.process_bytes
     runtime = whole.by_category["runtime"]
     assert need.least_bytes - runtime == pytest.approx(whole.allocated_bytes, rel=0.03)
@@ -66,7 +67,7 @@ def test_few_layers_of_an_encoder_and_a_decoder_say_what_many_need(worker, gpu, 
     cluster, job = roomy(parse_cluster(gpu)), t5(method=method)
     few = depths(job, plan)
     small, large, whole = (
-        seen(trace(with_layers(job, layers), plan, cluster, worker=worker, rank=0, steps=1), cluster)
+        seen(trace(Case(with_layers(job, layers), plan, cluster), worker=worker, rank=0, steps=1), cluster)
         for layers in (*few, LAYERS)
     )
     need = extrapolated(small, large, few, LAYERS)
@@ -118,8 +119,8 @@ def test_a_module_that_few_layers_lack_counts_as_it_is():
 def test_the_first_step_says_what_all_need(worker, gpu, plan, grad_accum):
     cluster = roomy(parse_cluster(gpu))
     asked = with_layers(tiny_job("llama", grad_accum=grad_accum), 4)
-    first = seen(trace(asked, plan, cluster, worker=worker, rank=0, steps=1), cluster)
-    three = estimate(asked, plan, cluster, worker=worker, rank=0, steps=3).estimate
+    first = seen(trace(Case(asked, plan, cluster), worker=worker, rank=0, steps=1), cluster)
+    three = estimate(Case(asked, plan, cluster), worker=worker, rank=0, steps=3).estimate
     assert max(first.allocated_bytes.values()) == three.peak.allocated_bytes
     held = {name: bytes for name, bytes in three.peak.by_category.items() if bytes and name != "cached"}
     assert {name: bytes for name, bytes in first.by_category.items() if bytes and name != "cached"} == held
@@ -130,7 +131,7 @@ def test_the_first_step_says_what_all_need(worker, gpu, plan, grad_accum):
 def test_further_micro_batches_are_like_the_second(worker, gpu, plan):
     few, many = (
         estimate(
-            with_layers(tiny_job("llama", grad_accum=count), 4), plan, parse_cluster(gpu), worker=worker, rank=0
+            Case(with_layers(tiny_job("llama", grad_accum=count), 4), plan, parse_cluster(gpu)), worker=worker, rank=0
         ).estimate.peak
         for count in (MICRO_BATCHES, 3 * MICRO_BATCHES)
     )
@@ -144,7 +145,7 @@ def test_a_part_of_more_sequences_needs_no_less_than_as_many_tokens_of_whole_one
     plan = Plan(shard="zero3", checkpointing="full", loss="chunked", allocator="expandable")
     whole, *parts = (
         estimate(
-            job(seq_len=2048, micro_batch=cp), replace(plan, cp=cp), cluster, worker=worker, rank=0, steps=1
+            Case(job(seq_len=2048, micro_batch=cp), replace(plan, cp=cp), cluster), worker=worker, rank=0, steps=1
         ).estimate.peak
         for cp in (1, 2, 4)
     )
@@ -161,6 +162,8 @@ def test_a_sketch_of_flex_attention_keeps_as_much_as_flex_attention(worker):
         return seen(run, cluster).allocated_bytes[Moment("forward", "model.norm")]
 
     compiled = kept(worker.run(asked, plan, cluster, steps=1))
-    assert kept(trace(asked, plan, cluster, worker=worker, rank=0, steps=1)) == pytest.approx(compiled, rel=0.01)
+    assert kept(trace(Case(asked, plan, cluster), worker=worker, rank=0, steps=1)) == pytest.approx(
+        compiled, rel=0.01
+    )
     eager = replace(plan, attention="eager")
-    assert kept(trace(asked, eager, cluster, worker=worker, rank=0, steps=1)) > 2 * compiled
+    assert kept(trace(Case(asked, eager, cluster), worker=worker, rank=0, steps=1)) > 2 * compiled

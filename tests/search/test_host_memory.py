@@ -7,6 +7,7 @@ import pytest
 
 from commands import TONNAGE
 from solutions import Formula, question
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
@@ -68,7 +69,7 @@ def test_below_every_run(worker, name):
     job, cluster = question("smollm2-135m").job, parse_cluster(gpu)
     on_card = replace(plan, activation_offload="none", optimizer_offload="none", param_offload="none")
     held, without = (
-        host_bytes(estimate(job, one, cluster, worker=worker, rank=0).estimate) for one in (plan, on_card)
+        host_bytes(estimate(Case(job, one, cluster), worker=worker, rank=0).estimate) for one in (plan, on_card)
     )
     least = bounded(Candidate(job=job, plan=plan), cluster).host_bytes
     assert 0 < least <= held - without

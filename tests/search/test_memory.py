@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from solutions import Formula, question
-from tonnage.api import request
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
 from tonnage.mesh import axes
@@ -20,6 +19,7 @@ from tonnage.search.memory import STEPS, STEPS_EXPANDABLE, steps_run
 from tonnage.search.solve import search
 from tonnage.shallow.few import COMPILED, roomy, with_layers
 from tonnage.techniques import choices
+from tonnage.trainers.cases import request
 
 
 @pytest.mark.parametrize(

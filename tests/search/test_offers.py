@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from solutions import Formula, question
+from tonnage.case import Case
 from tonnage.estimates.step_time import price
 from tonnage.report import plans, plans_html
 from tonnage.search.solve import search
@@ -25,7 +26,7 @@ def test_layers_are_offered_with_the_price_of_the_best_plan_under_them():
     assert offer.low_seconds < offer.step_seconds < offer.high_seconds
     assert offer.step_seconds < 0.97 * best.estimate.time["step_seconds"]
     with_it = replace(best.candidate.plan, compile="layers")
-    assert offer.step_seconds == price(best.candidate.job, with_it, question(**asked).cluster).step_seconds
+    assert offer.step_seconds == price(Case(best.candidate.job, with_it, question(**asked).cluster)).step_seconds
     assert solution.to_json()["offers"][0]["what"] == "--compile layers"
     for shown in (" ".join(plans.render(solution).split()), plans_html.page(solution)):
         assert "Faster if you say so" in shown

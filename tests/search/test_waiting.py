@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate, trace
 from tonnage.mesh import axes
@@ -38,8 +39,8 @@ def test_few_micro_batches_say_what_a_step_of_many_needs(worker, name):
     assert few.grad_accum < STEP
     for rank in axes(plan, cluster.gpus, cluster.gpus_per_node).different:
         more = (STEP - few.grad_accum) * waiting_bytes(one, cluster, rank)
-        run = estimate(few, plan, cluster, worker=worker, rank=rank, steps=2)
-        whole = estimate(one.job, plan, cluster, worker=worker, rank=rank, steps=2).estimate.peak
+        run = estimate(Case(few, plan, cluster), worker=worker, rank=rank, steps=2)
+        whole = estimate(Case(one.job, plan, cluster), worker=worker, rank=rank, steps=2).estimate.peak
         said = estimated(run.estimate, more, one.job, cluster)
         assert said.peak.allocated_bytes == pytest.approx(whole.allocated_bytes, abs=at_once)
         assert max(one.allocated_bytes for one in said.phases) == said.peak.allocated_bytes
@@ -47,9 +48,9 @@ def test_few_micro_batches_say_what_a_step_of_many_needs(worker, name):
         assert more > 8 * at_once // 4
         assert sum(said.peak.by_category.values()) == said.peak.process_bytes
         assert f"{STEP - few.grad_accum} more micro-batches" in said.coverage.modelled[-1]
-    first = trace(few, plan, cluster, worker=worker, rank=0, steps=1)
+    first = trace(Case(few, plan, cluster), worker=worker, rank=0, steps=1)
     look = looked(seen(first, cluster), (STEP - few.grad_accum) * waiting_bytes(one, cluster))
-    whole = estimate(one.job, plan, cluster, worker=worker, rank=0, steps=2).estimate.peak
+    whole = estimate(Case(one.job, plan, cluster), worker=worker, rank=0, steps=2).estimate.peak
     assert max(look.allocated_bytes.values()) == pytest.approx(whole.allocated_bytes, abs=at_once)
 
 

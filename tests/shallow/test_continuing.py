@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from networks import tiny_job
-from tonnage.api import request
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates import cache as shelf
-from tonnage.estimates import predict
+from tonnage.estimates import sources
 from tonnage.estimates.predict import estimate
 from tonnage.plans import Plan
 from tonnage.shallow import continuing, few
@@ -21,6 +21,7 @@ from tonnage.shallow.requests import ALLOC, EMPTY, FREE, MARK, Requests
 from tonnage.shallow.sizes import Sizes
 from tonnage.shallow.tokens import IN_SERIES, Named, tokens
 from tonnage.trace.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
+from tonnage.trainers.cases import request
 from tonnage.units import MIB
 
 SMALL, DEEP = 3, 11
@@ -279,8 +280,10 @@ def test_a_network_of_few_layers_continued_is_the_whole_one(worker, gpu, plan, f
 
 
 def compare(worker, job, plan, cluster, rank=0):
-    whole = estimate(job, plan, cluster, worker=worker, rank=rank, steps=1, repeated=2, fresh=True)
-    found = estimate(job, plan, cluster, worker=worker, rank=rank, steps=1, repeated=2, few_layers=True, fresh=True)
+    whole = estimate(Case(job, plan, cluster), worker=worker, rank=rank, steps=1, repeated=2, fresh=True)
+    found = estimate(
+        Case(job, plan, cluster), worker=worker, rank=rank, steps=1, repeated=2, few_layers=True, fresh=True
+    )
     assert found.traces[0].layers == (*few.depths_to_continue(job, plan), few.layers_of(job))
     assert replace(found.estimate.peak, by_category={}) == replace(whole.estimate.peak, by_category={})
     largest = whole.estimate.peak.allocated_bytes
@@ -381,12 +384,12 @@ def test_few_layers_say_what_is_asked_for_whichever_allocator_answered(
     options = {"worker": worker, "rank": 0, "steps": 1, "repeated": 2, "few_layers": True}
     plans = [replace(plan, allocator=allocator) for allocator in ("expandable", "default")]
     for one, other in (plans, plans[::-1]):
-        alone = estimate(job, one, cluster, **options, fresh=True)
+        alone = estimate(Case(job, one, cluster), **options, fresh=True)
         for kept in tmp_path.iterdir():
             kept.unlink()
-        estimate(job, other, cluster, **options)
+        estimate(Case(job, other, cluster), **options)
         ran.clear()
-        found = estimate(job, one, cluster, **options)
+        found = estimate(Case(job, one, cluster), **options)
         assert ran == []
         assert found.traces[0].layers
         assert found.estimate.peak == alone.estimate.peak
@@ -400,12 +403,12 @@ def test_few_layers_say_what_is_asked_for_whichever_allocator_answered(
 def test_what_does_not_fit_does_not_fit_continued(worker):
     job, plan = with_layers(tiny_job("llama", seq_len=256, method="lora", lora_rank=5), LAYERS), Plan()
     cluster = parse_cluster("a100-40gb")
-    need = estimate(job, plan, cluster, worker=worker, steps=1, repeated=1, fresh=True).estimate.peak
+    need = estimate(Case(job, plan, cluster), worker=worker, steps=1, repeated=1, fresh=True).estimate.peak
     for less_bytes in (need.allocated_bytes // 4, need.allocated_bytes * 3 // 4):
         small = replace(cluster, device=cluster.device.with_capacity(need.process_bytes - less_bytes))
         options = {"worker": worker, "steps": 1, "repeated": 1, "fresh": True}
-        whole = estimate(job, plan, small, **options).estimate
-        found = estimate(job, plan, small, few_layers=True, **options)
+        whole = estimate(Case(job, plan, small), **options).estimate
+        found = estimate(Case(job, plan, small), few_layers=True, **options)
         assert found.traces[0].layers
         oom = found.estimate.oom
         assert (oom.phase, oom.step, oom.layer) == (whole.oom.phase, whole.oom.step, whole.oom.layer)
@@ -416,14 +419,14 @@ def test_what_nccl_takes_of_a_card_is_taken_continued_too(worker):
     """Beside a cache that is just as large as the card allows: then it is given back, or does not suffice."""
     job, plan = with_layers(tiny_job("llama", seq_len=256), LAYERS), Plan(shard="zero3", checkpointing="full")
     cluster = parse_cluster("4xa100-40gb")
-    need = estimate(job, plan, cluster, worker=worker, rank=0, steps=1, repeated=1, fresh=True).estimate.peak
+    need = estimate(Case(job, plan, cluster), worker=worker, rank=0, steps=1, repeated=1, fresh=True).estimate.peak
     outside = need.process_bytes - need.reserved_bytes
     half = outside + need.allocated_bytes // 2
     for card_bytes in (need.process_bytes, need.process_bytes - 4 * MIB, half, outside):
         small = replace(cluster, device=cluster.device.with_capacity(card_bytes))
         options = {"worker": worker, "rank": 0, "steps": 1, "repeated": 1, "fresh": True}
-        whole = estimate(job, plan, small, **options)
-        found = estimate(job, plan, small, few_layers=True, **options)
+        whole = estimate(Case(job, plan, small), **options)
+        found = estimate(Case(job, plan, small), few_layers=True, **options)
         assert found.traces[0].layers
         assert found.estimate.fits == whole.estimate.fits
         assert found.estimate.fits == (card_bytes == need.process_bytes), card_bytes
@@ -441,16 +444,18 @@ def test_why_a_worker_died_is_said_and_not_that_it_is_closed():
 
     job, plan = request("llama-3.1-70b", offline=True, shard="zero3")
     with pytest.raises(CannotEstimate, match=r"no libcudart\.so\.13"):
-        estimate(job, plan, parse_cluster("8xh100-80gb"), rank=0, steps=1, few_layers=True, worker=Dead(), fresh=True)
+        estimate(
+            Case(job, plan, parse_cluster("8xh100-80gb")), rank=0, steps=1, few_layers=True, worker=Dead(), fresh=True
+        )
 
 
 def test_requests_of_the_same_runs_are_made_once(monkeypatch):
     """Two are kept; runs that have no key say nothing of others."""
-    monkeypatch.setattr(predict, "_made", {})
+    monkeypatch.setattr(sources, "_made_requests", {})
     made = []
 
     def requests(*key):
-        return predict._requests(key, lambda: made.append(key) or key)
+        return sources._requests(key, lambda: made.append(key) or key)
 
     for key in (("a", 1), ("a", 1), ("b", 1), ("a", 1), ("c", 1), ("b", 1), ("a", 1), (None, 1), (None, 1)):
         assert requests(*key) == key

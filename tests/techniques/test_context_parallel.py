@@ -3,6 +3,7 @@
 import pytest
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates.predict import estimate
@@ -13,4 +14,4 @@ from tonnage.plans import Plan
 def test_only_causal_language_models_share_a_sequence(name: str) -> None:
     cluster = parse_cluster("2xa100-40gb")
     with pytest.raises(CannotEstimate, match=r"Context parallelism needs a causal language model, .*; choose cp 1"):
-        estimate(tiny_job(name), Plan(shard="zero3", cp=2), cluster, source="meta", steps=1, fresh=True)
+        estimate(Case(tiny_job(name), Plan(shard="zero3", cp=2), cluster), source="meta", steps=1, fresh=True)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from networks import one_thread, tiny_job  # noqa: F401
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.plans import Plan
 from tonnage.step.main_weights import MainOptimizer
@@ -147,10 +148,10 @@ def test_what_no_package_mends_is_said_first(engine: str, monkeypatch: pytest.Mo
             monkeypatch.setattr(module, name, lambda package: None, raising=False)
     plan = Plan(engine=engine, optimizer="adamw-8bit", shard="zero3")
     job, cluster = tiny_job("llama"), parse_cluster("8xh100-80gb")
-    refusal = engine_of(plan).accepts(job, plan, cluster)
+    refusal = engine_of(plan).accepts(Case(job, plan, cluster))
     assert refusal is not None
     assert not refusal.is_of_here
     assert refusal.technique == "optimizer=adamw-8bit"
-    missing = engine_of(plan).accepts(job, replace(plan, shard="ddp"), cluster)
+    missing = engine_of(plan).accepts(Case(job, replace(plan, shard="ddp"), cluster))
     assert missing is not None
     assert missing.instead == "pip install bitsandbytes"

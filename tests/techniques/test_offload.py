@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
 from tonnage.plans import Plan
@@ -193,6 +194,6 @@ def test_states_of_weights_on_the_host_are_there_already():
     """What is told to leave out is what was said too much."""
     job, cluster = tiny_job("llama"), parse_cluster("8xh100-80gb")
     both = Plan(shard="zero3", optimizer_offload="cpu", param_offload="cpu")
-    assert "leave it out" in str(optimizer_offload.accepts(job, both, cluster))
+    assert "leave it out" in str(optimizer_offload.accepts(Case(job, both, cluster)))
     alone = replace(both, param_offload="none")
-    assert "choose param-offload cpu" in str(optimizer_offload.accepts(job, alone, cluster))
+    assert "choose param-offload cpu" in str(optimizer_offload.accepts(Case(job, alone, cluster)))

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from networks import one_thread, tiny, tiny_job  # noqa: F401
 from ring_on_cpu import ring_on_cpu
+from tonnage.case import Case as TrainingCase
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job
@@ -310,11 +311,11 @@ def test_adapters_of_embeddings_are_not_divided() -> None:
 
 def test_adapters_of_experts_are_refused_before_anything_runs() -> None:
     job, cluster = tiny_job("mixtral", method="lora"), parse_cluster("2xh100-80gb")
-    told = tensor_parallel.accepts(job, Plan(tp=2), cluster)
+    told = tensor_parallel.accepts(TrainingCase(job, Plan(tp=2), cluster))
     assert told is not None
     assert "adapters on experts are not divided; choose lora-targets" in str(told)
     some = replace(job, lora_targets=("q_proj", "v_proj"))
-    assert tensor_parallel.accepts(some, Plan(tp=2), cluster) is None
+    assert tensor_parallel.accepts(TrainingCase(some, Plan(tp=2), cluster)) is None
 
 
 @pytest.mark.parametrize(("network", "reason"), [("gpt2", "no tp_plan"), ("bert", "not masked-lm")])

@@ -7,6 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from networks import one_thread, tiny_job  # noqa: F401
 from on_cpu import alone  # noqa: F401
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.plans import Plan
 from tonnage.step.step import ReadyStep
@@ -70,5 +71,5 @@ def test_ddp_compresses(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_refusals(method: str, plan: dict[str, str], reason: str) -> None:
-    (refusal,) = refusals(tiny_job(method=method), Plan(**plan), parse_cluster("8xh100-80gb"))
+    (refusal,) = refusals(Case(tiny_job(method=method), Plan(**plan), parse_cluster("8xh100-80gb")))
     assert reason in refusal.reason

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from networks import TINY, one_thread, tiny_job  # noqa: F401
+from tonnage.case import Case
 from tonnage.catalog.devices import find_device
 from tonnage.cluster import Cluster
 from tonnage.plans import Plan
@@ -148,7 +149,7 @@ def scripted(quant: str, name: str, folder: Path) -> nn.Module:
 def test_refusals(job: dict[str, Any], plan: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("qlora", "lora", "fp8", "low_bit"):
         monkeypatch.setattr(f"tonnage.techniques.{name}.find_spec", lambda package: package)
-    found = refusals(tiny_job("gpt2", **job), Plan(**plan), T4)
+    found = refusals(Case(tiny_job("gpt2", **job), Plan(**plan), T4))
     assert any(reason in str(refusal) for refusal in found), found
     assert all(refusal.instead and "\n" not in str(refusal) for refusal in found)
 
@@ -165,7 +166,7 @@ def test_refusals(job: dict[str, Any], plan: dict[str, Any], reason: str, monkey
 def test_what_to_install(job: Any, plan: Any, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("qlora", "fp8", "low_bit"):
         monkeypatch.setattr(f"tonnage.techniques.{name}.find_spec", lambda package: None)
-    (refusal,) = refusals(tiny_job(**job), Plan(**plan), H100)
+    (refusal,) = refusals(Case(tiny_job(**job), Plan(**plan), H100))
     assert refusal.instead == instead
 
 

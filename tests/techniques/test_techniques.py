@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from networks import tiny, tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import find_device, host_device
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
@@ -41,7 +42,7 @@ def asking_for(technique: Technique, value: str) -> tuple[Job, Plan]:
 def test_every_value_has_one_technique_that_accepts_a_plain_job(technique: Technique, value: str) -> None:
     job, plan = asking_for(technique, value)
     assert [t for t in chosen(job, plan) if t.option == technique.option] == [technique]
-    refusal = technique.accepts(job, plan, H100)
+    refusal = technique.accepts(Case(job, plan, H100))
     needed = [name for name in technique.libraries if name != "triton"]  # which comes with a ghost's torch
     missing = [name for name in needed if find_spec(name.split(".")[0]) is None]
     assert refusal is None if not missing else "pip install" in (refusal.instead if refusal else "")
@@ -141,7 +142,7 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
 def test_refusals_say_why_and_what_instead(
     job: dict[str, Any], plan: dict[str, Any], cluster: Cluster, reason: str
 ) -> None:
-    (refusal,) = refusals(tiny_job(**{"name": "gpt2", **job}), Plan(**plan), cluster)
+    (refusal,) = refusals(Case(tiny_job(**{"name": "gpt2", **job}), Plan(**plan), cluster))
     assert reason in refusal.reason
     assert refusal.instead
     assert "\n" not in str(refusal)
@@ -149,7 +150,7 @@ def test_refusals_say_why_and_what_instead(
 
 def test_lora_without_peft_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonnage.techniques.lora.find_spec", lambda name: None)
-    (refusal,) = refusals(tiny_job(method="lora"), Plan(), H100)
+    (refusal,) = refusals(Case(tiny_job(method="lora"), Plan(), H100))
     assert refusal.instead == "pip install peft"
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tonnage.api import request
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model
 from tonnage.estimates.step_time import price
@@ -12,6 +12,7 @@ from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.timing.blend import blended, padded_lengths
+from tonnage.trainers.cases import request
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def ends():
     job, plan = request("llama-3.1-8b", offline=True, seq_len=4096)
     cluster = parse_cluster("8xh100-80gb")
     plan = replace(plan, shard="zero3")
-    return [price(job, replace(plan, checkpointing=way), cluster) for way in ("none", "full", "selective")]
+    return [price(Case(job, replace(plan, checkpointing=way), cluster)) for way in ("none", "full", "selective")]
 
 
 def run_again(part, again, looked_at):
@@ -58,8 +59,8 @@ def test_drawn_lengths_are_priced_one_by_one_and_padding_is_not_counted():
         ModelRef(name="", kind="config", config=find_model("llama-3.2-1b").config()),
     )
     job = Job(model=model, seq_len=4096, micro_batch=2)
-    short, long = (price(replace(job, seq_len=length), Plan(), cluster) for length in (1024, 4096))
-    drawn = price(replace(job, lengths=("1024", "4096")), Plan(), cluster)
+    short, long = (price(Case(replace(job, seq_len=length), Plan(), cluster)) for length in (1024, 4096))
+    drawn = price(Case(replace(job, lengths=("1024", "4096")), Plan(), cluster))
     assert drawn.step_seconds == pytest.approx(0.25 * short.step_seconds + 0.75 * long.step_seconds)
     assert drawn.tokens_per_second_per_gpu == pytest.approx(2 * 2560 / drawn.step_seconds)
     assert drawn.mfu < long.mfu

@@ -9,6 +9,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model
 from tonnage.estimates.step_time import price
@@ -76,9 +77,11 @@ def test_an_unmeasured_kind_has_a_wider_interval_and_says_so():
     config = find_model("llama-3.2-1b").config()
     llama, smollm = (
         price(
-            Job(model=ModelRef(name=kind, kind="config", config={**config, "model_type": kind}), seq_len=2048),
-            Plan(),
-            parse_cluster("h200"),
+            Case(
+                Job(model=ModelRef(name=kind, kind="config", config={**config, "model_type": kind}), seq_len=2048),
+                Plan(),
+                parse_cluster("h200"),
+            ),
         )
         for kind in ("llama", "smollm3")
     )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tonnage.case import Case
 from tonnage.catalog.devices import find_device
 from tonnage.catalog.models import find_model
 from tonnage.cluster import Cluster
@@ -44,7 +45,7 @@ def test_stacks_see_patches_and_frames_as_tokens():
 
 
 def test_an_image_costs_time_and_the_interval_is_wide():
-    none, one, two = (price(job("llava-1.5-7b", images=n, micro_batch=8), Plan(), ONE) for n in (0, 1, 2))
+    none, one, two = (price(Case(job("llava-1.5-7b", images=n, micro_batch=8), Plan(), ONE)) for n in (0, 1, 2))
     assert none.step_seconds < one.step_seconds < two.step_seconds
     assert one.high_seconds / one.step_seconds >= 1.7 > none.high_seconds / none.step_seconds
     assert any("images, text" in line for line in one.assumed)
@@ -52,17 +53,17 @@ def test_an_image_costs_time_and_the_interval_is_wide():
 
 
 def test_the_speed_of_an_image_classifier_is_in_patches():
-    step = price(job("vit-large", micro_batch=64), Plan(), ONE)
+    step = price(Case(job("vit-large", micro_batch=64), Plan(), ONE))
     assert step.tokens_per_second_per_gpu == pytest.approx(64 * 197 / step.step_seconds)
 
 
 def test_stacks_are_timed_under_data_parallelism_alone():
     many = replace(ONE, gpus_per_node=8)
-    assert price(job("vit-large", micro_batch=8), Plan(shard="zero3"), many).step_seconds > 0
+    assert price(Case(job("vit-large", micro_batch=8), Plan(shard="zero3"), many)).step_seconds > 0
     with pytest.raises(CannotEstimate, match="'vit' network divided otherwise"):
-        price(job("vit-large"), Plan(tp=2), many)
+        price(Case(job("vit-large"), Plan(tp=2), many))
     with pytest.raises(CannotEstimate, match="does not say 'd_model'"):
-        price(Job(model=ModelRef(name="w", kind="config", config={"model_type": "whisper"})), Plan(), ONE)
+        price(Case(Job(model=ModelRef(name="w", kind="config", config={"model_type": "whisper"})), Plan(), ONE))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llava-1.5-7b", "llama"), ("gemma-3-4b", "gemma3_text")])

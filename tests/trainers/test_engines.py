@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from networks import tiny_job
-from tonnage.api import request
+from tonnage.case import Case
 from tonnage.catalog.conventions import averages_by_ddp, conventions_of
 from tonnage.catalog.devices import parse_cluster
 from tonnage.job import Job
@@ -16,6 +16,7 @@ from tonnage.options import listed, options
 from tonnage.plans import Plan
 from tonnage.trainers import ENGINES, engine, engine_of
 from tonnage.trainers.axolotl import run as axolotl
+from tonnage.trainers.cases import request
 from tonnage.trainers.engine import Engine
 from tonnage.trainers.hf_trainer import run as hf_trainer
 from tonnage.trainers.megatron import network as megatron_network
@@ -38,7 +39,7 @@ def trainer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def refused(trainer: Engine, plan: Plan, job: Job | None = None, gpus: str = "a100-80gb") -> str:
-    return " ".join(map(str, trainer.refusals(job or tiny_job(), plan, parse_cluster(gpus))))
+    return " ".join(map(str, trainer.refusals(Case(job or tiny_job(), plan, parse_cluster(gpus)))))
 
 
 def test_an_engine_is_an_option_of_the_plan() -> None:
@@ -53,7 +54,9 @@ def test_defaults_are_accepted(trainer: Engine) -> None:
 def test_nobody_need_say_what_a_trainer_cannot_do_without(trainer: Engine) -> None:
     for method in trainer.expresses["method"] if trainer.expresses and "method" in trainer.expresses else ("full",):
         job, plan = request("llama-3.2-1b", offline=True, engine=trainer.name, method=method)
-        assert not any("precision" in said or "loss" in said for said in map(str, trainer.refusals(job, plan, ONE)))
+        assert not any(
+            "precision" in said or "loss" in said for said in map(str, trainer.refusals(Case(job, plan, ONE)))
+        )
     asked = request("llama-3.2-1b", offline=True, engine="axolotl", precision="bf16-mixed")[1]
     assert asked.precision == "bf16-mixed", "who says so is told that it cannot be"
 
@@ -101,7 +104,7 @@ def test_several_gpus_are_never_alone(trainer: Engine) -> None:
 def test_what_no_package_would_help_is_said_first(trainer: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "installed", lambda package: None)
     plan = dataclasses.replace(plan_for(trainer), optimizer_in_backward=True)
-    first, *_ = trainer.refusals(tiny_job(), plan, ONE)
+    first, *_ = trainer.refusals(Case(tiny_job(), plan, ONE))
     assert first.technique == "optimizer-in-backward=on"
 
 
@@ -115,13 +118,15 @@ def test_a_missing_package_is_said(trainer: Engine, monkeypatch: pytest.MonkeyPa
 def test_no_trainer_is_imported_to_ask() -> None:
     program = """
 import sys
-from tonnage.device import parse_cluster
-from tonnage.engines import ENGINES
-from tonnage.job import Job, ModelRef
+from tonnage.case import Case
+from tonnage.catalog.devices import parse_cluster
+from tonnage.job import Job
+from tonnage.model import ModelRef
 from tonnage.plans import Plan
+from tonnage.trainers import ENGINES
 job = Job(model=ModelRef(name="tiny", kind="config", config={"model_type": "llama"}))
 for engine in ENGINES:
-    engine.refusals(job, Plan(engine=engine.name), parse_cluster("t4"))
+    engine.refusals(Case(job, Plan(engine=engine.name), parse_cluster("t4")))
 print({"torch", "transformers", "accelerate", "deepspeed", "trl"} & set(sys.modules))
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -270,7 +275,7 @@ def test_sft_leaves_what_is_not_quantized_unless_its_user_has_it_prepared() -> N
     assert trainer.unsaid(job)["unquantized_dtype"] == "compute"
     assert "unquantized_dtype" not in trainer.unsaid(tiny_job("llama"))
     for dtype in ("fp32", "compute"):
-        answer = trainer.accepts(job, Plan(engine="trl", loss="chunked", unquantized_dtype=dtype), cluster)
+        answer = trainer.accepts(Case(job, Plan(engine="trl", loss="chunked", unquantized_dtype=dtype), cluster))
         assert answer is None or "bitsandbytes" in answer.reason
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from networks import tiny_job
-from tonnage.api import request
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job
@@ -20,6 +20,7 @@ from tonnage.options import listed, options
 from tonnage.plans import Plan
 from tonnage.trainers import ENGINES, table
 from tonnage.trainers import export as exports
+from tonnage.trainers.cases import request
 from tonnage.trainers.engine import ANY
 from tonnage.trainers.export import TARGETS, Export, Target
 
@@ -46,7 +47,7 @@ def exported(
     to: Target | str, plan: Plan | None = None, job: Job | None = None, gpus: str = "a100-80gb", model: str = "gpt2"
 ) -> Export:
     known = exports.target(to) if isinstance(to, str) else to
-    return exports.export(job or job_for(known), plan or Plan(), parse_cluster(gpus), model, known)
+    return exports.export(Case(job or job_for(known), plan or Plan(), parse_cluster(gpus)), model, known)
 
 
 def possible_export(to: Target, plan: Plan, job: Job | None = None, gpus: str = "a100-80gb") -> Export | None:
@@ -478,12 +479,13 @@ def test_scripts_say_nothing_of_us_and_compile() -> None:
 def test_no_trainer_is_imported_to_export(tmp_path: Path) -> None:
     program = """
 import sys
-from tonnage import exports
-from tonnage.api import request
-from tonnage.device import parse_cluster
+from tonnage.case import Case
+from tonnage.catalog.devices import parse_cluster
+from tonnage.trainers import export as exports
+from tonnage.trainers.cases import request
 job, plan = request("llama-3.1-8b")
 for to in exports.TARGETS:
-    exports.export(job, plan, parse_cluster("a100-80gb"), "llama-3.1-8b", to)
+    exports.export(Case(job, plan, parse_cluster("a100-80gb")), "llama-3.1-8b", to)
 print({"torch", "transformers", "accelerate", "deepspeed", "trl"} & set(sys.modules))
 """
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from networks import tiny, tiny_job
-from tonnage.api import request
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.plans import Plan
 from tonnage.trainers import export as exports
 from tonnage.trainers import installed, reread
+from tonnage.trainers.cases import request
 from tonnage.trainers.export import Export, Target
 
 FULL = {"precision": "bf16-mixed", "optimizer": "adamw-fused", "clip_grad_norm": 2}
@@ -80,8 +81,8 @@ PLANS: dict[str, list[tuple[dict[str, Any], dict[str, Any], str]]] = {
 PROGRAM = """
 import json, sys, tempfile
 from pathlib import Path
-from tonnage import exports
-from tonnage.api import request
+from tonnage.trainers import export as exports
+from tonnage.trainers.cases import request
 for name, folder in json.loads(sys.argv[1]):
     found = dict(exports.target(name).reread(Path(folder)))
     print("found:" + json.dumps(found, default=str))
@@ -97,7 +98,7 @@ def made(name: str, number: int) -> tuple[Target, Export]:
     target = exports.target(name)
     base = request("llama-3.1-8b", seq_len=32)[0] if name == "torchtitan" else tiny_job()
     wanted = dataclasses.replace(base, **job)
-    return target, exports.export(wanted, Plan(**plan), parse_cluster(gpus), "gpt2", target)
+    return target, exports.export(Case(wanted, Plan(**plan), parse_cluster(gpus)), "gpt2", target)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +175,9 @@ def test_megatron_bridge_takes_its_overrides(model: str, plan: Plan, gpus: str) 
     target = exports.target("megatron-bridge")
     if missing := installed.missing(target.packages):
         pytest.skip(f"not installed: {', '.join(missing)}")
-    export = exports.export(request(model, seq_len=4096, grad_accum=2)[0], plan, parse_cluster(gpus), model, target)
+    export = exports.export(
+        Case(request(model, seq_len=4096, grad_accum=2)[0], plan, parse_cluster(gpus)), model, target
+    )
     assert f"all {len(export.settings)} settings are as the plan says" in str(reread.check(export, target))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from networks import TINY as TINY_OF_TESTS
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates.predict import estimate
@@ -42,7 +43,7 @@ def run(worker: Worker, engine: str, gpu: str = "a100-40gb", job: Job = JOB, ran
     missing = [package for package in packages if installed(package) is None]
     if missing:
         pytest.skip(f"{missing[0]} is not installed")
-    found = estimate(job, Plan(engine=engine, **plan), parse_cluster(gpu), worker=worker, rank=rank)
+    found = estimate(Case(job, Plan(engine=engine, **plan), parse_cluster(gpu)), worker=worker, rank=rank)
     trace, walked = found.traces[0], timeline(found.traces[0])
     assert walked.peak_allocated_bytes == trace.peaks["allocated_bytes"]
     assert walked.peak_reserved_bytes == trace.peaks["reserved_bytes"]

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
 from tonnage.estimates.summary import Run
@@ -55,7 +56,7 @@ def run(worker: Worker, asked: Job, gpus: str = "8xa100-40gb", **plan: Any) -> R
         pytest.skip("torchtitan is not installed")
     chosen = Plan(engine="torchtitan", **{"attention": "flash", "shard": "zero3", **plan})
     cluster = parse_cluster(gpus)
-    return estimate(asked, chosen, cluster, worker=worker, rank=min(3, cluster.gpus - 1))
+    return estimate(Case(asked, chosen, cluster), worker=worker, rank=min(3, cluster.gpus - 1))
 
 
 def parameters(config: dict[str, Any]) -> int:
@@ -108,7 +109,7 @@ def test_experts_of_other_ranks_are_not_gathered(worker: Worker) -> None:
 
 def refused(asked: Job, gpus: str = "8xa100-40gb", **plan: Any) -> str:
     chosen = Plan(engine="torchtitan", **{"shard": "zero3", **plan})
-    refusal = engine_of(chosen).accepts(asked, chosen, parse_cluster(gpus))
+    refusal = engine_of(chosen).accepts(Case(asked, chosen, parse_cluster(gpus)))
     return "" if refusal is None else str(refusal)
 
 

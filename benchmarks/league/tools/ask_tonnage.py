@@ -10,6 +10,7 @@ from typing import Any
 
 from answering import answer
 
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 
 ROOT = Path(__file__).parents[3]
@@ -23,14 +24,14 @@ def ask(row: dict[str, Any]) -> tuple[float, str]:
 
 
 def _full(row: dict[str, Any]) -> Any:
-    from tonnage.api import request
     from tonnage.estimates.predict import estimate
+    from tonnage.trainers.cases import request
 
     card = parse_cluster("h100-80gb")
     job, plan = request(
         row["model"], offline=True, seq_len=row["seq_len"], micro_batch=row["micro_batch"], precision="bf16-true"
     )
-    return estimate(job, plan, replace(card, device=card.device.with_capacity(ENOUGH_BYTES)))
+    return estimate(Case(job, plan, replace(card, device=card.device.with_capacity(ENOUGH_BYTES))))
 
 
 def _recorded(row: dict[str, Any]) -> Any:
@@ -41,9 +42,9 @@ def _recorded(row: dict[str, Any]) -> Any:
 
     cluster = recorded.card(row["record"])
     job, plan = recorded.asked(row["record"])
-    steps, repeated = usual_steps(job, plan, cluster)
+    steps, repeated = usual_steps(Case(job, plan, cluster))
     measured = row["record"]["versions"]["torch"].partition("+")[0]
-    return estimate(job, plan, cluster, steps=steps, repeated=repeated, torch_version=measured)
+    return estimate(Case(job, plan, cluster), steps=steps, repeated=repeated, torch_version=measured)
 
 
 def _lora(row: dict[str, Any]) -> Any:

@@ -6,8 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from tonnage.cli.options import (
-    CARD,
-    PLAN,
     Force,
     Gpu,
     GpuMemory,
@@ -37,15 +35,14 @@ def estimate(
         int | None,
         typer.Option(
             "--rank",
-            help="The rank to run; default: the worst of those that differ.",
+            help="Run only this rank. Default: every rank that differs from the others; the worst is shown.",
             metavar="N",
             min=0,
-            rich_help_panel=CARD,
         ),
     ] = None,
     steps: Annotated[
         int | None,
-        count("--steps", "Optimizer steps to make; default: 3, two of them repeated where all are alike.", CARD),
+        count("--steps", "Optimizer steps to run. Default: 3; of equal steps one is run and repeated twice."),
     ] = None,
     torch: TorchVersion = None,
     offline: Offline = False,
@@ -53,23 +50,21 @@ def estimate(
         Path | None,
         typer.Option(
             "--plan",
-            help="A plan.toml: its model, cards and options, less what is said here.",
+            help="Take model, GPUs and options from a plan.toml; options given here replace its own.",
             metavar="FILE",
-            rich_help_panel=PLAN,
         ),
     ] = None,
     source: Annotated[
         str,
         typer.Option(
             "--source",
-            help="ghost: the real code on a ghost GPU; meta: imitated, on any platform, less exact.",
+            help="ghost: run the real PyTorch on a ghost GPU. meta: imitate the GPU on any platform, less exactly.",
             metavar="WORD",
-            rich_help_panel=CARD,
         ),
     ] = "ghost",
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Run the steps even if the same were run before.", rich_help_panel=CARD),
+        typer.Option("--fresh", help="Run again instead of using the cached trace of an earlier estimate."),
     ] = False,
     json: Json = False,
     html: Html = None,
@@ -78,15 +73,13 @@ def estimate(
     force: Force = False,
     **options: Any,
 ) -> int:
-    """Will it fit, and where do the bytes go? The real training step on a ghost GPU, from a model's name alone."""
-    from tonnage.api import request
+    """Estimate the memory and time of a training step from a model's name, and say whether it fits."""
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError
     from tonnage.estimates import predict
-    from tonnage.job import check_said
     from tonnage.planner import plan_file as planfile
-    from tonnage.unused_options import check_idle
+    from tonnage.trainers import cases
 
     wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
@@ -102,21 +95,13 @@ def estimate(
     cluster = cluster_of(gpu, gpus, gpu_memory, here)
     wanted.check_card(cluster.device.id)
     with progress() as say:
-        job, techniques = request(model, offline=offline, **options)
-        check_idle(said, techniques, cluster.gpus)
-        check_said(said if "method" in said else options, job)  # another method leaves the file's adapters idle
-        made, repeated = (steps, 0) if steps is not None else predict.usual_steps(job, techniques, cluster, source)
-        run = predict.estimate(
-            job,
-            techniques,
-            cluster,
+        run = predict.answer(
+            cases.ask(model, cluster, options, said=said, offline=offline),
             rank=rank,
-            steps=made,
-            repeated=repeated,
+            steps=steps,
             torch_version=torch,
             source=source,
             fresh=fresh,
-            seen=True,
             progress=say,
         )
     return deliver(run.estimate, lambda: run.traces, wanted)

@@ -119,9 +119,9 @@ def _devices(chosen: "Format") -> str:
 _INTRODUCTION = """\
 # Number formats
 
-Computed from how the bits are divided (`src/tonnage/catalog/formats.py`), not typed: `tonnage formats --markdown` writes this
-page. Bits are sign + exponent + mantissa; *a value* counts the scales that blocks share. *Computes on*: GPUs of the
-catalog for which a dense speed of matrices in the format is published (`tonnage formats NAME` lists them).
+Computed from how the bits are divided (`tonnage.catalog.formats`), not typed: `tonnage formats --markdown` writes
+this page. Bits are sign + exponent + mantissa; *a value* counts the scales that blocks share. *Computes on*: GPUs of
+the catalog for which a dense speed of matrices in the format is published (`tonnage formats NAME` lists them).
 
 """
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tonnage.cli.options import (
-    CARD,
-    OUTPUT,
     Gpu,
     GpuMemory,
     Gpus,
@@ -36,15 +34,14 @@ if TYPE_CHECKING:
     from tonnage.planner.solution import Solution
     from tonnage.script.advice import Asked
 
-SEARCH = "What may be chosen"
 TIMEOUT_SECONDS = 900
 
 Words = list[str] | None
 """Of an option that may be given several times."""
 
 
-def _option(name: str, text: str, metavar: str, panel: str = SEARCH) -> Any:
-    return typer.Option(f"--{name}", help=text, metavar=metavar, rich_help_panel=panel)
+def _option(name: str, text: str, metavar: str) -> Any:
+    return typer.Option(f"--{name}", help=text, metavar=metavar)
 
 
 @with_request
@@ -55,44 +52,56 @@ def plan(
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
     host_memory: HostMemory = None,
-    only: Annotated[Words, _option("only", "Choose among these alone: shard,checkpointing.", "NAMES")] = None,
+    only: Annotated[
+        Words, _option("only", "Let the search choose only these options: shard,checkpointing.", "NAMES")
+    ] = None,
     without: Annotated[
-        Words, _option("without", "Leave these as they are: tp,param-offload, or shard=zero2.", "NAMES")
+        Words,
+        _option("without", "Keep the search from these options or values: tp,param-offload,shard=zero2.", "NAMES"),
     ] = None,
     allow: Annotated[
-        Words, _option("allow", "Options that may change the mathematics: optimizer,precision.", "NAMES")
+        Words,
+        _option(
+            "allow", "Also let the search choose options that change the mathematics: optimizer,precision.", "NAMES"
+        ),
     ] = None,
-    headroom: Annotated[float, _option("headroom", "Percent of the card that stays free.", "N")] = 100 * HEADROOM,
+    headroom: Annotated[float, _option("headroom", "Percent of each GPU's memory to leave free.", "N")] = 100
+    * HEADROOM,
     find: Annotated[
         str | None,
-        _option("find", "Ask backwards: max-seq-len, max-micro-batch, min-gpus or min-gpu.", "WORD"),
+        _option("find", "Find a limit instead of a plan: max-seq-len, max-micro-batch, min-gpus or min-gpu.", "WORD"),
     ] = None,
-    top: Annotated[int, typer.Option("--top", help="Plans to show.", metavar="N", min=1, rich_help_panel=OUTPUT)] = 4,
+    top: Annotated[int, typer.Option("--top", help="Number of plans to show.", metavar="N", min=1)] = 4,
     pareto: Annotated[
-        bool, typer.Option("--pareto", help="Also run the frontier of memory and speed.", rich_help_panel=OUTPUT)
+        bool,
+        typer.Option(
+            "--pareto",
+            help="Also show the Pareto-optimal plans: those that no other plan beats in both memory and speed.",
+        ),
     ] = False,
     timeout: Annotated[
-        int | None, count("--timeout", f"Seconds for each run of a script; default: {TIMEOUT_SECONDS}.", CARD)
+        int | None,
+        count("--timeout", f"Stop each run of a script after this many seconds. Default: {TIMEOUT_SECONDS}."),
     ] = None,
     torch: TorchVersion = None,
     offline: Offline = False,
     json: Json = False,
     html: Html = None,
     save: Annotated[
-        Path | None, _option("save", "Keep the best plan, to be edited and estimated: plan.toml.", "FILE", OUTPUT)
+        Path | None, _option("save", "Write the best plan to this plan.toml, to edit, estimate or export.", "FILE")
     ] = None,
-    source: Annotated[
+    settings: Annotated[
         Path | None,
         _option(
-            "from", "Settings of a trainer (ds_config.json, accelerate.yaml, ...): what to change in them.", "FILE"
+            "from",
+            "Read a trainer's settings (ds_config.json, accelerate.yaml, ...) and say what to change in them.",
+            "FILE",
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Let --save and --html replace files.", rich_help_panel=OUTPUT)
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Let --save and --html replace existing files.")] = False,
     **options: Any,
 ) -> int:
-    """What should I run? The fastest combination that fits, each plan that is shown run on a ghost GPU.
+    """Find the fastest combination of techniques that fits; every plan shown was run on a ghost GPU.
 
     --method any (or full,lora) compares methods.
     """
@@ -109,7 +118,7 @@ def plan(
     }
     if _is_command(model_or_command):
         _refuse(
-            {"find": find, "from": source, "save": save, "html": html, "pareto": pareto, "host-memory": host_memory}
+            {"find": find, "from": settings, "save": save, "html": html, "pareto": pareto, "host-memory": host_memory}
         )
         from tonnage.script.advice import Asked
 
@@ -131,7 +140,7 @@ def plan(
         host_memory = machine.memory_bytes()
     limits["host_memory_bytes"] = host_memory
     how = {"top": top, "pareto": pareto, "torch_version": torch}
-    return _of_model(model_or_command[0], cluster, options, limits, source, find, how, outputs, offline=offline)
+    return _of_model(model_or_command[0], cluster, options, limits, settings, find, how, outputs, offline=offline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,8 +242,8 @@ def _refuse(given: dict[str, Any]) -> None:
 
 def _of_plan_alone(said: dict[str, Any], cluster: "Cluster") -> dict[str, Any]:
     """What was said, of Plan.  Raises UsageError for what cannot be, and for what the script itself says."""
+    from tonnage.case import check_idle
     from tonnage.plans import Plan
-    from tonnage.unused_options import check_idle
 
     of_plan = {item.name for item in fields(Plan)} - {"engine"}
     for name in said:

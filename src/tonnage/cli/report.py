@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.cli.options import Force, Html, Json, Snapshot
+from tonnage.cli.options import Force, Html, Json, Snapshot, in_panels
 
 if TYPE_CHECKING:
     from tonnage.trace.trace import Trace
 
 
+@in_panels
 def report(
     file: Annotated[Path, typer.Argument(help="A file written by --save.", metavar="FILE")],
     json: Json = False,
@@ -18,7 +19,7 @@ def report(
     snapshot: Snapshot = None,
     force: Force = False,
 ) -> int:
-    """Show a saved estimate again. Nothing is run, and nothing in the file is executed."""
+    """Show an estimate that was saved with --save; nothing is run, and nothing in the file is executed."""
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.errors import UnreadableFile
     from tonnage.estimates import archive as saved

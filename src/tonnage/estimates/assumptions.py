@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from tonnage.case import Case
 from tonnage.catalog.configurations import NOT_APPLIED
 from tonnage.catalog.conventions import conventions_of
 from tonnage.cluster import Cluster
@@ -32,12 +33,13 @@ defaults of transformers' configuration classes."""
 _BY_DEFAULT: Final = {kind: dict.fromkeys(names, 0.1) for names, kinds in _DROPPED.items() for kind in kinds}
 
 
-def assumed_of(job: Job, plan: Plan, cluster: Cluster) -> tuple[str, ...]:
+def assumed_of(case: Case) -> tuple[str, ...]:
     """All that a reader should know to be so, a sentence each."""
+    job, plan = case.job, case.plan
     from tonnage.trainers import engine_of
 
     of_network = (*of_positions(job), *of_dropout(job), *engine_of(plan).assumes(job, plan))
-    of_gradients = (*of_copies(plan, cluster), *of_accumulation(job, plan))
+    of_gradients = (*of_copies(plan, case.cluster), *of_accumulation(job, plan))
     return (*of_checkpoint(job), *of_gradients, *of_adapters(job, plan), *of_compiled(plan), *of_network)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any
 
+from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UnknownNetwork
 from tonnage.estimates.estimate import Estimate
@@ -21,53 +22,55 @@ from tonnage.timing.work import Work
 from tonnage.trace.operations import Worked
 
 
-def with_time(run: Run, job: Job, plan: Plan, cluster: Cluster, seen: Sequence[Worked] = ()) -> Run:
+def with_time(run: Run, case: Case, seen: Sequence[Worked] = ()) -> Run:
     """The run with the seconds of a step in its estimate, or with a sentence why they are not known.
 
     `seen`: what the operations of a step work, of each rank of which that was counted.
     """
     estimate = run.estimate
-    known = played(estimate, seen, cluster, job, plan) if seen else timed(estimate, job, plan, cluster)
+    known = played(estimate, seen, case.cluster, case.job, case.plan) if seen else timed(estimate, case)
     return replace(run, estimate=known)
 
 
-def timed(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Estimate:
+def timed(estimate: Estimate, case: Case) -> Estimate:
     """The estimate with its time; `job` has its accumulation steps decided."""
     try:
-        known = price_of_run(estimate, job, plan, cluster)
+        known = price_of_run(estimate, case)
     except CannotEstimate as error:
         return saying(estimate, f"time: unknown. {error}")
-    code = software_of(plan.engine)
+    code = software_of(case.plan.engine)
     said = f"time: costs of {code.name} code, calibrated on {code.rows}"
     return saying(replace(estimate, time=as_time(known)), said, *known.assumed)
 
 
-def price_of_run(estimate: Estimate, job: Job, plan: Plan, cluster: Cluster) -> Timing:
+def price_of_run(estimate: Estimate, case: Case) -> Timing:
     """The Timing of what was run: how much runs again under a budget is known from the run alone.
 
     Raises CannotEstimate as `price` does.
     """
+    plan = case.plan
     run_again = estimate.model.get("run_again")
     if run_again is None:
-        return price(job, plan, cluster)
+        return price(case)
     offload = (
         "none" if plan.activation_offload == "cpu-streamed" else plan.activation_offload
     )  # it sends what it can hide
     none, full, selective = (
-        price(job, replace(plan, checkpointing=way, activation_offload=offload), cluster)
+        price(Case(case.job, replace(plan, checkpointing=way, activation_offload=offload), case.cluster))
         for way in ("none", "full", "selective")
     )
     return blended(none, full, selective, run_again)
 
 
-def is_better_seen(job: Job, plan: Plan, cluster: Cluster) -> bool:
+def is_better_seen(case: Case) -> bool:
     """Whether a step's seconds are not known from the network's dimensions, or only roughly (several stacks)."""
+    plan = case.plan
     if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0], plan.param_offload):
         return False
     try:
-        if _has_stacks(job):
+        if _has_stacks(case.job):
             return True
-        price(job, plan, cluster)
+        price(case)
     except UnknownNetwork:
         return True
     except CannotEstimate:
@@ -94,7 +97,7 @@ def played(
     except CannotEstimate as error:
         return saying(estimate, f"time: unknown. {error}")
     said = f"time: of {found.operations:,} operations of a step, counted as they were launched and priced one by one"
-    tokens = None if job is None or plan is None else _tokens(job, plan, cluster)
+    tokens = None if job is None or plan is None else _tokens(Case(job, plan, cluster))
     low, high = STACKED if job is not None and _has_stacks(job) else (1.0, 1.0)
     time = {
         "step_seconds": found.step_seconds,
@@ -115,9 +118,10 @@ def _check_seen(plan: Plan) -> None:
         raise CannotEstimate("How long the host takes to update was not seen.")
 
 
-def _tokens(job: Job, plan: Plan, cluster: Cluster) -> float:
+def _tokens(case: Case) -> float:
     """Of the step on each GPU."""
-    laid = axes(plan, cluster.gpus, cluster.gpus_per_node)
+    job = case.job
+    laid = axes(case.plan, case.cluster.gpus, case.cluster.gpus_per_node)
     return job.seq_len * job.micro_batch * job.grad_accum * laid.data_parallel / laid.ranks
 
 
@@ -127,21 +131,22 @@ def saying(estimate: Estimate, *sentences: str) -> Estimate:
     return replace(estimate, coverage=replace(coverage, modelled=(*coverage.modelled, *sentences)))
 
 
-def price(job: Job, plan: Plan, cluster: Cluster, work: Work | None = None) -> Timing:
+def price(case: Case, work: Work | None = None) -> Timing:
     """The Timing of a job's step; `work` is what `Work.of` says of it, where that is known already.
 
     Raises CannotEstimate where a network, a card or a link is not known.
     """
+    job, plan = case.job, case.plan
     if job.model.kind != "config":
         raise UnknownNetwork("The time of a network that a factory builds is not known; its memory is.")
     if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0], plan.param_offload):
         raise CannotEstimate("How fast this machine's files are is not known, so neither is the step's time.")
     if job.lengths:
-        return _of_lengths(job, plan, cluster)
-    work, code = work or Work.of(job, plan, cluster), software_of(plan.engine)
+        return _of_lengths(case)
+    work, code = work or Work.of(case.job, case.plan, case.cluster), software_of(plan.engine)
     found = stacks(job)
     if found[0].shape.vocab and len(found) == 1:
-        return timing(found[0].shape, work, cluster, code)
+        return timing(found[0].shape, work, case.cluster, code)
     layout = work.axes
     if max(layout.tp, layout.pp, layout.cp, layout.ep) > 1:
         kind = job.model.config["model_type"]
@@ -150,7 +155,7 @@ def price(job: Job, plan: Plan, cluster: Cluster, work: Work | None = None) -> T
         timing(
             one.shape,
             replace(work, seq_len=one.seq_len, micro_batch=work.micro_batch * one.sequences, packing=1),
-            cluster,
+            case.cluster,
             code,
         )
         for one in found
@@ -161,14 +166,15 @@ def price(job: Job, plan: Plan, cluster: Cluster, work: Work | None = None) -> T
     return together(timings, tokens, f"time: of {names}, one after the other; tokens are those of {last.name}")
 
 
-def _of_lengths(job: Job, plan: Plan, cluster: Cluster) -> Timing:
+def _of_lengths(case: Case) -> Timing:
     """Of micro-batches whose sequences are as long as is drawn, each padded to its longest."""
+    job = case.job
     lengths = [min(int(length), job.seq_len) for length in job.lengths]
     padded = padded_lengths(lengths, job.seq_len, job.micro_batch)
     found: dict[Timing, float] = {}
     for length, often in padded.items():
         alike = replace(job, lengths=(), seq_len=max(1, round(length)))
-        one = price(alike, plan, cluster)
+        one = price(Case(alike, case.plan, case.cluster))
         found[one] = found.get(one, 0.0) + often
     filled = mean(lengths) / sum(length * often for length, often in padded.items())
     of_drawn = averaged(found, filled)

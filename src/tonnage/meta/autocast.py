@@ -2,7 +2,7 @@
 
 torch's C++ casts what is on a CUDA device by `Tensor::device`, which for these fake tensors says `meta`.  So the
 operations of its lists get kernels of their own under the key AutocastCUDA, for as long as the card is present.
-ATen/autocast_mode.h and .cpp are what is repeated here; the lists are in `portable.json`.
+ATen/autocast_mode.h and .cpp are what is repeated here; the lists are in `meta.json`.
 """
 
 from __future__ import annotations

@@ -48,9 +48,8 @@ from tonnage.trace.trace import ACTIONS, EVENT_COLUMNS, Activity, Claim, Mark, T
 from tonnage.trainers import engine_of, libraries
 
 if TYPE_CHECKING:
+    from tonnage.case import Case
     from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
 
 NOT_SEEN: Final = "memory that an operation takes and gives back inside itself: not counted"
 VALUES: Final = "values that were computed and then read: zero"
@@ -672,16 +671,14 @@ def _unnoticed() -> Iterator[None]:
         import_utils.is_fake_tensor = original
 
 
-def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3) -> Trace:
+def run(case: Case, *, rank: int = 0, steps: int = 3) -> Trace:
     """The Trace of one rank's steps on the CPU.  Raises CannotEstimate where the step needs computed values."""
-    with recording(torch.device("cpu"), cluster.device.capacity_bytes) as (recorder, watch):
-        return steps_of(job, plan, cluster, recorder, watch, rank=rank, steps=steps, assumed=(NOT_SEEN,))
+    with recording(torch.device("cpu"), case.cluster.device.capacity_bytes) as (recorder, watch):
+        return steps_of(case, recorder, watch, rank=rank, steps=steps, assumed=(NOT_SEEN,))
 
 
 def steps_of(
-    job: Job,
-    plan: Plan,
-    cluster: Cluster,
+    case: Case,
     recorder: Recorder,
     watch: Any,
     *,
@@ -691,12 +688,13 @@ def steps_of(
     allocator_settings: str = "",
 ) -> Trace:
     """Run the job's steps where a Recorder is listening.  Raises CannotEstimate where they need computed values."""
+    plan, cluster = case.plan, case.cluster
     began = time.perf_counter()
     ended: dict[str, Any] = {"kind": "completed"}
     world = World(size=cluster.gpus, rank=rank, gpus_per_node=cluster.gpus_per_node, device=recorder.device)
     with _own_group():
         try:
-            kept = engine_of(plan).run(job, plan, world, steps)
+            kept = engine_of(plan).run(case.job, plan, world, steps)
         except (DynamicOutputShapeException, UnsupportedOperatorException) as error:
             raise CannotEstimate(
                 f"The step depends on computed values, which do not exist here ({error})."
@@ -708,7 +706,7 @@ def steps_of(
             ended["stack"] = [frame for frame in ended["stack"] if not frame.startswith(_OURS)]
             kept = error
         watch.finish()
-        versions = inside("written").versions(torch, libraries(job, plan))
+        versions = inside("written").versions(torch, libraries(case.job, plan))
         found = _trace(recorder, watch, cluster, versions, rank=rank, outcome=ended, assumed=assumed)
         del kept  # what was built lives until its trace is written
     return replace(found, allocator_settings=allocator_settings, seconds=time.perf_counter() - began)

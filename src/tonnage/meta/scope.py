@@ -9,9 +9,7 @@ from tonnage.options import listed, options, spelled
 from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
 
 ANY: Final = ("*",)
 
@@ -54,11 +52,12 @@ RESERVED_RESIDUAL: Final = 0.05
 """How far reserved memory may be off: 99 of 100 comparisons in docs/explanation/meta.md are closer."""
 
 
-def refusals(job: Job, plan: Plan, cluster: Cluster) -> Iterator[Refusal]:
+def refusals(case: Case) -> Iterator[Refusal]:
     """What stands against imitating the step."""
+    plan = case.plan
     if plan.reduce_dtype is not None and plan.shard in ("ddp", "zero1"):
         yield _refusal(f"reduce-dtype={plan.reduce_dtype} and shard={plan.shard}", "DDP's own averaging alone is run")
-    for value in (job, plan):
+    for value in (case.job, plan):
         for item, _ in options(type(value)):
             chosen = getattr(value, item.name)
             known = IMITATED.get(item.name, ())

@@ -31,13 +31,14 @@ from tonnage.techniques import chosen, environment
 from tonnage.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from tonnage.cluster import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
 
 
-def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3) -> Trace:
+def run(case: Case, *, rank: int = 0, steps: int = 3) -> Trace:
     """The Trace of one rank's steps.  Raises CannotEstimate where the step needs computed values."""
+    plan, cluster = case.plan, case.cluster
     device = cluster.device
     options = environment(plan).get("PYTORCH_ALLOC_CONF", "")
     settings = AllocatorSettings.parse(options, torch_version=torch.__version__)
@@ -45,7 +46,7 @@ def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3
     streams = Streams(card.CARD)
     memory = CardMemory(cluster, settings, torch.__version__, stream=lambda: streams.current.number)
     recorder = Recorder(card.CARD, memory, Temporaries(device, table()["inside"]))
-    _import_libraries(job, plan)
+    _import_libraries(case.job, plan)
     with (
         card.present(device, streams) as fake,
         group.of(cluster.gpus, rank) if together else nullcontext(),
@@ -56,9 +57,7 @@ def run(job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0, steps: int = 3
         _told_in_one_line(),
     ):
         return steps_of(
-            job,
-            plan,
-            cluster,
+            case,
             recorder,
             watch,
             rank=rank,
@@ -94,5 +93,5 @@ def _import_libraries(job: Job, plan: Plan) -> None:
 @cache
 def table() -> dict[str, Any]:
     """What a ghost told: see `benchmarks/portable`."""
-    found: dict[str, Any] = json.loads((files("tonnage.meta") / "portable.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((files("tonnage.meta") / "meta.json").read_text(encoding="utf-8"))
     return found

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.case import Case
 from tonnage.errors import TonnageError
 from tonnage.options import spelled
 from tonnage.units import gib
@@ -130,7 +131,7 @@ def _changes(
     given: Given, exactly: Mapping[str, Any], best: Candidate, model: str, cluster: Cluster, offline: bool
 ) -> Iterator[Change]:
     """Both said in the target's words, and compared; what it has no words for, the plan's own listing shows."""
-    from tonnage.api import request
+    from tonnage.trainers.cases import request
 
     try:
         wanted = _settings(given, best.job, best.plan, model, cluster)
@@ -188,6 +189,6 @@ def _settings(given: Given, job: Job, plan: Plan, model: str, cluster: Cluster) 
     from tonnage.techniques import environment
     from tonnage.trainers import export as exports
 
-    made = exports.export(job, plan, cluster, model, exports.target(given.target))
+    made = exports.export(Case(job, plan, cluster), model, exports.target(given.target))
     around = {f"{name} (environment)": value for name, value in environment(plan).items()}
     return {**made.settings, **around}

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.errors import TrialFailed
 from tonnage.estimates.estimate import Estimate
@@ -377,7 +378,7 @@ def _has_no_words(name: str, value: Any, job: Job, plan: Plan, facts: Facts, clu
         return True
     if facts.is_loop:
         return spelled(name) in LOOPS_NOT or f"{spelled(name)}={value}" in LOOPS_NOT
-    refusals = engine_of(plan).refusals(job, plan, cluster)
+    refusals = engine_of(plan).refusals(Case(job, plan, cluster))
     return any(one.technique.partition("=")[0] == spelled(name) and "no setting" in one.reason for one in refusals)
 
 

@@ -14,9 +14,9 @@ from itertools import islice, takewhile
 from math import inf
 from typing import Final
 
+from tonnage.case import Case
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.predict import check
 from tonnage.estimates.step_time import as_time
 from tonnage.planner.solution import Candidate, Choice, Refused
 from tonnage.plans import CHUNK_TOKENS
@@ -30,6 +30,7 @@ from tonnage.search.space import FREE, OFFLOADS, Question
 from tonnage.search.words import describe
 from tonnage.shallow.few import depths
 from tonnage.techniques.attention import CANNOT_SERVE
+from tonnage.trainers.cases import check
 from tonnage.units import counted, gib
 
 MOST_RUNS: Final = 60
@@ -542,7 +543,7 @@ class Search:
             if _has(one.candidate, option):
                 return UsageError(f"{option}: {why}")
         try:
-            check(one.candidate.job, one.candidate.plan, self.question.cluster)
+            check(Case(one.candidate.job, one.candidate.plan, self.question.cluster))
         except UsageError as error:
             return error
         return None

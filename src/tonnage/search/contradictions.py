@@ -11,6 +11,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
+from tonnage.case import Case
 from tonnage.errors import UsageError
 from tonnage.job import check_sequences
 from tonnage.mesh import axes
@@ -90,11 +91,13 @@ def _asks(said: Candidate, question: Question) -> Iterator[Ask]:
 
 
 def _by_engine(question: Question, one: Candidate) -> Refusal | None:
-    return first_of(engine_of(one.plan).refusals(one.job, one.plan, question.cluster))
+    return first_of(engine_of(one.plan).refusals(Case(one.job, one.plan, question.cluster)))
 
 
 def _by_technique(question: Question, technique: Technique, one: Candidate) -> Refusal | None:
-    return technique.accepts(one.job, one.plan, question.cluster) if technique.chosen(one.job, one.plan) else None
+    return (
+        technique.accepts(Case(one.job, one.plan, question.cluster)) if technique.chosen(one.job, one.plan) else None
+    )
 
 
 def _every(question: Question) -> Iterator[Candidate]:

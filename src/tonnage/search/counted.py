@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.estimates.step_time import is_better_seen, played
 from tonnage.planner.solution import Candidate, Choice
@@ -39,7 +40,7 @@ def _rate(choice: Choice) -> float:
 
 
 def _is_counted(candidate: Candidate, cluster: Cluster) -> bool:
-    return is_better_seen(candidate.job, candidate.plan, cluster)
+    return is_better_seen(Case(candidate.job, candidate.plan, cluster))
 
 
 def _time(choice: Choice, ghosts: Ghosts, cluster: Cluster) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
+from tonnage.case import Case
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.predict import check
 from tonnage.estimates.step_time import price_of_run
 from tonnage.planner.solution import Candidate
 from tonnage.search.best import Search, fits
 from tonnage.search.pricing import Priced, priced
+from tonnage.trainers.cases import check
 from tonnage.units import MIB
 
 MOST: Final = 2
@@ -89,7 +90,7 @@ def _as_run(search: Search, pair: tuple[Priced, Estimate]) -> tuple[Priced, Esti
     """A plan under a budget that the user has given, with the seconds of what was run."""
     one, estimate = pair
     job, plan = one.candidate.job, one.candidate.plan
-    return replace(one, timing=price_of_run(estimate, job, plan, search.question.cluster)), estimate
+    return replace(one, timing=price_of_run(estimate, Case(job, plan, search.question.cluster))), estimate
 
 
 def _worth(search: Search) -> list[Priced]:
@@ -120,7 +121,7 @@ def _pairs(search: Search) -> Iterator[tuple[Priced, Priced]]:
             continue
         known.append(full)
         try:
-            check(full.job, replace(full.plan, checkpointing=_value(MIB)), search.question.cluster)
+            check(Case(full.job, replace(full.plan, checkpointing=_value(MIB)), search.question.cluster))
         except UsageError:
             continue
         yield priced(none, search.question.cluster), priced(full, search.question.cluster)
@@ -205,7 +206,7 @@ class _Filling:
     def _keep(self, budget_bytes: int, answer: Estimate) -> None:
         candidate, cluster = _with(self.full.candidate, _value(budget_bytes)), self.search.question.cluster
         try:
-            timing = price_of_run(answer, candidate.job, candidate.plan, cluster)
+            timing = price_of_run(answer, Case(candidate.job, candidate.plan, cluster))
         except CannotEstimate:
             return
         self.held_bytes, self.best = budget_bytes, (replace(self.full, candidate=candidate, timing=timing), answer)

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
+from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, TonnageError, UnreadableModel, UsageError
 from tonnage.estimates import predict
@@ -239,12 +240,10 @@ class _Run:
         each = waiting.waiting_bytes(self.candidate, self.cluster, self.rank)
         more = (asked.grad_accum - job.grad_accum) * each
         if self.looks:
-            trace = predict.trace(job, plan, self.cluster, rank=self.rank, steps=self.steps, worker=worker)
+            trace = predict.trace(Case(job, plan, self.cluster), rank=self.rank, steps=self.steps, worker=worker)
             return waiting.looked(seen(trace, self.cluster, by_module=plan.pp == 1), more)
         found = predict.estimate(
-            job,
-            plan,
-            self.cluster,
+            Case(job, plan, self.cluster),
             steps=self.steps,
             repeated=self.repeated,
             few_layers=True,

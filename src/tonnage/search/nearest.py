@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from tonnage.case import Case
 from tonnage.catalog.devices import find_device, spell_options
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.predict import check
 from tonnage.options import spelled
 from tonnage.planner.solution import Candidate, Nearest, Remedy
 from tonnage.search import space
@@ -21,6 +21,7 @@ from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import Bounded, beyond_bytes, bounded
 from tonnage.search.space import Question
+from tonnage.trainers.cases import check
 from tonnage.units import GIB
 
 CARDS: Final = ("l4", "a100-40gb", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
@@ -122,7 +123,7 @@ def refusal(question: Question) -> str | None:
 
 def _refused(candidate: Candidate, question: Question) -> str | None:
     try:
-        check(candidate.job, candidate.plan, question.cluster)
+        check(Case(candidate.job, candidate.plan, question.cluster))
     except UsageError as error:
         return str(error)
     return None

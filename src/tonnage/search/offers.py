@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from tonnage.case import Case
 from tonnage.errors import CannotEstimate
 from tonnage.estimates.step_time import price
 from tonnage.planner.solution import Candidate, Choice, Offer
@@ -33,10 +34,10 @@ def offers(best: Choice, question: Question) -> tuple[Offer, ...]:
 def _compiled(best: Candidate, question: Question) -> Iterator[Offer]:
     for kind, why in _WHY.items():
         plan = replace(best.plan, compile=kind)
-        if engine_of(plan).refusals(best.job, plan, question.cluster):
+        if engine_of(plan).refusals(Case(best.job, plan, question.cluster)):
             continue
         try:
-            known = price(best.job, plan, question.cluster)
+            known = price(Case(best.job, plan, question.cluster))
         except CannotEstimate:
             continue
         yield Offer(

@@ -8,6 +8,7 @@ from functools import lru_cache
 from operator import ne
 from typing import Final
 
+from tonnage.case import Case
 from tonnage.catalog.overheads import overheads
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate
@@ -140,7 +141,7 @@ def _shape_of(candidate: Candidate) -> tuple[Shape | None, bool]:
 
 def _timing(candidate: Candidate, work: Work, cluster: Cluster) -> Timing | None:
     try:
-        return price(candidate.job, candidate.plan, cluster, work)
+        return price(Case(candidate.job, candidate.plan, cluster), work)
     except CannotEstimate:
         return None
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from tonnage.case import Case
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.predict import check
 from tonnage.mesh import axes
 from tonnage.options import spelled
 from tonnage.planner.solution import Candidate, Choice, Reason, Stage
@@ -23,6 +23,7 @@ from tonnage.search.memory import Ask, Failure, Ghosts
 from tonnage.search.pricing import priced
 from tonnage.search.space import AXES, FILES, FREE_OPTIONS, OFFLOADS, ORDER, Question, free_wins
 from tonnage.shallow.few import depths, depths_to_continue, roomy
+from tonnage.trainers.cases import check
 from tonnage.units import gib
 
 DOES: Final[Mapping[str, str]] = {
@@ -204,7 +205,7 @@ def _of_same_batch(chosen: Candidate, plan: Plan, question: Question) -> Candida
         while sequences % micro_batch:
             micro_batch -= 1
         job = replace(chosen.job, micro_batch=micro_batch, grad_accum=sequences // micro_batch)
-        check(job, plan, cluster)
+        check(Case(job, plan, cluster))
     except UsageError:
         return None
     return Candidate(job=job, plan=plan)

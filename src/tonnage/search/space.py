@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.job import METHODS, Job
@@ -305,7 +306,7 @@ def _interleaved(plan: Plan, layers: int) -> Plan | None:
 
 def free(job: Job, plan: Plan, cluster: Cluster) -> dict[str, str]:
     """FREE, and an attention that keeps no scores where torch's own choice for a network and card keeps them."""
-    sparing = sparing_attention(job, replace(plan, attention="auto"), cluster)
+    sparing = sparing_attention(Case(job, replace(plan, attention="auto"), cluster))
     return {**FREE} if sparing is None else {**FREE, "attention": sparing}
 
 
@@ -327,7 +328,9 @@ def _expressible(question: Question, plan: Plan) -> Plan:
     from tonnage.trainers import engine_of
 
     while True:
-        refused = {refusal.technique.partition("=")[0] for refusal in engine_of(plan).refusals(*_one(question, plan))}
+        refused = {
+            refusal.technique.partition("=")[0] for refusal in engine_of(plan).refusals(Case(*_one(question, plan)))
+        }
         gone: dict[str, Any] = {
             name: getattr(question.plan, name)
             for name in FREE_OPTIONS

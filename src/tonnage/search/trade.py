@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from tonnage.case import Case
 from tonnage.errors import UsageError
-from tonnage.estimates.predict import check
 from tonnage.planner.solution import Choice, Point
 from tonnage.search.depth import Need
 from tonnage.search.memory import Ghosts
 from tonnage.search.pricing import Priced
 from tonnage.search.space import Question
+from tonnage.trainers.cases import check
 
 MOST_POINTS: Final = 12
 """Runs that a frontier is worth."""
@@ -93,7 +94,7 @@ def _of_priced(one: Priced, process_bytes: int, budget_bytes: int, *, whole: boo
 
 def _is_possible(one: Priced, question: Question) -> bool:
     try:
-        check(one.candidate.job, one.candidate.plan, question.cluster)
+        check(Case(one.candidate.job, one.candidate.plan, question.cluster))
     except UsageError:
         return False
     return True

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from math import log2
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates.step_time import price
@@ -55,7 +56,7 @@ def _place(name: str, value: Any) -> int:
 def unknown_because(candidate: Candidate, cluster: Cluster) -> str | None:
     """Why the time model says nothing of a candidate; None where it does."""
     try:
-        price(candidate.job, candidate.plan, cluster)
+        price(Case(candidate.job, candidate.plan, cluster))
     except CannotEstimate as reason:
         return str(reason)
     return None

@@ -41,7 +41,7 @@ from tonnage.techniques import (
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from tonnage.cluster import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import ReadyStep
@@ -106,9 +106,9 @@ def build(job: Job, plan: Plan, **where: Any) -> ReadyStep:
     return assemble(job, plan, (technique.apply for technique in chosen(job, plan)), **where)
 
 
-def refusals(job: Job, plan: Plan, cluster: Cluster) -> tuple[Refusal, ...]:
+def refusals(case: Case) -> tuple[Refusal, ...]:
     """Why the plan cannot be carried out; empty if it can."""
-    answers = (technique.accepts(job, plan, cluster) for technique in chosen(job, plan))
+    answers = (technique.accepts(case) for technique in chosen(case.job, case.plan))
     return tuple(answer for answer in answers if answer is not None)
 
 

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 SMALL_BYTES: Final = 1 << 20
@@ -39,9 +37,9 @@ AHEAD: Final = 2
 """Copies back to the card that begin before they are asked for."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """torch's own offload makes plain tensors, into which those that ranks divide (DTensor) cannot be copied."""
-    if plan.activation_offload == "cpu" and plan.tp > 1:
+    if case.plan.activation_offload == "cpu" and case.plan.tp > 1:
         return Refusal(
             technique="activation_offload=cpu",
             reason="torch's save_on_cpu knows no tensors that are divided among the ranks of tp",

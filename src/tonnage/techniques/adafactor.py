@@ -12,15 +12,13 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """torch's Adafactor does not work on the sharded tensors of FSDP2."""
-    if plan.shard in SHARDING:
+    if case.plan.shard in SHARDING:
         return Refusal(
             technique="optimizer=adafactor",
             reason="torch.optim.Adafactor fails on FSDP2's sharded parameters",

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Final
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """A GPU: the host's memory has no caching allocator."""
     from tonnage.cluster import CPU
 
-    if cluster.device.id != CPU:
+    if case.cluster.device.id != CPU:
         return None
     return Refusal(
-        technique=f"allocator={plan.allocator}",
+        technique=f"allocator={case.plan.allocator}",
         reason="it is a setting of the GPU's caching allocator, and the CPU has none",
         instead="choose allocator default",
     )

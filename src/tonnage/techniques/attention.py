@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
+    from tonnage.case import Case
     from tonnage.cluster import Cluster
-    from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
 
@@ -35,18 +35,19 @@ CANNOT_SERVE: Final = "attention cannot serve this network"
 """What is said where torch has no kernel for it."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """What is known beforehand to stand against a backend; the rest torch says when it runs."""
+    plan = case.plan
     from tonnage.cluster import CPU
 
-    if plan.attention == "flex" and cluster.device.id == CPU:
+    if plan.attention == "flex" and case.cluster.device.id == CPU:
         return Refusal(
             technique="attention=flex",
             reason="flex_attention is compiled, and uncompiled keeps all scores; what is made for the CPU is not run",
             instead="choose a GPU, or attention auto",
         )
     if plan.attention in ("flash", "cudnn"):
-        return _refuse_half_precision_only(plan, cluster)
+        return _refuse_half_precision_only(plan, case.cluster)
     return None
 
 

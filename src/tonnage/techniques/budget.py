@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
     from tonnage.techniques.budgeting.replay import Layer
 
@@ -136,11 +134,12 @@ def _fitting(pieces: Sequence[Piece], kept: frozenset[int], room_bytes: int) -> 
     return frozenset(order[place] for place in hostward.fitting([pieces[index].bytes for index in order], room_bytes))
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Ranks choose each for itself, which must be the same wherever they exchange something inside a layer.
 
     Where all that is kept goes to the host, nothing on the card is left to choose.
     """
+    plan = case.plan
     if plan.activation_offload == "cpu":
         return Refusal(
             technique=f"checkpointing={plan.checkpointing}",

@@ -20,9 +20,7 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 SAVED_OPS: Final = (
@@ -42,9 +40,11 @@ SAVED_OPS: Final = (
 """What `selective` keeps, by names in torch.ops.aten (`linear` appears there from some version on)."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Reentrant checkpointing needs an input that has a gradient, which frozen embeddings do not give."""
-    if plan.checkpointing == "full-reentrant" and (job.method != "full" or job.model.kind == "factory"):
+    if case.plan.checkpointing == "full-reentrant" and (
+        case.job.method != "full" or case.job.model.kind == "factory"
+    ):
         return Refusal(
             technique="checkpointing=full-reentrant",
             reason="it gives no gradients to layers whose inputs need none, such as those behind frozen embeddings",

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
@@ -45,10 +43,10 @@ CAP: Final = "final_logit_softcapping"
 """The field of a configuration that says where logits are capped."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Only networks whose head is one linear layer over the decoder's last hidden states."""
-    config = job.model.config
-    if job.model.kind == "factory":
+    config = case.job.model.config
+    if case.job.model.kind == "factory":
         reason = "the head of a factory's network is not known"
     elif config.get("is_encoder_decoder"):
         reason = f"{config.get('model_type')} is an encoder-decoder"
@@ -58,7 +56,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         reason = f"{classes[0]} is not a causal language model"
     else:
         return None
-    return Refusal(technique=f"loss={plan.loss}", reason=reason, instead="choose loss plain")
+    return Refusal(technique=f"loss={case.plan.loss}", reason=reason, instead="choose loss plain")
 
 
 def sees_too(config: Mapping[str, Any]) -> bool:

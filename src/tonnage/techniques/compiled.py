@@ -15,17 +15,16 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """A GPU, whole matrices, and checkpointing that does not look at single operations."""
+    plan = case.plan
     from tonnage.cluster import CPU
 
-    if cluster.device.id == CPU:
+    if case.cluster.device.id == CPU:
         reason, instead = "what Inductor makes for the CPU needs a compiler of C++, and is not run", "choose a GPU"
     elif max(plan.tp, plan.pp, plan.cp, plan.ep) > 1:
         reason, instead = "of layers divided along tp, pp, cp or ep it is not known", "leave compile out"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from tonnage.case import Case
     from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
@@ -42,8 +43,9 @@ EFFICIENT_TOKENS: Final = 32
 ATen/native/transformers/cuda/mem_eff_attention/kernel_forward.h); torch's ring adds up padded and whole ones."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Full sequences of a causal language model, whose gradients are averaged over the ranks that share them."""
+    job, plan, cluster = case.job, case.plan, case.cluster
     from tonnage.cluster import CPU
 
     pieces = 2 * plan.cp
@@ -66,7 +68,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     if window := _window(job):
         reason = f"torch's ring attention knows no sliding window, and {job.model.name} has one of {window:,} tokens"
         return _refused(plan, reason, "choose cp 1")
-    if plan.attention == "auto" and is_plain(job, plan, cluster):
+    if plan.attention == "auto" and is_plain(case):
         reason = "heads that share keys in fp32 or before compute capability 8.0 get torch's plain attention: no ring"
         return _refused(plan, reason, "choose attention efficient, or cp 1")
     piece = job.seq_len // pieces

@@ -16,15 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Only transformers' networks say where their core attention is."""
-    if job.model.kind == "factory":
+    if case.job.model.kind == "factory":
         return Refusal(
             technique="checkpointing=attention",
             reason="where a factory's network computes its core attention is not known",

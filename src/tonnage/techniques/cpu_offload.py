@@ -12,14 +12,13 @@ from tonnage.mesh import SHARDING
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Only FSDP2 moves parameters, and to the host alone."""
+    plan = case.plan
     if plan.param_offload == "nvme" and plan.engine != "deepspeed":
         return Refusal(
             technique="param_offload=nvme",

@@ -21,7 +21,7 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.cluster import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
@@ -30,18 +30,19 @@ COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 """What configurations call the number of experts."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Experts that can be dealt out, and transformers' exchange of tokens."""
-    refused = dealt_out(job, plan, cluster)
+    refused = dealt_out(case)
     if refused is not None:
         return refused
     if find_spec("transformers") is None or not transformers_has_it():
-        return _refused(plan, "this version of transformers has no exchange of tokens", "upgrade transformers")
+        return _refused(case.plan, "this version of transformers has no exchange of tokens", "upgrade transformers")
     return None
 
 
-def dealt_out(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def dealt_out(case: Case) -> Refusal | None:
     """Whoever exchanges tokens: why experts cannot be dealt out, which they are under FSDP2."""
+    job, plan = case.job, case.plan
     from tonnage.cluster import CPU
 
     if plan.shard not in SHARDING:
@@ -50,7 +51,7 @@ def dealt_out(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         return _refused(plan, f"adapters on divided experts are not built, and the method is {job.method}")
     if job.generate is not None:
         return _refused(plan, "it is not built for generate")
-    if cluster.device.id == CPU:
+    if case.cluster.device.id == CPU:
         return _refused(plan, "how many tokens go where is not imitated on the CPU", "choose a GPU")
     experts = experts_of(job)
     if experts is not None and experts % plan.ep:

@@ -17,9 +17,7 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 CAPABILITY: Final = (8, 9)
@@ -28,14 +26,17 @@ MULTIPLE: Final = 16
 """Both sides of a matrix in a float8 product must be multiples of this many elements."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """A card that multiplies float8, weights that are trained, and torchao."""
+    cluster = case.cluster
     if cluster.device.capability < CAPABILITY:
         capability = ".".join(map(str, cluster.device.capability))
         other = "fp16-mixed" if cluster.device.without_bf16 else "bf16-mixed"
         return _refused(f"it needs compute capability 8.9, and {cluster.device.id} has {capability}", other)
-    if job.method != "full":
-        return _refused(f"torchao converts layers that are trained, and the method is {job.method}", "bf16-mixed")
+    if case.job.method != "full":
+        return _refused(
+            f"torchao converts layers that are trained, and the method is {case.job.method}", "bf16-mixed"
+        )
     if find_spec("torchao") is None:
         return _refused("the package torchao is not installed", "pip install torchao")
     return None

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
+    from tonnage.case import Case
     from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
     from tonnage.step.step import Step
 
 
@@ -35,8 +34,9 @@ def _instead_of_nodes(cluster: Cluster) -> str:
     return f"choose shard zero3, or say its halves as machines (2x{half}x{cluster.device.id}), for the memory alone"
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """HSDP needs nodes to replicate across and GPUs within them to shard over."""
+    plan, cluster = case.plan, case.cluster
     if plan.shard == "hsdp" and 1 in (cluster.nodes, cluster.gpus_per_node):
         return Refusal(
             technique="shard=hsdp",

@@ -24,23 +24,22 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """As for the chunked loss; `torch` and `liger` know plain linear heads only."""
-    refusal = chunked_loss.accepts(job, plan, cluster)
+    plan = case.plan
+    refusal = chunked_loss.accepts(case)
     if refusal is not None or plan.loss == "fused":
         return refusal
-    text = job.model.text
+    text = case.job.model.text
     scaled = [name for name in (*SCALINGS, CAP) if text.get(name) not in (None, 1)]
     if scaled:
         return Refusal(
             technique=f"loss={plan.loss}",
-            reason=f"{job.model.config.get('model_type')} changes its logits ({', '.join(scaled)})",
+            reason=f"{case.job.model.config.get('model_type')} changes its logits ({', '.join(scaled)})",
             instead="choose loss fused or chunked",
         )
     if plan.loss == "liger" and find_spec("liger_kernel") is None:

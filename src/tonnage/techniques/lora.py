@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from peft import LoraConfig
     from torch import nn
 
-    from tonnage.cluster import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
-    from tonnage.plans import Plan
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """PEFT must be installed, and the base must fit the computation unless autocast casts it."""
+    plan = case.plan
     if plan.base_dtype not in (None, plan.compute_dtype) and not plan.precision.endswith("-mixed"):
         return Refusal(
             technique=f"base_dtype={plan.base_dtype}",

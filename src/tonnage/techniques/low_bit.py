@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 
@@ -72,7 +70,8 @@ FP8_CAPABILITY: Final = (8, 9)
 
 
 def _technique(family: Family) -> Technique:
-    def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+    def accepts(case: Case) -> Refusal | None:
+        plan = case.plan
         name = f"optimizer={plan.optimizer}"
         if plan.shard not in family.shards:
             reason = f"{family.package}'s optimizers do not take parameters divided by {plan.shard}"
@@ -80,8 +79,8 @@ def _technique(family: Family) -> Technique:
         if plan.optimizer == "adamw-4bit" and plan.shard in SHARDING:
             reason = f"torchao's update of 4-bit states fails on parameters divided by {plan.shard} (torch 2.13)"
             return Refusal(technique=name, reason=reason, instead="choose optimizer adamw-8bit-ao")
-        if plan.optimizer == "adamw-fp8-ao" and cluster.device.capability < FP8_CAPABILITY:
-            reason = f"{cluster.device.id} has no fp8 (compute capability 8.9)"
+        if plan.optimizer == "adamw-fp8-ao" and case.cluster.device.capability < FP8_CAPABILITY:
+            reason = f"{case.cluster.device.id} has no fp8 (compute capability 8.9)"
             return Refusal(technique=name, reason=reason, instead="choose optimizer adamw-8bit-ao")
         if find_spec(family.package) is None:
             reason = f"the package {family.package} is not installed"

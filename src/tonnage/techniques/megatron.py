@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import NewOptimizer, Step
 
 DATA: Final = ("dp_replicate", "cp")
@@ -35,10 +33,13 @@ SHARDS: Final = ("none", "ddp", "zero1")
 """What the buffers of main gradients and weights are defined for."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """All weights are trained, by one optimizer, and each rank has all of them in bf16."""
-    if job.method != "full":
-        return _refused(f"main weights are for weights that are trained, and the method is {job.method}", "bf16-true")
+    plan = case.plan
+    if case.job.method != "full":
+        return _refused(
+            f"main weights are for weights that are trained, and the method is {case.job.method}", "bf16-true"
+        )
     if plan.shard not in SHARDS:
         return _refused(f"its weights are whole on every rank, and shard is {plan.shard}", "bf16-mixed")
     if plan.optimizer_in_backward or plan.optimizer_offload != "none":

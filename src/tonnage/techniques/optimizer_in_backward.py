@@ -16,17 +16,16 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import NewOptimizer, Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Whatever needs all gradients of a step, or those of several micro-batches, stands against it."""
-    if job.grad_accum > 1:
+    plan = case.plan
+    if case.job.grad_accum > 1:
         reason, instead = (
-            f"a step has {job.grad_accum} micro-batches, and gradients are gone after one",
+            f"a step has {case.job.grad_accum} micro-batches, and gradients are gone after one",
             "accumulate 1",
         )
     elif plan.clip_grad_norm is not None:

@@ -21,17 +21,16 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import NewOptimizer, Step
 
 TORCHS: Final = ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "sgd-plain", "adafactor", "muon")
 """Optimizers that run on the host as well."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Only whole parameters, and torch's own optimizers."""
+    plan = case.plan
     if plan.shard not in ("none", "ddp"):
         reason, instead = f"shard is {plan.shard}, which divides parameters or states", "choose param-offload cpu"
         if plan.param_offload == "cpu":

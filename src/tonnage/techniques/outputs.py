@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Final
 from tonnage.techniques.technique import Refusal, Technique
 
 if TYPE_CHECKING:
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """A pipeline's schedule has the outputs, not the loop."""
-    if plan.pp > 1:
+    if case.plan.pp > 1:
         return Refusal(
-            technique=f"outputs={plan.outputs}",
+            technique=f"outputs={case.plan.outputs}",
             reason="the pipeline's schedule decides what is kept of each micro-batch",
             instead="leave outputs out, or choose pp 1",
         )

@@ -17,18 +17,17 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 REPLICATING: Final = ("ddp", "zero1")
 """Values of `shard` under which DDP averages gradients."""
 
 
-def accepts_weights(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts_weights(case: Case) -> Refusal | None:
     """Weights that are trained, in a dtype that autocast can compute with; adapters cast what they get themselves."""
-    casts = job.method != "full" and plan.weights_dtype == "fp32"
+    plan = case.plan
+    casts = case.job.method != "full" and plan.weights_dtype == "fp32"
     if not casts and not plan.precision.endswith("-mixed") and plan.weights_dtype != plan.compute_dtype:
         reason = f"without autocast weights compute in their own dtype, and the precision is {plan.precision}"
         instead = "choose a -mixed precision"
@@ -48,8 +47,9 @@ def with_weights(step: Step) -> Step:
     return replace(step, weights_dtype=dtype(step.plan.weights_dtype))
 
 
-def accepts_reduction(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts_reduction(case: Case) -> Refusal | None:
     """Ranks that average gradients; DDP can only make them smaller for it."""
+    plan = case.plan
     if plan.shard == "none" or plan.precision == "megatron-bf16":
         reason, instead = f"shard is {plan.shard} and precision {plan.precision}", "choose shard ddp or zero3"
     elif plan.shard in REPLICATING and plan.reduce_dtype == "fp32":

@@ -16,14 +16,15 @@ from tonnage.units import counted
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.cluster import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Plain training of a causal language model, with layers and micro-batches for all stages."""
+    job, plan = case.job, case.plan
     from tonnage.cluster import CPU
 
     unbuilt = (
@@ -45,7 +46,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
         )
     if job.model.kind == "factory":
         return _refused(plan, "where a factory's network is cut is not known", "choose pp 1")
-    if cluster.device.id == CPU:
+    if case.cluster.device.id == CPU:
         return _refused(plan, "what stages agree on is not imitated on the CPU", "choose a GPU")
     return _layers(job, plan) or _micro_batches(job, plan)
 

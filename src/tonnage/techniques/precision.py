@@ -21,9 +21,7 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     import torch
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 DTYPE_NAMES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -37,11 +35,11 @@ def dtype(name: str) -> torch.dtype:
     return found
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """A dtype for frozen weights needs frozen weights."""
-    if plan.base_dtype is not None and job.method == "full":
+    if case.plan.base_dtype is not None and case.job.method == "full":
         return Refusal(
-            technique=f"base_dtype={plan.base_dtype}",
+            technique=f"base_dtype={case.plan.base_dtype}",
             reason="nothing is frozen under method full",
             instead="choose method lora, or say it by the precision",
         )

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
+    from tonnage.case import Case
     from tonnage.plans import Plan
     from tonnage.step.step import Step
 
@@ -40,9 +39,10 @@ LIBRARIES: Final = ("bitsandbytes", "accelerate", "peft")
 """All of them must be installed; transformers asks for accelerate when it quantizes."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """The libraries must be there, the model transformers', and its weights whole on every rank."""
-    if job.model.kind != "config":
+    plan = case.plan
+    if case.job.model.kind != "config":
         return _refused("transformers quantizes its own networks only, and this one is a factory's", "choose lora")
     if plan.base_dtype is not None:
         return Refusal(

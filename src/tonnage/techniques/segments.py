@@ -21,15 +21,13 @@ from tonnage.techniques.technique import Refusal, Technique
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
-    from tonnage.plans import Plan
+    from tonnage.case import Case
     from tonnage.step.step import Step
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """FSDP2 gathers a layer when it is called, and a segment that runs again calls its layers from inside."""
-    if plan.shard in SHARDING:
+    if case.plan.shard in SHARDING:
         return Refusal(
             technique="checkpointing=sqrt",
             reason="FSDP2 gathers the parameters of one layer at a time, and a segment needs those of several",

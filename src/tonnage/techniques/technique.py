@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tonnage.options import listed
 
 if TYPE_CHECKING:
-    from tonnage.cluster import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
@@ -41,7 +41,7 @@ def first_of(refusals: Iterable[Refusal | None]) -> Refusal | None:
     return next((one for one in found if not one.is_of_here), found[0] if found else None)
 
 
-def nothing_against(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def nothing_against(case: Case) -> Refusal | None:
     """The `accepts` of a technique that works everywhere."""
     return None
 
@@ -60,7 +60,7 @@ class Technique:
     values: tuple[str, ...]
     """The values of that field which this technique answers for; a trailing `-N` stands for any whole number,
     `N` alone for one above 1."""
-    accepts: Callable[[Job, Plan, Cluster], Refusal | None] = nothing_against
+    accepts: Callable[[Case], Refusal | None] = nothing_against
     """Whether it can be used; imports no torch."""
     apply: Callable[[Step], Step] = unchanged
     """The changed Step; imports torch inside."""

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-    from tonnage.cluster import Cluster
-    from tonnage.job import Job
+    from tonnage.case import Case
     from tonnage.plans import Plan
     from tonnage.step.step import Step
 
@@ -52,8 +51,9 @@ COUNTS: Final = {
 """Fields of a configuration that tp must divide."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Plain training of a causal language model whose heads can be dealt out."""
+    job, plan = case.job, case.plan
     if job.method == "qlora":
         return _refused(plan, "matrices that bitsandbytes packs are not divided, and the method is qlora")
     if job.method == "lora" and job.lora_targets == ("all-linear",) and (experts_of(job) or 1) > 1:
@@ -76,7 +76,7 @@ def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
     for field, name in COUNTS.items():
         count = text.get(field)
         if isinstance(count, int) and count % plan.tp:
-            possible = [size for size in divisors(count) if cluster.gpus_per_node % size == 0]
+            possible = [size for size in divisors(count) if case.cluster.gpus_per_node % size == 0]
             return _refused(
                 plan,
                 f"{job.model.name} has {count:,} {name}, which {plan.tp} does not divide",

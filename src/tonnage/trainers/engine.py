@@ -10,6 +10,7 @@ from tonnage.options import listed, options, spelled
 from tonnage.techniques.technique import Refusal, nothing_against
 
 if TYPE_CHECKING:
+    from tonnage.case import Case
     from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
@@ -43,7 +44,7 @@ class Engine:
     expresses: Mapping[str, tuple[str, ...]] | None = None
     """For each option of Job and Plan the values that it has words for (`ANY`: all); an option that is not listed
     must keep its default.  None: whatever techniques there are."""
-    accepts: Callable[[Job, Plan, Cluster], Refusal | None] = nothing_against
+    accepts: Callable[[Case], Refusal | None] = nothing_against
     """What else stands against it; imports neither torch nor the trainer."""
     unsaid: Callable[[Job], Mapping[str, Any]] = lambda job: {}
     """What it does where a user says nothing of an option whose default it cannot do."""
@@ -55,12 +56,12 @@ class Engine:
     """Build what a user of the trainer would build, let it run this many optimizer steps, and return what was built:
     it has to live until its trace is written."""
 
-    def refusals(self, job: Job, plan: Plan, cluster: Cluster) -> tuple[Refusal, ...]:
+    def refusals(self, case: Case) -> tuple[Refusal, ...]:
         """Why this engine cannot run the job as the plan says; empty if it can."""
-        answers = (*self._without_card(cluster), *self._unexpressed(job, plan), *self.missing())
+        answers = (*self._without_card(case.cluster), *self._unexpressed(case.job, case.plan), *self.missing())
         if answers:
             return answers
-        answer = self.accepts(job, plan, cluster)
+        answer = self.accepts(case)
         return () if answer is None else (answer,)
 
     def missing(self) -> Iterator[Refusal]:

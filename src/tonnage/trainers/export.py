@@ -21,6 +21,7 @@ from tonnage.trainers.torchtitan import write as torchtitan
 from tonnage.trainers.trl import write as trl
 
 if TYPE_CHECKING:
+    from tonnage.case import Case
     from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
@@ -72,11 +73,12 @@ def target(name: str) -> Target:
     raise UsageError(f"Unknown target {name!r}; possible: {', '.join(known.name for known in TARGETS)}.")
 
 
-def export(job: Job, plan: Plan, cluster: Cluster, model: str, to: Target) -> Export:
+def export(case: Case, model: str, to: Target) -> Export:
     """The plan in the words of a target; nothing is written to disk.
 
     `model` is what the user calls the network.  Raises UsageError where nothing of use could be said.
     """
+    job, plan, cluster = case.job, case.plan, case.cluster
     from tonnage.techniques import environment
     from tonnage.trainers import image_rows as seeing
     from tonnage.trainers import launching

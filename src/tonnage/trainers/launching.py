@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tonnage.case import Case
 from tonnage.errors import UsageError
 from tonnage.mesh import SHARDING, axes
 from tonnage.techniques.chunked_loss import CAUSAL
@@ -97,7 +98,7 @@ def check_plan(wish: Wish, to: Target) -> None:
             "choose shard ddp or zero3."
         )
     plan = replace(wish.plan, engine=to.engine or "tonnage")
-    refusal = engine_of(plan).accepts(wish.job, plan, wish.cluster)
+    refusal = engine_of(plan).accepts(Case(wish.job, plan, wish.cluster))
     if refusal is not None and not refusal.is_of_here:
         raise UsageError(str(refusal))
 

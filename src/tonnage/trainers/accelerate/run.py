@@ -29,7 +29,7 @@ from tonnage.trainers.hf_trainer.run import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.cluster import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.step import Step
@@ -50,15 +50,16 @@ def moves_inputs(plan: Plan) -> bool:
     return plan.shard in SHARDING and plan.checkpointing == "full" and plan.activation_offload == "cpu"
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """What the techniques themselves say."""
+    plan = case.plan
     return (
-        alone_on_many(plan, cluster)
+        alone_on_many(plan, case.cluster)
         or shared_without_fsdp(plan)
-        or parted(job, plan)
-        or resumed(job, plan, cluster, "the Accelerator")
-        or _generated(job, plan)
-        or first_of(refusals(job, plan, cluster))
+        or parted(case.job, plan)
+        or resumed(case, "the Accelerator")
+        or _generated(case.job, plan)
+        or first_of(refusals(case))
     )
 
 

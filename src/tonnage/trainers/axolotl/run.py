@@ -21,7 +21,7 @@ from tonnage.trainers.hf_trainer import run as hf_trainer
 if TYPE_CHECKING:
     from torch import nn
 
-    from tonnage.cluster import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.world import World
@@ -36,9 +36,9 @@ IN_FP32: Final = ("auto", "eager")
 """Attention with which they become fp32: transformers' sdpa and eager."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """What it has no words for, and what stands against the Trainer."""
-    return _weights(job, plan) or hf_trainer.accepts(job, plan, cluster)
+    return _weights(case.job, case.plan) or hf_trainer.accepts(case)
 
 
 def _weights(job: Job, plan: Plan) -> Refusal | None:

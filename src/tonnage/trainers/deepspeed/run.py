@@ -18,6 +18,7 @@ from tonnage.trainers.hf_trainer.run import shared_refusal
 if TYPE_CHECKING:
     from torch import nn
 
+    from tonnage.case import Case
     from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
@@ -44,14 +45,15 @@ OWN: Final = ("optimizer", "loss", "optimizer_offload", "param_offload")
 """Options for which it has its own code."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """What DeepSpeed's stages cannot do together, and what the shared techniques say."""
+    plan = case.plan
     return (
-        _replicated(plan, cluster)
+        _replicated(plan, case.cluster)
         or _offload(plan)
-        or _saved(job, plan, cluster)
-        or _resumed(job, plan)
-        or shared_refusal(job, plan, cluster, OWN)
+        or _saved(case)
+        or _resumed(case.job, plan)
+        or shared_refusal(case, OWN)
     )
 
 
@@ -87,12 +89,12 @@ def _offload(plan: Plan) -> Refusal | None:
     return None
 
 
-def _saved(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    if job.save_checkpoint != "full" or STAGES[plan.shard] == 0 or cluster.gpus == 1:
+def _saved(case: Case) -> Refusal | None:
+    if case.job.save_checkpoint != "full" or STAGES[case.plan.shard] == 0 or case.cluster.gpus == 1:
         return None
     return Refusal(
-        technique=f"save-checkpoint={job.save_checkpoint}",
-        reason=f"of what shard {plan.shard} divides DeepSpeed saves each rank's part",
+        technique=f"save-checkpoint={case.job.save_checkpoint}",
+        reason=f"of what shard {case.plan.shard} divides DeepSpeed saves each rank's part",
         instead="choose save-checkpoint sharded",
     )
 

@@ -23,6 +23,7 @@ from tonnage.trainers.engine import ANY, FILES, IMAGES, ROWS, SHAPES, Engine, in
 if TYPE_CHECKING:
     from torch import nn
 
+    from tonnage.case import Case
     from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
@@ -88,18 +89,19 @@ LAYERS: Final = "FSDP_TRANSFORMER_CLS_TO_WRAP"
 """The variable by which `accelerate launch` says which classes of layers FSDP divides."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """What is known of the Trainer, and of the techniques whose code it shares."""
+    plan = case.plan
     return (
-        alone_on_many(plan, cluster)
+        alone_on_many(plan, case.cluster)
         or _nothing_to_offload(plan)
         or _optimizer_of_whole(plan)
-        or parted(job, plan)
-        or resumed(job, plan, cluster, "the Trainer")
-        or _without_a_scale(job, plan)
+        or parted(case.job, plan)
+        or resumed(case, "the Trainer")
+        or _without_a_scale(case.job, plan)
         or shared_without_fsdp(plan)
         or _liger_missing(plan)
-        or first_of((shared_refusal(job, plan, cluster), _optimizer_missing(plan)))
+        or first_of((shared_refusal(case), _optimizer_missing(plan)))
     )
 
 
@@ -151,14 +153,14 @@ def kind_of_files(job: Job, plan: Plan) -> dict[str, Any]:
     return {"state_dict_type": f"{parts_or_whole(job, plan).upper()}_STATE_DICT"}
 
 
-def resumed(job: Job, plan: Plan, cluster: Cluster, who: str) -> Refusal | None:
+def resumed(case: Case, who: str) -> Refusal | None:
     """Where a file's states are brought is the choice of `who` (`_load_optimizer_and_scheduler`, `load_state`)."""
-    place = "gpu" if plan.shard == "ddp" and cluster.gpus > 1 else "cpu"
-    if job.resume in ("none", place):
+    place = "gpu" if case.plan.shard == "ddp" and case.cluster.gpus > 1 else "cpu"
+    if case.job.resume in ("none", place):
         return None
     return Refusal(
-        technique=f"resume={job.resume}",
-        reason=f"under shard {plan.shard} {who} has states brought to the {place.upper()}",
+        technique=f"resume={case.job.resume}",
+        reason=f"under shard {case.plan.shard} {who} has states brought to the {place.upper()}",
         instead=f"choose resume {place}",
     )
 
@@ -216,12 +218,10 @@ def _optimizer_of_whole(plan: Plan) -> Refusal | None:
     )
 
 
-def shared_refusal(
-    job: Job, plan: Plan, cluster: Cluster, own: tuple[str, ...] = ("optimizer", "loss")
-) -> Refusal | None:
+def shared_refusal(case: Case, own: tuple[str, ...] = ("optimizer", "loss")) -> Refusal | None:
     """What the plan's techniques say themselves, but for the options for which the engine has its own code."""
-    asked = (technique for technique in chosen(job, plan) if technique.option not in own)
-    return first_of(technique.accepts(job, plan, cluster) for technique in asked)
+    asked = (technique for technique in chosen(case.job, case.plan) if technique.option not in own)
+    return first_of(technique.accepts(case) for technique in asked)
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:

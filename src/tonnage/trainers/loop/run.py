@@ -9,16 +9,16 @@ from tonnage.techniques.technique import first_of
 from tonnage.trainers.engine import Engine
 
 if TYPE_CHECKING:
-    from tonnage.cluster import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.world import World
     from tonnage.techniques.technique import Refusal
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """What the techniques say."""
-    return first_of(refusals(job, plan, cluster))
+    return first_of(refusals(case))
 
 
 def run(job: Job, plan: Plan, world: World, steps: int) -> object:

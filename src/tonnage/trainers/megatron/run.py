@@ -20,7 +20,7 @@ from tonnage.trainers.megatron.network import FAMILIES, Network, network_of, unl
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tonnage.cluster import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.world import World
@@ -39,13 +39,13 @@ OWN: Final = ("precision", "optimizer", "checkpointing", "attention", "loss", "s
 """Options for which it has its own code."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """What its network is not, and which degrees do not divide the ranks."""
     return (
-        _other_network(job, plan)
-        or _experts(job, plan)
-        or _degrees(job, plan, cluster)
-        or shared_refusal(job, plan, cluster, OWN)
+        _other_network(case.job, case.plan)
+        or _experts(case.job, case.plan)
+        or _degrees(case)
+        or shared_refusal(case, OWN)
     )
 
 
@@ -90,8 +90,9 @@ def _experts(job: Job, plan: Plan) -> Refusal | None:
     return None
 
 
-def _degrees(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
-    made = network_of(job.model.config)
+def _degrees(case: Case) -> Refusal | None:
+    plan, cluster = case.plan, case.cluster
+    made = network_of(case.job.model.config)
     of_ranks = plan.tp * plan.pp * plan.ep
     parts = {"GPUs": (cluster.gpus, of_ranks), **made.divided(plan.tp, plan.pp, plan.ep)}
     for name, (count, degree) in parts.items():

@@ -21,6 +21,7 @@ from tonnage.trainers.torchtitan import networks as torchtitan_networks
 if TYPE_CHECKING:
     import torch
 
+    from tonnage.case import Case
     from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.plans import Plan
@@ -48,31 +49,35 @@ BACKENDS: Final = {"auto": "flex", "flex": "flex", "flash": "varlen"}
 """Its attention for each of the plan's words; flex is its default."""
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """What torchtitan's parts cannot be put together to, and which degrees do not divide the ranks."""
+    plan = case.plan
     return (
-        torchtitan_networks.refusal(job, plan)
-        or _experts(job, plan, cluster)
+        torchtitan_networks.refusal(case.job, plan)
+        or _experts(case)
         or _compiled(plan)
-        or alone_on_many(plan, cluster)
-        or _newer_flash(plan, cluster)
-        or shared_refusal(job, plan, cluster, OWN)
+        or alone_on_many(plan, case.cluster)
+        or _newer_flash(plan, case.cluster)
+        or shared_refusal(case, OWN)
     )
 
 
-def _experts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def _experts(case: Case) -> Refusal | None:
     """How many there are, and who shares them; the exchange of tokens is torchtitan's own."""
+    plan = case.plan
     if plan.ep == 1:
         return None
-    if experts_of(job) is None:
-        return Refusal(technique=f"ep={plan.ep}", reason=f"{job.model.name} has no experts", instead="choose ep 1")
+    if experts_of(case.job) is None:
+        return Refusal(
+            technique=f"ep={plan.ep}", reason=f"{case.job.model.name} has no experts", instead="choose ep 1"
+        )
     if plan.compile != "none":
         return Refusal(
             technique=f"compile={plan.compile}",
             reason=f"how many tokens go where is read within a compiled block, and ep is {plan.ep}",
             instead="choose compile none, or ep 1",
         )
-    return dealt_out(job, plan, cluster)
+    return dealt_out(case)
 
 
 def _compiled(plan: Plan) -> Refusal | None:

@@ -17,7 +17,7 @@ from tonnage.trainers.engine import ANY, FILES, ROWS, Engine
 from tonnage.trainers.hf_trainer import run as hf_trainer
 
 if TYPE_CHECKING:
-    from tonnage.cluster import Cluster
+    from tonnage.case import Case
     from tonnage.job import Job
     from tonnage.plans import Plan
     from tonnage.step.model import Batch
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from tonnage.trainers.common import Rows
 
 
-def accepts(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def accepts(case: Case) -> Refusal | None:
     """Causal language models alone, what a ghost cannot do, and what stands against the Trainer."""
-    return _other_network(job, plan, cluster) or _masks_on_the_host(plan) or hf_trainer.accepts(job, plan, cluster)
+    return _other_network(case) or _masks_on_the_host(case.plan) or hf_trainer.accepts(case)
 
 
-def _other_network(job: Job, plan: Plan, cluster: Cluster) -> Refusal | None:
+def _other_network(case: Case) -> Refusal | None:
     """There is no other loss to be chosen, and tokenised rows hold no images."""
     engine, other = "engine=trl", "choose engine hf-trainer"
-    refusal = chunked_loss.accepts(job, plan, cluster)
+    refusal = chunked_loss.accepts(case)
     if refusal is not None:
         return replace(refusal, technique=engine, instead=other)
-    if chunked_loss.sees_too(job.model.config):
-        name = job.model.config["architectures"][0]
+    if chunked_loss.sees_too(case.job.model.config):
+        name = case.job.model.config["architectures"][0]
         return Refusal(technique=engine, reason=f"{name} is not a causal language model", instead=other)
     return None
 

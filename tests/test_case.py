@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from tonnage.case import check_idle
 from tonnage.errors import UsageError
 from tonnage.options import options
 from tonnage.plans import Plan
-from tonnage.unused_options import check_idle
 
 ON_HOST = {"shard": "zero3", "param_offload": "cpu"}
 INTERLEAVED = {"pp": 2, "pp_schedule": "interleaved", "pp_stages": 3}

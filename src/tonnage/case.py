@@ -1,15 +1,41 @@
-"""Options that are said of what a plan does not have: the schedule of no pipeline, the averaging of one GPU.
-
-Only what somebody says is judged.  In a file that says more than the plan has a use for, it does no harm.
-"""
+"""A training case: a Job under a Plan on a Cluster, the three values that every answer starts from."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
-from tonnage.mesh import SHARDING
+from tonnage.job import Job
+from tonnage.mesh import SHARDING, Axes, axes
 from tonnage.plans import Plan
 from tonnage.units import counted
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained, how, and on what."""
+
+    job: Job
+    """What is trained, and the shape of its batches."""
+    plan: Plan
+    """One value of every technique."""
+    cluster: Cluster
+    """The GPUs, which are the ranks."""
+
+    @cached_property
+    def mesh(self) -> Axes:
+        """The layout of the ranks.  Raises UsageError where the plan cannot divide them so."""
+        return axes(self.plan, self.cluster.gpus, self.cluster.gpus_per_node)
+
+    def with_accumulation(self) -> "Case":
+        """Return the case with `grad_accum` such that all ranks make the job's global batch exactly.
+
+        Raises UsageError where no whole number of micro-batches does.
+        """
+        return replace(self, job=self.job.on_ranks(self.mesh.data_parallel))
+
 
 Open = Callable[[str], bool]
 """Whether an option of Plan is yet to be chosen."""

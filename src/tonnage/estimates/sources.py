@@ -1,0 +1,290 @@
+"""Where the Trace of a rank's steps comes from: a ghost GPU, fake tensors for an imitated card, or the host's CPU.
+
+Each source answers `trace(case, rank, steps)`; everything above sees Cases and Traces only.  `SOURCES` lists what the
+option `--source` takes; a further source is one class here and one line there.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Protocol
+
+from tonnage.case import Case
+from tonnage.cluster import CPU
+from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
+from tonnage.estimates import cache
+from tonnage.estimates.step_time import is_better_seen
+from tonnage.ghost.pool import Worker, request
+from tonnage.ghost.process import any_libraries
+from tonnage.meta import scope
+from tonnage.shallow.continuing import continued, requests_of
+from tonnage.shallow.few import depths_to_continue, layers_of, roomy, with_layers
+from tonnage.shallow.requests import Requests
+from tonnage.trace.operations import Worked
+from tonnage.trace.trace import Trace
+from tonnage.units import counted
+
+ALLOCATORS: Final = ("expandable", "default")
+"""Which of them answers changes where blocks lie, not which are asked for."""
+
+Progress = Callable[[str], None]
+
+
+class Source(Protocol):
+    """One way to find out what a rank's training steps ask of its device."""
+
+    reused: int
+    """Traces that were taken from the cache so far."""
+
+    def trace(self, case: Case, rank: int, steps: int) -> Trace:
+        """Return what one rank asks for in `steps` optimizer steps; `case` has its accumulation steps decided.
+
+        Raises UsageError for a case that the source does not cover, CannotEstimate when the model cannot be built,
+        GhostUnavailable when no ghost can run here.
+        """
+
+
+@dataclass(kw_only=True)
+class Cpu:
+    """Records steps on the host's CPU without computing them (`tonnage.meta.recording`)."""
+
+    progress: Progress = lambda text: None
+    reused: int = 0
+
+    def trace(self, case: Case, rank: int, steps: int) -> Trace:
+        """See Source."""
+        _check_torch()
+        from tonnage.meta import recording  # imports torch
+
+        self.progress(f"recording {counted(steps, 'step')} on the CPU without computing them")
+        return recording.run(case, rank=rank, steps=steps)
+
+
+@dataclass(kw_only=True)
+class Meta:
+    """Imitates a card with fake tensors on any platform (`tonnage.meta.step`)."""
+
+    fresh: bool = False
+    """Whether the steps are made even if the cache has their Trace."""
+    progress: Progress = lambda text: None
+    reused: int = 0
+
+    def trace(self, case: Case, rank: int, steps: int) -> Trace:
+        """See Source."""
+        for refusal in scope.refusals(case):
+            raise UsageError(f"{refusal}")
+        key = _key(case, None, source="meta", rank=rank, steps=steps)
+        if (kept := _find(key, self.fresh)) is not None:
+            self.reused += 1
+            return kept
+        _check_torch()
+        from tonnage.meta import step  # imports torch
+
+        self.progress(f"imitating {counted(steps, 'step')} on one {case.cluster.device.id}")
+        trace = step.run(case, rank=rank, steps=steps)
+        if key is not None and key == _key(case, None, source="meta", rank=rank, steps=steps):
+            cache.keep(key, trace, None)
+        return trace
+
+
+@dataclass(kw_only=True)
+class Ghost:
+    """Runs steps on a ghost GPU, in a warm worker that is started for the first run and closed with `stack`."""
+
+    stack: ExitStack
+    """Closes the worker that was started here."""
+    worker: Worker | None = None
+    """The worker to use; None: a new one, if anything has to be run."""
+    torch_version: str | None = None
+    """The torch of a new worker; None: the installed one."""
+    repeated: int = 0
+    """After one step: how many more steps ask the allocator for the same again, without the program."""
+    few_layers: bool = False
+    """Whether networks of a few layers may stand for the deep one (`tonnage.shallow`)."""
+    fresh: bool = False
+    """Whether the steps are made even if the cache has their Trace."""
+    counting: bool = False
+    """Whether operations are counted where dimensions do not say a network's seconds (`tonnage.timing.replay`)."""
+    sketched: bool = False
+    """Whether what would have to be compiled has something as large in its place (`tonnage.step.flex_stub`)."""
+    progress: Progress = lambda text: None
+    reused: int = 0
+
+    def trace(self, case: Case, rank: int, steps: int) -> Trace:
+        """See Source."""
+        depths = depths_to_continue(case.job, case.plan) if self.few_layers else None
+        counting = self.counting and is_better_seen(case)
+        kept = _find(self._key(case, rank, steps, depths), self.fresh)
+        if kept is not None and (kept.worked is not None or not counting):
+            self.reused += 1
+            return kept
+        key = self._key(case, rank, steps, depths)
+        trace = self._continue(case, rank, depths) if depths is not None else None
+        written = None
+        if trace is None:
+            trace, written = self._run(case, rank, steps), self._started(case).trace_file
+        if counting and trace.outcome["kind"] == "completed":
+            trace, written = replace(trace, worked=self._count(case, rank)), None
+        if key is not None and key == self._key(case, rank, steps, depths):  # nothing was installed meanwhile
+            cache.keep(key, trace, written)
+        return trace
+
+    def _key(self, case: Case, rank: int, steps: int, depths: tuple[int, int, int] | None = None) -> str | None:
+        version = self.worker.torch_version if self.worker is not None else self.torch_version
+        run = {"steps": steps, "repeated": self.repeated, "sketched": self.sketched}
+        return _key(case, version, source="ghost", depths=depths, rank=rank, **run)
+
+    def _run(self, case: Case, rank: int, steps: int) -> Trace:
+        run = partial(self._started(case, steps).run, case.job, case.plan, case.cluster, rank=rank)
+        trace: Trace = run(steps=steps, repeated=self.repeated, sketched=self.sketched)
+        if trace.repeated and trace.outcome["kind"] == "oom" and not self.few_layers:
+            trace = run(steps=steps + self.repeated)  # a repetition has no stack to show
+        return trace
+
+    def _count(self, case: Case, rank: int) -> Worked | None:
+        """Return the operations of a step; None where its second one cannot be made while they are counted."""
+        self.progress("counting the operations of a step, for its seconds")
+        worker = self._started(case)
+        try:
+            return worker.worked(case.job, case.plan, case.cluster, rank=rank)
+        except CannotEstimate:
+            if worker.closed:
+                raise
+            return None
+
+    def _continue(self, case: Case, rank: int, depths: tuple[int, int, int]) -> Trace | None:
+        """Return the Trace by networks of a few layers; None where they do not say what all layers ask for."""
+        worker = self._started(case)
+        source = replace(self, worker=worker, repeated=0, few_layers=False)
+        layers = layers_of(case.job)
+        few = [replace(case, job=with_layers(case.job, depth), cluster=roomy(case.cluster)) for depth in depths]
+        try:
+            runs = [source._trace_by_any_allocator(one, rank) for one in few]
+            keys = [source._key(_under(one, ALLOCATORS[0]), rank, 1) for one in few]
+            requests = _requests((*keys, layers), partial(requests_of, runs, depths, layers))
+        except CannotEstimate:
+            if worker.closed:  # it has died, and said why
+                raise
+            return None
+        trace = worker.again(requests, case.job, case.plan, case.cluster, rank=rank, repeated=self.repeated)
+        if trace.outcome["kind"] == "oom" and trace.outcome.get("phase") in requests.growing:
+            return None
+        return continued(trace, runs, depths, layers)
+
+    def _trace_by_any_allocator(self, case: Case, rank: int) -> Trace:
+        """Return the Trace of one step, or one that is kept under another allocator alone, where everything fits.
+
+        What a program asks for does not depend on the allocator.
+        """
+        cases = (case, *(_under(case, allocator) for allocator in ALLOCATORS))
+        kept = (_find(self._key(one, rank, 1), self.fresh) for one in cases)
+        return next((trace for trace in kept if trace is not None), None) or self.trace(case, rank, 1)
+
+    def _started(self, case: Case, steps: int = 1) -> Worker:
+        if self.worker is None:
+            self.worker = self.stack.enter_context(_start(self.torch_version, self.progress))
+            steps_made = counted(steps + self.repeated, "step")
+            self.progress(f"running {steps_made} on a ghost {case.cluster.device.id}")
+        return self.worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How Traces are made, whatever their source."""
+
+    torch_version: str | None = None
+    """The torch to run; None: the installed one."""
+    worker: Any = None
+    """A warm `tonnage.Worker` to use; None: a new one."""
+    repeated: int = 0
+    """See Ghost."""
+    few_layers: bool = False
+    """See Ghost."""
+    fresh: bool = False
+    """Whether steps are made even if the cache has their Trace."""
+    counting: bool = False
+    """See Ghost."""
+    sketched: bool = False
+    """See Ghost."""
+    progress: Progress = lambda text: None
+    """Called with what is being done."""
+
+
+def _open_ghost(options: Options, stack: ExitStack) -> Source:
+    return Ghost(stack=stack, **vars(options))
+
+
+def _open_meta(options: Options, stack: ExitStack) -> Source:
+    if (options.worker.torch_version if options.worker is not None else options.torch_version) is not None:
+        raise UsageError("The source meta runs the installed torch only; leave the version out, or choose ghost.")
+    return Meta(fresh=options.fresh, progress=options.progress)
+
+
+SOURCES: Final[Mapping[str, Callable[[Options, ExitStack], Source]]] = {"ghost": _open_ghost, "meta": _open_meta}
+"""What `--source` takes.  `real` Traces are recorded, not estimated."""
+
+
+def open_source(name: str, case: Case, options: Options, stack: ExitStack) -> Source:
+    """Return the source of this name for a case; on the CPU nothing has to be imitated, whatever the name.
+
+    What it starts is closed with `stack`.  Raises UsageError for an unknown name.
+    """
+    if name not in SOURCES:
+        raise UsageError(f"Unknown source {name!r}; possible: {', '.join(SOURCES)}.")
+    if case.cluster.device.id == CPU:
+        return Cpu(progress=options.progress)
+    return SOURCES[name](options, stack)
+
+
+def _key(case: Case, version: str | None, *, source: str, depths: Any = None, **run: Any) -> str | None:
+    """Return the name under which the cache keeps the Trace; None where not all that it depends on is known."""
+    asked = request(case.job, case.plan, case.cluster, **run)
+    return cache.key({**asked, "source": source, "depths": depths}, version)
+
+
+def _find(key: str | None, fresh: bool) -> Trace | None:
+    return cache.find(key) if key is not None and not fresh else None
+
+
+def _under(case: Case, allocator: str) -> Case:
+    return replace(case, plan=replace(case.plan, allocator=allocator))
+
+
+_KEPT: Final = 2
+"""Requests of whole networks that are kept: a plan is asked for under either allocator, one soon after the other."""
+
+
+_made_requests: dict[tuple[Any, ...], Requests] = {}
+"""The requests that were made last, by the keys of the runs that they were made of."""
+
+
+def _requests(key: tuple[Any, ...], make: Callable[[], Requests]) -> Requests:
+    """Return what `make` makes, or made before of runs with the same keys; of runs without keys it is made anew."""
+    if None in key:
+        return make()
+    if key not in _made_requests:
+        made = make()
+        while len(_made_requests) >= _KEPT:
+            _made_requests.pop(next(iter(_made_requests)), None)
+        _made_requests[key] = made
+    return _made_requests[key]
+
+
+def _check_torch() -> None:
+    """Raise CannotEstimate where torch has no torch.distributed: a recorded step asks everywhere for its group."""
+    import torch
+
+    if not torch.distributed.is_available():
+        raise CannotEstimate(
+            f"The installed torch {torch.__version__} was built without torch.distributed, and no step is recorded "
+            "without; install a wheel of the package index: pip install torch."
+        )
+
+
+def _start(torch_version: str | None, progress: Progress) -> AbstractContextManager[Worker]:
+    any_libraries()
+    try:
+        return Worker(torch_version, progress)
+    except GhostUnavailable as error:
+        raise GhostUnavailable(f"{error} Or choose --source meta, which needs no ghost.") from error
