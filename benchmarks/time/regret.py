@@ -20,7 +20,7 @@ from benchmarks.time.rows import Row
 
 from tonnage.catalog.overheads import overheads
 from tonnage.timing.memory import likely_bytes
-from tonnage.timing.pipeline import split_of
+from tonnage.timing.pipeline import split_network
 from tonnage.timing.software import Software
 
 FRAGMENTATION = 1.18
@@ -66,7 +66,7 @@ def candidates(rows: Sequence[Row]) -> dict[tuple[str, int], list[Candidate]]:
 
 def fullness(row: Row, software: Software) -> float:
     """Memory needed by our account, relative to the card's; above 1 where a stage has no part of the network."""
-    split = split_of(row.shape, row.work, software)
+    split = split_network(row.shape, row.work, software)
     if not split.filled:
         return 2.0
     axes = row.work.axes

@@ -6,7 +6,7 @@ import pytest
 
 from timed_steps import EAGER, LLAMA, MANY, PLAIN
 from tonnage.mesh import Axes
-from tonnage.timing.pipeline import split_of
+from tonnage.timing.pipeline import split_network
 from tonnage.timing.software import software
 from tonnage.timing.timing import timing
 
@@ -28,5 +28,5 @@ def test_stalls_are_counted_by_hand_overs_and_only_where_there_are_enough_ranks(
 def test_the_layers_of_stages_may_be_given():
     work = replace(PLAIN, axes=Axes(pp=4), grad_accum=8)
     given = replace(work, stage_layers=(9, 9, 9, 5))
-    assert split_of(LLAMA, given, EAGER).layers == (9, 9, 9, 5)
-    assert split_of(LLAMA, work, EAGER).layers == (8, 8, 8, 8)
+    assert split_network(LLAMA, given, EAGER).layers == (9, 9, 9, 5)
+    assert split_network(LLAMA, work, EAGER).layers == (8, 8, 8, 8)

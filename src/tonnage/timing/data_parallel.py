@@ -7,7 +7,7 @@ from typing import Final
 from tonnage.cluster import Cluster
 from tonnage.timing import rates
 from tonnage.timing.collectives import Fabric, Group
-from tonnage.timing.fabrics import group_of
+from tonnage.timing.fabrics import place_group
 from tonnage.timing.layer import layer_weights
 from tonnage.timing.operations import ELEMENT_BYTES, Slice, kept_dtype
 from tonnage.timing.rates import Card
@@ -98,7 +98,7 @@ def plan_gathering(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric) -
     """Return the exchanges of sharded weights; None where no weights are sharded among ranks."""
     if not work.sharded or work.axes.shards == 1:
         return None
-    group = group_of(work.axes.shards, work.axes.tp, cluster)
+    group = place_group(work.axes.shards, work.axes.tp, cluster)
     part = Slice(
         tokens=1,
         seq_len=1,
@@ -161,7 +161,7 @@ def plan_averaging(
     if ranks == 1 or work.shard == "none":
         return None
     inner = axes.tp * axes.cp * (axes.dp_shard if work.sharded else 1)
-    group = group_of(ranks, inner, cluster)
+    group = place_group(ranks, inner, cluster)
     kept = trained / (axes.shards if work.sharded else 1)
     averaged = kept * work.gradient_bytes
     apart = 0.0 if work.sharded or work.lora_rank else expert_weights(shape, work) * work.gradient_bytes
@@ -184,4 +184,4 @@ def _group_of_same_experts(work: Work, ranks: int, cluster: Cluster) -> Group:
     """
     axes = work.axes
     inner = axes.ep * (1 if work.experts_whole else axes.tp)
-    return group_of(max(ranks * axes.cp * axes.tp // inner, 1), inner, cluster)
+    return place_group(max(ranks * axes.cp * axes.tp // inner, 1), inner, cluster)

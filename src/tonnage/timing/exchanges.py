@@ -3,7 +3,7 @@
 from tonnage.cluster import Cluster
 from tonnage.timing import schedule
 from tonnage.timing.collectives import Fabric, Group
-from tonnage.timing.fabrics import group_of
+from tonnage.timing.fabrics import place_group
 from tonnage.timing.head import count_slices
 from tonnage.timing.operations import ELEMENT_BYTES, kept_dtype
 from tonnage.timing.shape import Shape
@@ -34,12 +34,12 @@ def layer_exchange(
     exchange, waits = tensor_exchange(shape, work, cluster, fabric, software, calls)
     activations = _activation_bytes(shape, work)
     if axes.cp > 1:
-        group = group_of(axes.cp, axes.tp, cluster)
+        group = place_group(axes.cp, axes.tp, cluster)
         keys = activations / shape.hidden * 2 * shape.key_width / axes.tp
         passing = 3 * (group.ranks - 1) * fabric.send(keys, group.far)
         exchange += passing * software.tensor_exposed
     if axes.ep > 1 and shape.experts:
-        group = group_of(axes.ep, 1 if work.experts_whole else axes.tp, cluster)
+        group = place_group(axes.ep, 1 if work.experts_whole else axes.tp, cluster)
         counting = 3 * fabric.call_seconds + fabric.hops(group)
         waits += 4 * fabric.call_seconds + (0.0 if work.experts_once else counting)
     return exchange, waits
@@ -86,11 +86,11 @@ def expert_exchange(
     Overlapped, they go on while another micro-batch computes, which takes as long: `computing` seconds.
     """
     inner = 1 if work.experts_whole else work.axes.tp
-    group = group_of(work.axes.ep, inner, cluster)
+    group = place_group(work.axes.ep, inner, cluster)
     again = 2 * work.checkpointed_fraction if work.checkpointing in ("full", "experts") else 0
     handing = (4 + again) * _dispatch_seconds(shape, work, fabric, group)
     if work.experts_overlapped:
-        return schedule.exposed(handing, computing, software.expert_overlap)
+        return schedule.exposed_seconds(handing, computing, software.expert_overlap)
     return handing
 
 

@@ -14,7 +14,7 @@ _EXPERTS_REACH: Final = 0.9
 half and a fourth of them stay in the machine (github.com/deepseek-ai/DeepEP, README at 0297fc80)."""
 
 
-def group_of(ranks: int, inner: int, cluster: Cluster) -> Group:
+def place_group(ranks: int, inner: int, cluster: Cluster) -> Group:
     """Return a group of so many ranks, each `inner` places from the next."""
     return Group(ranks, max(1, min(ranks, cluster.gpus_per_node // inner)))
 

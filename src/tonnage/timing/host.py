@@ -68,12 +68,12 @@ def copy_seconds(shape: Shape, work: Work, cluster: Cluster, weights: float, tra
         total += work.optimizer_offload * gradients * (1 + work.weight_bytes / work.gradient_bytes) / rate
     if work.param_offload:
         coming = weights * work.resting_bytes / work.axes.shards / rate * (2 if work.gathers_again else 1)
-        last = schedule.exposed(coming + gradients / rate, hiding, _WEIGHTS_BESIDE)
-        others = schedule.exposed(coming, hiding, _WEIGHTS_BESIDE) if work.gradients_whole else last
+        last = schedule.exposed_seconds(coming + gradients / rate, hiding, _WEIGHTS_BESIDE)
+        others = schedule.exposed_seconds(coming, hiding, _WEIGHTS_BESIDE) if work.gradients_whole else last
         total += last + (work.grad_accum - 1) * others
     if work.activation_offload:
         there_and_back = 2 * offloaded_bytes(shape, work) * shape.layers / work.axes.pp / rate
-        beside = schedule.exposed(there_and_back, hiding, _ACTIVATIONS_BESIDE)
+        beside = schedule.exposed_seconds(there_and_back, hiding, _ACTIVATIONS_BESIDE)
         total += work.grad_accum * (beside if work.copies_beside else there_and_back)
     return total
 

@@ -33,7 +33,7 @@ WAITING: Final = 0.03
 """Part of a step from which on it counts as waiting for the host: the criterion by which those 71 were chosen."""
 
 
-def interval_of(
+def estimate_interval(
     shape: Shape, work: Work, cluster: Cluster, card: Card, software: Software, *, waits: bool
 ) -> tuple[float, float, tuple[str, ...]]:
     """Return the factors of the interval's ends, and what is assumed; `waits`: the card waits for the host."""

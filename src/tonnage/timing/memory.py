@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from tonnage.timing.operations import ELEMENT_BYTES, kept_dtype
-from tonnage.timing.schedule import Split, equally
+from tonnage.timing.schedule import Split, split_equally
 from tonnage.timing.shape import Shape
 from tonnage.timing.work import Work
 
@@ -157,7 +157,7 @@ def likely_bytes(shape: Shape, work: Work, split: Split | None = None, *, main_w
 
     Stage i of p holds p - i micro-batches under 1F1B.
     """
-    split = split or equally(shape.layers, work.axes.pp)
+    split = split or split_equally(shape.layers, work.axes.pp)
     last = len(split.layers) - 1
     kept, logits = kept_bytes(shape, work), logit_bytes(shape, work)
     own_head = not shape.tied or split.head > 0

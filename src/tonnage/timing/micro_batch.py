@@ -21,7 +21,7 @@ from tonnage.timing.keys import cached_by, layer_key
 from tonnage.timing.layer import layer_operations, layer_weights
 from tonnage.timing.operations import ELEMENT_BYTES, Passes, Slice, kept_dtype
 from tonnage.timing.rates import Card, Seconds
-from tonnage.timing.recomputation import BY_OPERATION, Recomputation, recomputation_of, recomputed_seconds
+from tonnage.timing.recomputation import BY_OPERATION, Recomputation, plan_recomputation, recomputed_seconds
 from tonnage.timing.shape import Shape
 from tonnage.timing.software import CHOOSING, Software
 from tonnage.timing.weights import count_modules
@@ -78,7 +78,7 @@ def network_seconds(
     shape: Shape, work: Work, cluster: Cluster, card: Card, software: Software
 ) -> tuple[PassSeconds, PassSeconds, PassSeconds]:
     """Return the seconds of an average layer, of the embedding and of the head, for one micro-batch."""
-    recomputation = recomputation_of(shape, work, software)
+    recomputation = plan_recomputation(shape, work, software)
     loss = "inductor" if (work.compiled, work.loss) == ("model", "plain") else work.loss
     part = _slice_of(shape, work, cluster, software)
     both, again, embedding, head = _card_seconds(

@@ -101,14 +101,14 @@ def _place_ends(
     )
 
 
-def split_of(shape: Shape, work: Work, software: Software) -> schedule.Split:
+def split_network(shape: Shape, work: Work, software: Software) -> schedule.Split:
     """Return which layers and ends of the network are on which stage."""
     if work.stage_layers:
         return schedule.Split(work.stage_layers, work.axes.pp - 1, work.axes.pp - 1)
     if not software.balanced:
-        return schedule.equally(shape.layers, work.axes.pp)
+        return schedule.split_equally(shape.layers, work.axes.pp)
     head_layers = shape.embedding_parameters / (shape.dense_layer_parameters - shape.norm_parameters)
-    return schedule.by_cost(shape.layers, work.axes.pp, head_layers)
+    return schedule.split_by_cost(shape.layers, work.axes.pp, head_layers)
 
 
 def send_seconds(shape: Shape, work: Work, cluster: Cluster, fabric: Fabric, software: Software) -> float:

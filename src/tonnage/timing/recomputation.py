@@ -51,7 +51,7 @@ class Recomputation:
         return self.kind == "full"
 
 
-def recomputation_of(shape: Shape, work: Work, software: Software) -> Recomputation:
+def plan_recomputation(shape: Shape, work: Work, software: Software) -> Recomputation:
     """Return which part of the network runs again.
 
     The last product, whose result nobody keeps, need not be computed again by torch, unless it goes through a norm or

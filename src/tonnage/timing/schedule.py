@@ -17,7 +17,7 @@ def pipeline_seconds(stages: tuple[float, ...], micro_batches: int, virtual_stag
     return micro_batches * slowest + (sum(stages) - slowest) / virtual_stages
 
 
-def exposed(copying: float, hiding: float, overlap: float = 1.0) -> float:
+def exposed_seconds(copying: float, hiding: float, overlap: float = 1.0) -> float:
     """Return the seconds of a copy or an exchange that computation of `hiding` seconds does not hide.
 
     `overlap`: the part of it that can be hidden.  An exchange beside computation slows the computation down, not
@@ -45,14 +45,14 @@ class Split:
 
 
 @lru_cache(maxsize=4096)
-def equally(layers: int, stages: int) -> Split:
+def split_equally(layers: int, stages: int) -> Split:
     """Return equally many layers for each stage, one more in front where they do not divide; head and loss last."""
     counts = tuple(layers // stages + (1 if stage < layers % stages else 0) for stage in range(stages))
     return Split(counts, stages - 1, stages - 1)
 
 
 @lru_cache(maxsize=4096)
-def by_cost(layers: int, stages: int, head_layers: float) -> Split:
+def split_by_cost(layers: int, stages: int, head_layers: float) -> Split:
     """Return a split by cost: the part with which the sum of costs passes a stage's share begins the next stage.
 
     The parts are the layers, a final norm, the head (as costly as `head_layers` layers), a cast and the loss, the

@@ -23,10 +23,10 @@ from tonnage.timing.data_parallel import (
     unpacking_seconds,
 )
 from tonnage.timing.fabrics import data_fabric
-from tonnage.timing.interval import WAITING, host_assumption, interval_of
+from tonnage.timing.interval import WAITING, estimate_interval, host_assumption
 from tonnage.timing.keys import cached_by, weight_key
 from tonnage.timing.optimizer import Update, plan_update
-from tonnage.timing.pipeline import send_seconds, split_of, stage_seconds, stall_seconds
+from tonnage.timing.pipeline import send_seconds, split_network, stage_seconds, stall_seconds
 from tonnage.timing.rates import Card
 from tonnage.timing.shape import Shape
 from tonnage.timing.software import Software
@@ -114,15 +114,15 @@ def step_costs(shape: Shape, work: Work, cluster: Cluster, card: Card, software:
         update=plan_update(shape, work, cluster, card, trained),
         host_update=host.update_seconds(trained / work.state_shards, work, cluster),
         token_flops=_token_flops(shape, work),
-        interval=interval_of(shape, work, cluster, card, software, waits=False),
-        waiting_interval=interval_of(shape, work, cluster, card, software, waits=True),
+        interval=estimate_interval(shape, work, cluster, card, software, waits=False),
+        waiting_interval=estimate_interval(shape, work, cluster, card, software, waits=True),
     )
 
 
 def timing(shape: Shape, work: Work, cluster: Cluster, software: Software) -> Timing:
     """Return the seconds of a step.  Raise CannotEstimate where a rate that matters is not known."""
     card = rates.card(cluster.device)
-    split, gathering_host = split_of(shape, work, software), gathering_host_seconds(shape, work)
+    split, gathering_host = split_network(shape, work, software), gathering_host_seconds(shape, work)
     stages = stage_seconds(shape, work, cluster, card, software, split, gathering_host)
     costs = step_costs(shape, work, cluster, card, software)
     m, unpacking = work.grad_accum, costs.unpacking
