@@ -62,7 +62,10 @@ def plan(
     allow: Annotated[
         Words,
         _option(
-            "allow", "Also let the search choose options that change the mathematics: optimizer,precision.", "NAMES"
+            "allow",
+            "Also choose values that change the mathematics (optimizer,precision), or activation budgets, which no "
+            "exported trainer can run (budget).",
+            "NAMES",
         ),
     ] = None,
     headroom: Annotated[float, _option("headroom", "Percent of each GPU's memory to leave free.", "N")] = 100
@@ -106,12 +109,12 @@ def plan(
     --method any (or full,lora) compares methods.
     """
     from tonnage.files import check_free, check_places
-    from tonnage.search.backwards import card_asked, check_cards
+    from tonnage.planner.limits import check_cards, initial_card
 
     outputs = _Outputs(json=json, html=html, save=save)
     check_places(save, html)
     check_free(save, html, force=force)
-    cluster = cluster_of(gpu if here else card_asked(find, gpu), gpus, gpu_memory, here, model_or_command)
+    cluster = cluster_of(gpu if here else initial_card(find, gpu), gpus, gpu_memory, here, model_or_command)
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
         "headroom": headroom / 100,
@@ -189,9 +192,9 @@ def _of_model(
     offline: bool,
 ) -> int:
     """Search, from what a trainer's file says if there is one, and say what to change in that."""
-    from tonnage import api
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cli.progress import progress
+    from tonnage.planner import ask
 
     settings, options = None, said
     if source is not None:
@@ -201,10 +204,10 @@ def _of_model(
         settings = reading.read(source).on(cluster.gpus)
         options = settings.openly(said)
         limits = {**limits, "without": limits["without"] + wordless(settings)}
-    asked = api.question(model, cluster, options, said=said, find=find, offline=offline, **limits)
+    asked = ask.ask(model, cluster, options, said=said, find=find, offline=offline, **limits)
     found = None
     with progress() as say:
-        solution = api.answer(asked, find, **how, progress=say)
+        solution = ask.answer(asked, find, **how, progress=say)
         cards = asked.cluster
         if find is not None:  # the cards that were found
             name, memory_bytes = (solution.question[key] for key in ("gpu", "gpu_memory_bytes"))
