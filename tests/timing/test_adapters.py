@@ -1,12 +1,13 @@
-"""Which linear modules have adapters."""
+"""LoRA adapters: the linear modules that have them, and the bytes they move."""
 
 from dataclasses import replace
 
 import pytest
 
-from tonnage.timing import operations
-from tonnage.timing.adapted import adapted, has_adapter
-from tonnage.timing.operations import Slice
+from tonnage.timing.adapters import adapted_products, has_adapter
+from tonnage.timing.head import head_operations
+from tonnage.timing.layer import layer_operations, products
+from tonnage.timing.operations import Passes, Slice
 from tonnage.timing.shape import Shape
 
 LLAMA = Shape(
@@ -26,11 +27,11 @@ LLAMA = Shape(
         (("q_proj", "something_else"), None),
     ],
 )
-def test_targets_are_products(targets: tuple[str, ...], products: set[str] | None) -> None:
-    assert adapted(targets) == products
+def test_target_modules_are_named_as_products(targets: tuple[str, ...], products: set[str] | None) -> None:
+    assert adapted_products(targets) == products
 
 
-def test_one_product_in_place_of_several_has_them_if_any_of_these_has() -> None:
+def test_a_merged_product_has_an_adapter_if_any_of_its_parts_has() -> None:
     query = frozenset({"query"})
     assert has_adapter("qkv", query)
     assert not has_adapter("up", query)
@@ -41,7 +42,7 @@ def test_one_product_in_place_of_several_has_them_if_any_of_these_has() -> None:
 
 def test_a_layer_has_adapters_beside_its_targets_only() -> None:
     def names(among: frozenset[str] | None) -> list[str]:
-        layer = operations.layer(LLAMA, Slice(tokens=8, seq_len=8, trained=False, lora_rank=4, adapted=among))
+        layer = layer_operations(LLAMA, Slice(tokens=8, seq_len=8, trained=False, lora_rank=4, adapted=among))
         return [op.name for op in layer.forward if op.name.endswith("adapter")]
 
     assert names(frozenset({"query", "value"})) == ["query adapter", "value adapter"]
@@ -53,7 +54,7 @@ def test_adapters_bytes_by_hand() -> None:
 
     def moved(residual_bytes: int) -> tuple[float, float]:
         part = Slice(tokens=10, seq_len=10, trained=False, lora_rank=4, adapted=frozenset({"query"}))
-        layer = operations.layer(LLAMA, replace(part, residual_bytes=residual_bytes))
+        layer = layer_operations(LLAMA, replace(part, residual_bytes=residual_bytes))
         return tuple(
             next(op.bytes for op in passes if op.name.startswith("query adapter"))
             for passes in (layer.forward, layer.backward)
@@ -66,7 +67,7 @@ def test_adapters_bytes_by_hand() -> None:
 def test_adapters_in_fp32_beside_16_bits_by_hand() -> None:
     """10 tokens, a query of 64 by 64, rank 4: casts both ways, and products outside tensor cores."""
     part = Slice(tokens=10, seq_len=10, trained=False, lora_rank=4, adapted=frozenset({"query"}), wide_adapters=True)
-    layer = operations.layer(LLAMA, part)
+    layer = layer_operations(LLAMA, part)
     forward, backward = (
         [op for op in passes if op.name.startswith("query adapter")] for passes in (layer.forward, layer.backward)
     )
@@ -77,25 +78,25 @@ def test_adapters_in_fp32_beside_16_bits_by_hand() -> None:
     assert backward[1].flops == 2 * forward[1].flops
 
 
-def test_all_but_quantized_products_is_fp32_by_hand() -> None:
+def test_everything_but_quantized_products_is_fp32_by_hand() -> None:
     """10 tokens, width 64: attention and head multiply in fp32, and each product has its rows cast there and back."""
     narrow = Slice(tokens=10, seq_len=10, trained=False, quantized=True, backend="eager")
     wide = replace(narrow, wide_between=True, residual_bytes=4)
-    layer, head = operations.layer(LLAMA, wide), operations.head(LLAMA, wide)
+    layer, head = layer_operations(LLAMA, wide), head_operations(LLAMA, wide)
     dtypes = {op.name: op.dtype for op in (*layer.forward, *head.forward)}
     assert (dtypes["attention"], dtypes["head"], dtypes["query"]) == ("fp32", "fp32", "bf16")
     [casts] = [op for op in layer.backward if op.name == "casts around products"]
-    assert casts.bytes == sum(6 * 10 * (one.k + one.n) for one in operations.products(LLAMA, wide))
-    assert "casts around products" not in {op.name for op in operations.layer(LLAMA, narrow).forward}
-    moved = [next(op.bytes for op in layer.forward if op.name == "activation") for layer in _both(narrow, wide)]
+    assert casts.bytes == sum(6 * 10 * (one.k + one.n) for one in products(LLAMA, wide))
+    assert "casts around products" not in {op.name for op in layer_operations(LLAMA, narrow).forward}
+    moved = [next(op.bytes for op in layer.forward if op.name == "activation") for layer in _layers(narrow, wide)]
     assert moved[1] == 2 * moved[0]
 
 
 def test_adapters_in_fp32_have_those_casts_already() -> None:
     part = Slice(tokens=10, seq_len=10, trained=False, quantized=True, wide_between=True, residual_bytes=4)
     adapted = replace(part, lora_rank=4, wide_adapters=True)
-    assert "casts around products" not in {op.name for op in operations.layer(LLAMA, adapted).forward}
+    assert "casts around products" not in {op.name for op in layer_operations(LLAMA, adapted).forward}
 
 
-def _both(*parts: Slice) -> list[operations.Passes]:
-    return [operations.layer(LLAMA, part) for part in parts]
+def _layers(*parts: Slice) -> list[Passes]:
+    return [layer_operations(LLAMA, part) for part in parts]
