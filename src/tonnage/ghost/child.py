@@ -19,7 +19,6 @@ from tonnage_inside import micro_batches, values
 
 from tonnage.ghost import failing, jobs
 from tonnage.ghost.running import PR_SET_PDEATHSIG
-from tonnage.trainers.loop.run import TONNAGE
 
 EVERY_MICRO_BATCH = "every micro-batch\n"
 """The reply that asks for the same job again with every micro-batch executed: memory ran out in one that was not."""
