@@ -1,4 +1,4 @@
-"""A network that can be built without memory: a Hugging Face configuration, or a factory to be called."""
+"""A reference to a network that can be built without memory: a Hugging Face configuration, or a factory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ class ModelRef:
     """A network that can be built without memory: a configuration, or a factory to be called."""
 
     name: str
-    """What the user called it, or the catalog's name."""
+    """The name that the user gave, or the catalog's."""
     kind: Literal["config", "factory"]
     """`config`: a Hugging Face configuration; `factory`: `package.module:callable` returning an nn.Module."""
     config: dict[str, Any] = field(default_factory=dict)
@@ -22,27 +22,29 @@ class ModelRef:
 
     @property
     def text(self) -> Mapping[str, Any]:
-        """What the configuration says of its text: a part of its own, or all."""
+        """Return the configuration of the text model: a part of its own, or all."""
         return text_part(self.config)
 
     @property
     def positions(self) -> int | None:
-        """Tokens of the longest text that the configuration speaks of; None where it names no such number."""
-        stated = (self.text[name] for name in _LONGEST if self.text.get(name))
+        """Return the configuration's longest text in tokens; None if it names no such number."""
+        stated = (self.text[name] for name in _LONGEST_TEXT_FIELDS if self.text.get(name))
         longest = next(stated, None)
         return longest if isinstance(longest, int) else None
 
     @property
     def learned_positions(self) -> int | None:
-        """Tokens that a table of learned positions has room for; None without one, or where it is not known."""
+        """Return the tokens that a table of learned positions has room for; None without one or where it is not
+        known.
+        """
         before = LEARNED.get(str(self.config.get("model_type")))
         if before is None or self.positions is None or self.positions <= before:  # with room for padding alone
             return None
         return self.positions - before
 
 
-_LONGEST: Final = ("max_position_embeddings", "n_positions", "max_target_positions")
-"""What configurations call it; the last one those of networks that hear, of what they say."""
+_LONGEST_TEXT_FIELDS: Final = ("max_position_embeddings", "n_positions", "max_target_positions")
+"""Fields with the longest text; the last one is that of speech models, for their transcripts."""
 
 LEARNED: Final[Mapping[str, int]] = {
     **dict.fromkeys(("albert", "bert", "distilbert", "electra", "ernie", "layoutlm", "megatron-bert"), 0),
@@ -51,10 +53,13 @@ LEARNED: Final[Mapping[str, int]] = {
     **dict.fromkeys(("bart", "blenderbot", "mbart", "pegasus", "whisper"), 0),
     **dict.fromkeys(("camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2),
 }
-"""Model types with a table of learned positions, and how many of those that a configuration has are for padding."""
+"""Model types with a table of learned positions, and how many of its rows are reserved for padding."""
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a configuration says of its text; a stranger's may have anything where that is to stand."""
+    """Return the part of a configuration that describes its text model, or all of it.
+
+    An unknown configuration may hold anything under `text_config`.
+    """
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and inner else config
