@@ -1,20 +1,20 @@
-"""Micro-batches that need not be made: whoever watches may ask for what one before them asked for instead."""
+"""Micro-batches that need not run: a listener may repeat the recorded requests of the one before instead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-_asked: list[Callable[[int, int], bool]] = []
+_listeners: list[Callable[[int, int], bool]] = []
 
 
 def listen(ask: Callable[[int, int], bool] | None) -> None:
-    """From now on ask `ask` before each of a row of micro-batches that do the same; None: nobody.
+    """Register the only listener, or None; it is called before each of several micro-batches that are all alike.
 
-    It hears how many of them were made and how many are left, and says whether it has seen to all that are left.
+    It gets how many of them ran and how many are left, and returns True if it has accounted for all that are left.
     """
-    _asked[:] = [ask] if ask is not None else []
+    _listeners[:] = [ask] if ask is not None else []
 
 
 def seen_to(made: int, left: int) -> bool:
-    """Whether so many micro-batches, like the last of those made just now, need not be made."""
-    return any(ask(made, left) for ask in _asked)
+    """Return True if the `left` micro-batches need not run because they are like the last of the `made` ones."""
+    return any(ask(made, left) for ask in _listeners)

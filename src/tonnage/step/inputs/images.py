@@ -102,7 +102,8 @@ def chosen_size(job: Job, network: Any) -> tuple[int, int] | None:
 
 def with_captions(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     """Pairs of an image and a caption, which is at most as long as the text tower has positions for."""
-    from tonnage.step.model import longest_text, text_config
+    from tonnage.step.configuration import text_config
+    from tonnage.step.model import longest_text
 
     config = network.config
     stated = getattr(text_config(config), "max_position_embeddings", None)  # also of a table made as it is needed

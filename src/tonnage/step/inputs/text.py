@@ -23,7 +23,7 @@ def ids(job: Job, network: Any) -> torch.Tensor:
 
 def vocabulary(config: Any) -> int:
     """How many token ids the text model knows; of one that reads characters (CANINE), how many there are."""
-    from tonnage.step.model import text_config
+    from tonnage.step.configuration import text_config
 
     return int(getattr(text_config(config), "vocab_size", None) or CODEPOINTS)
 
