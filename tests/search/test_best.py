@@ -411,7 +411,7 @@ def test_what_is_at_fault_is_read_from_what_techniques_say():
         assert _at_fault(on, str(refused.value)) == axis
         assert _at_fault(off, str(refused.value)) is None
     assert _at_fault(on, str(_not_known(torch.nn.Linear(2, 2), "no plan"))) == "tp"
-    with pytest.raises(CannotEstimate) as refused, attention._only("efficient"):
+    with pytest.raises(CannotEstimate) as refused, attention._force_backend("efficient"):
         raise RuntimeError("No available kernel. Aborting execution.")
     assert _at_fault(on, str(refused.value)) == "attention"
     assert _at_fault(on, "Memory ran out.") is None

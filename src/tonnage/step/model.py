@@ -167,8 +167,13 @@ def is_layer_list(module: nn.Module) -> bool:
     if not isinstance(module, nn.ModuleList | nn.Sequential):
         return False
     children = _present_children(module)
-    weighty = all(next(child.parameters(), None) is not None for child in children)
+    weighty = all(map(has_parameters, children))
     return len(children) > 0 and weighty and len({type(child) for child in children}) == 1
+
+
+def has_parameters(module: nn.Module) -> bool:
+    """Return True if the module or a module inside it has parameters."""
+    return next(module.parameters(), None) is not None
 
 
 def _present_children(module: nn.Module) -> list[nn.Module]:

@@ -113,7 +113,9 @@ def cut(module: nn.Module, *, index: int, count: int) -> Stage:
     base, embedding = network.base_model, network.get_input_embeddings()
     lists = [child for child in base.children() if models.is_layer_list(child)]
     ends = [
-        child for child in base.children() if child is not embedding and _has_parameters(child) and child not in lists
+        child
+        for child in base.children()
+        if child is not embedding and models.has_parameters(child) and child not in lists
     ]
     if len(lists) != 1 or len(ends) != 1:
         found = ", ".join(type(child).__name__ for child in (*lists, *ends))
@@ -136,10 +138,6 @@ def cut(module: nn.Module, *, index: int, count: int) -> Stage:
         _replace_by_absent(base, norm)
         network.set_output_embeddings(models.Absent())
     return Stage(network, index=index, count=count, tied=tied)
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 def _replace_by_absent(parent: nn.Module, child: nn.Module) -> None:
