@@ -10,7 +10,7 @@ from typing import Any, Final
 from tonnage.catalog.devices import spell_cluster
 from tonnage.cluster import CPU
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
-from tonnage.estimates.assumptions import of_checkpoint
+from tonnage.estimates.assumptions import describe_quantized_checkpoint
 from tonnage.planner.solution import Choice, Point, Refused, Solution, Stage
 from tonnage.search.best import Search
 from tonnage.search.contradictions import ways_out
@@ -77,7 +77,7 @@ def _search(
     question: Question, ghosts: Ghosts, *, top: int, pareto: bool, explain: bool, progress: Progress
 ) -> Solution:
     asked = _asked(question)
-    for said in of_checkpoint(question.job):
+    for said in describe_quantized_checkpoint(question.job):
         progress(f"note: {said}")
     if (without := without_engine(question)) is not None:
         return without

@@ -55,7 +55,7 @@ def accepts(case: Case) -> Refusal | None:
             f"frozen quantized weights have no use for precision {plan.precision}", "choose precision bf16-mixed"
         )
     if plan.shard in SHARDING and plan.quant == "int8":
-        return _refuse(f"rows of int8 have scales that {plan.shard} does not shard", "choose quant nf4")
+        return _refuse(f"rows of int8 have scales that {plan.shard} does not divide", "choose quant nf4")
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
         return _refuse(f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
