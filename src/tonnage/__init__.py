@@ -32,7 +32,7 @@ __all__ = [
     "plan",
 ]
 
-_HOME = {
+_MODULES = {
     "Cluster": "tonnage.catalog.devices",
     "Device": "tonnage.catalog.devices",
     "Estimate": "tonnage.estimates.estimate",
@@ -49,9 +49,9 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that `import tonnage` costs nothing."""
-    if name not in _HOME:
+    """Import a public name on first use, so that `import tonnage` stays cheap."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'tonnage' has no attribute {name!r}")
-    module = import_module(_HOME[name])
+    module = import_module(_MODULES[name])
     value = globals()[name] = getattr(module, "run" if name == "dry_run" else name)
     return value

@@ -138,7 +138,7 @@ def test_the_shelf_is_not_looked_through_for_each_trace(own_folder: Path, monkey
     shelf.keep(key(), TRACE)
     (file,) = own_folder.iterdir()
     monkeypatch.setattr(shelf, "MOST_BYTES", 10 * file.stat().st_size)
-    monkeypatch.setattr(shelf, "_LOOKS_EACH", 2)  # each time that half of it was added
+    monkeypatch.setattr(shelf, "_CHECKS_PER_CAPACITY", 2)  # each time that half of it was added
     for steps in range(2, 20):
         shelf.keep(key(steps=steps), TRACE)
     assert 1 < len(looks) < 6

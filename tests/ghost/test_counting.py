@@ -103,7 +103,7 @@ def test_a_network_of_unknown_dimensions_gets_seconds_where_they_are_asked_for(w
     assert any("operations of a step, counted as they were launched" in one for one in found.coverage.modelled)
     again = estimate(Case(job, Plan(), CARD), worker=worker, seen=True).estimate
     assert again.time == found.time
-    assert any("kept from an earlier run" in one for one in again.coverage.run)
+    assert any("cached by an earlier run" in one for one in again.coverage.run)
     assert again.peak == found.peak
 
 

@@ -179,12 +179,12 @@ class OldNetwork:
 
 def test_checkpointing_with_a_transformers_that_cannot_choose_layers() -> None:
     network, arguments = OldNetwork(), {"use_reentrant": False}
-    checkpointing._ask_transformers(network, arguments, 1)
+    checkpointing._enable_in_transformers(network, arguments, 1)
     assert network.asked == [arguments]
     with pytest.raises(
         CannotEstimate, match=r"checkpoints all layers or none, not every-4; choose checkpointing full"
     ):
-        checkpointing._ask_transformers(network, arguments, 4)
+        checkpointing._enable_in_transformers(network, arguments, 4)
     assert network.asked == [arguments]
 
 

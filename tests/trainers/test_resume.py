@@ -15,7 +15,7 @@ from tonnage.trainers import resume as earlier_runs
 
 @pytest.fixture(autouse=True)
 def _real_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(earlier_runs, "_without_values", contextlib.nullcontext)
+    monkeypatch.setattr(earlier_runs, "_move_to_meta", contextlib.nullcontext)
 
 
 def world(rank: int) -> World:
