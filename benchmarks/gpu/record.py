@@ -99,7 +99,7 @@ def _import(cases: Iterable[Case], *, lean: bool) -> None:
     if lean:
         importlib.import_module("torch")
         return
-    from tonnage.ghost.preload import imported
+    from tonnage.workers.preload import imported
 
     cases = list(cases)
     for name in dict.fromkeys(name for case in cases for name in case.libraries):

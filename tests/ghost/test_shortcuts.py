@@ -9,9 +9,9 @@ import pytest
 
 from networks import tiny_job
 from tonnage.catalog.devices import parse_cluster
-from tonnage.ghost import pool
 from tonnage.ghost.process import PATH
 from tonnage.plans import Plan
+from tonnage.workers import worker as pool
 
 HERE = Path(__file__).parent
 

@@ -24,7 +24,6 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates import predict
 from tonnage.estimates.timeline import timeline
-from tonnage.ghost.pool import Worker
 from tonnage.ghost.process import PATH
 from tonnage.job import Job
 from tonnage.plans import Plan
@@ -32,6 +31,7 @@ from tonnage.script import dry_run as dryrun
 from tonnage.techniques import checkpointing, environment
 from tonnage.trace.trace import Trace
 from tonnage.units import MIB
+from tonnage.workers.worker import Worker
 
 sys.path.extend(PATH.split(":"))
 from tonnage_recorder import written

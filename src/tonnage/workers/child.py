@@ -17,8 +17,9 @@ from typing import Any
 
 from tonnage_inside import micro_batches, values
 
-from tonnage.ghost import failing, jobs
 from tonnage.ghost.running import PR_SET_PDEATHSIG
+from tonnage.workers import failures as failing
+from tonnage.workers import jobs
 
 EVERY_MICRO_BATCH = "every micro-batch\n"
 """The reply that asks for the same job again with every micro-batch executed: memory ran out in one that was not."""

@@ -78,7 +78,7 @@ def _card_is_told() -> Iterator[None]:
 
 
 def _properties(device: Any = None) -> SimpleNamespace:
-    from tonnage.ghost.preload import CARD
+    from tonnage.workers.preload import CARD
 
     return CARD
 
@@ -88,7 +88,7 @@ def _first() -> int:
 
 
 def _refuse() -> None:
-    from tonnage.ghost.preload import NeedsCard
+    from tonnage.workers.preload import NeedsCard
 
     raise NeedsCard
 

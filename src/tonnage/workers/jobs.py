@@ -19,7 +19,6 @@ from tonnage_recorder import outcome, written
 from tonnage_recorder.native import Native
 from tonnage_recorder.watch import Watch
 
-from tonnage.ghost import card
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
@@ -29,6 +28,7 @@ from tonnage.step import flex_stub as sketched
 from tonnage.step import inputs, repeats
 from tonnage.step.world import World
 from tonnage.trainers import engine_of, libraries
+from tonnage.workers import card
 
 
 def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> None:

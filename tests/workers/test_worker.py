@@ -16,12 +16,12 @@ import pytest
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
-from tonnage.ghost.pool import Worker
 from tonnage.ghost.wheel import Torch
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.trace.trace import Trace
+from tonnage.workers.worker import Worker
 
 CARD = parse_cluster("t4")
 SMALL = Job(model=resolve("smollm2-135m", offline=True), seq_len=64)
@@ -111,7 +111,7 @@ def test_an_interrupted_job_leaves_no_process(own_worker: Worker) -> None:
 
 def test_nothing_is_left_of_a_job_whose_asker_was_killed(torch_build: Torch, tmp_path: Path) -> None:
     asking = (
-        "from dataclasses import replace; import test_pool as t; from tonnage.ghost.pool import Worker\n"
+        "from dataclasses import replace; import test_pool as t; from tonnage.workers.worker import Worker\n"
         "t.run(Worker(), replace(t.SMALL, grad_accum=100_000))"
     )
     variables = {

@@ -27,7 +27,7 @@ from tonnage.trace.gc_paused import uncollected
 from tonnage.trace.operations import Worked
 from tonnage.trace.trace import Trace
 
-_PROGRAM: Final = ("-P", "-m", "tonnage.ghost.worker")
+_PROGRAM: Final = ("-P", "-m", "tonnage.workers.server")
 """What the ghost process runs; files of the folder it is started in stand in for no library."""
 
 _PACKAGE: Final = Path(__file__).parents[2]

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tonnage.ghost import preload, process
+from tonnage.ghost import process
 from tonnage.ghost.wheel import Torch
 from tonnage.units import GIB
+from tonnage.workers import preload
 
 ASKS = """
 import torch

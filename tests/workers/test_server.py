@@ -17,14 +17,14 @@ from tonnage.step import sources
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(sys, "path", [*sys.path, *PATH.split(":")])
-    from tonnage.ghost import worker
+    from tonnage.workers import server as worker
 
     return worker
 
 
 @pytest.fixture
 def one_line(worker: Any) -> Any:
-    from tonnage.ghost import failing
+    from tonnage.workers import failures as failing
 
     return lambda error: str(failing.told(error))
 

@@ -1,6 +1,6 @@
 """The warm worker: imports torch and transformers once, then forks a child for each job.
 
-`tonnage.ghost.pool` starts it inside a ghost environment.  Each line of standard input is a request in JSON; each
+`tonnage.workers.worker` starts it inside a ghost environment.  Each line of standard input is a request in JSON; each
 gets one line on standard output: `{"error": null}` once the trace is in the requested file, else the error's message
 and class.  The parent never touches CUDA, so each child gets an unused card of its own.
 """
@@ -14,11 +14,12 @@ import torch
 from tonnage_inside import kernels, values
 from tonnage_recorder import native
 
-from tonnage.ghost import child, failing, jobs, preload
 from tonnage.plans import Plan
 from tonnage.step import heads, sources
 from tonnage.techniques import chosen
 from tonnage.trainers import engine_of
+from tonnage.workers import child, jobs, preload
+from tonnage.workers import failures as failing
 
 _LATE = (
     "numpy.ma",
