@@ -14,7 +14,7 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.ghost.pool import Worker
 from tonnage.plans import Plan
 from tonnage.trainers import engine_of, libraries
-from tonnage.trainers.engine import installed
+from tonnage.trainers.packages import installed
 
 ANSWERED = 5
 MOST = 200

@@ -10,10 +10,11 @@ from torch import nn
 from networks import one_thread, tiny_job  # noqa: F401
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
+from tonnage.catalog.optimizers import find_optimizer
 from tonnage.plans import Plan
 from tonnage.step.main_weights import MainOptimizer
 from tonnage.step.step import ReadyStep
-from tonnage.techniques import build, low_bit
+from tonnage.techniques import build, optimizers
 from tonnage.trainers import engine_of
 from tonnage.trainers.hf_trainer import run as hf_trainer
 
@@ -34,12 +35,10 @@ def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def state_bytes(value: str, dtype: torch.dtype) -> int:
     """Bytes of all distinct state tensors of a matrix and a vector, without counters of steps."""
-    from tonnage.techniques.low_bit import BITSANDBYTES, TORCHAO, _made
-
-    family = next(family for family in (BITSANDBYTES, TORCHAO) if value in family.classes)
-    pytest.importorskip(family.package)
+    row = find_optimizer(value)
+    pytest.importorskip(row.library)
     parameters = [nn.Parameter(torch.ones(64, 128, dtype=dtype)), nn.Parameter(torch.ones(SMALL, dtype=dtype))]
-    optimizer = _made(family, value, parameters)
+    optimizer = optimizers.make(row, parameters)
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
@@ -143,7 +142,7 @@ def test_gradients_are_clipped_before_the_step(precision: str, monkeypatch: pyte
 @pytest.mark.parametrize("engine", ["tonnage", "accelerate", "hf-trainer", "trl"])
 def test_what_no_package_mends_is_said_first(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An export is for another machine, where the package may be."""
-    for module in (low_bit, hf_trainer):
+    for module in (optimizers, hf_trainer):
         for name in ("find_spec", "installed"):
             monkeypatch.setattr(module, name, lambda package: None, raising=False)
     plan = Plan(engine=engine, optimizer="adamw-8bit", shard="zero3")

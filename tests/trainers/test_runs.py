@@ -19,7 +19,7 @@ from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.trainers import engine_of
-from tonnage.trainers.engine import installed
+from tonnage.trainers.packages import installed
 
 pytestmark = pytest.mark.ghost
 

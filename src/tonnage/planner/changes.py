@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.planner.solution import Candidate
     from tonnage.plans import Plan
-    from tonnage.trainers.reading import Given
+    from tonnage.trainers.reading import TrainerConfig
 
 SCRIPTS: Final = "job."
 """What stands before the names of settings that are a script's, which the trainer's file has no place for."""
@@ -48,7 +48,7 @@ class Change:
 class Beside:
     """A file beside the best plan for the same job."""
 
-    given: Given
+    given: TrainerConfig
     """The file."""
     estimate: Estimate | None
     """Of exactly what it says; None where that cannot be run."""
@@ -94,7 +94,7 @@ class Beside:
 
 
 def beside(
-    given: Given,
+    given: TrainerConfig,
     said: Mapping[str, Any],
     model: str,
     cluster: Cluster,
@@ -128,7 +128,7 @@ def beside(
 
 
 def _changes(
-    given: Given, exactly: Mapping[str, Any], best: Candidate, model: str, cluster: Cluster, offline: bool
+    given: TrainerConfig, exactly: Mapping[str, Any], best: Candidate, model: str, cluster: Cluster, offline: bool
 ) -> Iterator[Change]:
     """Both said in the target's words, and compared; what it has no words for, the plan's own listing shows."""
     from tonnage.trainers.cases import request
@@ -160,7 +160,7 @@ def _differs(option: str, exactly: Mapping[str, Any], best: Candidate) -> bool:
     return option in exactly and bool(exactly[option] != chosen)
 
 
-def wordless(given: Given) -> tuple[str, ...]:
+def wordless(given: TrainerConfig) -> tuple[str, ...]:
     """What a search must leave out, for the target to have words for its plans; nothing where an engine says so."""
     from tonnage.plans import Plan
     from tonnage.search.space import AXES, FREE, ORDER
@@ -185,7 +185,7 @@ def wordless(given: Given) -> tuple[str, ...]:
     )
 
 
-def _settings(given: Given, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:
+def _settings(given: TrainerConfig, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:
     from tonnage.techniques import environment
     from tonnage.trainers import export as exports
 
