@@ -174,7 +174,7 @@ class Cell:
 def of_each_kind(rows: Sequence[Row], prospects: Sequence[Prospect], count: int) -> tuple[int, ...]:
     """Places as `tonnage plan` chooses alternatives: by expected speed, no two that use the same parallel dimensions.
 
-    `tonnage.search.best.difference` counts nothing else in which layouts of the grid differ.  The rest comes last.
+    `tonnage.planner.alternatives.difference` counts nothing else in which the grid differs.  The rest comes last.
     """
     order = sorted(range(len(prospects)), key=lambda place: -prospects[place].expected)
     kinds: dict[tuple[bool, bool], int] = {}

@@ -1,4 +1,4 @@
-"""A network that can be built without memory: a Hugging Face configuration, or a factory to be called."""
+"""The network of a job, by reference: a Hugging Face configuration, or a factory that is called to build it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,42 +7,45 @@ from typing import Any, Final, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRef:
-    """A network that can be built without memory: a configuration, or a factory to be called."""
+    """Reference to a network that can be built without memory: its configuration, or a factory."""
 
     name: str
-    """What the user called it, or the catalog's name."""
+    """Name that the user gave, or the catalog's name."""
     kind: Literal["config", "factory"]
-    """`config`: a Hugging Face configuration; `factory`: `package.module:callable` returning an nn.Module."""
+    """`config`: a Hugging Face configuration; `factory`: `package.module:callable` that returns an nn.Module."""
     config: dict[str, Any] = field(default_factory=dict)
-    """The Hugging Face configuration as in config.json (with `model_type`); empty for a factory."""
+    """Hugging Face configuration as in config.json (with `model_type`); empty for a factory."""
     factory: str | None = None
     """`package.module:callable`; imported only in the process that builds the model."""
     source: str = ""
-    """Where the configuration comes from: catalog with URL, a path, or a Hub id."""
+    """Origin of the configuration: catalog with URL, a path, or a Hub id."""
 
     @property
     def text(self) -> Mapping[str, Any]:
-        """What the configuration says of its text: a part of its own, or all."""
+        """Return the configuration of the text model: the part `text_config`, or the whole."""
         return text_part(self.config)
 
     @property
     def positions(self) -> int | None:
-        """Tokens of the longest text that the configuration speaks of; None where it names no such number."""
-        stated = (self.text[name] for name in _LONGEST if self.text.get(name))
-        longest = next(stated, None)
+        """Return the longest text in tokens that the configuration states; None where it states none."""
+        lengths = (self.text[name] for name in _LENGTH_FIELDS if self.text.get(name))
+        longest = next(lengths, None)
         return longest if isinstance(longest, int) else None
 
     @property
     def learned_positions(self) -> int | None:
-        """Tokens that a table of learned positions has room for; None without one, or where it is not known."""
-        before = LEARNED.get(str(self.config.get("model_type")))
-        if before is None or self.positions is None or self.positions <= before:  # with room for padding alone
+        """Return the tokens for which the table of learned positions has room.
+
+        None for a network without such a table, and where its size is not known.
+        """
+        padding = LEARNED.get(str(self.config.get("model_type")))
+        if padding is None or self.positions is None or self.positions <= padding:  # no room beside the padding
             return None
-        return self.positions - before
+        return self.positions - padding
 
 
-_LONGEST: Final = ("max_position_embeddings", "n_positions", "max_target_positions")
-"""What configurations call it; the last one those of networks that hear, of what they say."""
+_LENGTH_FIELDS: Final = ("max_position_embeddings", "n_positions", "max_target_positions")
+"""Fields that state the longest text; `max_target_positions` is that of speech networks, for the text they write."""
 
 LEARNED: Final[Mapping[str, int]] = {
     **dict.fromkeys(("albert", "bert", "distilbert", "electra", "ernie", "layoutlm", "megatron-bert"), 0),
@@ -51,10 +54,13 @@ LEARNED: Final[Mapping[str, int]] = {
     **dict.fromkeys(("bart", "blenderbot", "mbart", "pegasus", "whisper"), 0),
     **dict.fromkeys(("camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2),
 }
-"""Model types with a table of learned positions, and how many of those that a configuration has are for padding."""
+"""Model types with a table of learned positions, each with the number of its positions that are for padding."""
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a configuration says of its text; a stranger's may have anything where that is to stand."""
+    """Return the `text_config` of a configuration, or all of it where there is none.
+
+    A file from elsewhere may hold anything under that name; only a dict that is not empty counts.
+    """
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and inner else config

@@ -186,18 +186,14 @@ def test_many_jobs_leave_nothing_behind(worker: Worker) -> None:
     descriptors = psutil.Process().num_fds(), process.num_fds()
     resident = process.memory_info().rss
     files = set(worker._folder.iterdir())  # the last Trace; `requests` too, where a test before had any
-    for _ in range(20):  # until the child has the heap that such jobs want
-        run(worker)
-    held = {child.pid: child.memory_info().rss for child in process.children()}
     for _ in range(100):
         assert run(worker).peaks == first.peaks
-    grown = {child.pid: child.memory_info().rss - held[child.pid] for child in process.children()}
-    assert grown.keys() == held.keys()  # who did one did them all
-    assert max(grown.values()) < 2**24
+    _, alive = psutil.wait_procs(process.children(), timeout=120)  # the last one may be giving its memory back
+    assert not alive
     assert (psutil.Process().num_fds(), process.num_fds()) == descriptors
     assert process.memory_info().rss < resident + 2**22
     assert set(worker._folder.iterdir()) == files
-    assert {path.name for path in files} <= {"decided", "lock", "stderr", "requests", "trace", "worked"}
+    assert {path.name for path in files} <= {"lock", "stderr", "requests", "trace", "worked"}
 
 
 def test_two_workers_at_once_give_the_same_answers(worker: Worker, own_worker: Worker) -> None:

@@ -1,18 +1,15 @@
-"""Does a job in this process, as a request says it, and writes its trace into the file that was asked for."""
+"""Run one job as a request describes it, and write its trace into the requested file."""
 
 import gc
 import os
 import time
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any
 
 import torch
 from tonnage_inside import (
-    decided,
-    meshes,
     micro_batches,
     outcome,
-    pairs,
     repeating,
     requested,
     shortcuts,
@@ -33,42 +30,28 @@ from tonnage.step import flex_stub as sketched
 from tonnage.step import inputs, repeats
 from tonnage.step.world import World
 from tonnage.trainers import engine_of, libraries
-from tonnage.trainers.loop.run import TONNAGE
 
 
-def settle(request: dict[str, Any], policy: values.Policy) -> None:
-    """Have the card, the rank and the patches that the job and all like it (`child.alike`) want.
+def do(request: dict[str, Any], policy: values.Policy, built: list[object]) -> None:
+    """Run the job's steps in this process and write the trace.
 
-    Raises CannotEstimate outside a ghost's environment.
-    """
-    os.environ.update(request["environment"])
-    card.take(request["settings"], rank=request["rank"], world_size=request["world_size"])
-    values.patch_libraries(policy)
-    shortcuts.install()
-    decided.install()
-    meshes.install()
-    if request.get("sketched"):
-        sketched.install()
-
-
-def do(request: dict[str, Any], policy: values.Policy, built: list[object], *, again: bool) -> dict[str, Any]:
-    """Run the job's steps in this process and write the trace; `built` gets what the caller is to keep alive.
-
-    `again`: others were done here before.  Memory that runs out is raised then, and else told in the trace.
+    `built` receives the objects that the caller is to keep alive.  Memory that runs out is an outcome in the trace;
+    every other failure is raised, among them CannotEstimate outside a ghost's environment.
     """
     began = time.perf_counter()
-    ghost = policy.native
-    assert ghost is not None
+    os.environ.update(request["environment"])
+    ghost = card.take(request["settings"], rank=request["rank"], world_size=request["world_size"])
     job, plan = job_of(request), Plan(**request["plan"])
-    every_event = request.get("every_event", not _on_one_stream(plan, request["world_size"]))
-    watch = Watch(torch, ghost, unwritten=() if every_event else (pairs.TAKEN,))
+    values.patch_libraries(policy)
+    shortcuts.install()
+    if request.get("sketched"):
+        sketched.install()
+    watch = Watch(torch, ghost)
     watch.start()
-    built.append(watch)
     occasions.listen(watch.occasion)
     ghost.log(True)
-    alike = micro_batches_alike(job, plan) and not {"every_micro_batch", "worked"} & request.keys()
-    as_first = is_first_alike(job, plan)
-    repeats.listen(micro_batches.Alike(watch, as_first=as_first).ask if alike else None)
+    if micro_batches_alike(job, plan) and not {"every_micro_batch", "worked"} & request.keys():
+        repeats.listen(micro_batches.Alike(watch, as_first=is_first_alike(job, plan)).ask)
     ended: dict[str, Any] = {}
     asked: requested.Requested | None = None
     try:
@@ -81,18 +64,17 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object], *, a
         if "requests" in request:
             asked = requested.read(request["requests"], watch)
             asked.make()
+        elif "worked" in request:
+            built.append(_counted(request, job, plan, world, watch, ghost))
         else:
-            if "worked" in request:
-                built.append(_counted(request, job, plan, world, watch, ghost))
-            else:
-                built.append(engine_of(plan).run(job, plan, world, request["steps"]))
-        gc.disable()  # what follows leaves no cycles
+            built.append(engine_of(plan).run(job, plan, world, request["steps"]))
+        gc.disable()  # the rest creates no cycles, and this process ends with it
         if request["repeated"]:
             before = asked.columns() if asked is not None else written.event_columns(torch, watch)
             asked = repeating.repetitions(watch, before, request["repeated"])
             asked.make()
     except Exception as error:
-        if again or not outcome.ran_out(error):
+        if not outcome.ran_out(error):
             raise
         ended = outcome.of_exception(error, watch)
         built.append(error)
@@ -100,11 +82,6 @@ def do(request: dict[str, Any], policy: values.Policy, built: list[object], *, a
     columns = asked.columns() if asked is not None else None
     assumed = [*policy.assumed(), *inputs.assumed()]
     written.write(request["trace"], watch, ended, assumed, "ghost", columns, libraries(job, plan))
-    watch.end()
-    occasions.listen(None)
-    repeats.listen(None)
-    decided.leave(request["decided"])
-    return {"error": None, "seconds": time.perf_counter() - began, "completed": not ended, "process": os.getpid()}
 
 
 def _counted(request: dict[str, Any], job: Job, plan: Plan, world: World, watch: Watch, ghost: Native) -> object:
@@ -120,15 +97,6 @@ def _counted(request: dict[str, Any], job: Job, plan: Plan, world: World, watch:
     counted.stop()
     counted.write(request["worked"], lambda mark: watch.marks[mark][1])
     return ran
-
-
-_BESIDE: Final = ("shard", "activation_offload", "optimizer_offload", "param_offload")
-"""Families of techniques that copy and exchange on streams of their own."""
-
-
-def _on_one_stream(plan: Plan, ranks: int) -> bool:
-    """Whether blocks are likely to be taken as soon as they are given back."""
-    return ranks == 1 and engine_of(plan) is TONNAGE and all(getattr(plan, family) == "none" for family in _BESIDE)
 
 
 def job_of(request: dict[str, Any]) -> Job:

@@ -71,7 +71,6 @@ class Worker:
     """A ghost process that imported torch once.  Use it as a context manager; `run` as often as wanted.
 
     `torch_version` runs another torch than the installed one; without `wait` the first job waits for the import.
-    Workers that are given one folder, `decided`, know there what torch decided in jobs of each other.
     Raises GhostUnavailable.
     """
 
@@ -81,7 +80,6 @@ class Worker:
         progress: Progress = lambda text: None,
         *,
         wait: bool = True,
-        decided: Path | None = None,
     ) -> None:
         self.torch_version = torch_version
         """The version that was asked for; None for the installed one."""
@@ -94,8 +92,6 @@ class Worker:
         self._folder = self._held.enter_context(scratch("tonnage-"))
         self.trace_file = self._folder / "trace"
         """Where the Trace of the last job was written; the next one replaces it."""
-        self._decided = decided or self._folder / "decided"
-        self._decided.mkdir(exist_ok=True)
         self._errors = (self._folder / "stderr").open("w+")
         variables = forking(torch) | {"TMPDIR": str(self._folder)}
         variables["PYTHONPATH"] = f"{variables['PYTHONPATH']}:{_PACKAGE}"
@@ -150,7 +146,7 @@ class Worker:
         path = self._folder / "worked"
         path.unlink(missing_ok=True)
         asked = request(job, plan, cluster, rank=rank, steps=2)
-        self._traced(asked | {"worked": str(path), "every_event": True})
+        self._traced(asked | {"worked": str(path)})
         found = worked.load(path)
         if found is None:
             raise CannotEstimate("The step ended early, so that its operations are not known.")
@@ -160,7 +156,7 @@ class Worker:
         self._check_open()
         with self._abandoned_on_error():
             self._wait_until_ready()
-            answer = self._ask(asked | {"trace": str(self.trace_file), "decided": str(self._decided)})
+            answer = self._ask(asked | {"trace": str(self.trace_file)})
             self.answered = True
         if answer["error"] is not None:
             raise of_kind(answer["kind"], answer["error"])

@@ -1,21 +1,19 @@
-"""The process that answers estimates: imports torch and transformers once, then forks children that do the jobs.
+"""The warm worker: imports torch and transformers once, then forks a child for each job.
 
-Started by `tonnage.ghost.pool` inside a ghost environment.  Requests come as JSON lines on standard input, an
-answer line goes to standard output for each: `{"error": null}`, with the process that did it, when the trace is in
-the file that was asked for, else the message and the exit code.  The parent never touches CUDA, so each child meets a
-fresh card of its own.
+`tonnage.ghost.pool` starts it inside a ghost environment.  Each line of standard input is a request in JSON; each
+gets one line on standard output: `{"error": null}` once the trace is in the requested file, else the error's message
+and class.  The parent never touches CUDA, so each child gets an unused card of its own.
 """
 
 import json
 import os
 import sys
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 import torch
-from tonnage_inside import decided, kernels, native, values
+from tonnage_inside import kernels, native, values
 
 from tonnage.ghost import child, failing, jobs, preload
-from tonnage.ghost.child import Child
 from tonnage.plans import Plan
 from tonnage.step import heads, sources
 from tonnage.techniques import chosen
@@ -33,18 +31,11 @@ _LATE = (
 )
 """Modules that a step imports while it runs: here once, not again in each fork."""
 
-_FULLER: Final = {child.EVERY_EVENT: {"every_event": True}, child.EVERY_MICRO_BATCH: {"every_micro_batch": True}}
-"""How a child is asked that says so."""
-
-_STAYING: Final = 3
-"""Children that wait for jobs like those that they did, at most: a search asks for plans under either allocator, and
-for several ranks of a pipeline."""
-
 
 def serve() -> None:
     """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever libraries print must not mix with the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     for module in _LATE:
         preload.imported(module)
     kernels.key_by_dates()
@@ -52,57 +43,25 @@ def serve() -> None:
     if ghost is not None:
         ghost.back_python()
     policy = values.Policy(torch, ghost)
-    values.patch_torch(policy)  # once for all forks, which begin with nothing used
+    values.patch_torch(policy)  # once for all children, each of which starts with nothing used
     answers.write(json.dumps({"ready": True}) + "\n")
-    family = _Family(policy, answers)
     for line in sys.stdin:
         request = json.loads(line)
-        said = family.answer(request)
-        while said in _FULLER:
-            request |= _FULLER[said]
-            said = family.answer(request)
+        if _answer(request, policy, answers) == child.EVERY_MICRO_BATCH:
+            _answer(request | {"every_micro_batch": True}, policy, answers)
 
 
-class _Family:
-    """The children of this process."""
-
-    def __init__(self, policy: values.Policy, answers: TextIO) -> None:
-        self._policy, self._answers = policy, answers
-        self._staying: dict[str, Child] = {}
-        """By what the jobs have in common that each does; who was asked last comes last."""
-
-    def answer(self, request: dict[str, Any]) -> str:
-        """Have a child do the job and pass on what it says; that is returned, too."""
-        common = child.alike(request) if torch.__version__ >= child.SINCE else None
-        asked, said = self._asked(request, common)
-        if said and said not in _FULLER:
-            self._answers.write(said)  # before its memory is taken back, which takes a while
-        if common is not None and said and said not in _FULLER and json.loads(said).get("completed"):
-            self._stay(common, asked)
-        else:
-            status = asked.end()
-            if not said:
-                self._answers.write(json.dumps(failing.answer(failing.died(status))) + "\n")
-        decided.learn(request["decided"])
-        return said
-
-    def _asked(self, request: dict[str, Any], common: str | None) -> tuple[Child, str]:
-        """Who does the job, and what it says: one that did such jobs before, or else a new one."""
-        waiting = self._staying.pop(common, None) if common is not None else None
-        if waiting is not None:
-            said = waiting.another(request)
-            if said != child.AFRESH:
-                return waiting, said
-            waiting.end()
-        _import_libraries(request)
-        decided.learn(request["decided"])  # what runs of other workers have left meanwhile
-        new = Child(request, self._policy, stays=common is not None)
-        return new, new.reply(request)
-
-    def _stay(self, common: str, asked: Child) -> None:
-        while len(self._staying) >= _STAYING:
-            self._staying.pop(next(iter(self._staying))).end()
-        self._staying[common] = asked
+def _answer(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> str:
+    """Let a child do the job, write its answer unless the job has to be repeated, and return the child's reply."""
+    _import_libraries(request)
+    job = child.Child(request, policy)
+    reply = job.reply()
+    if reply and reply != child.EVERY_MICRO_BATCH:
+        answers.write(reply)  # before the child's memory is released, which takes a while
+    status = job.end()
+    if not reply:
+        answers.write(json.dumps(failing.answer(failing.died(status))) + "\n")
+    return reply
 
 
 def _import_libraries(request: dict[str, Any]) -> None:

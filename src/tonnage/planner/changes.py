@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.case import Case
 from tonnage.errors import TonnageError
+from tonnage.estimates import predict
 from tonnage.options import spelled
+from tonnage.trainers import cases
 from tonnage.units import gib
 
 if TYPE_CHECKING:
@@ -105,8 +107,6 @@ def beside(
     progress: Any = lambda text: None,
 ) -> Beside:
     """Run what the file says, and compare its settings with those of the best plan."""
-    from tonnage.api import estimate
-
     exactly = given.exactly(said, cluster.gpus)
     silent = {option: line for option, line in given.silent.items() if option not in said}
 
@@ -114,14 +114,8 @@ def beside(
         return () if best is None else tuple(_changes(given, exactly, best, model, cluster, offline))
 
     try:
-        found = estimate(
-            model,
-            gpu=cluster,
-            offline=offline,
-            torch_version=torch_version,
-            progress=progress,
-            **exactly,
-        )
+        case = cases.ask(model, cluster, exactly, offline=offline)
+        found = predict.answer(case, torch_version=torch_version, progress=progress).estimate
     except TonnageError as error:
         return Beside(given=given, estimate=None, refusal=str(error), changes=changes(), silent=silent)
     return Beside(given=given, estimate=found, refusal=None, changes=changes(), silent=silent)
@@ -131,11 +125,9 @@ def _changes(
     given: TrainerConfig, exactly: Mapping[str, Any], best: Candidate, model: str, cluster: Cluster, offline: bool
 ) -> Iterator[Change]:
     """Both said in the target's words, and compared; what it has no words for, the plan's own listing shows."""
-    from tonnage.trainers.cases import request
-
     try:
         wanted = _settings(given, best.job, best.plan, model, cluster)
-        found = _settings(given, *request(model, offline=offline, **exactly), model, cluster)
+        found = _settings(given, *cases.request(model, offline=offline, **exactly), model, cluster)
     except TonnageError:
         return
     older = {_NEWER[key] for key in given.document if key in _NEWER}
@@ -162,8 +154,8 @@ def _differs(option: str, exactly: Mapping[str, Any], best: Candidate) -> bool:
 
 def wordless(given: TrainerConfig) -> tuple[str, ...]:
     """What a search must leave out, for the target to have words for its plans; nothing where an engine says so."""
+    from tonnage.planner.values import AXES, FREE, ORDER
     from tonnage.plans import Plan
-    from tonnage.search.space import AXES, FREE, ORDER
     from tonnage.timing.scores import SPARING
     from tonnage.trainers import export as exports
 

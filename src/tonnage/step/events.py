@@ -21,9 +21,9 @@ _listeners: list[Callable[[str], None]] = []
 _phases: list[str] = [""]
 
 
-def listen(heard: Callable[[str], None] | None) -> None:
-    """From now on call `heard`, or nobody, with the name of each phase as it begins, an empty one at its end."""
-    _listeners[:] = [heard] if heard is not None else []
+def listen(heard: Callable[[str], None]) -> None:
+    """Call `heard` from now on with the name of each phase as it begins, and with an empty name when it ends."""
+    _listeners.append(heard)
 
 
 @contextmanager

@@ -7,12 +7,12 @@ from collections.abc import Callable
 _asked: list[Callable[[int, int], bool]] = []
 
 
-def listen(ask: Callable[[int, int], bool] | None) -> None:
-    """From now on ask `ask` before each of a row of micro-batches that do the same; None: nobody.
+def listen(ask: Callable[[int, int], bool]) -> None:
+    """Ask `ask` from now on before each micro-batch of a series that all do the same.
 
-    It hears how many of them were made and how many are left, and says whether it has seen to all that are left.
+    It receives how many were made and how many are left, and returns whether all of the rest are dealt with.
     """
-    _asked[:] = [ask] if ask is not None else []
+    _asked[:] = [ask]
 
 
 def seen_to(made: int, left: int) -> bool:

@@ -36,11 +36,6 @@ class Zeros:
         self._look()
         return self._most_bytes
 
-    def forget_most(self) -> None:
-        """Count from what there is now."""
-        self._most_bytes = 0
-        self._look()
-
     def _look(self) -> None:
         for address in [place for place, (reference, _) in self._live.items() if reference.expired()]:
             self._drop(address)

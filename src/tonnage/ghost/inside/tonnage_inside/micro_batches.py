@@ -57,7 +57,7 @@ class Alike:
     def ask(self, made: int, left: int) -> bool:
         """Whether so many micro-batches, like the last of those made before, were asked for: they need not be made.
 
-        Raises pairs.Uncertain as `written.event_columns` does, and RanOut.
+        Raises RanOut.
         """
         found = self._found(keeps_gradients=made == 1) if made > 1 or (made and self.as_first) else None
         if found is None:

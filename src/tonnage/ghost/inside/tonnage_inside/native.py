@@ -40,7 +40,6 @@ class Native:
         library.ghost_log_cut.argtypes = [ctypes.c_size_t]
         library.ghost_log_cut.restype = None
         library.ghost_make_requests.restype = None
-        library.ghost_begin_anew.restype = ctypes.c_bool
         self._mark = ctypes.c_uint32.in_dll(library, "ghost_current_mark")
         self.forget: Callable[[int], None] = library.ghost_forget
 
@@ -118,10 +117,6 @@ class Native:
         """Names that the records point at."""
         library = self._library
         return [library.ghost_name(i).decode(errors="replace") for i in range(library.ghost_name_count())]
-
-    def begin_anew(self) -> bool:
-        """Count and record as from the beginning; whether nothing but its context is left on the card."""
-        return bool(self._library.ghost_begin_anew())
 
     def pinned_peak_bytes(self) -> int:
         """Most page-locked host bytes so far."""

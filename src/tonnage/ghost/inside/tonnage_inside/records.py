@@ -19,6 +19,3 @@ OF_CARD: Final = (6, 7, 8, 9)
 
 PINNED: Final = (10, 11)
 """Kinds of records: the same of the host's memory."""
-
-EVENT: Final = 14
-"""The kind of a record that an event was recorded."""

@@ -40,7 +40,6 @@ class Watch:
     """Marks, claims and step counting for one process.  `start` once, after torch is imported.
 
     `address` tells where a tensor's memory begins on the device that is watched, and 0 for memory elsewhere.
-    `unwritten` are the allocator's events that it is not to write down, where it can be told so.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class Watch:
         native: Native | None = None,
         stop_after_steps: int | None = None,
         address: Callable[[Any], int] | None = None,
-        unwritten: Iterable[str] = (),
     ) -> None:
         self.torch = torch
         self.native = native
@@ -58,7 +56,6 @@ class Watch:
         self.on_stop: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self.on_step: Callable[[int], None] = lambda steps: None
-        self.unwritten = list(unwritten)
         self.marks: list[tuple[int, str, str]] = [(0, "load", "")]
         self.claims: list[tuple[int, int, str]] = []
         self.positions: dict[int, int] = {}
@@ -74,8 +71,6 @@ class Watch:
         self.script: Script | None = None
         self.began = time.perf_counter()
         self._set_metadata = getattr(torch._C, "_cuda_setMemoryMetadata", None)
-        self._undo: list[Callable[[], None]] = []
-        """What takes away what `start` put in place."""
         self._recording = False
         self._occasion = ""
         self._stepped = False
@@ -139,15 +134,10 @@ class Watch:
 
     def start(self) -> None:
         """Register every hook.  Nothing touches the GPU: the allocator's history begins when CUDA does."""
-        self._undo.append(self._hook())
-        after_import("deepspeed.runtime.engine", _of_living(self._mark_whole_steps))
-        after_import("keras.src.optimizers.base_optimizer", _of_living(self._mark_steps_of_keras))
+        self._hook()
+        after_import("deepspeed.runtime.engine", self._mark_whole_steps)
+        after_import("keras.src.optimizers.base_optimizer", self._mark_steps_of_keras)
         self.torch.cuda._lazy_call(self._cuda_begins)
-
-    def end(self) -> None:
-        """Take away every hook that `start` registered; what was seen stays."""
-        while self._undo:
-            self._undo.pop()()
 
     @contextlib.contextmanager
     def hooked(self) -> Iterator[None]:
@@ -195,20 +185,14 @@ class Watch:
 
     def _cuda_begins(self) -> None:
         torch = self.torch
-        try:
-            self._record_history()
-        except TypeError:  # before torch 2.11
-            self.unwritten = []
-            self._record_history()
-        torch._C._cuda_attach_out_of_memory_observer(_of_living(self.out_of_memory))
+        self._record_history()
+        torch._C._cuda_attach_out_of_memory_observer(self.out_of_memory)
         self._recording = True
         self.positions[len(self.marks) - 1] = 0
         self._announce()
 
     def _record_history(self, **options: Any) -> None:
-        skipped = {"skip_actions": self.unwritten} if self.unwritten else {}
-        record = self.torch.cuda.memory._record_memory_history
-        record("all", context=None, max_entries=MAX_EVENTS, **skipped, **options)
+        self.torch.cuda.memory._record_memory_history("all", context=None, max_entries=MAX_EVENTS, **options)
 
     def read_history(self, read: "dict[str, array[int]]", handed: int) -> None:
         """The allocator's events so far are these, of so many blocks; its history begins anew."""
@@ -523,7 +507,6 @@ class Watch:
                 self.mark("other", "")
 
         module.DeepSpeedEngine._take_model_step = take
-        self._undo.append(lambda: setattr(module.DeepSpeedEngine, "_take_model_step", original))
 
     def _mark_steps_of_keras(self, module: ModuleType) -> None:
         """Keras has optimizers of its own, whose states are variables as weights are."""
@@ -544,7 +527,6 @@ class Watch:
                 self._stepped = self._stepped or self._backward_seen
 
         module.BaseOptimizer.apply = apply
-        self._undo.append(lambda: setattr(module.BaseOptimizer, "apply", original))
 
     def step_made(self) -> None:
         """Somebody who has no optimizer made a step."""
@@ -716,17 +698,5 @@ def _also(original: Callable[..., None], hear: Callable[[Any], None]) -> Callabl
     def call(owner: Any, *args: Any, **kwargs: Any) -> None:
         original(owner, *args, **kwargs)
         hear(owner)
-
-    return call
-
-
-def _of_living(method: Callable[..., None]) -> Callable[..., None]:
-    """The method as long as there is whose it is: who hears it never lets go of whom it calls."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            alive(*args)
 
     return call

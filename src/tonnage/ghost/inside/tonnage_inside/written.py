@@ -105,19 +105,14 @@ def fullest(torch: Any) -> int:
 
 
 def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str, "array[int]"]:
-    """The allocator's trace of one device as columns; each event carries the latest mark up to then.
+    """Return the allocator's trace of one device as columns; each event carries the latest mark before it.
 
-    What was read before (`watch.read`) comes first.  Raises pairs.Uncertain where events were left out that cannot
-    be told from the others.
+    Events that were read before (`watch.read`) come first.
     """
     with without_collection():
         watch.told = events(torch, device)
         traced = fields_of(watch.told)
         columns = {**columns_of(traced), "mark": event_marks(traced, watch)}
-    if watch.unwritten:
-        from . import pairs  # of the worker alone: it takes NumPy, which a program's environment may not have
-
-        columns = pairs.both(columns, watch.native)
     return {name: watch.read[name] + column for name, column in columns.items()} if watch.read else columns
 
 

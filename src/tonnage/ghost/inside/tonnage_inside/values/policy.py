@@ -56,10 +56,6 @@ class Policy:
         """One sentence for each patch that was needed."""
         return [ASSUMED[name] for name in self._used]
 
-    def forget(self) -> None:
-        """Nothing was assumed yet."""
-        self._used.clear()
-
     def use(self, name: str) -> None:
         """Note that the assumption `name` was made, unless a more telling one covers it."""
         if name in DECIDING and self.native is not None:
