@@ -35,9 +35,9 @@ class Optimizer:
     block: int | None = None
     """Elements of a compressed moment that share one fp32 scale; None: nothing is compressed."""
     is_paged: bool = False
-    """Whether moments of 100,000 elements or more are managed memory, which the caching allocator does not count."""
+    """True if moments of 100,000 elements or more are managed memory, which the caching allocator does not count."""
     only_matrices: bool = False
-    """Whether it takes the matrices of the layers alone; a second optimizer, AdamW, has all other parameters."""
+    """True if it takes the matrices of the layers alone; a second optimizer, AdamW, has all other parameters."""
 
     hf_trainer: Mapping[str, str] | None = None
     """Fields of TrainingArguments, which LLaMA-Factory takes as well; empty: the Trainer's default."""

@@ -1,4 +1,4 @@
-"""What a script is, as it said itself while it was dry-run, in options of Job and Plan.
+"""A user's script in options of Job and Plan, from the notes that its dry run took.
 
 The ghost's process notes trainer, arguments, network, adapters, batches and command line from the objects as they
 were built (`tonnage_inside.script`).  `understood` makes a Job and a Plan of these notes, or raises one sentence why
@@ -81,7 +81,7 @@ class Facts:
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is a loop of its own around accelerate's Accelerator."""
+        """True if it is a loop of its own around accelerate's Accelerator."""
         return bool(self.said.get("accelerator")) and not self.said.get("trainer")
 
     @property
@@ -120,12 +120,12 @@ class Facts:
 
     @property
     def is_launchers(self) -> bool:
-        """Whether accelerate's launcher sets the sharding, not the script's own arguments."""
+        """True if accelerate's launcher sets the sharding, not the script's own arguments."""
         return self.is_loop or (self.fsdp is not None and not self.settings.get("fsdp"))
 
     @property
     def is_expandable(self) -> bool:
-        """Whether its allocator has expandable segments."""
+        """True if its allocator has expandable segments."""
         return "expandable_segments:True" in self.allocator_settings
 
 
@@ -138,7 +138,7 @@ class Understood:
     plan: Plan
     """The plan that the script runs now."""
     notes: tuple[str, ...]
-    """What the job leaves out of the script."""
+    """Parts of the script that the job leaves out."""
 
     @property
     def words(self) -> str:

@@ -1,4 +1,4 @@
-"""What every trainer is given: a network as `from_pretrained` leaves it, made-up rows, the launcher's variables.
+"""The shared parts of a run: a network as `from_pretrained` leaves it, made-up rows, the launcher's variables.
 
 The torch half of the engines: only the process that runs the step imports it.
 """

@@ -71,7 +71,7 @@ Missing = Sequence[tuple["Field[Any]", Any]]
 """Fields that a target has no setting for, each with the value that is written in its place."""
 
 Overrides = Mapping[str, tuple[str, Any]]
-"""What `Target.overrides` returns: the reason and the value that is written instead, by option."""
+"""The answer of `Target.overrides`: the reason and the value that is written instead, by option."""
 
 
 def target(name: str) -> Target:

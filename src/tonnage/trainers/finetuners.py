@@ -1,4 +1,4 @@
-"""What axolotl and LLaMA-Factory have in common: one YAML file around Hugging Face's Trainer."""
+"""The common part of axolotl and LLaMA-Factory: one YAML file around Hugging Face's Trainer."""
 
 from __future__ import annotations
 

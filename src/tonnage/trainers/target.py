@@ -44,7 +44,7 @@ class Unexpressed:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """What is to be written for a target: only values that it has settings for."""
+    """A plan to be written for a target, with only those values that the target has settings for."""
 
     job: Job
     """The job, with grad_accum decided."""
@@ -53,7 +53,7 @@ class ExportRequest:
     cluster: Cluster
     """Where it will run."""
     model: str
-    """What the target's own loader takes: a Hub id, or a folder."""
+    """The name that the target's own loader takes: a Hub id, or a folder."""
     image_row: ImageRow | None = None
     """The shapes of a row, for a network that reads images too."""
 
@@ -65,7 +65,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """What a target made of a request."""
+    """A target's answer to a request."""
 
     files: tuple[File, ...]
     """Files that are ready to be put into a folder."""
@@ -98,16 +98,16 @@ class Target:
     base_engine: Callable[[Plan], str] | None = None
     """Returns the engine of the trainer that it is built on, where it has none of its own."""
     scripted: bool = False
-    """Whether a script of ours trains: causal language models by their name or folder."""
+    """True if a script of ours trains: causal language models by their name or folder."""
     reads_images: bool = False
-    """Whether that script also trains networks that read images beside text."""
+    """True if that script also trains networks that read images beside text."""
     write: Callable[[ExportRequest], Written]
     """Writes the request; imports neither torch nor the trainer."""
     reread: Callable[[Path], Mapping[str, Any]]
     """Parses the files of a folder as the trainer does, and returns its settings by dotted names, from the objects
     that it made.  Runs in a process of its own; an ImportError of it means that it is not installed correctly."""
     on_ghost: bool = False
-    """Whether that process needs a card for the trainer to be imported at all."""
+    """True if that process needs a card for the trainer to be imported at all."""
 
     def has_words(self, option: str, value: Any, default: Any) -> bool:
         """Return whether the target has a setting for this value of an option."""

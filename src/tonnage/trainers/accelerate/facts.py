@@ -1,4 +1,4 @@
-"""What a dry-run script's Accelerator says, in options of Job and Plan and in names of TrainingArguments."""
+"""The Accelerator of a dry-run script, in options of Job and Plan and in names of TrainingArguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What accelerate's FSDP plugin and its mesh decide, for a loop of one's own and for Hugging Face's Trainer."""
+"""accelerate's FSDP plugin and its mesh, for a loop of one's own and for Hugging Face's Trainer."""
 
 from __future__ import annotations
 

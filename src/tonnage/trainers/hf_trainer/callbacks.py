@@ -1,4 +1,4 @@
-"""What Hugging Face's Trainers do besides their steps: evaluate, generate, save, resume, each a phase of its own.
+"""The work of Hugging Face's Trainers besides their steps: evaluate, generate, save, resume, each in its own phase.
 
 A Trainer generates in its evaluations for encoder-decoders alone (`Seq2SeqTrainer`, `predict_with_generate`).  For
 other networks a callback of the user generates at the end of a step, as TRL's `LogCompletionsCallback` does.

@@ -1,4 +1,4 @@
-"""What a dry-run script's TrainingArguments say, in options of Job and Plan."""
+"""The TrainingArguments of a dry-run script, in options of Job and Plan."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ LOOPS: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ANY,
     "loss": ("plain", "chunked"),
 }
-"""What scripts with a loop of our own (`scripts/loop.py`) can do, whatever divides the network."""
+"""The values that scripts with a loop of our own (`scripts/loop.py`) can do, whatever divides the network."""
 
 WHY: Final = {
     "checkpointing": "the script checkpoints layers as transformers does",

@@ -30,7 +30,7 @@ EXCHANGE: Final = "standard"
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """What torchtitan has for a `model_type`."""
+    """torchtitan's network for a `model_type`."""
 
     family: str
     """The module of `torchtitan.models`."""

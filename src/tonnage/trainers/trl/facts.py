@@ -1,4 +1,4 @@
-"""What TRL's SFTTrainer does that a dry-run script does not say."""
+"""The Trainers of TRL that a dry-run script may use, and the loss that they compute."""
 
 from __future__ import annotations
 
