@@ -1,4 +1,4 @@
-"""The public names, and options by their names."""
+"""The public names, and options given by name."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = tonnage.train
 
 
-def test_options_find_their_way_into_job_and_plan() -> None:
+def test_options_become_fields_of_job_and_plan() -> None:
     job, plan = request("gpt2", seq_len=512, shard="zero3", offline=True)
     assert (job.model.name, job.seq_len, plan.shard) == ("gpt2", 512, "zero3")
 
@@ -47,13 +47,13 @@ def test_the_card_is_checked_before_anything_runs() -> None:
         ({"gpu": "t4", "steps": 0}, "0 steps cannot be run; at least 1"),
     ],
 )
-def test_what_is_of_another_kind_is_one_line(given: dict[str, Any], reason: str) -> None:
+def test_a_value_of_another_type_is_a_one_line_error(given: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason) as refused:
         tonnage.estimate("gpt2", offline=True, **given)
     assert "\n" not in str(refused.value)
 
 
-def test_a_job_and_a_plan_may_be_given_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_and_a_plan_may_be_given_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
         predict, "estimate", lambda *given, **others: asked.append(given) or Run(estimate=fitting(), traces=())
@@ -67,9 +67,9 @@ def test_a_job_and_a_plan_may_be_given_as_they_are(monkeypatch: pytest.MonkeyPat
     assert (asked[2][0].job.seq_len, asked[2][0].job.method) == (256, "lora")
 
 
-def test_adapters_are_not_described_where_there_are_none() -> None:
+def test_options_of_adapters_need_adapters() -> None:
     for ask in (tonnage.estimate, tonnage.plan):
-        with pytest.raises(UsageError, match="lora-targets is of adapters, and method full has none"):
+        with pytest.raises(UsageError, match="lora-targets only applies to adapters, and method full has none"):
             ask("gpt2", gpu="t4", lora_targets="c_attn", offline=True)
 
 

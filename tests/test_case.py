@@ -1,4 +1,4 @@
-"""What is said of something that a plan does not have."""
+"""Options that have no use in a plan are refused."""
 
 from typing import Any
 
@@ -25,13 +25,13 @@ def check(said: dict[str, Any], gpus: int, *open_ones: str) -> None:
         ({"accum_sync": True}, 1, ("shard", "param_offload"), "needs several GPUs that average .* there is 1 GPU"),
         ({"accum_sync": True}, 2, (), "needs several GPUs that average gradients, and shard is none"),
         ({"accum_sync": True, "shard": "ddp", "tp": 2}, 2, (), "tp 2 x pp 1 on 2 GPUs leaves one that averages"),
-        ({"reduce_dtype": "bf16"}, 1, ("shard", "param_offload"), "reduce-dtype: it needs several .* leave it out"),
-        ({"sequence_parallel": "on"}, 4, (), "sequence-parallel on is of the ranks of tp, and tp is 1"),
-        ({"sequence_parallel": "on"}, 1, ("tp",), "sequence-parallel on is of the ranks of tp"),
-        ({"pp_schedule": "gpipe"}, 4, (), "pp-schedule is of pipelines, and pp is 1"),
-        ({"pp_schedule": "1f1b"}, 1, ("pp",), "pp-schedule is of pipelines, and pp is 1"),
-        ({"pp_stages": 2}, 4, (), "pp-stages is of pipelines, and pp is 1"),
-        ({"pp_stages": 3, "pp": 2}, 2, (), "pp-stages is of interleaved pipelines, and pp-schedule is 1f1b"),
+        ({"reduce_dtype": "bf16"}, 1, ("shard", "param_offload"), "reduce-dtype needs several .* leave it out"),
+        ({"sequence_parallel": "on"}, 4, (), "sequence-parallel on needs tensor parallelism, and tp is 1"),
+        ({"sequence_parallel": "on"}, 1, ("tp",), "sequence-parallel on needs tensor parallelism"),
+        ({"pp_schedule": "gpipe"}, 4, (), "pp-schedule only applies to pipelines, and pp is 1"),
+        ({"pp_schedule": "1f1b"}, 1, ("pp",), "pp-schedule only applies to pipelines, and pp is 1"),
+        ({"pp_stages": 2}, 4, (), "pp-stages only applies to pipelines, and pp is 1"),
+        ({"pp_stages": 3, "pp": 2}, 2, (), "pp-stages only applies to interleaved pipelines, .* pp-schedule is 1f1b"),
         ({"save_checkpoint": "sharded"}, 1, ("shard", "tp"), "there is 1 GPU; choose save-checkpoint full"),
         (
             {"save_checkpoint": "sharded", "shard": "ddp"},
@@ -41,7 +41,7 @@ def check(said: dict[str, Any], gpus: int, *open_ones: str) -> None:
         ),
     ],
 )
-def test_what_means_nothing_is_refused(
+def test_an_option_without_a_use_is_refused(
     said: dict[str, Any], gpus: int, open_ones: tuple[str, ...], reason: str
 ) -> None:
     with pytest.raises(UsageError, match=reason) as refused:
@@ -73,9 +73,9 @@ def test_what_means_nothing_is_refused(
         ({"save_checkpoint": "full"}, 1, ()),
     ],
 )
-def test_what_has_a_use_is_taken(said: dict[str, Any], gpus: int, open_ones: tuple[str, ...]) -> None:
+def test_an_option_with_a_use_is_accepted(said: dict[str, Any], gpus: int, open_ones: tuple[str, ...]) -> None:
     check(said, gpus, *open_ones)
 
 
-def test_what_nobody_says_is_not_judged() -> None:
+def test_an_option_that_was_not_given_is_not_checked() -> None:
     check_idle({}, Plan(accum_sync=True, pp_schedule="gpipe", sequence_parallel="on"), 1)

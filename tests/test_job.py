@@ -1,4 +1,4 @@
-"""A Job: what its options accept, and how a global batch becomes micro-batches."""
+"""Jobs: the values that options accept, and how a global batch becomes micro-batches."""
 
 from dataclasses import replace
 from typing import Any
@@ -66,12 +66,12 @@ def test_several_words_may_be_one_text_or_numbers(said: Any) -> None:
 
 
 @pytest.mark.parametrize("said", [7, (1.5,), None])
-def test_what_is_no_list_of_words_is_refused(said: Any) -> None:
+def test_other_values_than_words_are_refused(said: Any) -> None:
     with pytest.raises(UsageError, match=r"lora-targets: .* is not a list of words"):
         tiny_job(lora_targets=said)
 
 
-def test_accumulation_is_said_once() -> None:
+def test_accumulation_is_given_once() -> None:
     with pytest.raises(UsageError, match="give one of them"):
         tiny_job("llama", global_batch_tokens=4096, grad_accum=2)
 
@@ -90,24 +90,24 @@ def test_lengths_are_plain_numbers(text: str) -> None:
 
 
 @pytest.mark.parametrize("said", [{"quant": "int8"}, {"unquantized_dtype": "compute"}], ids=str)
-def test_what_is_of_quantized_weights_is_said_beside_them_alone(said: dict[str, Any]) -> None:
+def test_options_of_quantized_weights_need_method_qlora(said: dict[str, Any]) -> None:
     for method in ("full", "lora"):
-        with pytest.raises(UsageError, match=f"is of quantized weights, and method {method} has none"):
+        with pytest.raises(UsageError, match=f"only applies to quantized weights, and method {method} has none"):
             check_said(said, tiny_job("llama", method=method))
     check_said(said, tiny_job("llama", method="qlora"))
 
 
-def test_lengths_are_cut_only_where_it_was_said() -> None:
+def test_lengths_are_cut_only_at_a_seq_len_that_was_given() -> None:
     job = tiny_job("llama", seq_len=64, lengths=("32", "128"))
-    with pytest.raises(UsageError, match=r"lengths go up to 128 tokens, .* say seq-len 128 to cut none"):
+    with pytest.raises(UsageError, match=r"lengths go up to 128 tokens, .* give seq-len 128 to cut none"):
         check_said({"lengths": "32,128"}, job)
     check_said({"lengths": "32,128", "seq_len": 64}, job)
     check_said({"lengths": "32,64"}, tiny_job("llama", seq_len=64, lengths=("32", "64")))
 
 
 @pytest.mark.parametrize(("said", "of"), [({"images": 2}, "images"), ({"image_size": "100x100"}, "image-size")])
-def test_a_network_of_text_is_given_no_images(said: dict[str, Any], of: str) -> None:
-    with pytest.raises(UsageError, match=f"{of} is about images, and llama reads none; leave it out"):
+def test_a_text_network_takes_no_images(said: dict[str, Any], of: str) -> None:
+    with pytest.raises(UsageError, match=f"{of} only applies to images, and llama reads none; leave it out"):
         check_said(said, tiny_job("llama", **said))
     for name in ("llava", "vit", "qwen2_5_vl", "mllama"):
         check_said(said, tiny_job(name))
@@ -142,7 +142,7 @@ def test_more_documents_than_tokens_are_refused_before_a_ghost_starts() -> None:
         ("gpt2", ["GPT2LMHeadModel"], True),
         ("t5", ["T5ForConditionalGeneration"], False),  # its encoder reads the whole sequence
         ("t5", ["T5WithLMHeadModel"], False),
-        ("llama", "LlamaForCausalLM", False),  # nothing is known of it yet
+        ("llama", "LlamaForCausalLM", False),  # not a list, so not known
         ("llama", [], False),
         ("llama", None, False),
     ],
@@ -169,4 +169,4 @@ def test_more_tokens_than_are_run_are_refused_before_a_ghost_starts() -> None:
     job = tiny_job("llama", seq_len=2048, micro_batch=2**16 + 1)
     with pytest.raises(UsageError, match=r"65,537 x 2,048 tokens is more than the 134,217,728 that are run"):
         check(Case(job, Plan(), parse_cluster("h100-80gb")))
-    check_sequences(job)  # of which a search makes smaller micro-batches
+    check_sequences(job)  # a search makes smaller micro-batches of it

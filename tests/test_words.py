@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "tonnage"
 
 ROOMS = (
     *("errors.py", "units.py", "files.py", "options.py", "cluster.py", "model.py", "mesh.py"),
-    *("catalog", "trace", "allocator", "report", "trainers"),
+    *("catalog", "trace", "allocator", "report", "timing", "trainers"),
     *("script/facts.py", "techniques/optimizers.py", "techniques/muon.py"),
     *("cli/progress.py", "cli/table.py", "cli/answer.py", "cli/report.py"),
     *("cli/devices.py", "cli/models.py", "cli/formats.py"),

@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from tonnage.cluster import Cluster, Device
     from tonnage.errors import TonnageError
     from tonnage.estimates.estimate import Estimate
-    from tonnage.ghost.pool import Worker
     from tonnage.job import Job
     from tonnage.planner.solution import Solution
     from tonnage.plans import Plan
     from tonnage.script.dry_run import run as dry_run
     from tonnage.trace.trace import Trace
+    from tonnage.workers.worker import Worker
 
 __version__ = "0.1.0"
 
@@ -32,7 +32,7 @@ __all__ = [
     "plan",
 ]
 
-_HOME = {
+_MODULES = {
     "Cluster": "tonnage.catalog.devices",
     "Device": "tonnage.catalog.devices",
     "Estimate": "tonnage.estimates.estimate",
@@ -41,7 +41,7 @@ _HOME = {
     "Solution": "tonnage.planner.solution",
     "TonnageError": "tonnage.errors",
     "Trace": "tonnage.trace.trace",
-    "Worker": "tonnage.ghost.pool",
+    "Worker": "tonnage.workers.worker",
     "dry_run": "tonnage.script.dry_run",
     "estimate": "tonnage.api",
     "plan": "tonnage.api",
@@ -49,9 +49,9 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that `import tonnage` costs nothing."""
-    if name not in _HOME:
+    """Import a public name on first use, so that `import tonnage` stays cheap."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'tonnage' has no attribute {name!r}")
-    module = import_module(_HOME[name])
+    module = import_module(_MODULES[name])
     value = globals()[name] = getattr(module, "run" if name == "dry_run" else name)
     return value

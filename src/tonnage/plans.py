@@ -1,6 +1,6 @@
-"""How it is done: the chosen techniques, as plain values that save to JSON.
+"""A plan: the chosen techniques, as plain values that save to JSON.
 
-The words of each option are here as data; `tonnage.techniques` and `tonnage.trainers` answer for them.
+The words of each option are here as data; `tonnage.techniques` and `tonnage.trainers` implement them.
 """
 
 import re
@@ -40,13 +40,14 @@ ENGINES: Final = ("tonnage", "hf-trainer", "trl", "accelerate", "deepspeed", "to
 DTYPES: Final = ("fp32", "bf16", "fp16")
 PP_SCHEDULES: Final = ("1f1b", "interleaved", "gpipe")
 CHUNK_TOKENS: Final = 1024
-"""Tokens of one slice of a chunked loss; its logits in fp32 are 0.5 GiB for a vocabulary of 128,256.
+"""Tokens of one slice of a chunked loss; its logits in fp32 take 0.5 GiB for a vocabulary of 128,256.
 
-Ranks that divide the vocabulary take as many times more, whose logits are as much on each: what a slice costs besides
-its products, the host's work and two all-reduces, does not get less with its length."""
+Ranks that divide the vocabulary take as many times more tokens, so that each has the same bytes of logits: the fixed
+cost of a slice, which is the host's work and two all-reduces, does not shrink with its length.
+"""
 
 HEADROOM: Final = 0.04
-"""Part of a card that is left free where nobody says another."""
+"""Fraction of a GPU's memory that is left free by default."""
 QUANTS: Final = ("nf4", "nf4-double", "fp4", "fp4-double", "int8")
 
 _EVERY = re.compile(r"every-([1-9][0-9]*)")

@@ -198,11 +198,11 @@ def test_the_cpu_has_no_allocator_to_draw(tonnage, calls, tmp_path):
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("--accum-sync", "accum-sync: it needs several GPUs that average gradients"),
-        ("--sequence-parallel on", "sequence-parallel on is of the ranks of tp"),
-        ("--pp-schedule 1f1b", "pp-schedule is of pipelines"),
-        ("--pp-stages 3", "pp-stages is of pipelines"),
-        ("--save-checkpoint sharded", "save-checkpoint sharded is of networks that several GPUs divide"),
+        ("--accum-sync", "accum-sync needs several GPUs that average gradients"),
+        ("--sequence-parallel on", "sequence-parallel on needs tensor parallelism"),
+        ("--pp-schedule 1f1b", "pp-schedule only applies to pipelines"),
+        ("--pp-stages 3", "pp-stages only applies to pipelines"),
+        ("--save-checkpoint sharded", "save-checkpoint sharded needs a network that several GPUs shard"),
     ],
 )
 def test_what_is_said_of_nothing_is_refused(tonnage, calls, tmp_path, said, reason):

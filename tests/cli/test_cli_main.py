@@ -70,9 +70,9 @@ def test_version(tonnage):
         (["estimate", "gpt2", "--gpu", "t4", "--method", "dora"], "Unknown method 'dora'; possible: full, lora"),
         (
             ["estimate", "gpt2", "--gpu", "t4", "--lora-rank", "8"],
-            "lora-rank is of adapters, and method full has none",
+            "lora-rank only applies to adapters, and method full has none",
         ),
-        (["plan", "gpt2", "--gpu", "t4", "--lora-dropout", "0.1"], "lora-dropout is of adapters, and method full"),
+        (["plan", "gpt2", "--gpu", "t4", "--lora-dropout", "0.1"], "lora-dropout only applies to adapters"),
         (
             ["estimate", "gpt2", "--gpu", "t4", "--precision", "fp64"],
             "possible: bf16-mixed, bf16-true, fp16-mixed, fp16-true, fp32",

@@ -121,8 +121,7 @@ def test_a_folder_is_found_from_other_folders(tonnage, monkeypatch, tmp_path):
 
 
 def test_techniques_may_be_named_one_by_one_or_together(tonnage: Any, asked: list[Question]) -> None:
-    tonnage(
-        "plan", "gpt2", "--gpu", "t4", "--offline", "--without", "tp", "--without", "pp,cp", "--allow", "precision"
-    )
+    limits = ["--without", "tp", "--without", "pp,cp", "--allow", "precision,budget"]
+    tonnage("plan", "gpt2", "--gpu", "t4", "--offline", *limits)
     (found,) = asked
-    assert (found.without, found.only, found.allow) == (("tp", "pp", "cp"), (), ("precision",))
+    assert (found.without, found.only, found.allow) == (("tp", "pp", "cp"), (), ("precision", "budget"))

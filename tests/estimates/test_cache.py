@@ -13,12 +13,13 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates import cache as shelf
 from tonnage.estimates import predict
-from tonnage.ghost.pool import request
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
+from tonnage.recorder.tonnage_recorder.layout import EVENT_COLUMNS
 from tonnage.trace import trace as traces
-from tonnage.trace.trace import EVENT_COLUMNS, Mark, Trace
+from tonnage.trace.trace import Mark, Trace
+from tonnage.workers.worker import request
 
 CARD = parse_cluster("t4")
 MODEL = ModelRef(name="mine", kind="config", config={"model_type": "llama", "hidden_size": 64})
@@ -137,7 +138,7 @@ def test_the_shelf_is_not_looked_through_for_each_trace(own_folder: Path, monkey
     shelf.keep(key(), TRACE)
     (file,) = own_folder.iterdir()
     monkeypatch.setattr(shelf, "MOST_BYTES", 10 * file.stat().st_size)
-    monkeypatch.setattr(shelf, "_LOOKS_EACH", 2)  # each time that half of it was added
+    monkeypatch.setattr(shelf, "_CHECKS_PER_CAPACITY", 2)  # each time that half of it was added
     for steps in range(2, 20):
         shelf.keep(key(steps=steps), TRACE)
     assert 1 < len(looks) < 6

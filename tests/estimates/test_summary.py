@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.estimate import StepPeak
-from tonnage.estimates.summary import CURVE_POINTS, _lengths, _of_precision, units_of
+from tonnage.estimates.summary import CURVE_POINTS, _note_emulated_bf16, _note_lengths, units_of
 
 
 def test_steps_alone_are_shown_mark_by_mark() -> None:
@@ -39,15 +39,15 @@ def test_units_follow_each_other_and_mix_nothing(besides: list[bool]) -> None:
 
 def test_a_card_that_goes_round_bf16_is_said() -> None:
     old, new = parse_cluster("t4"), parse_cluster("a100-40gb")
-    [said] = _of_precision({"precision": "bf16-mixed"}, old)
+    [said] = _note_emulated_bf16({"precision": "bf16-mixed"}, old)
     assert "choose --precision fp16-mixed" in said
     for plan, cluster in (({"precision": "bf16-mixed"}, new), ({"precision": "fp16-mixed"}, old), ({}, old)):
-        assert _of_precision(plan, cluster) == []
+        assert _note_emulated_bf16(plan, cluster) == []
 
 
 def test_lengths_that_were_cut_are_said() -> None:
     steps = [StepPeak(step=number, allocated_bytes=2**20, reserved_bytes=2**21) for number in (1, 2, 3)]
-    [said] = _lengths({"lengths": ("64", "512"), "seq_len": 256}, steps)
+    [said] = _note_lengths({"lengths": ("64", "512"), "seq_len": 256}, steps)
     assert said.startswith("Cut at seq-len, 256 tokens: 1 of 2 lengths, up to 512. Steps with the longest sequences")
-    [said] = _lengths({"lengths": ("64", "256"), "seq_len": 256}, steps)
+    [said] = _note_lengths({"lengths": ("64", "256"), "seq_len": 256}, steps)
     assert "Cut" not in said

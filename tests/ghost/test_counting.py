@@ -12,12 +12,12 @@ from networks import tiny_job
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
-from tonnage.ghost.pool import Worker
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.report import wording
 from tonnage.techniques import build
 from tonnage.trace.operations import Operation, Worked
+from tonnage.workers.worker import Worker
 
 pytestmark = pytest.mark.ghost
 
@@ -103,7 +103,7 @@ def test_a_network_of_unknown_dimensions_gets_seconds_where_they_are_asked_for(w
     assert any("operations of a step, counted as they were launched" in one for one in found.coverage.modelled)
     again = estimate(Case(job, Plan(), CARD), worker=worker, seen=True).estimate
     assert again.time == found.time
-    assert any("kept from an earlier run" in one for one in again.coverage.run)
+    assert any("cached by an earlier run" in one for one in again.coverage.run)
     assert again.peak == found.peak
 
 

@@ -11,11 +11,11 @@ from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
 from tonnage.estimates.timeline import timeline
-from tonnage.ghost.pool import request
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS
 from tonnage.shallow.few import is_first_alike, micro_batches_alike
-from tonnage.trace.trace import ACTIONS
+from tonnage.workers.worker import request
 
 SYNC = {"accum_sync": True}
 
@@ -122,7 +122,7 @@ def test_what_was_not_made_is_said(worker):
     job, plan = tiny_job("llama", grad_accum=4), Plan(shard="zero3", **SYNC)
     found = estimate(Case(job, plan, parse_cluster("8xa100-40gb")), rank=0, worker=worker).estimate
     said = [line for line in found.coverage.run if "micro-batches" in line]
-    assert said == ["9 micro-batches by what the one before asked for, without its program"]
+    assert said == ["9 micro-batches by the requests of the one before, without the program"]
 
 
 @pytest.mark.parametrize(

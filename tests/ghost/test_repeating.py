@@ -52,7 +52,7 @@ def test_a_repetition_is_the_step_that_follows(worker, gpu, plan, fields):
     assert [step.allocated_bytes for step in repeated.estimate.steps] == [
         step.allocated_bytes for step in made.estimate.steps
     ]
-    assert repeated.estimate.coverage.run[0].startswith("1 optimizer step, and 2 more with its requests alone")
+    assert repeated.estimate.coverage.run[0].startswith("1 optimizer step, and 2 more by its requests alone")
 
 
 @pytest.mark.parametrize("allocator", ["default", "expandable"])

@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import Any
 
-from tonnage.meta.recording import inside
+from tonnage.meta.inside import inside
 
 FAILED = [float("inf")] * 3
 

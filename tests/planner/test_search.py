@@ -21,8 +21,8 @@ from tonnage.planner.solution import Candidate
 from tonnage.planner.solve import search
 from tonnage.planner.space import list_candidates
 from tonnage.shallow.few import with_layers
+from tonnage.step.model import causal_network
 from tonnage.techniques import attention
-from tonnage.techniques.chunked_loss import causal_network
 from tonnage.techniques.tensor_parallel import _not_known
 from tonnage.units import GIB, gib
 
@@ -419,7 +419,7 @@ def test_broken_option_is_found_by_the_message():
         assert find_broken_option(on, str(refused.value)) == axis
         assert find_broken_option(off, str(refused.value)) is None
     assert find_broken_option(on, str(_not_known(torch.nn.Linear(2, 2), "no plan"))) == "tp"
-    with pytest.raises(CannotEstimate) as refused, attention._only("efficient"):
+    with pytest.raises(CannotEstimate) as refused, attention._force_backend("efficient"):
         raise RuntimeError("No available kernel. Aborting execution.")
     assert find_broken_option(on, str(refused.value)) == "attention"
     assert find_broken_option(on, "Memory ran out.") is None

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from solutions import FormulaRunner, question
-from tonnage.api import request
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel
 from tonnage.mesh import axes
@@ -19,6 +18,7 @@ from tonnage.planner.trial_run import STEPS, STEPS_EXPANDABLE, TrialRun, count_s
 from tonnage.plans import Plan
 from tonnage.shallow.few import COMPILED, roomy, with_layers
 from tonnage.techniques import choices
+from tonnage.trainers.cases import request
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from tonnage.allocator import snapshot as snapshots
 from tonnage.errors import CannotEstimate
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
 from tonnage.report import viewer
-from tonnage.trace.trace import ACTIONS, EVENT_COLUMNS, Mark, Trace
+from tonnage.trace.trace import Mark, Trace
 from tonnage.units import MIB
 
 BASE = 0x7F0000000000

@@ -15,12 +15,13 @@ from tonnage.estimates import cache as shelf
 from tonnage.estimates import sources
 from tonnage.estimates.predict import estimate
 from tonnage.plans import Plan
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
 from tonnage.shallow import continuing, few
 from tonnage.shallow.few import with_layers
 from tonnage.shallow.requests import ALLOC, EMPTY, FREE, MARK, Requests
 from tonnage.shallow.sizes import Sizes
-from tonnage.shallow.tokens import IN_SERIES, Named, tokens
-from tonnage.trace.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
+from tonnage.shallow.tokens import IN_SERIES, BlockRegistry, tokens
+from tonnage.trace.trace import Claim, Mark, Trace
 from tonnage.trainers.cases import request
 from tonnage.units import MIB
 
@@ -188,7 +189,7 @@ def test_the_cache_is_emptied_where_it_was():
 
 def test_only_what_grows_evenly_has_a_name():
     traces = [Program(layers, [8], [8], [8 * layers**2]).trace for layers in (3, 4, 5)]
-    (growing,) = Sizes.of(traces).found
+    (growing,) = Sizes.of(traces).growing
     assert (growing.place, growing.first, growing.more) == (("optimizer", ""), 36, 12)
     with pytest.raises(CannotEstimate, match="more than their layers"):
         continuing.requests_of(traces, (3, 4, 5), 9)
@@ -224,8 +225,8 @@ def test_of_small_weights_that_follow_one_another_those_of_the_layers_are_found(
 
 
 def test_a_block_of_another_kind_is_not_the_one_that_is_meant():
-    named = Named()
-    large, small = (named.alike(("load", "", size, 0, 0)) for size in (4096, 48))
+    named = BlockRegistry()
+    large, small = (named.group(("load", "", size, 0, 0)) for size in (4096, 48))
     blocks = [named.add(alike) for alike in (small, large)]
     in_series = named.ways("claim", blocks[0])
     way, value = IN_SERIES[0], in_series[IN_SERIES[0]] + 1

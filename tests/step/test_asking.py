@@ -9,7 +9,7 @@ from tonnage.catalog.configurations import resolve
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.step import model
-from tonnage.step.inputs import asking, images
+from tonnage.step.inputs import asking, image_shapes, images
 
 
 def network_of(job: Job) -> Any:
@@ -19,8 +19,8 @@ def network_of(job: Job) -> Any:
 def tokens_of_all(job: Job) -> int:
     """As many as come out of one sequence's images."""
     network = network_of(job)
-    asked = images._images(job, network).tensors
-    return asking.rows_of(job, network, "get_image_features", lambda: asked, images._selection(network))
+    asked = image_shapes.make_images(job, network).tensors
+    return asking.rows_of(job, network, "get_image_features", lambda: asked, images._vision_options(network))
 
 
 @pytest.mark.parametrize("name", ["gemma-3-4b", "llava-1.5-7b"])

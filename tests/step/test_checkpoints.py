@@ -56,9 +56,10 @@ def test_of_states_that_are_divided_by_parameter_a_rank_saves_its_own() -> None:
     for parameter in made.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     made.optimizer.step()
-    assert len(checkpoints._states(made.optimizer, whole=False)["state"]) == len(list(made.model.parameters()))
+    saved = checkpoints._states_to_save(made.optimizer, whole=False)
+    assert len(saved["state"]) == len(list(made.model.parameters()))
     with pytest.raises(CannotEstimate, match="choose save-checkpoint sharded"):
-        checkpoints._states(made.optimizer, whole=True)
+        checkpoints._states_to_save(made.optimizer, whole=True)
 
 
 def shapes(made: ReadyStep) -> list[tuple[Any, ...]]:
@@ -116,7 +117,7 @@ def test_of_adapters_what_is_trained_is_in_the_checkpoint(
 ) -> None:
     pytest.importorskip("peft")
     resumed = ready(tiny_job(method="lora", resume=place), shard=shard)
-    made, original = [0], checkpoints._made_up
+    made, original = [0], checkpoints._empty_copy
 
     def counted(values: Any, place: torch.device, **options: Any) -> Any:
         found = original(values, place, **options)
@@ -124,7 +125,7 @@ def test_of_adapters_what_is_trained_is_in_the_checkpoint(
         made[0] += sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim)
         return found
 
-    monkeypatch.setattr(checkpoints, "_made_up", counted)
+    monkeypatch.setattr(checkpoints, "_empty_copy", counted)
     occasions.before_steps(resumed)
     assert made == [3 * resumed.trainable_parameters], "adapters and both moments"
 

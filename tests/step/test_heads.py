@@ -87,7 +87,7 @@ def test_types_that_transformers_does_not_name_are_refused_before_it_is_imported
         *(name for found in heads.trainable_types().values() for name in found),
     }:
         heads.check_type({"model_type": model_type})
-    monkeypatch.setattr(heads, "_lists", lambda: "")  # not installed, which is said where it is wanted
+    monkeypatch.setattr(heads, "_listing_source", lambda: "")  # not installed, which is said where it is wanted
     heads.check_type({"model_type": "no-such-type-either"})
     heads._may_be_listed.cache_clear()
 
@@ -107,7 +107,7 @@ def test_of_an_omni_model_the_thinker_is_trained() -> None:
     part, note = heads.trained_part(config)
     assert part["model_type"] == "qwen2_5_omni_thinker"
     assert part["text_config"] == {"hidden_size": 8}
-    assert "thinker is trained" in (note or "")
+    assert "only the thinker of qwen2_5_omni is trained" in (note or "")
     assert heads.trained_part({"model_type": "llama"}) == ({"model_type": "llama"}, None)
 
 

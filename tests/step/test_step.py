@@ -180,9 +180,10 @@ def test_selective_checkpointing_keeps_no_product_that_a_bias_is_added_to_in_pla
 @pytest.mark.parametrize("loss", ["chunked", "fused"])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "granite", "cohere", "mixtral", "gpt2"])
 def test_a_loss_in_slices_is_the_plain_loss(name: str, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tonnage.techniques import chunked_loss
+    from tonnage.techniques import chunked_loss, fused_loss
 
-    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 10)  # 48 tokens: four full slices and a rest
+    for module in (chunked_loss, fused_loss):
+        monkeypatch.setattr(module, "CHUNK_TOKENS", 10)  # 48 tokens: four full slices and a rest
     plain = gradients(tiny_job(name), FP32)
     sliced = gradients(tiny_job(name), Plan(precision="fp32", optimizer="sgd", loss=loss))
     assert_close(sliced, plain, rtol=1e-4, atol=1e-6)
@@ -193,9 +194,10 @@ def test_a_loss_in_slices_is_the_plain_loss(name: str, loss: str, monkeypatch: p
 def test_a_loss_in_slices_is_the_plain_loss_where_images_are_seen(
     name: str, loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tonnage.techniques import chunked_loss
+    from tonnage.techniques import chunked_loss, fused_loss
 
-    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 10)
+    for module in (chunked_loss, fused_loss):
+        monkeypatch.setattr(module, "CHUNK_TOKENS", 10)
     plain = gradients(tiny_job(name), FP32)
     sliced = gradients(tiny_job(name), Plan(precision="fp32", optimizer="sgd", loss=loss))
     assert_close(sliced, plain, rtol=1e-4, atol=1e-6)
@@ -479,10 +481,10 @@ def test_fused_losses_in_every_precision(loss: str, precision: str) -> None:
 
 
 def test_a_fused_loss_runs_nothing_twice_and_scales_with_what_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tonnage.techniques import chunked_loss
+    from tonnage.techniques import fused_loss
     from tonnage.techniques.fused_loss import fused_cross_entropy
 
-    monkeypatch.setattr(chunked_loss, "CHUNK_TOKENS", 2)
+    monkeypatch.setattr(fused_loss, "CHUNK_TOKENS", 2)
     torch.manual_seed(0)
     hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4, requires_grad=True)
     labels = torch.tensor([1, -100, 3, 4, 6])

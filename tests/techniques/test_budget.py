@@ -11,7 +11,7 @@ from tonnage.techniques import budget, build
 from tonnage.techniques.budgeting import hostward, prices
 from tonnage.techniques.budgeting.frontier import Piece
 from tonnage.techniques.budgeting.layerwise import Network, Way
-from tonnage.techniques.budgeting.replay import Layer
+from tonnage.techniques.budgeting.recording import Layer
 from tonnage.timing.software import CHOOSING
 
 
@@ -29,7 +29,7 @@ def run(budget_text, batches=2, name="llama", offload="none", **job):
 
 
 def word(way):
-    return "none" if way.what is None else "part" if way.what.kept else "full"
+    return "none" if way.treatment is None else "part" if way.treatment.kept else "full"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_part_waits_on_the_host(monkeypatch):
     monkeypatch.setattr(hostward, "SMALL_BYTES", 512)
     monkeypatch.setattr(prices, "link_bytes_per_second", lambda device: 1e11)
     chosen, ours = run("budget=180KiB", batches=3, offload="cpu-streamed")
-    assert any(way.what and way.what.sent for way in chosen)
+    assert any(way.treatment and way.treatment.sent for way in chosen)
     alone, _ = run("budget=180KiB")
     assert sum(way.seconds for way in chosen) < sum(way.seconds for way in alone)
     _, plain = run("none", batches=3)
@@ -115,7 +115,7 @@ def test_ways_go_from_the_input_alone_to_everything():
     found = budget.ways(measured(lambda given, weight: torch.nn.functional.gelu(given @ weight) @ weight))
     assert [way.kept for way in found] == [ONE, 2 * ONE, 3 * ONE]
     assert [way.again for way in found] == [3 * ONE, 3 * ONE, None]
-    assert [way.what and way.what.again for way in found] == [{0, 1}, {1}, None]
+    assert [way.treatment and way.treatment.again for way in found] == [{0, 1}, {1}, None]
     assert found[0].seconds > found[1].seconds > found[2].seconds == 0.0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from networks import tiny_job
 from tonnage.errors import UsageError
-from tonnage.estimates.assumptions import of_adapters
+from tonnage.estimates.assumptions import describe_narrow_adapters
 from tonnage.plans import Plan
 from tonnage.techniques import build
 
@@ -34,4 +34,7 @@ def test_what_peft_cannot_adapt_is_refused(name: str, options: dict[str, Any], s
     ],
 )
 def test_adapters_narrower_than_peft_makes_them_are_said(plan: Plan, method: str, said: bool) -> None:
-    assert any("adapters are in bf16" in line for line in of_adapters(tiny_job(method=method), plan)) == said
+    assert (
+        any("adapters are in bf16" in line for line in describe_narrow_adapters(tiny_job(method=method), plan))
+        == said
+    )

@@ -15,7 +15,7 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
 from tonnage.plans import Plan
 from tonnage.techniques import activation_offload, build, disk, optimizer_offload
-from tonnage.techniques.activation_offload import _in_memory, _Packed, _Streamed
+from tonnage.techniques.activation_offload import _allocate_in_memory, _Packed, _StreamedOffload
 from tonnage.techniques.optimizer_offload import offloaded
 
 Trained = dict[str, torch.Tensor]
@@ -54,13 +54,13 @@ class TestActivations:
 
     def test_checkpointed_layers_send_their_inputs_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sent: list[torch.Size] = []
-        original = _Streamed._send
+        original = _StreamedOffload._send
 
-        def noted(self: _Streamed, key: Any, tensor: torch.Tensor) -> Any:
+        def noted(self: _StreamedOffload, key: Any, tensor: torch.Tensor) -> Any:
             sent.append(tensor.shape)
             return original(self, key, tensor)
 
-        monkeypatch.setattr(_Streamed, "_send", noted)
+        monkeypatch.setattr(_StreamedOffload, "_send", noted)
         torch.manual_seed(0)
         plan = Plan(precision="fp32", activation_offload="cpu-streamed", checkpointing="full")
         made = build(tiny_job(), plan, device="cpu", initialise=True)
@@ -69,18 +69,18 @@ class TestActivations:
         assert len(sent) < 3 + 8  # and what embedding and last norm save, but nothing from inside a layer
 
     def test_views_of_one_piece_are_sent_once(self) -> None:
-        streamed = _Streamed(torch.device("cpu"), _in_memory)
+        streamed = _StreamedOffload(torch.device("cpu"), _allocate_in_memory)
         whole = torch.arange(12.0).reshape(3, 4)
         one, other = streamed.pack(whole[0]), streamed.pack(whole.t())
         assert isinstance(one, _Packed)
-        assert one.stay is other.stay
+        assert one.storage is other.storage
         assert torch.equal(streamed.unpack(one), whole[0])
         assert torch.equal(streamed.unpack(other), whole.t())
         assert streamed.unpack(other).stride() == (1, 4)
 
     def test_what_is_written_to_after_it_was_saved_is_another_piece(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(activation_offload, "LEAVING", 0)
-        streamed = _Streamed(torch.device("cpu"), _in_memory)
+        streamed = _StreamedOffload(torch.device("cpu"), _allocate_in_memory)
         tensor = torch.zeros(4)
         before = streamed.pack(tensor)
         tensor.add_(1)
@@ -89,17 +89,17 @@ class TestActivations:
         assert torch.equal(streamed.unpack(after), torch.ones(4))
 
     def test_only_a_few_pieces_stay_on_the_card(self) -> None:
-        streamed = _Streamed(torch.device("cpu"), _in_memory)
+        streamed = _StreamedOffload(torch.device("cpu"), _allocate_in_memory)
         pieces = [torch.full((4,), float(number)) for number in range(6)]
         packed = [streamed.pack(piece) for piece in pieces]
         del pieces
-        assert [item.stay.card is not None for item in packed] == [False] * 4 + [True] * 2
+        assert [item.storage.card is not None for item in packed] == [False] * 4 + [True] * 2
         streamed.unpack(packed[5])
-        assert [item.stay.card is not None for item in packed] == [False, False, False, True, True, False]
+        assert [item.storage.card is not None for item in packed] == [False, False, False, True, True, False]
         assert torch.equal(streamed.unpack(packed[3]), torch.full((4,), 3.0))
 
     def test_weights_stay(self) -> None:
-        streamed = _Streamed(torch.device("cpu"), _in_memory)
+        streamed = _StreamedOffload(torch.device("cpu"), _allocate_in_memory)
         weight = torch.nn.Parameter(torch.ones(4, 4))
         for saved in (weight, weight.t()):
             kept = streamed.pack(saved)
@@ -110,7 +110,7 @@ class TestActivations:
     def test_a_result_that_no_backward_asks_for_is_let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """exp keeps its own result: in a tower's last layer, of which another is taken, for ever."""
         monkeypatch.setattr(activation_offload, "SMALL_BYTES", 1 << 20)
-        with _Streamed(torch.device("cpu"), _in_memory):
+        with _StreamedOffload(torch.device("cpu"), _allocate_in_memory):
             result = torch.ones(4, requires_grad=True).exp()
         alive = weakref.ref(result)
         del result

@@ -141,9 +141,9 @@ def scripted(quant: str, name: str, folder: Path) -> nn.Module:
         ({}, {"optimizer": "adamw-fp8-ao"}, "t4 has no fp8"),
         ({}, {"optimizer": "adamw-8bit", "shard": "zero3"}, "divided by zero3"),
         ({}, {"precision": "megatron-bf16", "optimizer": "muon"}, "cuts matrices"),
-        ({}, {"precision": "megatron-bf16", "shard": "zero3"}, "whole on every rank"),
+        ({}, {"precision": "megatron-bf16", "shard": "zero3"}, "needs all weights on every rank"),
         ({"method": "lora"}, {"precision": "megatron-bf16"}, "the method is lora"),
-        ({}, {"precision": "megatron-bf16", "optimizer_offload": "cpu"}, "steps once, on the card"),
+        ({}, {"precision": "megatron-bf16", "optimizer_offload": "cpu"}, "steps once, on the GPU"),
     ],
 )
 def test_refusals(job: dict[str, Any], plan: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,12 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
         ({}, {"optimizer_in_backward": True, "clip_grad_norm": 1}, H100, "norm of all gradients"),
         ({}, {"optimizer_in_backward": True, "precision": "fp16-mixed"}, H100, "loss scaling"),
         ({}, {"optimizer_in_backward": True, "shard": "ddp"}, H100, "DDP averages gradients"),
-        ({}, {"optimizer_in_backward": True, "optimizer_offload": "cpu"}, H100, "updates all parameters at the end"),
+        (
+            {},
+            {"optimizer_in_backward": True, "optimizer_offload": "cpu"},
+            H100,
+            "updates all parameters on the host at the end",
+        ),
         ({}, {"optimizer_offload": "cpu=0.5", "shard": "zero3"}, H100, "divides parameters or states"),
         ({}, {"shard": "hsdp"}, T4, "there are 1 x 1"),
         ({}, {"base_dtype": "fp16"}, H100, "nothing is frozen"),
@@ -124,7 +129,12 @@ def test_the_values_of_an_option_are_those_of_its_techniques() -> None:
             "sends all that is kept",
         ),
         ({"name": "llama", "grad_accum": 2, "generate": 4}, {"pp": 2}, H100, "not built for generate 4"),
-        ({"name": "llama"}, {"tp": 2, "activation_offload": "cpu"}, H100, "no tensors that are divided"),
+        (
+            {"name": "llama"},
+            {"tp": 2, "activation_offload": "cpu"},
+            H100,
+            "does not support tensors that are divided",
+        ),
         ({"name": "llama"}, {"cp": 2, "shard": "zero3", "attention": "efficient"}, H100, "on pieces of 6 tokens"),
         (
             {"name": "gpt2"},
@@ -206,7 +216,7 @@ def test_every_family_whose_loss_goes_in_slices_writes_by_its_head_of_what_its_b
     for kind, name in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items():
         config = {"model_type": kind, "architectures": [name], "vision_config": {}}
         job = Job(model=ModelRef(name=kind, kind="config", config=config))
-        if accepts(job, Plan(loss="chunked"), H100) is not None:
+        if accepts(Case(job, Plan(loss="chunked"), H100)) is not None:
             continue
         network = getattr(transformers, name)
         code = inspect.getsource(network.forward)

@@ -1,4 +1,4 @@
-"""What `--save FILE` keeps: an Estimate and the Traces it was computed from, in one zip archive.
+"""The archive of `--save FILE`: an Estimate and the Traces it was computed from, in one zip file.
 
 Members: `estimate.json` (the document that `--json` prints) and, for each rank that was run, the parts of its Trace
 under `rank<N>/`.  Reading never executes anything: the archive holds JSON and raw numbers, nothing is unpickled and
@@ -24,7 +24,7 @@ from tonnage.files import replacing
 from tonnage.trace import trace as traces_format
 from tonnage.trace.trace import Trace
 
-_MAX_BYTES: Final = 4 * 2**30  # of all members together, unpacked
+_MAX_BYTES: Final = 4 * 2**30  # all members together, unpacked
 _MAX_NUMBER: Final = 2**63
 _RANK: Final = re.compile(r"(rank[0-9]{1,7}/)trace\.json")
 _RANK_FIELDS: Final = {"rank": int, "fits": bool, "allocated_bytes": int, "reserved_bytes": int, "process_bytes": int}
@@ -38,7 +38,7 @@ _DAMAGE: Final = (
     IndexError,
     OverflowError,
     RecursionError,
-    NotImplementedError,  # a compression method that this Python does not know
+    NotImplementedError,  # unknown compression method
     RuntimeError,  # an encrypted member
     zipfile.BadZipFile,
     zlib.error,
@@ -47,7 +47,7 @@ _DAMAGE: Final = (
 )
 
 _MAY_BE_ABSENT: Final = ("low_seconds", "high_seconds", "tokens_per_second_per_gpu")
-"""Of these what may be unknown where the seconds are known: a script's tokens are."""
+"""Times that may be unknown although the seconds are known: a script's tokens are."""
 
 _TIMES: Final = ("step_seconds", "low_seconds", "high_seconds", "tokens_per_second_per_gpu", "mfu")
 
@@ -55,7 +55,7 @@ Value = TypeVar("Value")
 
 
 def save(path: Path, estimate: Estimate, traces: Sequence[Trace] = ()) -> None:
-    """Write the archive, whole or not at all.  Raises UnwritableFile."""
+    """Write the archive, completely or not at all.  Raises UnwritableFile."""
     with replacing(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
         archive.writestr("estimate.json", json.dumps(estimate.to_json(), allow_nan=False))
         for trace in traces:
@@ -63,12 +63,12 @@ def save(path: Path, estimate: Estimate, traces: Sequence[Trace] = ()) -> None:
 
 
 def load_estimate(path: Path) -> Estimate:
-    """The Estimate of a saved file, every field of the type it should have.  Raises UnreadableFile."""
-    return _guarded(path, lambda: _verified(estimates.load(_there(path))))
+    """Return the Estimate of a saved file, with every field checked for its type.  Raises UnreadableFile."""
+    return _report_damage(path, lambda: _verify(estimates.load(_check_file(path))))
 
 
 def is_saved(path: Path) -> bool:
-    """Whether a file is an archive that `save` wrote, as far as its list of members says."""
+    """Return True if a file is an archive that `save` wrote, judged by its list of members."""
     try:
         with zipfile.ZipFile(path) as archive:
             return "estimate.json" in archive.namelist()
@@ -76,19 +76,19 @@ def is_saved(path: Path) -> bool:
         return False
 
 
-def _there(path: Path) -> Path:
+def _check_file(path: Path) -> Path:
     if path.is_file():
         return path
-    found = "a folder" if path.is_dir() else "no file" if path.exists() else "not there"
-    raise UnreadableFile(f"{path} is {found}; give a file written by --save.")
+    reason = "a folder" if path.is_dir() else "no file" if path.exists() else "not there"
+    raise UnreadableFile(f"{path} is {reason}; give a file written by --save.")
 
 
 def load_traces(path: Path) -> tuple[Trace, ...]:
-    """The Traces of a saved file, by rank; empty when it was saved without.  Raises UnreadableFile."""
-    return _guarded(path, lambda: _traces(path))
+    """Return the Traces of a saved file, by rank; empty if it was saved without.  Raises UnreadableFile."""
+    return _report_damage(path, lambda: _read_traces(path))
 
 
-def _traces(path: Path) -> tuple[Trace, ...]:
+def _read_traces(path: Path) -> tuple[Trace, ...]:
     with zipfile.ZipFile(path) as archive:
         claimed = sum(info.file_size for info in archive.infolist())
         if claimed > _MAX_BYTES:
@@ -101,8 +101,8 @@ def _rank(trace: Trace) -> int:
     return trace.rank
 
 
-def _guarded(path: Path, read: Callable[[], Value]) -> Value:
-    """Whatever a damaged archive makes the standard library raise, as one line."""
+def _report_damage(path: Path, read: Callable[[], Value]) -> Value:
+    """Raise whatever the standard library raises for a damaged archive as one line."""
     try:
         return read()
     except UnreadableFile:
@@ -112,11 +112,8 @@ def _guarded(path: Path, read: Callable[[], Value]) -> Value:
         raise UnreadableFile(f"{path} is damaged, or no file that tonnage saved ({reason}).") from error
 
 
-# ---- types -----------------------------------------------------------------------------------------------------
-
-
-def _verified(estimate: Estimate) -> Estimate:
-    """The same Estimate, after a look at every field.  Raises UnreadableFile."""
+def _verify(estimate: Estimate) -> Estimate:
+    """Return the Estimate after checking every field.  Raises UnreadableFile."""
     _check(estimate, Estimate, "estimate")
     for entry in estimate.ranks:
         for name, expected in _RANK_FIELDS.items():
@@ -126,7 +123,7 @@ def _verified(estimate: Estimate) -> Estimate:
 
 
 def _check_times(time: dict[str, Any]) -> None:
-    """A step's seconds and what follows from them: numbers or absent, all of them there where the seconds are."""
+    """Raise UnreadableFile for times that are no numbers, or that are missing although the seconds are known."""
     for name in _TIMES:
         value = time.get(name)
         missing = value is None and (time.get("step_seconds") is None or name in _MAY_BE_ABSENT)
@@ -136,7 +133,7 @@ def _check_times(time: dict[str, Any]) -> None:
 
 
 def _check(value: object, expected: Any, where: str) -> None:
-    """Compare a value with a type annotation, through dataclasses and containers; numbers must be usable ones."""
+    """Compare a value with a type annotation, through dataclasses and containers; numbers must be in range."""
     origin, arguments = get_origin(expected), get_args(expected)
     if is_dataclass(expected) and isinstance(value, expected):  # type: ignore[arg-type]
         hints = get_type_hints(expected)
@@ -160,13 +157,13 @@ def _check(value: object, expected: Any, where: str) -> None:
 
 
 def _kind(value: object) -> str:
-    """What kind of value it is, in JSON's words."""
+    """Return the kind of a value in JSON's terms."""
     known = {dict: "an object", str: "a text", bool: "a truth value", int: "a number", float: "a number"}
     return "missing" if value is None else known.get(type(value), "a list")
 
 
 def _check_plain(value: object, where: str) -> None:
-    """Within values that may be of any JSON type: no number that cannot be computed with."""
+    """Check values of any JSON type: numbers must be in range."""
     if isinstance(value, dict):
         for item in value.values():
             _check_plain(item, where)

@@ -1,12 +1,13 @@
-"""The shelf: Traces of earlier estimates, kept for when the same is asked again.
+"""The cache of Traces: earlier runs, reused when the same case is run again.
 
 A Trace is found by all that it depends on: the configuration's content (not its name), job, plan, rank and ranks, the
-card as the ghost reports it, the installed distributions, torch's build, Python, the environment variables that
-libraries listen to, and the content of tonnage and its ghost.  What cannot be told apart so is not kept: a factory's
-code, a library that is installed from a folder in which it may change.
+GPU as the ghost reports it, the installed distributions, torch's build, Python, the environment variables that
+libraries read, and the content of tonnage and its ghost.  What cannot be told apart in this way is not cached: a
+factory's code, a library installed from a folder in which it may change.
 
-One archive a Trace, in the format of `tonnage.trace.trace`: reading executes nothing, a damaged one counts as absent.
-They lie in `traces` of the cache folder; when they grow beyond MOST_BYTES, those that were not used for longest go.
+There is one archive for each Trace, in the format of `tonnage.trace.trace`: reading executes nothing, a damaged one
+counts as absent.  The archives are in `traces` of the cache folder; when they exceed MOST_BYTES, the least recently
+used are removed.
 """
 
 import functools
@@ -31,10 +32,10 @@ from tonnage.trace import trace as traces
 from tonnage.trace.trace import Trace
 
 MOST_BYTES: Final = 2 * 2**30
-"""What all kept Traces together may take: some hundred of 8B models, fifty of 405B."""
+"""Most bytes of all cached Traces: some hundred of 8B models, fifty of 405B."""
 
-_LOOKS_EACH: Final = 50
-"""The part of it, one in so many, that a process adds before it looks again how full the shelf is."""
+_CHECKS_PER_CAPACITY: Final = 50
+"""A process checks the cache's size after each 1 / so many of MOST_BYTES that it adds."""
 
 _SUFFIX: Final = ".trace"
 _IN_FLUX: Final = (
@@ -50,65 +51,65 @@ _IN_FLUX: Final = (
     "megatron",
     "liger",
 )
-"""Libraries whose code decides allocations: their version says nothing where they are installed as editable."""
-_HEEDED: Final = (
+"""Libraries whose code decides allocations; the version of an editable installation identifies no code."""
+_ENVIRONMENT_PREFIXES: Final = (
     *("ACCELERATE_", "BNB_", "CUBLAS", "CUDA", "CUDNN", "DS_", "GHOST_", "HF_", "LD_", "NCCL_", "NVIDIA_"),
     *("PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "USE_"),
 )
-"""Beginnings of the names of environment variables that change what a program allocates, or which code it runs."""
-_NAMES: Final = ("_name_or_path", "transformers_version")
-"""Fields of a configuration that say nothing about the network."""
+"""Prefixes of environment variables that change what a program allocates, or which code it runs."""
+_IGNORED_FIELDS: Final = ("_name_or_path", "transformers_version")
+"""Configuration fields that do not affect the network."""
 
 
 def key(request: Mapping[str, Any], torch_version: str | None = None) -> str | None:
-    """Under what the Trace of a worker's request is kept; None where an equal key would not promise an equal Trace.
+    """Return the cache key of a worker's request; None if an equal key would not guarantee an equal Trace.
 
-    `request` is what `tonnage.ghost.pool.request` made, `torch_version` the version that was asked for, if any.
+    `request` is the result of `tonnage.workers.worker.request`, `torch_version` the requested version, if any.
     """
     model = request["job"]["model"]
-    folders = tuple(_folders())
-    installed = _installed(folders)
+    folders = tuple(_search_paths())
+    installed = _installed_distributions(folders)
     if model["kind"] != "config" or installed is None:
         return None
-    structure = {name: value for name, value in model["config"].items() if name not in _NAMES}
+    structure = {name: value for name, value in model["config"].items() if name not in _IGNORED_FIELDS}
     document = {
         "request": {**request, "job": {**request["job"], "model": structure}},
         "python": [sys.version, platform.machine()],
         "distributions": installed,
         "torch": [torch_version, *_torch_builds(torch_version, folders)],
-        "environment": {name: value for name, value in os.environ.items() if name.startswith(_HEEDED)},
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(_ENVIRONMENT_PREFIXES)},
         "tonnage": _own_content(),
     }
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def find(key: str) -> Trace | None:
-    """The Trace kept under a key; None if there is none that can be read."""
+    """Return the Trace cached under a key; None if there is none that can be read."""
     path = _path(key)
     try:
-        found = traces.load(path)
-        now = time.time_ns()  # the kernel's own clock for files ticks in milliseconds, and two would be equal
-        os.utime(path, ns=(now, now))  # used now: the last to go
+        trace = traces.load(path)
+        now = time.time_ns()  # the kernel's clock for files ticks in milliseconds, and two times would be equal
+        os.utime(path, ns=(now, now))  # most recently used
     except (UnreadableFile, OSError):
         return None
-    return found
+    return trace
 
 
 def keep(key: str, trace: Trace, file: Path | None = None) -> None:
-    """Put a Trace on the shelf, in place of an older one.  Where nothing can be written, nothing is kept.
+    """Cache a Trace, replacing an older one; if nothing can be written, nothing is cached.
 
-    Where it lies in a `file` already that nobody needs, that is taken, if it is on the same disk.
+    If it is already in a `file` that nothing else needs, that file is moved here, if it is on the same disk.
     """
     path = _path(key)
     with suppress(OSError, UnwritableFile):
         path.parent.mkdir(parents=True, exist_ok=True)
-        if file is None or not _moved(file, path):
+        if file is None or not _try_to_move(file, path):
             with replacing(path) as new, zipfile.ZipFile(new, "w") as archive:
                 traces.write(trace, archive)
         _make_room_for(path.stat().st_size)
 
 
-def _moved(file: Path, path: Path) -> bool:
+def _try_to_move(file: Path, path: Path) -> bool:
     try:
         file.replace(path)
     except OSError:
@@ -117,7 +118,7 @@ def _moved(file: Path, path: Path) -> bool:
 
 
 def folder() -> Path:
-    """Where the Traces lie."""
+    """Return the folder of the cached Traces."""
     return cache_folder() / "traces"
 
 
@@ -126,23 +127,23 @@ def _path(key: str) -> Path:
 
 
 _added_bytes: dict[Path, int] = {}
-"""What this process has put into a folder since it last looked through it."""
+"""Bytes that this process has added to a folder since it last checked its size."""
 
 
 def _make_room_for(size_bytes: int) -> None:
-    """Look through the folder where so many bytes more may be too many: at first, and each time a part was added.
+    """Check the folder's size when it may be exceeded: at first, and each time enough bytes were added.
 
-    Thousands of files take longer to go through than a small Trace to be written.
+    Listing thousands of files takes longer than writing a small Trace.
     """
-    place = folder()
-    _added_bytes[place] = _added_bytes.get(place, MOST_BYTES) + size_bytes
-    if _added_bytes[place] * _LOOKS_EACH > MOST_BYTES:
+    path = folder()
+    _added_bytes[path] = _added_bytes.get(path, MOST_BYTES) + size_bytes
+    if _added_bytes[path] * _CHECKS_PER_CAPACITY > MOST_BYTES:
         _make_room()
-        _added_bytes[place] = 0
+        _added_bytes[path] = 0
 
 
 def _make_room() -> None:
-    """Remove what was not used for longest until the rest is within MOST_BYTES."""
+    """Remove the least recently used Traces until the rest is within MOST_BYTES."""
     entries = [(entry.stat(), entry.path) for entry in os.scandir(folder()) if entry.name.endswith(_SUFFIX)]
     total = sum(status.st_size for status, _ in entries)
     for status, path in sorted(entries, key=lambda entry: entry[0].st_mtime_ns):
@@ -153,66 +154,65 @@ def _make_room() -> None:
         total -= status.st_size
 
 
-# ---- what a Trace depends on -------------------------------------------------------------------------------------
-
-
-def _folders() -> Iterator[tuple[str, int]]:
-    """Where Python looks for what is installed, each with when something last came there or went."""
+def _search_paths() -> Iterator[tuple[str, int]]:
+    """Yield the folders where Python looks for packages, each with the time of its last change."""
     for path in dict.fromkeys(sys.path):
         with suppress(OSError):
             yield path or ".", os.stat(path or ".").st_mtime_ns
 
 
 @functools.lru_cache(maxsize=8)
-def _installed(folders: tuple[tuple[str, int], ...]) -> list[str] | None:
-    """The names and versions of what is installed there; None where a library is whose version says nothing."""
-    found = sorted(distribution for path, _ in folders for distribution in _distributions(path))
-    return None if any(_in_flux(each) for each in found) else [each.name for each in found]
+def _installed_distributions(folders: tuple[tuple[str, int], ...]) -> list[str] | None:
+    """Return the names and versions of what is installed; None if a library's version does not identify its code."""
+    distributions = sorted(distribution for path, _ in folders for distribution in _distributions(path))
+    if any(_is_editable_library(distribution) for distribution in distributions):
+        return None
+    return [distribution.name for distribution in distributions]
 
 
 def _distributions(path: str) -> Iterator[Path]:
-    """The folders that describe what is installed; their names hold name and version."""
+    """Yield the folders that describe what is installed; their names hold name and version."""
     with suppress(OSError):
         yield from (Path(entry.path) for entry in os.scandir(path) if entry.name.endswith(".dist-info"))
 
 
-def _in_flux(distribution: Path) -> bool:
-    """Whether this is a library that decides allocations, installed from a folder in which it may change."""
+def _is_editable_library(distribution: Path) -> bool:
+    """Return True for a library that decides allocations, installed from a folder in which it may change."""
     if not distribution.name.startswith(_IN_FLUX):
         return False
     try:
-        said = json.loads((distribution / "direct_url.json").read_text(encoding="utf-8"))
-        return bool(said["dir_info"].get("editable"))
+        origin = json.loads((distribution / "direct_url.json").read_text(encoding="utf-8"))
+        return bool(origin["dir_info"].get("editable"))
     except (OSError, ValueError, KeyError):
         return False
 
 
 def _torch_builds(version: str | None, folders: tuple[tuple[str, int], ...]) -> list[str]:
-    """What the torch that is installed, and the fetched one that may run in its place, say of their build."""
-    there, installed = _installed_torch(folders)
+    """Return the version files of the installed torch, and of the fetched one that may run instead."""
+    installed_folder, installed = _installed_torch(folders)
     wanted = version or installed
-    places = [there, place(wanted, sys.version_info[:2]) / "torch" if wanted else None]
-    said = []
-    for folder in filter(None, places):
+    candidates = [installed_folder, place(wanted, sys.version_info[:2]) / "torch" if wanted else None]
+    builds = []
+    for folder in filter(None, candidates):
         with suppress(OSError):
-            said.append((folder / "version.py").read_text(encoding="utf-8"))
-    return said
+            builds.append((folder / "version.py").read_text(encoding="utf-8"))
+    return builds
 
 
 @functools.lru_cache(maxsize=8)
 def _installed_torch(folders: tuple[tuple[str, int], ...]) -> tuple[Path | None, str | None]:
-    """Where torch is installed, and which version, as long as nothing came or went in these folders."""
+    """Return folder and version of the installed torch, cached until something in these folders changes."""
     spec = importlib.util.find_spec("torch")
-    there = Path(spec.origin).parent if spec is not None and spec.origin else None
+    torch_folder = Path(spec.origin).parent if spec is not None and spec.origin else None
     try:
-        return there, importlib.metadata.version("torch").split("+")[0]
+        return torch_folder, importlib.metadata.version("torch").split("+")[0]
     except importlib.metadata.PackageNotFoundError:
-        return there, None
+        return torch_folder, None
 
 
 @functools.cache
 def _own_content() -> str:
-    """One hash of tonnage's code and its ghost's libraries."""
+    """Return one hash of tonnage's code and its ghost's libraries."""
     package = Path(__file__).parents[1]
     return _hash(path for pattern in ("**/*.py", "ghost/lib/*/*.so*") for path in sorted(package.glob(pattern)))
 

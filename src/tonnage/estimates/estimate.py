@@ -1,4 +1,4 @@
-"""The answer: how much memory a step needs on each rank, whether it fits, and how that is known."""
+"""The answer: how much memory a step needs on each rank, whether it fits, and what the numbers are based on."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ CATEGORIES: Final = (
     "cached",
     "runtime",
 )
-"""What the bytes of a process are for.  `cached`: reserved by the allocator but not handed out at the peak
-(fragmentation and slack); `runtime`: CUDA context, loaded kernels, NCCL: everything outside the allocator."""
+"""What the bytes of a process are for.  `cached`: reserved by the allocator but not allocated at the peak
+(fragmentation and slack); `runtime`: CUDA context, loaded kernels, NCCL: everything outside the allocator.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The highest use of one rank's GPU, and who holds it at the moment of the allocated peak."""
+    """The highest use of one rank's GPU, and what the bytes are for at the moment of the allocated peak."""
 
     allocated_bytes: int
-    """Most bytes in blocks handed out by the caching allocator (`torch.cuda.max_memory_allocated`)."""
+    """Most bytes in blocks allocated by the caching allocator (`torch.cuda.max_memory_allocated`)."""
     reserved_bytes: int
     """Most bytes the caching allocator held from the driver (`torch.cuda.max_memory_reserved`)."""
     process_bytes: int
-    """Reserved plus what lives outside the allocator: what nvidia-smi shows."""
+    """Reserved bytes plus those outside the allocator, as nvidia-smi shows them."""
     low_bytes: int
     """Lower end of the interval for process_bytes."""
     high_bytes: int
     """Upper end of the interval for process_bytes."""
     phase: str
-    """The phase in which the allocated peak happens."""
+    """The phase of the allocated peak."""
     layer: str
     """The module that was running then; empty if none."""
     step: int
-    """The optimizer step (from 1) in which the allocated peak happens first."""
+    """The optimizer step (from 1) in which the allocated peak first occurs."""
     by_category: dict[str, int]
     """Bytes by category at the peak; sums to process_bytes."""
 
@@ -59,7 +60,7 @@ class PhasePeak:
     name: str
     """`load`, `forward`, `backward`, `optimizer`, `evaluate`, `generate`, `save`, `resume` or `other`."""
     allocated_bytes: int
-    """Most bytes handed out while the phase ran."""
+    """Most bytes allocated while the phase ran."""
     reserved_bytes: int
     """Most bytes reserved while the phase ran."""
 
@@ -71,7 +72,7 @@ class StepPeak:
     step: int
     """From 1; the first includes loading."""
     allocated_bytes: int
-    """Most bytes handed out."""
+    """Most bytes allocated."""
     reserved_bytes: int
     """Most bytes reserved."""
 
@@ -81,17 +82,18 @@ class Host:
     """Memory of the host that the process uses."""
 
     peak_bytes: int | None
-    """Most resident bytes that the job itself would need on a real machine; None where unknown."""
+    """Most resident bytes that the job itself would need on a real machine; None if unknown."""
     pinned_bytes: int
     """Most page-locked bytes."""
     managed_bytes: int = 0
-    """Most bytes of managed memory (paged optimizers), which a GPU brings in as it uses it and pushes out when it is
-    full: in no figure of the GPU."""
+    """Most bytes of managed memory (paged optimizers), which a GPU pages in as it uses it and pages out when it
+    is full; not in any figure of the GPU.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
-    """What PyTorch said when the card was full."""
+    """PyTorch's out-of-memory error, and where it happened."""
 
     message: str
     """PyTorch's own message."""
@@ -102,19 +104,19 @@ class OutOfMemory:
     step: int
     """The optimizer step (from 1) that could not be finished."""
     stack: tuple[str, ...]
-    """The Python stack, outermost first, one `file:line function` a frame."""
+    """The Python stack, outermost first, one `file:line function` for each frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """What the numbers rest on."""
+    """What the numbers are based on."""
 
     run: tuple[str, ...] = ()
-    """Parts that were really run."""
+    """Parts that really ran."""
     modelled: tuple[str, ...] = ()
     """Parts that are constants or formulas, with their source."""
     assumed: tuple[str, ...] = ()
-    """Values that could not be known, and what was taken."""
+    """Values that could not be known, and what was assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,7 @@ class Moment:
     phase: str
     """The phase then."""
     allocated_bytes: int
-    """Most bytes handed out between this mark and the next."""
+    """Most bytes allocated between this mark and the next."""
     reserved_bytes: int
     """Most bytes reserved between this mark and the next."""
     step: int = 0
@@ -135,22 +137,22 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What one rank of a Job under a Plan needs on a Cluster; `ranks` holds the same for each rank that was run."""
+    """The needs of one rank of a Job under a Plan on a Cluster; `ranks` lists each rank that was run."""
 
     source: str
     """`ghost`, `meta` or `real`."""
     versions: dict[str, str]
-    """Of everything that decides allocations: torch, cuda, transformers, tonnage."""
+    """Versions of everything that decides allocations: torch, cuda, transformers, tonnage."""
     model: dict[str, Any]
     """name, source, parameters, trainable_parameters."""
     job: dict[str, Any]
     """The Job's fields, or the command of a dry-run."""
     plan: dict[str, Any]
-    """The Plan's fields; empty for a dry-run, where the script decides."""
+    """The Plan's fields; empty for a dry-run, in which the script decides."""
     cluster: dict[str, Any]
     """gpu, gpus, nodes, capacity_bytes, and the like."""
     fits: bool
-    """True when the steps ran to their end within the card's capacity."""
+    """True if the steps ran to their end within the GPU's capacity."""
     rank: int
     """The rank these numbers belong to: the one with the highest process peak."""
     peak: Peak
@@ -162,29 +164,30 @@ class Estimate:
     time: dict[str, Any]
     """step_seconds, tokens_per_second_per_gpu, mfu, bound_by; each null until it is priced."""
     coverage: Coverage
-    """What the numbers rest on."""
+    """What the numbers are based on."""
     oom: OutOfMemory | None = None
-    """Set when the card was full."""
+    """Set if the GPU was full."""
     curve: tuple[Moment, ...] = ()
     """The memory over the recorded steps, thinned for drawing."""
     steps: tuple[StepPeak, ...] = ()
-    """The highest use by optimizer step: the first one, and how it goes on."""
+    """The highest use by optimizer step."""
     ranks: tuple[dict[str, Any], ...] = field(default_factory=tuple)
     """rank, fits, peak of every rank that was run."""
     cards: tuple[dict[str, Any], ...] = field(default_factory=tuple)
-    """Of a dry-run, each card that was used: index, peak_bytes (of all its processes together, with contexts
-    and NCCL's buffers) and its processes: process, rank, name, held_bytes (then), peak_bytes."""
+    """Each GPU that a dry-run used: index, peak_bytes (of all its processes together, with contexts and NCCL's
+    buffers) and its processes: process, rank, name, held_bytes (then), peak_bytes.
+    """
     notes: tuple[str, ...] = ()
-    """Sentences a reader should not miss, such as `no optimizer step was seen`."""
+    """Sentences that a reader should not miss, such as `no optimizer step was seen`."""
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `--json` prints (schema_version 1)."""
+        """Return the document that `--json` prints (schema_version 1)."""
         document = asdict(self)
         return {"schema_version": SCHEMA_VERSION, **document}
 
     @staticmethod
     def from_json(document: dict[str, Any]) -> Estimate:
-        """The Estimate that `to_json` wrote.  Raises UnreadableFile."""
+        """Return the Estimate that `to_json` wrote.  Raises UnreadableFile."""
         try:
             version = document.get("schema_version")
             if version is None:
@@ -209,10 +212,10 @@ class Estimate:
             }
             return Estimate(**values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise UnreadableFile(f"The estimate is damaged: {_damage(error)}; save it again.") from error
+            raise UnreadableFile(f"The estimate is damaged: {_describe_damage(error)}; save it again.") from error
 
     def verdict(self) -> str:
-        """One sentence: fits or not, with the numbers that decide."""
+        """Return one sentence: fits or not, with the numbers that decide."""
         capacity = self.cluster.get("capacity_bytes")
         need = gib(self.peak.process_bytes)
         where = f"of {gib(capacity)}" if capacity else ""
@@ -221,27 +224,27 @@ class Estimate:
         return f"does not fit: out of memory in {self.oom.phase if self.oom else self.peak.phase} ({need} {where})"
 
     notebook_view: ClassVar[Callable[[Estimate], str] | None] = None
-    """How notebooks show an Estimate as HTML; set by `tonnage.api`, because values do not know their views."""
+    """Renders an Estimate as HTML in notebooks; set by `tonnage.api`, because values do not know their views."""
 
     def _repr_html_(self) -> str | None:
         view = type(self).notebook_view
         return None if view is None else view(self)
 
 
-def _damage(error: Exception) -> str:
-    """What is wrong with a document, in words of one who has not read this code."""
+def _describe_damage(error: Exception) -> str:
+    """Return what is wrong with a document."""
     if isinstance(error, KeyError):
         return f"it has no {error.args[0]}"
     return "its fields are not those that tonnage writes"
 
 
 def _card(values: dict[str, Any]) -> dict[str, Any]:
-    """One of a dry-run's cards from JSON.  Raises TypeError, ValueError or KeyError where it has no processes."""
+    """Return one of a dry-run's GPUs from JSON.  Raises TypeError, ValueError or KeyError if it has no processes."""
     return {**values, "processes": [dict(process) for process in values["processes"]]}
 
 
 def load(path: Path) -> Estimate:
-    """The Estimate in a file written by `--save`.  Raises UnreadableFile; never executes anything."""
+    """Return the Estimate of a file written by `--save`.  Raises UnreadableFile; never executes anything."""
     try:
         with zipfile.ZipFile(path) as archive:
             info = archive.getinfo("estimate.json")
@@ -249,5 +252,5 @@ def load(path: Path) -> Estimate:
                 raise UnreadableFile(f"{path}: the estimate claims {info.file_size} bytes; the limit is 64 MiB.")
             return Estimate.from_json(json.loads(archive.read(info)))
     except (OSError, KeyError, ValueError, zipfile.BadZipFile, EOFError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:200]  # zipfile's may hold the bytes that it found
+        reason = " ".join(str(error).split())[:200]  # zipfile's message may hold bytes of the file
         raise UnreadableFile(f"{path} is not a file that tonnage saved ({reason}).") from error

@@ -1,4 +1,6 @@
-"""A Case in, an Estimate out: one rank's steps (or those of each rank that differs) run, summed up and priced."""
+"""Predicts an Estimate for a Case: the steps of one rank, or of each rank that differs, are run, summed up and
+priced.
+"""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -8,7 +10,7 @@ from typing import Any, Final
 from tonnage.case import Case
 from tonnage.cluster import CPU
 from tonnage.errors import UsageError
-from tonnage.estimates.assumptions import assumed_of
+from tonnage.estimates.assumptions import list_assumptions
 from tonnage.estimates.ddp_buckets import with_buckets
 from tonnage.estimates.sources import Options, open_source
 from tonnage.estimates.step_time import with_time
@@ -20,7 +22,7 @@ from tonnage.trace.trace import Trace
 from tonnage.trainers.cases import check
 
 STEPS: Final = 3
-"""The first makes optimizer states, the second holds them beside activations, the third is as all others."""
+"""The first step creates optimizer states, the second holds them beside activations, the third is like all others."""
 
 Progress = Callable[[str], None]
 
@@ -30,11 +32,11 @@ def answer(
 ) -> Run:
     """Return the Run that `tonnage estimate` shows.
 
-    Without a number of `steps`, three are estimated; where all are alike the later two repeat the first one's
-    requests.  `options` are those of `tonnage.estimates.sources.Options`.  Raises as `estimate` does.
+    Without a number of `steps`, three are estimated; if all are alike the last two repeat the first one's requests.
+    `options` are those of `tonnage.estimates.sources.Options`.  Raises as `estimate` does.
     """
-    made, repeated = (steps, 0) if steps is not None else usual_steps(case, source)
-    return estimate(case, rank=rank, steps=made, source=source, repeated=repeated, counting=True, **options)
+    run_steps, repeated = (steps, 0) if steps is not None else usual_steps(case, source)
+    return estimate(case, rank=rank, steps=run_steps, source=source, repeated=repeated, counting=True, **options)
 
 
 def estimate(
@@ -42,16 +44,16 @@ def estimate(
 ) -> Run:
     """Run `steps` optimizer steps of a case and sum them up.
 
-    Without a `rank`, those that differ are run (of a pipeline the first stage, the one behind it and the last), the
-    worst is reported and the others are listed.  `source` is one of `tonnage.estimates.sources.SOURCES`, `options`
-    are the fields of its Options.
+    Without a `rank`, all ranks that differ are run (of a pipeline the first stage, the one after it and the last),
+    the worst is reported and the others are listed.  `source` is one of `tonnage.estimates.sources.SOURCES`,
+    `options` are the fields of its Options.
 
-    Raises UsageError when a technique refuses the job, CannotEstimate when the model cannot be built,
-    GhostUnavailable when no ghost can run here.
+    Raises UsageError if a technique refuses the job, CannotEstimate if the model cannot be built, GhostUnavailable if
+    no ghost can run here.
     """
-    asked = Options(**options)
+    source_options = Options(**options)
     with ExitStack() as stack:
-        traces = open_source(source, case, asked, stack)
+        opened = open_source(source, case, source_options, stack)
         case = case.with_accumulation()
         check(case)
         if steps < 1:
@@ -59,14 +61,14 @@ def estimate(
         if rank is not None and rank not in range(case.cluster.gpus):
             raise UsageError(f"Rank {rank!r} does not exist: the cluster has ranks 0 to {case.cluster.gpus - 1}.")
         ranks = case.mesh.different if rank is None else (rank,)
-        made = [traces.trace(case, one, steps) for one in ranks]
-    with uncollected():  # a summary is made of many small things that all stay
-        run = _summed_up(made, case, steps + asked.repeated)
-    return _from_the_cache(run) if traces.reused == len(ranks) else run
+        traces = [opened.trace(case, each_rank, steps) for each_rank in ranks]
+    with uncollected():  # a summary creates many small objects that all stay
+        run = _sum_up(traces, case, steps + source_options.repeated)
+    return _mark_as_cached(run) if opened.reused == len(ranks) else run
 
 
 def trace(case: Case, *, rank: int, steps: int, worker: Any) -> Trace:
-    """Return the Trace alone of one rank's steps on a warm worker: sketched, for those who compare and show nothing.
+    """Return the Trace of one rank's steps on a warm worker, sketched: only for comparisons, never shown.
 
     Raises UsageError and CannotEstimate as `estimate` does.
     """
@@ -78,23 +80,23 @@ def trace(case: Case, *, rank: int, steps: int, worker: Any) -> Trace:
 
 
 def usual_steps(case: Case, source: str = "ghost") -> tuple[int, int]:
-    """Return how many steps are made where nobody says it, and how many more repeat the first one's requests.
+    """Return how many steps run by default, and how many more repeat the first one's requests.
 
-    Where all steps ask for the same (`tonnage.shallow.few.is_repetitive`), one and two; else three and none.
+    If all steps make the same requests (`tonnage.shallow.few.is_repetitive`), one and two; else three and none.
     """
-    alike = source == "ghost" and case.cluster.device.id != CPU and is_repetitive(case.job, case.plan)
-    return (1, STEPS - 1) if alike else (STEPS, 0)
+    repetitive = source == "ghost" and case.cluster.device.id != CPU and is_repetitive(case.job, case.plan)
+    return (1, STEPS - 1) if repetitive else (STEPS, 0)
 
 
-def _from_the_cache(run: Run) -> Run:
+def _mark_as_cached(run: Run) -> Run:
     coverage = run.estimate.coverage
-    said = (*coverage.run, "not now: the trace was kept from an earlier run of the same (--fresh runs it again)")
-    return replace(run, estimate=replace(run.estimate, coverage=replace(coverage, run=said)))
+    parts = (*coverage.run, "not now: the trace was cached by an earlier run of the same (--fresh runs it again)")
+    return replace(run, estimate=replace(run.estimate, coverage=replace(coverage, run=parts)))
 
 
-def _summed_up(traces: list[Trace], case: Case, steps: int) -> Run:
-    described = {**asdict(case.job), "steps": steps}
-    model = described.pop("model")
+def _sum_up(traces: list[Trace], case: Case, steps: int) -> Run:
+    job = {**asdict(case.job), "steps": steps}
+    model = job.pop("model")
     run = summarise(
         traces,
         case.cluster,
@@ -106,11 +108,11 @@ def _summed_up(traces: list[Trace], case: Case, steps: int) -> Run:
             "sparing_attention": sparing_attention(case),
             "words": model["config"].get("vocab_size") is not None or "text_config" in model["config"],
         },
-        job=described,
+        job=job,
         plan=asdict(case.plan),
     )
-    found = run.estimate
-    assumed = (*found.coverage.assumed, *assumed_of(case))
-    run = replace(run, estimate=replace(found, coverage=replace(found.coverage, assumed=assumed)))
+    summary = run.estimate
+    assumed = (*summary.coverage.assumed, *list_assumptions(case))
+    run = replace(run, estimate=replace(summary, coverage=replace(summary.coverage, assumed=assumed)))
     run = with_time(run, case, [trace.worked for trace in traces if trace.worked is not None])
     return replace(run, estimate=with_buckets(run.estimate, case.plan, case.cluster))

@@ -1,7 +1,7 @@
-"""Where the Trace of a rank's steps comes from: a ghost GPU, fake tensors for an imitated card, or the host's CPU.
+"""Sources of the Trace of a rank's steps: a ghost GPU, fake tensors for an imitated GPU, or the host's CPU.
 
-Each source answers `trace(case, rank, steps)`; everything above sees Cases and Traces only.  `SOURCES` lists what the
-option `--source` takes; a further source is one class here and one line there.
+Each source has `trace(case, rank, steps)`; everything above sees Cases and Traces only.  `SOURCES` lists the values
+of the option `--source`; a further source is one class here and one line there.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,6 @@ from tonnage.cluster import CPU
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates import cache
 from tonnage.estimates.step_time import is_better_seen
-from tonnage.ghost.pool import Worker, request
 from tonnage.ghost.process import any_libraries
 from tonnage.meta import scope
 from tonnage.shallow.continuing import continued, requests_of
@@ -24,24 +23,25 @@ from tonnage.shallow.requests import Requests
 from tonnage.trace.operations import Worked
 from tonnage.trace.trace import Trace
 from tonnage.units import counted
+from tonnage.workers.worker import Worker, request
 
 ALLOCATORS: Final = ("expandable", "default")
-"""Which of them answers changes where blocks lie, not which are asked for."""
+"""The choice between them changes where blocks are, not which are requested."""
 
 Progress = Callable[[str], None]
 
 
 class Source(Protocol):
-    """One way to find out what a rank's training steps ask of its device."""
+    """A way to find what a rank's training steps request from its device."""
 
     reused: int
     """Traces that were taken from the cache so far."""
 
     def trace(self, case: Case, rank: int, steps: int) -> Trace:
-        """Return what one rank asks for in `steps` optimizer steps; `case` has its accumulation steps decided.
+        """Return what one rank requests in `steps` optimizer steps; `case` has its accumulation steps decided.
 
-        Raises UsageError for a case that the source does not cover, CannotEstimate when the model cannot be built,
-        GhostUnavailable when no ghost can run here.
+        Raises UsageError for a case that the source does not support, CannotEstimate if the model cannot be built,
+        GhostUnavailable if no ghost can run here.
         """
 
 
@@ -53,7 +53,7 @@ class Cpu:
     reused: int = 0
 
     def trace(self, case: Case, rank: int, steps: int) -> Trace:
-        """See Source."""
+        """Return the Trace; see Source."""
         _check_torch()
         from tonnage.meta import recording  # imports torch
 
@@ -63,21 +63,21 @@ class Cpu:
 
 @dataclass(kw_only=True)
 class Meta:
-    """Imitates a card with fake tensors on any platform (`tonnage.meta.step`)."""
+    """Imitates a GPU with fake tensors on any platform (`tonnage.meta.step`)."""
 
     fresh: bool = False
-    """Whether the steps are made even if the cache has their Trace."""
+    """True to run the steps even if their Trace is cached."""
     progress: Progress = lambda text: None
     reused: int = 0
 
     def trace(self, case: Case, rank: int, steps: int) -> Trace:
-        """See Source."""
+        """Return the Trace; see Source."""
         for refusal in scope.refusals(case):
             raise UsageError(f"{refusal}")
         key = _key(case, None, source="meta", rank=rank, steps=steps)
-        if (kept := _find(key, self.fresh)) is not None:
+        if (cached := _find(key, self.fresh)) is not None:
             self.reused += 1
-            return kept
+            return cached
         _check_torch()
         from tonnage.meta import step  # imports torch
 
@@ -93,41 +93,41 @@ class Ghost:
     """Runs steps on a ghost GPU, in a warm worker that is started for the first run and closed with `stack`."""
 
     stack: ExitStack
-    """Closes the worker that was started here."""
+    """Closes the worker that is started here."""
     worker: Worker | None = None
-    """The worker to use; None: a new one, if anything has to be run."""
+    """The worker to use; None: a new one, if anything has to run."""
     torch_version: str | None = None
     """The torch of a new worker; None: the installed one."""
     repeated: int = 0
-    """After one step: how many more steps ask the allocator for the same again, without the program."""
+    """How many more times a single step's requests are repeated, without the program."""
     few_layers: bool = False
-    """Whether networks of a few layers may stand for the deep one (`tonnage.shallow`)."""
+    """True to let networks of a few layers replace a deep one (`tonnage.shallow`)."""
     fresh: bool = False
-    """Whether the steps are made even if the cache has their Trace."""
+    """True to run the steps even if their Trace is cached."""
     counting: bool = False
-    """Whether operations are counted where dimensions do not say a network's seconds (`tonnage.timing.replay`)."""
+    """True to count operations if a network's dimensions do not give its seconds (`tonnage.timing.replay`)."""
     sketched: bool = False
-    """Whether what would have to be compiled has something as large in its place (`tonnage.step.flex_stub`)."""
+    """True to replace what would have to be compiled by something of the same size (`tonnage.step.flex_stub`)."""
     progress: Progress = lambda text: None
     reused: int = 0
 
     def trace(self, case: Case, rank: int, steps: int) -> Trace:
-        """See Source."""
+        """Return the Trace; see Source."""
         depths = depths_to_continue(case.job, case.plan) if self.few_layers else None
         counting = self.counting and is_better_seen(case)
-        kept = _find(self._key(case, rank, steps, depths), self.fresh)
-        if kept is not None and (kept.worked is not None or not counting):
+        cached = _find(self._key(case, rank, steps, depths), self.fresh)
+        if cached is not None and (cached.worked is not None or not counting):
             self.reused += 1
-            return kept
+            return cached
         key = self._key(case, rank, steps, depths)
-        trace = self._continue(case, rank, depths) if depths is not None else None
-        written = None
+        trace = self._extend_shallow(case, rank, depths) if depths is not None else None
+        trace_file = None
         if trace is None:
-            trace, written = self._run(case, rank, steps), self._started(case).trace_file
+            trace, trace_file = self._run(case, rank, steps), self._start_worker(case).trace_file
         if counting and trace.outcome["kind"] == "completed":
-            trace, written = replace(trace, worked=self._count(case, rank)), None
-        if key is not None and key == self._key(case, rank, steps, depths):  # nothing was installed meanwhile
-            cache.keep(key, trace, written)
+            trace, trace_file = replace(trace, worked=self._count(case, rank)), None
+        if key is not None and key == self._key(case, rank, steps, depths):  # nothing was installed in the meantime
+            cache.keep(key, trace, trace_file)
         return trace
 
     def _key(self, case: Case, rank: int, steps: int, depths: tuple[int, int, int] | None = None) -> str | None:
@@ -136,16 +136,16 @@ class Ghost:
         return _key(case, version, source="ghost", depths=depths, rank=rank, **run)
 
     def _run(self, case: Case, rank: int, steps: int) -> Trace:
-        run = partial(self._started(case, steps).run, case.job, case.plan, case.cluster, rank=rank)
+        run = partial(self._start_worker(case, steps).run, case.job, case.plan, case.cluster, rank=rank)
         trace: Trace = run(steps=steps, repeated=self.repeated, sketched=self.sketched)
         if trace.repeated and trace.outcome["kind"] == "oom" and not self.few_layers:
-            trace = run(steps=steps + self.repeated)  # a repetition has no stack to show
+            trace = run(steps=steps + self.repeated)  # a repetition has no stack to report
         return trace
 
     def _count(self, case: Case, rank: int) -> Worked | None:
-        """Return the operations of a step; None where its second one cannot be made while they are counted."""
+        """Return the operations of a step; None if its second one cannot run while they are counted."""
         self.progress("counting the operations of a step, for its seconds")
-        worker = self._started(case)
+        worker = self._start_worker(case)
         try:
             return worker.worked(case.job, case.plan, case.cluster, rank=rank)
         except CannotEstimate:
@@ -153,18 +153,22 @@ class Ghost:
                 raise
             return None
 
-    def _continue(self, case: Case, rank: int, depths: tuple[int, int, int]) -> Trace | None:
-        """Return the Trace by networks of a few layers; None where they do not say what all layers ask for."""
-        worker = self._started(case)
+    def _extend_shallow(self, case: Case, rank: int, depths: tuple[int, int, int]) -> Trace | None:
+        """Return the Trace from networks of a few layers; None if they do not determine the requests of all
+        layers.
+        """
+        worker = self._start_worker(case)
         source = replace(self, worker=worker, repeated=0, few_layers=False)
         layers = layers_of(case.job)
-        few = [replace(case, job=with_layers(case.job, depth), cluster=roomy(case.cluster)) for depth in depths]
+        shallow_cases = [
+            replace(case, job=with_layers(case.job, depth), cluster=roomy(case.cluster)) for depth in depths
+        ]
         try:
-            runs = [source._trace_by_any_allocator(one, rank) for one in few]
-            keys = [source._key(_under(one, ALLOCATORS[0]), rank, 1) for one in few]
+            runs = [source._trace_under_any_allocator(one, rank) for one in shallow_cases]
+            keys = [source._key(_with_allocator(one, ALLOCATORS[0]), rank, 1) for one in shallow_cases]
             requests = _requests((*keys, layers), partial(requests_of, runs, depths, layers))
         except CannotEstimate:
-            if worker.closed:  # it has died, and said why
+            if worker.closed:  # it died with that error
                 raise
             return None
         trace = worker.again(requests, case.job, case.plan, case.cluster, rank=rank, repeated=self.repeated)
@@ -172,16 +176,16 @@ class Ghost:
             return None
         return continued(trace, runs, depths, layers)
 
-    def _trace_by_any_allocator(self, case: Case, rank: int) -> Trace:
-        """Return the Trace of one step, or one that is kept under another allocator alone, where everything fits.
+    def _trace_under_any_allocator(self, case: Case, rank: int) -> Trace:
+        """Return the Trace of one step, or one that is cached under another allocator if everything fits.
 
-        What a program asks for does not depend on the allocator.
+        What a program requests does not depend on the allocator.
         """
-        cases = (case, *(_under(case, allocator) for allocator in ALLOCATORS))
+        cases = (case, *(_with_allocator(case, allocator) for allocator in ALLOCATORS))
         kept = (_find(self._key(one, rank, 1), self.fresh) for one in cases)
         return next((trace for trace in kept if trace is not None), None) or self.trace(case, rank, 1)
 
-    def _started(self, case: Case, steps: int = 1) -> Worker:
+    def _start_worker(self, case: Case, steps: int = 1) -> Worker:
         if self.worker is None:
             self.worker = self.stack.enter_context(_start(self.torch_version, self.progress))
             steps_made = counted(steps + self.repeated, "step")
@@ -191,7 +195,7 @@ class Ghost:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How Traces are made, whatever their source."""
+    """Settings of all sources."""
 
     torch_version: str | None = None
     """The torch to run; None: the installed one."""
@@ -202,13 +206,13 @@ class Options:
     few_layers: bool = False
     """See Ghost."""
     fresh: bool = False
-    """Whether steps are made even if the cache has their Trace."""
+    """True to run steps even if their Trace is cached."""
     counting: bool = False
     """See Ghost."""
     sketched: bool = False
     """See Ghost."""
     progress: Progress = lambda text: None
-    """Called with what is being done."""
+    """Called with a description of the current work."""
 
 
 def _open_ghost(options: Options, stack: ExitStack) -> Source:
@@ -238,47 +242,47 @@ def open_source(name: str, case: Case, options: Options, stack: ExitStack) -> So
 
 
 def _key(case: Case, version: str | None, *, source: str, depths: Any = None, **run: Any) -> str | None:
-    """Return the name under which the cache keeps the Trace; None where not all that it depends on is known."""
-    asked = request(case.job, case.plan, case.cluster, **run)
-    return cache.key({**asked, "source": source, "depths": depths}, version)
+    """Return the cache key of the Trace; None if not all that it depends on is known."""
+    worker_request = request(case.job, case.plan, case.cluster, **run)
+    return cache.key({**worker_request, "source": source, "depths": depths}, version)
 
 
 def _find(key: str | None, fresh: bool) -> Trace | None:
     return cache.find(key) if key is not None and not fresh else None
 
 
-def _under(case: Case, allocator: str) -> Case:
+def _with_allocator(case: Case, allocator: str) -> Case:
     return replace(case, plan=replace(case.plan, allocator=allocator))
 
 
-_KEPT: Final = 2
-"""Requests of whole networks that are kept: a plan is asked for under either allocator, one soon after the other."""
+_KEPT_REQUESTS: Final = 2
+"""Requests of whole networks that are kept: a plan is run under both allocators, one soon after the other."""
 
 
 _made_requests: dict[tuple[Any, ...], Requests] = {}
-"""The requests that were made last, by the keys of the runs that they were made of."""
+"""The latest requests, by the keys of the runs that they were made from."""
 
 
 def _requests(key: tuple[Any, ...], make: Callable[[], Requests]) -> Requests:
-    """Return what `make` makes, or made before of runs with the same keys; of runs without keys it is made anew."""
+    """Return what `make` makes, or the cached result for runs with the same keys; without keys always new."""
     if None in key:
         return make()
     if key not in _made_requests:
         made = make()
-        while len(_made_requests) >= _KEPT:
+        while len(_made_requests) >= _KEPT_REQUESTS:
             _made_requests.pop(next(iter(_made_requests)), None)
         _made_requests[key] = made
     return _made_requests[key]
 
 
 def _check_torch() -> None:
-    """Raise CannotEstimate where torch has no torch.distributed: a recorded step asks everywhere for its group."""
+    """Raise CannotEstimate if torch has no torch.distributed: recorded steps use process groups everywhere."""
     import torch
 
     if not torch.distributed.is_available():
         raise CannotEstimate(
-            f"The installed torch {torch.__version__} was built without torch.distributed, and no step is recorded "
-            "without; install a wheel of the package index: pip install torch."
+            f"The installed torch {torch.__version__} was built without torch.distributed, which recorded steps "
+            "need; install a wheel of the package index: pip install torch."
         )
 
 

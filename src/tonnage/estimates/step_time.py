@@ -1,4 +1,4 @@
-"""The time of an Estimate: what the time model says of a Job under a Plan, or why it says nothing."""
+"""The time of an Estimate: the time model's seconds of a step, or a sentence why they are not known."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,28 +23,28 @@ from tonnage.trace.operations import Worked
 
 
 def with_time(run: Run, case: Case, seen: Sequence[Worked] = ()) -> Run:
-    """The run with the seconds of a step in its estimate, or with a sentence why they are not known.
+    """Return the run with the seconds of a step in its estimate, or with a sentence why they are not known.
 
-    `seen`: what the operations of a step work, of each rank of which that was counted.
+    `seen` has the operations of a step of each rank for which they were counted.
     """
     estimate = run.estimate
-    known = played(estimate, seen, case.cluster, case.job, case.plan) if seen else timed(estimate, case)
-    return replace(run, estimate=known)
+    timed_estimate = played(estimate, seen, case.cluster, case.job, case.plan) if seen else timed(estimate, case)
+    return replace(run, estimate=timed_estimate)
 
 
 def timed(estimate: Estimate, case: Case) -> Estimate:
-    """The estimate with its time; `job` has its accumulation steps decided."""
+    """Return the estimate with its time; `job` has its accumulation steps decided."""
     try:
-        known = price_of_run(estimate, case)
+        step_timing = price_of_run(estimate, case)
     except CannotEstimate as error:
         return saying(estimate, f"time: unknown. {error}")
     code = software_of(case.plan.engine)
-    said = f"time: costs of {code.name} code, calibrated on {code.rows}"
-    return saying(replace(estimate, time=as_time(known)), said, *known.assumed)
+    sentence = f"time: costs of {code.name} code, calibrated on {code.rows}"
+    return saying(replace(estimate, time=as_time(step_timing)), sentence, *step_timing.assumed)
 
 
 def price_of_run(estimate: Estimate, case: Case) -> Timing:
-    """The Timing of what was run: how much runs again under a budget is known from the run alone.
+    """Return the Timing of what was run: only the run tells how much runs again under a budget.
 
     Raises CannotEstimate as `price` does.
     """
@@ -52,18 +52,17 @@ def price_of_run(estimate: Estimate, case: Case) -> Timing:
     run_again = estimate.model.get("run_again")
     if run_again is None:
         return price(case)
-    offload = (
-        "none" if plan.activation_offload == "cpu-streamed" else plan.activation_offload
-    )  # it sends what it can hide
+    streams = plan.activation_offload == "cpu-streamed"  # the budget sends only what it can overlap
+    offload = "none" if streams else plan.activation_offload
     none, full, selective = (
-        price(Case(case.job, replace(plan, checkpointing=way, activation_offload=offload), case.cluster))
-        for way in ("none", "full", "selective")
+        price(Case(case.job, replace(plan, checkpointing=kind, activation_offload=offload), case.cluster))
+        for kind in ("none", "full", "selective")
     )
     return blended(none, full, selective, run_again)
 
 
 def is_better_seen(case: Case) -> bool:
-    """Whether a step's seconds are not known from the network's dimensions, or only roughly (several stacks)."""
+    """Return True if the network's dimensions do not give a step's seconds, or only roughly (several stacks)."""
     plan = case.plan
     if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0], plan.param_offload):
         return False
@@ -79,7 +78,7 @@ def is_better_seen(case: Case) -> bool:
 
 
 def _has_stacks(job: Job) -> bool:
-    """Whether a network has several stacks of layers, of which few steps were measured."""
+    """Return True for a network with several stacks of layers, of which few steps were measured."""
     try:
         return job.model.kind == "config" and len(stacks(job)) > 1
     except UnknownNetwork:
@@ -89,101 +88,106 @@ def _has_stacks(job: Job) -> bool:
 def played(
     estimate: Estimate, seen: Sequence[Worked], cluster: Cluster, job: Job | None = None, plan: Plan | None = None
 ) -> Estimate:
-    """The estimate with the seconds of a step of which each operation was seen; job and plan are none of a script."""
+    """Return the estimate with the seconds of a step from its counted operations; a script has neither job nor
+    plan.
+    """
     try:
         if plan is not None:
-            _check_seen(plan)
-        found = max((priced(one, cluster, software_of("tonnage")) for one in seen), key=lambda one: one.step_seconds)
+            _check_independent(plan)
+        timings = (priced(operations, cluster, software_of("tonnage")) for operations in seen)
+        slowest = max(timings, key=lambda timing: timing.step_seconds)
     except CannotEstimate as error:
         return saying(estimate, f"time: unknown. {error}")
-    said = f"time: of {found.operations:,} operations of a step, counted as they were launched and priced one by one"
-    tokens = None if job is None or plan is None else _tokens(Case(job, plan, cluster))
+    sentence = (
+        f"time: of {slowest.operations:,} operations of a step, counted as they were launched and priced one by one"
+    )
+    tokens = None if job is None or plan is None else _tokens_per_gpu(Case(job, plan, cluster))
     low, high = STACKED if job is not None and _has_stacks(job) else (1.0, 1.0)
     time = {
-        "step_seconds": found.step_seconds,
-        "low_seconds": min(found.low_seconds, low * found.step_seconds),
-        "high_seconds": max(found.high_seconds, high * found.step_seconds),
-        "tokens_per_second_per_gpu": None if tokens is None else tokens / found.step_seconds,
-        "mfu": found.mfu,
-        "bound_by": found.bound_by,
+        "step_seconds": slowest.step_seconds,
+        "low_seconds": min(slowest.low_seconds, low * slowest.step_seconds),
+        "high_seconds": max(slowest.high_seconds, high * slowest.step_seconds),
+        "tokens_per_second_per_gpu": None if tokens is None else tokens / slowest.step_seconds,
+        "mfu": slowest.mfu,
+        "bound_by": slowest.bound_by,
     }
-    return saying(replace(estimate, time=time), f"{said}, at the pace of {found.rows}", *found.assumed)
+    return saying(replace(estimate, time=time), f"{sentence}, at the pace of {slowest.rows}", *slowest.assumed)
 
 
-def _check_seen(plan: Plan) -> None:
-    """Raise CannotEstimate where ranks or the host are waited for, which no rank's own step shows."""
+def _check_independent(plan: Plan) -> None:
+    """Raise CannotEstimate if a rank waits for other ranks or the host, which its own step does not show."""
     if plan.pp > 1:
-        raise CannotEstimate("How long the stages of a pipeline wait for each other was not seen.")
+        raise CannotEstimate("A counted step does not show how long the stages of a pipeline wait for each other.")
     if plan.optimizer_offload != "none" or plan.param_offload != "none":
-        raise CannotEstimate("How long the host takes to update was not seen.")
+        raise CannotEstimate("A counted step does not show how long the host takes to update parameters.")
 
 
-def _tokens(case: Case) -> float:
-    """Of the step on each GPU."""
+def _tokens_per_gpu(case: Case) -> float:
+    """Return the tokens of the step on each GPU."""
     job = case.job
-    laid = axes(case.plan, case.cluster.gpus, case.cluster.gpus_per_node)
-    return job.seq_len * job.micro_batch * job.grad_accum * laid.data_parallel / laid.ranks
+    layout = axes(case.plan, case.cluster.gpus, case.cluster.gpus_per_node)
+    return job.seq_len * job.micro_batch * job.grad_accum * layout.data_parallel / layout.ranks
 
 
 def saying(estimate: Estimate, *sentences: str) -> Estimate:
-    """The estimate with further sentences about what is modelled."""
+    """Return the estimate with further sentences about what is modelled."""
     coverage = estimate.coverage
     return replace(estimate, coverage=replace(coverage, modelled=(*coverage.modelled, *sentences)))
 
 
 def price(case: Case, work: Work | None = None) -> Timing:
-    """The Timing of a job's step; `work` is what `Work.of` says of it, where that is known already.
+    """Return the Timing of a job's step; `work` is the result of `Work.of` for it, if it is known already.
 
-    Raises CannotEstimate where a network, a card or a link is not known.
+    Raises CannotEstimate if a network, a GPU or a link is not known.
     """
     job, plan = case.job, case.plan
     if job.model.kind != "config":
-        raise UnknownNetwork("The time of a network that a factory builds is not known; its memory is.")
+        raise UnknownNetwork("The time of a factory's network is not known; its memory is.")
     if "nvme" in (plan.activation_offload, plan.optimizer_offload.partition("=")[0], plan.param_offload):
         raise CannotEstimate("How fast this machine's files are is not known, so neither is the step's time.")
     if job.lengths:
-        return _of_lengths(case)
+        return _price_lengths(case)
     work, code = work or Work.of(case.job, case.plan, case.cluster), software_of(plan.engine)
-    found = stacks(job)
-    if found[0].shape.vocab and len(found) == 1:
-        return timing(found[0].shape, work, case.cluster, code)
+    network = stacks(job)
+    if network[0].shape.vocab and len(network) == 1:
+        return timing(network[0].shape, work, case.cluster, code)
     layout = work.axes
     if max(layout.tp, layout.pp, layout.cp, layout.ep) > 1:
         kind = job.model.config["model_type"]
-        raise UnknownNetwork(f"The time of a {kind!r} network divided otherwise than by its data is not known.")
+        raise UnknownNetwork(f"The time of a {kind!r} network under tp, pp, cp or ep is not known.")
     timings = [
         timing(
-            one.shape,
-            replace(work, seq_len=one.seq_len, micro_batch=work.micro_batch * one.sequences, packing=1),
+            stack.shape,
+            replace(work, seq_len=stack.seq_len, micro_batch=work.micro_batch * stack.sequences, packing=1),
             case.cluster,
             code,
         )
-        for one in found
+        for stack in network
     ]
-    last = found[-1]
+    last = network[-1]
     tokens = last.seq_len * last.sequences * work.micro_batch * work.grad_accum
-    names = ", ".join(one.name for one in found)
+    names = ", ".join(stack.name for stack in network)
     return together(timings, tokens, f"time: of {names}, one after the other; tokens are those of {last.name}")
 
 
-def _of_lengths(case: Case) -> Timing:
-    """Of micro-batches whose sequences are as long as is drawn, each padded to its longest."""
+def _price_lengths(case: Case) -> Timing:
+    """Return the Timing of micro-batches with drawn lengths, each padded to its longest."""
     job = case.job
     lengths = [min(int(length), job.seq_len) for length in job.lengths]
     padded = padded_lengths(lengths, job.seq_len, job.micro_batch)
-    found: dict[Timing, float] = {}
-    for length, often in padded.items():
-        alike = replace(job, lengths=(), seq_len=max(1, round(length)))
-        one = price(Case(alike, case.plan, case.cluster))
-        found[one] = found.get(one, 0.0) + often
-    filled = mean(lengths) / sum(length * often for length, often in padded.items())
-    of_drawn = averaged(found, filled)
-    said = f"time: an average over the drawn lengths; {100 * filled:.0f} % of the tokens are no padding, and counted"
-    return replace(of_drawn, assumed=(*of_drawn.assumed, said))
+    weights: dict[Timing, float] = {}
+    for length, weight in padded.items():
+        equal_lengths = replace(job, lengths=(), seq_len=max(1, round(length)))
+        priced_length = price(Case(equal_lengths, case.plan, case.cluster))
+        weights[priced_length] = weights.get(priced_length, 0.0) + weight
+    filled = mean(lengths) / sum(length * weight for length, weight in padded.items())
+    average = averaged(weights, filled)
+    sentence = f"time: an average over the drawn lengths; only the {100 * filled:.0f} % without padding are counted"
+    return replace(average, assumed=(*average.assumed, sentence))
 
 
 def as_time(known: Timing) -> dict[str, Any]:
-    """The `time` of an Estimate's document."""
+    """Return the `time` of an Estimate's document."""
     return {
         "step_seconds": known.step_seconds,
         "low_seconds": known.low_seconds,

@@ -1,4 +1,4 @@
-"""Sums up Traces in an Estimate: adds what lives outside the allocator, and says what everything rests on."""
+"""Sums up Traces in an Estimate: adds what is outside the allocator, and lists what everything is based on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,29 +24,30 @@ from tonnage.estimates.estimate import (
 from tonnage.estimates.timeline import Timeline, timeline
 from tonnage.job import LONGEST_STEPS
 from tonnage.meta.scope import IMITATION, RESERVED_RESIDUAL
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS
 from tonnage.trace.communicators import Communicators
-from tonnage.trace.trace import ACTIONS, Mark, Trace
+from tonnage.trace.trace import Mark, Trace
 from tonnage.units import counted, size
 
 CURVE_POINTS: Final = 400
-"""Moments kept of the memory curve; between them the highest counts."""
+"""Most points of the memory curve; between them the highest counts."""
 
 BESIDES: Final = ("evaluate", "generate", "save", "resume")
-"""Phases besides the steps, of which the curve shows at most as much as leaves the steps two thirds."""
+"""Phases besides the steps, which take at most a third of the curve."""
 
 
 _Stretch = tuple[Mark, int, int]
-"""Of marks of one step and phase behind each other the first, and the most bytes allocated and reserved."""
+"""First of consecutive marks of one step and phase, and the most bytes allocated and reserved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What was run: the answer, and the Traces it was summed up from (the answer's rank first)."""
+    """An answer, and the Traces that it sums up (the answer's rank first)."""
 
     estimate: Estimate
     """The answer for the worst rank."""
     traces: tuple[Trace, ...]
-    """One for each rank that was run."""
+    """One Trace for each rank that was run."""
 
 
 def summarise(
@@ -58,9 +59,9 @@ def summarise(
     plan: dict[str, Any],
     notes: Sequence[str] = (),
 ) -> Run:
-    """The Estimate of the rank with the highest process peak, with the others listed."""
-    estimates = [_of_rank(trace, cluster, model=model, job=job, plan=plan, notes=notes) for trace in traces]
-    order = sorted(range(len(traces)), key=lambda i: _order(estimates[i]))
+    """Return the Estimate of the rank with the highest process peak, with the others listed."""
+    estimates = [_summarise_rank(trace, cluster, model=model, job=job, plan=plan, notes=notes) for trace in traces]
+    order = sorted(range(len(traces)), key=lambda i: _sort_key(estimates[i]))
     worst = estimates[order[0]]
     ranks = tuple(
         {
@@ -75,12 +76,12 @@ def summarise(
     return Run(estimate=replace(worst, ranks=ranks), traces=tuple(traces[i] for i in order))
 
 
-def _order(estimate: Estimate) -> tuple[bool, int, int]:
-    """Sorts ranks: those that do not fit first, then those with the highest peaks."""
+def _sort_key(estimate: Estimate) -> tuple[bool, int, int]:
+    """Return the sort key of ranks: those that do not fit first, then those with the highest peaks."""
     return (estimate.fits, -estimate.peak.process_bytes, -estimate.peak.allocated_bytes)
 
 
-def _of_rank(
+def _summarise_rank(
     trace: Trace,
     cluster: Cluster,
     *,
@@ -90,8 +91,8 @@ def _of_rank(
     notes: Sequence[str],
 ) -> Estimate:
     walked = timeline(trace)
-    stretches = list(_stretches(walked))
-    steps = _steps(stretches)
+    stretches = list(_iterate_stretches(walked))
+    steps = _peaks_by_step(stretches)
     outside = outside_allocator(trace, cluster)
     oom = _out_of_memory(trace)
     return Estimate(
@@ -110,8 +111,8 @@ def _of_rank(
         },
         fits=oom is None,
         rank=trace.rank,
-        peak=_peak(walked, outside, _residual(trace, walked)),
-        phases=_phases(stretches),
+        peak=_find_peak(walked, outside, _reserved_uncertainty(trace, walked)),
+        phases=_peaks_by_phase(stretches),
         host=Host(
             peak_bytes=trace.host.get("peak_bytes"),
             pinned_bytes=trace.host.get("pinned_bytes", 0),
@@ -122,28 +123,33 @@ def _of_rank(
         oom=oom,
         curve=_curve(walked),
         steps=steps,
-        notes=(*notes, *_notes(trace, walked), *_lengths(job, steps), *_of_precision(plan, cluster)),
+        notes=(
+            *notes,
+            *_note_events(trace, walked),
+            *_note_lengths(job, steps),
+            *_note_emulated_bf16(plan, cluster),
+        ),
     )
 
 
 def outside_allocator(trace: Trace, cluster: Cluster) -> Overhead:
-    """What a rank's process holds beside torch's allocator: context, loaded kernels, NCCL."""
+    """Return what a rank's process holds besides torch's allocator: context, loaded kernels, NCCL."""
     used = Communicators()
     for name, layout, peer in trace.exchanges():
         used.use(layout, name, peer)
     return overheads(cluster.device, used.sizes, gpus_per_node=cluster.gpus_per_node, send_recv_peers=used.peers)
 
 
-def _imitated(trace: Trace) -> bool:
+def _is_imitated(trace: Trace) -> bool:
     return trace.source == "meta" and trace.device.get("type") == "cuda"
 
 
-def _residual(trace: Trace, walked: Timeline) -> int:
-    """How far the reserved peak may be off by itself: not where the real code ran."""
-    return round(RESERVED_RESIDUAL * walked.peak_reserved_bytes) if _imitated(trace) else 0
+def _reserved_uncertainty(trace: Trace, walked: Timeline) -> int:
+    """Return the uncertainty of the reserved peak in bytes; 0 if the real code ran."""
+    return round(RESERVED_RESIDUAL * walked.peak_reserved_bytes) if _is_imitated(trace) else 0
 
 
-def _peak(walked: Timeline, outside: Overhead, residual_bytes: int) -> Peak:
+def _find_peak(walked: Timeline, outside: Overhead, residual_bytes: int) -> Peak:
     process = walked.peak_reserved_bytes + outside.bytes
     mark = walked.marks[walked.peak_mark] if walked.marks else None
     held = walked.by_category()
@@ -167,7 +173,7 @@ def _phase_name(phase: str) -> str:
     return {"recompute": "backward", "evaluation": "evaluate"}.get(phase, phase)
 
 
-def _phases(stretches: Sequence[_Stretch]) -> tuple[PhasePeak, ...]:
+def _peaks_by_phase(stretches: Sequence[_Stretch]) -> tuple[PhasePeak, ...]:
     peaks: dict[str, tuple[int, int]] = {}
     for mark, allocated, reserved in stretches:
         name = _phase_name(mark.phase)
@@ -179,8 +185,8 @@ def _phases(stretches: Sequence[_Stretch]) -> tuple[PhasePeak, ...]:
     )
 
 
-def _steps(stretches: Sequence[_Stretch]) -> tuple[StepPeak, ...]:
-    """By optimizer step; what comes after the last one belongs to it."""
+def _peaks_by_step(stretches: Sequence[_Stretch]) -> tuple[StepPeak, ...]:
+    """Return the peaks by optimizer step; what comes after the last one belongs to it."""
     last = max((mark.step for mark, _, _ in stretches if mark.phase in ("forward", "backward")), default=0)
     peaks: dict[int, tuple[int, int]] = {}
     for mark, allocated, reserved in stretches:
@@ -193,7 +199,7 @@ def _steps(stretches: Sequence[_Stretch]) -> tuple[StepPeak, ...]:
     )
 
 
-def _stretches(walked: Timeline) -> Iterator[_Stretch]:
+def _iterate_stretches(walked: Timeline) -> Iterator[_Stretch]:
     if not walked.marks:
         return iter(())
     marks = map(walked.marks.__getitem__, walked.turns.tolist())
@@ -202,24 +208,24 @@ def _stretches(walked: Timeline) -> Iterator[_Stretch]:
 
 
 def units_of(besides: Sequence[bool]) -> list[range]:
-    """Marks one by one; those besides the steps several at a time where they would be more than a third of all.
+    """Return marks one by one; those besides the steps in groups if they would be more than a third of all.
 
-    Else the curve of a script that evaluates two hundred batches before its first step would show nothing else.
+    Otherwise the curve of a script that evaluates two hundred batches before its first step would show nothing else.
     """
     room = max((len(besides) - sum(besides)) // 2, CURVE_POINTS // 4)
-    together = max(1, -(-sum(besides) // room))
+    group_size = max(1, -(-sum(besides) // room))
     units: list[range] = []
-    for place, beside in enumerate(besides):
+    for index, beside in enumerate(besides):
         last = units[-1] if units else range(0)
-        if beside and len(last) < together and last and besides[last.start]:
-            units[-1] = range(last.start, place + 1)
+        if beside and len(last) < group_size and last and besides[last.start]:
+            units[-1] = range(last.start, index + 1)
         else:
-            units.append(range(place, place + 1))
+            units.append(range(index, index + 1))
     return units
 
 
 def _curve(walked: Timeline) -> tuple[Moment, ...]:
-    """The highest use in each of up to CURVE_POINTS stretches of equally many units of marks."""
+    """Return the highest use in each of up to CURVE_POINTS stretches of equally many units of marks."""
     allocated, reserved = walked.allocated_by_mark, walked.reserved_by_mark
     phases = [mark.phase for mark in walked.marks]
     shown_less = {phase for phase in set(phases) if _phase_name(phase) in BESIDES}
@@ -257,15 +263,15 @@ def _out_of_memory(trace: Trace) -> OutOfMemory | None:
 def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluster) -> Coverage:
     torch = trace.versions.get("torch", "?")
     by = "on fake tensors" if trace.source == "meta" else "with its caching allocator"
-    run = [f"{_made(trace)} of torch {torch} {by}, {trace.event_count} events"]
+    run = [f"{_describe_steps(trace)} of torch {torch} {by}, {trace.event_count} events"]
     if trace.alike:
-        run.append(f"{counted(trace.alike, 'micro-batch')} by what the one before asked for, without its program")
+        run.append(f"{counted(trace.alike, 'micro-batch')} by the requests of the one before, without the program")
     modelled = [f"memory outside the allocator, {size(outside.bytes)}: {'; '.join(outside.source)}"]
-    if _imitated(trace):
+    if _is_imitated(trace):
         modelled = [*IMITATION, *modelled]
-    if calls := _listed(trace.unknown_calls):
+    if calls := _list_calls(trace.unknown_calls):
         modelled.append(f"NVIDIA functions that did nothing: {calls}")
-    if workspaces := _listed(trace.unknown_workspaces):
+    if workspaces := _list_calls(trace.unknown_workspaces):
         modelled.append(f"workspaces that only NVIDIA's libraries know the size of, counted as 0 bytes: {workspaces}")
     for name, mine in (("allocated", walked.peak_allocated_bytes), ("reserved", walked.peak_reserved_bytes)):
         torchs = trace.peaks.get(f"{name}_bytes", mine)
@@ -274,12 +280,12 @@ def _coverage(trace: Trace, walked: Timeline, outside: Overhead, cluster: Cluste
     return Coverage(
         run=tuple(run),
         modelled=tuple(modelled),
-        assumed=(*cluster.device.assumed, *_of_streams(trace), *trace.assumed),
+        assumed=(*cluster.device.assumed, *_note_streams(trace), *trace.assumed),
     )
 
 
-def _of_streams(trace: Trace) -> tuple[str, ...]:
-    """What is taken for granted of blocks that were not taken back at the moment that they were given back."""
+def _note_streams(trace: Trace) -> tuple[str, ...]:
+    """Return an assumption about blocks that were not freed at the moment that the program released them."""
     action, address = (np.frombuffer(trace.event_columns[name], dtype=np.int64) for name in ("action", "address"))
     given = np.flatnonzero(action[:-1] == ACTIONS.index("free_requested"))
     at_once = (action[given + 1] == ACTIONS.index("free_completed")) & (address[given + 1] == address[given])
@@ -287,34 +293,35 @@ def _of_streams(trace: Trace) -> tuple[str, ...]:
         return ()
     return (
         f"blocks that another stream used ({np.count_nonzero(~at_once):,} times) are free again by the next kernel; "
-        "on a card that may take longer, and more be reserved",
+        "on a real GPU that may take longer, and more may be reserved",
     )
 
 
-def _made(trace: Trace) -> str:
-    """How many steps, and of how many layers."""
+def _describe_steps(trace: Trace) -> str:
+    """Return how many steps ran, and of how many layers."""
     if trace.layers:
         *few, layers = trace.layers
         return (
-            f"1 optimizer step of {', '.join(map(str, few[:-1]))} and {few[-1]} layers, and by what they asked for "
-            f"that of {layers} layers {counted(trace.steps, 'time')}, its requests alone,"
+            f"1 optimizer step of {', '.join(map(str, few[:-1]))} and {few[-1]} layers, and from their requests "
+            f"those of {layers} layers {counted(trace.steps, 'time')}, without the program,"
         )
     if trace.repeated:
-        return f"1 optimizer step, and {trace.steps - 1} more with its requests alone,"
+        return f"1 optimizer step, and {trace.steps - 1} more by its requests alone,"
     return counted(trace.steps, "optimizer step")
 
 
-def _listed(counts: Mapping[str, int]) -> str:
-    """`name (times)` of those that were called, eight at most; without the file of the library they are in."""
+def _list_calls(counts: Mapping[str, int]) -> str:
+    """Return `name (times)` for functions that were called, eight at most, without their library's file."""
     called = sorted((name.partition(":")[2] or name, count) for name, count in counts.items() if count)
     more = f" and {len(called) - 8} more" if len(called) > 8 else ""
     return ", ".join(f"{name} ({count})" for name, count in called[:8]) + more
 
 
 def _peak_after_recovery(trace: Trace, walked: Timeline) -> int:
-    """Most bytes allocated from the first block that was handed out after memory had run out for the last time.
+    """Return the most bytes allocated from the first block that was allocated after memory had run out for the last
+    time.
 
-    Until then what was tried in vain is given back.
+    Until then what was tried in vain is freed.
     """
     actions = np.frombuffer(trace.event_columns["action"], dtype=np.int64)
     ran_out = int(np.flatnonzero(actions == ACTIONS.index("oom")).max(initial=-1))
@@ -322,38 +329,39 @@ def _peak_after_recovery(trace: Trace, walked: Timeline) -> int:
     return walked.highest_since(int(since.min()) if since.size else ran_out)
 
 
-def _of_precision(plan: dict[str, Any], cluster: Cluster) -> list[str]:
-    """That the card has to go round what was asked of it."""
+def _note_emulated_bf16(plan: dict[str, Any], cluster: Cluster) -> list[str]:
+    """Return a note if the GPU emulates bf16."""
     lacking = cluster.device.without_bf16
     if not lacking or not str(plan.get("precision", "")).startswith("bf16"):
         return []
     return [
-        f"{lacking}. torch goes by way of fp32, with as much memory and far slower; choose --precision fp16-mixed."
+        f"{lacking}. torch emulates it in fp32, with as much memory and far slower; choose --precision fp16-mixed."
     ]
 
 
-def _lengths(job: dict[str, Any], steps: Sequence[StepPeak]) -> list[str]:
-    """With drawn lengths: the peaks of the steps at the longest one, and those of the others."""
+def _note_lengths(job: dict[str, Any], steps: Sequence[StepPeak]) -> list[str]:
+    """Return a note on the peaks of the steps at the longest length, and of those with drawn lengths."""
     if not job.get("lengths"):
         return []
     drawn = [step for step in steps if step.step > LONGEST_STEPS]
     longest = [step for step in steps if step.step <= LONGEST_STEPS]
     cut = [length for length in map(int, job["lengths"]) if length > job["seq_len"]]
-    said = f"Steps with the longest sequences alone: {_highest(longest)}"
+    note = f"Steps with the longest sequences alone: {_describe_highest(longest)}"
     if cut:
-        of_all = f"{len(cut)} of {counted(len(job['lengths']), 'length')}"
-        said = f"Cut at seq-len, {job['seq_len']:,} tokens: {of_all}, up to {max(cut):,}. {said}"
+        share = f"{len(cut)} of {counted(len(job['lengths']), 'length')}"
+        note = f"Cut at seq-len, {job['seq_len']:,} tokens: {share}, up to {max(cut):,}. {note}"
     if not drawn:
-        return [f"{said}. No lengths were drawn: that begins with step {LONGEST_STEPS + 1}, give more --steps."]
-    return [f"{said}; with drawn lengths: {_highest(drawn)}."]
+        return [f"{note}. No lengths were drawn: that begins with step {LONGEST_STEPS + 1}, give more --steps."]
+    return [f"{note}; with drawn lengths: {_describe_highest(drawn)}."]
 
 
-def _highest(steps: Sequence[StepPeak]) -> str:
+def _describe_highest(steps: Sequence[StepPeak]) -> str:
     allocated, reserved = max(step.allocated_bytes for step in steps), max(step.reserved_bytes for step in steps)
     return f"{size(allocated)} allocated and {size(reserved)} reserved at most"
 
 
-def _notes(trace: Trace, walked: Timeline) -> list[str]:
+def _note_events(trace: Trace, walked: Timeline) -> list[str]:
+    """Return notes on other GPUs, missing steps, recovered shortages and managed memory."""
     notes = [
         f"The process also used GPU {other['index']}: at most {size(other['allocated_bytes'])} allocated, "
         f"{size(other['reserved_bytes'])} reserved. These figures are of GPU {trace.device.get('index', 0)}, "
@@ -373,14 +381,14 @@ def _notes(trace: Trace, walked: Timeline) -> list[str]:
     if managed := trace.host.get("managed_bytes", 0):
         notes.append(
             f"{size(managed)} of managed memory (a paged optimizer's states) are in no figure of the GPU, which "
-            "brings in what it uses and pushes it out again when it is full: as long as there is room, nvidia-smi "
-            "shows them in the card's use, not in the process's."
+            "pages in what it uses and pages it out again when it is full: as long as there is room, nvidia-smi "
+            "shows them in the GPU's use, not in the process's."
         )
     retries = trace.peaks.get("retries", 0)
     if retries and trace.outcome.get("kind") == "completed":
         times = "once" if retries == 1 else f"{retries} times"
         notes.append(
-            f"The allocator had to give back cached memory {times} to go on: the card is nearly full, "
+            f"The allocator had to free cached memory {times} to continue: the GPU is nearly full, "
             "and such steps are slow."
         )
     return notes

@@ -1,1 +1,1 @@
-"""The portable source (`--source meta`): a step on a card, imitated on any platform."""
+"""The portable source (`--source meta`): a step on a GPU, imitated on any platform."""

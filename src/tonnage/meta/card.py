@@ -1,4 +1,4 @@
-"""Fake tensors of a card in a torch that knows no CUDA: their kernels' choices, and torch.cuda's answers.
+"""Fake tensors of a GPU in a torch without CUDA: the choices of their kernels, and torch.cuda's answers.
 
 To Python and to the dispatcher such a tensor is one of `cuda:0`, with CUDA's keys for autograd and autocast.  To
 torch's C++ it is one of `meta`, since a build for the CPU has no guards, streams or threads of a CUDA device.  What
@@ -32,14 +32,14 @@ CARD: Final = torch.device("cuda", 0)
 
 
 class FakeCard(FakeTensorMode):  # type: ignore[misc]
-    """Where C++ code asks for memory on the device of a tensor of the card, the new tensor is the card's."""
+    """A fake tensor mode in which new tensors on the device of a GPU tensor are the GPU's, also if C++ makes them."""
 
     meta_is_meant = False
-    """Whether the function that the program called is about tensors without memory."""
+    """True if the function that the program called is about tensors without memory."""
     number_is_put = False
-    """Whether something is put into a part of a tensor: a number comes from the host."""
+    """True while something is written into a part of a tensor: a number comes from the host."""
     avoid_device_init = True
-    """`torch.tensor` must not look for the card's memory by itself."""
+    """Prevents `torch.tensor` from initialising the GPU by itself."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation on fake tensors."""
@@ -51,8 +51,8 @@ class FakeCard(FakeTensorMode):  # type: ignore[misc]
         return super().__torch_dispatch__(op, types, args, kwargs)
 
 
-class _Asked(TorchFunctionMode):  # type: ignore[misc]
-    """Tells a FakeCard whether what the program calls is about tensors without memory."""
+class _CallIntent(TorchFunctionMode):  # type: ignore[misc]
+    """Tells a FakeCard if the program's call is about tensors without memory."""
 
     def __init__(self, fake: FakeCard) -> None:
         super().__init__()
@@ -61,12 +61,12 @@ class _Asked(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function."""
         kwargs = kwargs or {}
-        if isinstance(function, OpOverload):  # the dispatcher's call, handed on: C++ asked for it
+        if isinstance(function, OpOverload):  # the dispatcher's call passed on: C++ made it
             return function(*args, **kwargs)
-        if function is torch.tensor:  # which reads what tensors among its data hold without asking the dispatcher
-            args = (tree_map_only(FakeTensor, _number, args[0]), *args[1:])
+        if function is torch.tensor:  # it reads the tensors among its data without the dispatcher
+            args = (tree_map_only(FakeTensor, _as_number, args[0]), *args[1:])
         elif function is torch.Tensor.to:
-            function, args, kwargs = _moved(*args, **kwargs)
+            function, args, kwargs = _redirect_to(*args, **kwargs)
         self._fake.meta_is_meant, before = _means_meta(args, kwargs), self._fake.meta_is_meant
         try:
             return function(*args, **kwargs)
@@ -74,10 +74,10 @@ class _Asked(TorchFunctionMode):  # type: ignore[misc]
             self._fake.meta_is_meant = before
 
 
-def _moved(tensor: torch.Tensor, *rest: Any, **options: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """What `tensor.to` is to call, where it names the card or meta, between which C++ sees no difference.
+def _redirect_to(tensor: torch.Tensor, *rest: Any, **options: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the call for `tensor.to` if it names the GPU or meta, between which C++ sees no difference.
 
-    What is on the card stays there: torch means it by the `meta` that C++ told it (`clip_grad_norm_`).
+    What is on the GPU stays there: by `meta`, which C++ reported, torch means the GPU (`clip_grad_norm_`).
     """
     named = rest[0] if rest else options.get("device")
     kind = torch.device(named).type if isinstance(named, str | torch.device) else ""
@@ -91,69 +91,71 @@ def _moved(tensor: torch.Tensor, *rest: Any, **options: Any) -> tuple[Any, tuple
     return torch.Tensor.to, (tensor, *first, *rest[2:]), others
 
 
-def _number(tensor: torch.Tensor) -> Any:
-    return tensor.item() if tensor.dim() == 0 else [_number(part) for part in tensor]
+def _as_number(tensor: torch.Tensor) -> Any:
+    return tensor.item() if tensor.dim() == 0 else [_as_number(part) for part in tensor]
 
 
 def _means_meta(args: Any, kwargs: Any) -> bool:
-    """Whether a call asks for tensors without memory: by name, or by being about such."""
+    """Return True if a call asks for tensors without memory: by name, or by being about such."""
     device = kwargs.get("device")
     if device is not None:
         return bool(torch.device(device).type == "meta")
-    return any(each.fake_device.type == "meta" for each in args if isinstance(each, FakeTensor))
+    return any(argument.fake_device.type == "meta" for argument in args if isinstance(argument, FakeTensor))
 
 
 @contextmanager
 def present(device: Device, streams: Streams | None = None, cards: int = 1) -> Iterator[FakeCard]:
-    """Within it torch takes the card to be there; gives the mode whose tensors are the card's."""
-    fake = FakeCard(allow_non_fake_inputs=True)  # imports what must not meet the answers
+    """Make torch see the GPU; yield the mode whose tensors are the GPU's."""
+    fake = FakeCard(allow_non_fake_inputs=True)  # imports modules that must not see the patched answers
     with ExitStack() as stack:
         streams = streams or Streams(CARD)
         for name, answer in {**_answers(device, cards), **streams.answers()}.items():
             stack.enter_context(patch.object(torch.cuda, name, answer))
         stack.enter_context(patch.object(torch.accelerator, "current_stream", lambda device=None: streams.current))
         stack.enter_context(patch.object(DefaultDeviceType, "_default_device_type", CARD.type))
-        stack.enter_context(patch.object(torch.Tensor, "_make_subclass", staticmethod(_made_of_meta())))
-        stack.enter_context(patch.object(torch.Tensor, "_make_wrapper_subclass", staticmethod(_wrapped_on_meta())))
-        stack.enter_context(patch.object(DTensor, "__new__", _divided_with_keys()))
-        stack.enter_context(patch.object(torch.Tensor, "__setitem__", _put(fake)))
+        stack.enter_context(patch.object(torch.Tensor, "_make_subclass", staticmethod(_make_subclass_on_meta())))
+        stack.enter_context(
+            patch.object(torch.Tensor, "_make_wrapper_subclass", staticmethod(_make_wrapper_on_meta()))
+        )
+        stack.enter_context(patch.object(DTensor, "__new__", _new_dtensor_with_keys()))
+        stack.enter_context(patch.object(torch.Tensor, "__setitem__", _set_item(fake)))
         stack.enter_context(patch.object(fake_tensor, "init_gpu_context", lambda device: None))
         for name in ("device", "is_cuda", "is_meta"):
-            stack.enter_context(patch.object(DTensor, name, _of_the_local(name), create=True))
-        stack.enter_context(patch.object(FakeTensor, "is_cuda", _is_of("cuda"), create=True))
-        stack.enter_context(patch.object(FakeTensor, "is_meta", _is_of("meta"), create=True))
+            stack.enter_context(patch.object(DTensor, name, _property_of_local(name), create=True))
+        stack.enter_context(patch.object(FakeTensor, "is_cuda", _device_type_property("cuda"), create=True))
+        stack.enter_context(patch.object(FakeTensor, "is_meta", _device_type_property("meta"), create=True))
         stack.enter_context(patch.object(optimizer, "_foreach_supported_types", _foreach_types()))
-        stack.enter_context(_Asked(fake))
-        stack.enter_context(_forgotten())
+        stack.enter_context(_CallIntent(fake))
+        stack.enter_context(_clear_caches_of_transformers())
         yield fake
 
 
 @contextmanager
-def _forgotten() -> Iterator[None]:
-    """transformers remembers what it finds out about cards; neither before nor after is what holds within."""
+def _clear_caches_of_transformers() -> Iterator[None]:
+    """Make transformers forget what it has cached about devices, before and after."""
     from transformers.utils import import_utils
 
-    found = [each for each in vars(import_utils).values() if hasattr(each, "cache_clear")]
-    for function in found:
+    cached_functions = [value for value in vars(import_utils).values() if hasattr(value, "cache_clear")]
+    for function in cached_functions:
         function.cache_clear()
     try:
         yield
     finally:
-        for function in found:
+        for function in cached_functions:
             function.cache_clear()
 
 
-def _is_of(kind: str) -> property:
+def _device_type_property(kind: str) -> property:
     return property(lambda tensor: tensor.device.type == kind)
 
 
-def _of_the_local(name: str) -> property:
-    """A divided tensor is where its part is; C++ would answer for it, which knows of no card."""
+def _property_of_local(name: str) -> property:
+    """Return a property that a DTensor takes from its local tensor; C++, which knows no GPU, would answer it."""
     return property(lambda tensor: getattr(tensor._local_tensor, name))
 
 
-def _wrapped_on_meta() -> Callable[..., torch.Tensor]:
-    """`Tensor._make_wrapper_subclass`, by which torch before 2.9 makes divided tensors: on `meta` for C++ as well."""
+def _make_wrapper_on_meta() -> Callable[..., torch.Tensor]:
+    """Return `Tensor._make_wrapper_subclass`, by which torch before 2.9 makes DTensors, on `meta` for C++ as well."""
     make = torch.Tensor._make_wrapper_subclass
 
     def made(cls: type, *arguments: Any, **options: Any) -> torch.Tensor:
@@ -164,15 +166,17 @@ def _wrapped_on_meta() -> Callable[..., torch.Tensor]:
     return made
 
 
-def _divided_with_keys() -> Callable[..., DTensor]:
-    """`DTensor.__new__`, whose tensors have the keys of where their part is: C++ knows that to be `meta`."""
+def _new_dtensor_with_keys() -> Callable[..., DTensor]:
+    """Return `DTensor.__new__`, whose tensors get the dispatch keys of their local tensor's device, which C++
+    takes for `meta`.
+    """
     original = DTensor.__new__
 
     def made(cls: type, local: torch.Tensor, spec: Any, *, requires_grad: bool) -> DTensor:
         tensor = original(cls, local, spec, requires_grad=requires_grad)
         if local.device != CARD:
             return tensor
-        with torch._C._DisableTorchDispatch():  # what follows detaches it, which would make another one
+        with torch._C._DisableTorchDispatch():  # the next call detaches it, which would make another one
             found = torch.Tensor._make_subclass(cls, tensor, requires_grad, device_for_backend_keys=CARD)
         found._spec, found._local_tensor = spec, local
         return found
@@ -181,12 +185,12 @@ def _divided_with_keys() -> Callable[..., DTensor]:
 
 
 def _foreach_types() -> list[type]:
-    """What optimizers' default, which is to update all parameters at once on a card, is for."""
+    """Return the types that optimizers update all at once by default, as they do on a GPU."""
     return [*optimizer._foreach_supported_types, FakeTensor]
 
 
-def _made_of_meta() -> Callable[..., torch.Tensor]:
-    """`Tensor._make_subclass`, which leaves the card's tensors on `meta` for C++."""
+def _make_subclass_on_meta() -> Callable[..., torch.Tensor]:
+    """Return `Tensor._make_subclass`, which leaves the GPU's tensors on `meta` for C++."""
     make = torch.Tensor._make_subclass
 
     def made(cls: type, data: torch.Tensor, requires_grad: bool = False, **options: Any) -> torch.Tensor:
@@ -198,8 +202,8 @@ def _made_of_meta() -> Callable[..., torch.Tensor]:
     return made
 
 
-def _put(fake: FakeCard) -> Callable[..., None]:
-    """`Tensor.__setitem__`, which makes a tensor of a number: for a card on the host, for `meta` on `meta`."""
+def _set_item(fake: FakeCard) -> Callable[..., None]:
+    """Return `Tensor.__setitem__`, which makes a tensor of a number: on the host for a GPU, on `meta` for `meta`."""
     original = torch.Tensor.__setitem__
 
     def put(tensor: torch.Tensor, place: Any, value: Any) -> None:
@@ -213,7 +217,7 @@ def _put(fake: FakeCard) -> Callable[..., None]:
 
 
 def _answers(device: Device, cards: int) -> dict[str, Any]:
-    """What torch.cuda says of the card."""
+    """Return what torch.cuda tells about the GPU."""
     major, minor = device.capability
     properties = SimpleNamespace(
         name=device.name,

@@ -1,6 +1,6 @@
-"""What torch's composite operations choose on a card: the kernel of attention, dropout with its mask, and the like.
+"""Choices of torch's composite operations on a GPU: the kernel of attention, dropout with its mask, and the like.
 
-The choices are those of ATen/native/transformers/cuda/sdp_utils.cpp and of composites that ask `is_cuda()`;
+The choices are those of ATen/native/transformers/cuda/sdp_utils.cpp and of composites that check `is_cuda()`;
 `benchmarks/portable/attention.py` compares the former with the real code's on a ghost.
 """
 
@@ -27,9 +27,9 @@ FLASH, EFFICIENT, MATH, CUDNN = "flash", "efficient", "math", "cudnn"
 def on_card(
     capability: tuple[int, int], masked_in_place: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> Iterator[None]:
-    """Within it composites on fake tensors of the card do what they do on a real one.
+    """Make composites on fake tensors of the GPU do what they do on a real one.
 
-    `masked_in_place` is held where scores and mask are added, in place if they are real tensors.
+    `masked_in_place` is entered around the addition of scores and mask, which is in place for real tensors.
     """
     library = torch.library.Library("aten", "IMPL")
     attend = partial(attention, capability=capability, masked_in_place=masked_in_place)
@@ -50,9 +50,10 @@ def on_card(
 
 
 _ONE_KERNEL: Final = ("silu_backward", "mish_backward", "_fused_rms_norm", "_fused_rms_norm_backward")
-"""On a card one kernel each; on other devices, for want of one, several operations.
+"""Operations with one kernel on a GPU; on other devices, which lack it, they are several operations.
 
-The only ones of torch 2.13's 3,110 in which its two builds differ so (research notes of 2026-11)."""
+They are the only ones of torch 2.13's 3,110 in which its two builds differ in this way (measured 2026-11).
+"""
 
 
 def _never_called(*args: Any, **kwargs: Any) -> Any:
@@ -69,15 +70,15 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 def _softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return _of_converted(aten._softmax, tensor, dim, dtype)
+    return _convert_and_run(aten._softmax, tensor, dim, dtype)
 
 
 def _log_softmax(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    return _of_converted(aten._log_softmax, tensor, dim, dtype)
+    return _convert_and_run(aten._log_softmax, tensor, dim, dtype)
 
 
-def _of_converted(kernel: Any, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
-    """fp16 to fp32 is part of the kernel; other conversions come before it."""
+def _convert_and_run(kernel: Any, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+    """Run the kernel; it converts fp16 to fp32 itself, other conversions come before it."""
     in_kernel = tensor.dtype == torch.float16 and dtype == torch.float32
     converted = tensor if dtype is None or in_kernel else tensor.to(dtype)
     result: torch.Tensor = kernel(converted, dim, in_kernel)
@@ -100,10 +101,10 @@ def attention(
     capability: tuple[int, int],
     masked_in_place: Callable[[], AbstractContextManager[None]],
 ) -> torch.Tensor:
-    """torch's scaled_dot_product_attention; query, key and value (batch, heads, tokens, width)."""
+    """Return torch's scaled_dot_product_attention; query, key and value are (batch, heads, tokens, width)."""
     kernel = chosen(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa, capability)
     if attn_mask is not None and attn_mask.dtype == torch.bool and kernel != MATH:
-        attn_mask = _additive(attn_mask, query.dtype)
+        attn_mask = _additive_mask(attn_mask, query.dtype)
     needs_gradient = torch.is_grad_enabled() and any(part.requires_grad for part in (query, key, value))
     result: torch.Tensor
     if kernel == FLASH:
@@ -114,7 +115,7 @@ def attention(
         result = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
         return result[..., :width] if padding else result
     if kernel == EFFICIENT:
-        bias = None if attn_mask is None else _aligned(attn_mask, query, key)
+        bias = None if attn_mask is None else _align_mask(attn_mask, query, key)
         result = aten._scaled_dot_product_efficient_attention(
             query, key, value, bias, needs_gradient, dropout_p, is_causal, scale=scale
         )[0]
@@ -135,14 +136,14 @@ def _padded(tensor: torch.Tensor, columns: int) -> torch.Tensor:
     return functional.pad(tensor, (0, columns)) if columns else tensor
 
 
-def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A mask of truth values as one of zeros and infinities."""
+def _additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a boolean mask as one of zeros and infinities."""
     zero, low = (torch.scalar_tensor(number, dtype=dtype, device=mask.device) for number in (0.0, -math.inf))
     return torch.where(mask, zero, low)
 
 
-def _aligned(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The mask for each head, its rows beginning at multiples of 16 elements."""
+def _align_mask(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return the mask for each head, with rows that begin at multiples of 16 elements."""
     columns = mask.shape[-1]
     padding = -columns % 16
     if padding:
@@ -160,15 +161,17 @@ def chosen(
     gqa: bool,
     capability: tuple[int, int],
 ) -> str:
-    """The kernel that torch takes: the first that can serve the call, in the card's order.  Raises RuntimeError."""
+    """Return the kernel that torch takes: the first that supports the call, in the GPU's order.  Raises
+    RuntimeError.
+    """
     allowed = torch.backends.cuda
     dense = all(part.stride(-1) == 1 for part in (query, key, value, mask) if part is not None)
     flash, efficient = allowed.flash_sdp_enabled() and dense, allowed.mem_efficient_sdp_enabled() and dense
     may = {
-        FLASH: flash and _flash(query, key, value, mask, dropout, causal, gqa, capability),
-        EFFICIENT: efficient and _efficient(query, key, value, capability),
+        FLASH: flash and _can_use_flash(query, key, value, mask, dropout, causal, gqa, capability),
+        EFFICIENT: efficient and _can_use_efficient(query, key, value, capability),
         MATH: allowed.math_sdp_enabled(),
-        CUDNN: allowed.cudnn_sdp_enabled() and dense and _cudnn(query, key, value, mask, dropout, capability),
+        CUDNN: allowed.cudnn_sdp_enabled() and dense and _can_use_cudnn(query, key, value, mask, dropout, capability),
     }
     prefers_cudnn = torch.__version__ >= (2, 10) and capability in CUDNN_FIRST
     order = (CUDNN, FLASH, EFFICIENT, MATH) if prefers_cudnn else (FLASH, EFFICIENT, MATH, CUDNN)
@@ -178,7 +181,7 @@ def chosen(
     raise RuntimeError("No available kernel. Aborting execution.")
 
 
-def _flash(
+def _can_use_flash(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -193,19 +196,21 @@ def _flash(
         return False
     if width > 256 or {key.shape[-1], value.shape[-1]} != {width} or 0 in (query.shape[2], key.shape[2]):
         return False
-    if not _heads_fit(query, key, value, gqa) or (causal and query.shape[2] != key.shape[2]):
+    if not _have_matching_heads(query, key, value, gqa) or (causal and query.shape[2] != key.shape[2]):
         return False
     trains = torch.is_grad_enabled() and any(part.requires_grad for part in (query, key, value))
     small = (8, 6) <= capability <= (8, 9) or capability[0] == 12
     return not (trains and small and bool(192 < width <= 224 or (width > 224 and dropout > 0)))
 
 
-def _efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, capability: tuple[int, int]) -> bool:
+def _can_use_efficient(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, capability: tuple[int, int]
+) -> bool:
     if query.dim() != 4 or query.dtype not in (*_HALF, torch.float32) or capability < (5, 0):
         return False
     if query.dtype == torch.bfloat16 and capability < (8, 0):
         return False
-    if not _heads_fit(query, key, value, gqa=False):
+    if not _have_matching_heads(query, key, value, gqa=False):
         return False
     narrow = query.dtype != torch.float32
     alignment = 8 if narrow and capability >= (7, 0) else 4 if narrow or capability >= (8, 0) else 1
@@ -213,7 +218,7 @@ def _efficient(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, capa
     return all(width % alignment == 0 for width in widths) and bool(query.shape[-1] == key.shape[-1])
 
 
-def _cudnn(
+def _can_use_cudnn(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -232,7 +237,7 @@ def _cudnn(
     return (fits or latent) and query.shape[1] % key.shape[1] == 0
 
 
-def _heads_fit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gqa: bool) -> bool:
+def _have_matching_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, gqa: bool) -> bool:
     batches, heads = ({part.shape[place] for part in (query, key, value)} for place in (0, 1))
     if len(batches) > 1 or key.shape[1] != value.shape[1]:
         return False

@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 
 from tonnage.errors import CannotEstimate
-from tonnage.meta.recording import inside
+from tonnage.meta.inside import inside
 
 
 @contextmanager
 def of(ranks: int, rank: int) -> Iterator[None]:
-    """Within it this process is one rank of so many.  Raises CannotEstimate where it is one of others already."""
+    """Make this process one of `ranks` ranks.  Raises CannotEstimate if it is in a process group already."""
     if dist.is_initialized():
-        raise CannotEstimate("This process is part of a process group; ask for source meta outside of it.")
+        raise CannotEstimate("This process is part of a process group; use source meta outside of it.")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
@@ -25,11 +25,11 @@ def of(ranks: int, rank: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-        _forget_divisions()
+        _clear_sharding_caches()
 
 
-def _forget_divisions() -> None:
-    """What DTensor has decided for meshes of this group: it would be taken for equal meshes of the next one."""
+def _clear_sharding_caches() -> None:
+    """Clear DTensor's cached decisions for meshes of this group, which equal meshes of the next would reuse."""
     from torch.distributed.tensor import DTensor, _redistribute
 
     DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
@@ -41,14 +41,14 @@ def _forget_divisions() -> None:
 
 @contextmanager
 def voting_alone() -> Iterator[None]:
-    """Within it a stage of a pipeline, asking the others what shapes they are given, hears what it says itself."""
+    """Make a pipeline stage, which asks the others for the shapes they are given, take its own answer."""
     stages = importlib.import_module("torch.distributed.pipelining.stage")
-    kind = stages.PipelineStage
-    names = [name for name in ("_warmup_forward_vote", "_warmup_backward_result") if hasattr(kind, name)]
-    asked = {name: getattr(kind, name) for name in names}
+    stage_class = stages.PipelineStage
+    names = [name for name in ("_warmup_forward_vote", "_warmup_backward_result") if hasattr(stage_class, name)]
+    questions = {name: getattr(stage_class, name) for name in names}
     inside("ranks").vote_alone(stages)
     try:
         yield
     finally:
-        for name, question in asked.items():
-            setattr(kind, name, question)
+        for name, question in questions.items():
+            setattr(stage_class, name, question)

@@ -1,4 +1,4 @@
-"""A card's memory as torch's caching allocator would hand it out, for the Recorder of the portable source."""
+"""A GPU's memory as torch's caching allocator manages it, for the Recorder."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from tonnage.allocator import AllocatorSettings, CachingAllocator, Driver, OutOfMemory, Shortage
 from tonnage.catalog.overheads import overheads
-from tonnage.meta.recording import DoesNotFit
-from tonnage.trace.trace import ACTIONS, EVENT_COLUMNS
+from tonnage.meta.host_memory import DoesNotFit
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
 from tonnage.units import GIB, KIB, MIB
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ _CODES = {name: code for code, name in enumerate(ACTIONS)}
 
 
 class CardMemory:
-    """The replica of the allocator (`tonnage.allocator`) on a card of which the CUDA context and NCCL have a part."""
+    """The replica of the allocator (`tonnage.allocator`) on a GPU that also holds the CUDA context and NCCL."""
 
     def __init__(
         self, cluster: Cluster, settings: AllocatorSettings, torch_version: str, stream: Callable[[], int]
@@ -35,37 +35,34 @@ class CardMemory:
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """The most that was handed out at once: rounded, and with what was not worth splitting off."""
+        """Return the most bytes allocated at once, rounded, including remainders too small to split off."""
         return self._allocator.peak_allocated_bytes
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The most that was held from the driver at once."""
+        """Return the most bytes held from the driver at once."""
         return self._allocator.peak_reserved_bytes
 
     @property
     def retries(self) -> int:
-        """How often cached memory was given back to serve a request."""
+        """Return how often cached memory was freed to serve a request."""
         return self._allocator.counters["num_alloc_retries"]
 
     def allocate(self, size_bytes: int, mark: int) -> int:
-        """A block as torch's allocator chooses it.  Raises DoesNotFit."""
+        """Return a block as torch's allocator chooses it.  Raises DoesNotFit."""
         self._allocator.mark = mark
         try:
             return self._allocator.malloc(size_bytes, self._stream())
         except OutOfMemory as error:
-            raise DoesNotFit(_in_torchs_words(error.shortage)) from None
+            raise DoesNotFit(_torch_message(error.shortage)) from None
 
     def free(self, address: int, size_bytes: int, mark: int) -> None:
-        """Give a block back to the allocator, which keeps it."""
+        """Free a block to the allocator, which caches it."""
         self._allocator.mark = mark
         self._allocator.free(address)
 
     def connect(self, used: Communicators) -> None:
-        """Take what NCCL takes for these, of which it knows nothing that the allocator could give back.
-
-        Raises DoesNotFit.
-        """
+        """Take the memory that NCCL takes for these communicators, outside of the allocator.  Raises DoesNotFit."""
         device, per_node = self._cluster.device, self._cluster.gpus_per_node
         taken = overheads(device, used.sizes, gpus_per_node=per_node, send_recv_peers=used.peers).nccl_bytes
         if not self._driver.create(taken - self._nccl_bytes):
@@ -73,7 +70,7 @@ class CardMemory:
         self._nccl_bytes = taken
 
     def columns(self) -> dict[str, array[int]]:
-        """All of the allocator's events."""
+        """Return all of the allocator's events."""
         columns = {name: array("q") for name in EVENT_COLUMNS}
         for event in self._allocator.events:
             for name, value in zip(EVENT_COLUMNS, (_CODES[event.action], *event[1:]), strict=True):
@@ -81,19 +78,24 @@ class CardMemory:
         return columns
 
 
-def _in_torchs_words(shortage: Shortage) -> str:
-    """The beginning of the message of torch's own error."""
-    unallocated = shortage.reserved_bytes - shortage.allocated_bytes
+def _torch_message(shortage: Shortage) -> str:
+    """Return the beginning of the message of torch's own error."""
+    sizes = {
+        "requested": shortage.segment_bytes,
+        "total": shortage.total_bytes,
+        "free": shortage.free_bytes,
+        "allocated": shortage.allocated_bytes,
+        "cached": shortage.reserved_bytes - shortage.allocated_bytes,
+    }
     return (
-        f"CUDA out of memory. Tried to allocate {_size(shortage.segment_bytes)}. GPU 0 has a total capacity of "
-        f"{_size(shortage.total_bytes)} of which {_size(shortage.free_bytes)} is free. Of the allocated memory "
-        f"{_size(shortage.allocated_bytes)} is allocated by PyTorch, and {_size(unallocated)} is reserved by PyTorch "
-        "but unallocated."
-    )
+        "CUDA out of memory. Tried to allocate {requested}. GPU 0 has a total capacity of {total} of which {free} is "
+        "free. Of the allocated memory {allocated} is allocated by PyTorch, and {cached} is reserved by PyTorch but "
+        "unallocated."
+    ).format(**{name: _format_size(count_bytes) for name, count_bytes in sizes.items()})
 
 
-def _size(count_bytes: int) -> str:
-    """As torch's allocator writes it: 192.00 MiB."""
+def _format_size(count_bytes: int) -> str:
+    """Return the size as torch's allocator formats it: 192.00 MiB."""
     for unit, width in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if count_bytes > width:
             return f"{count_bytes / width:.2f} {unit}"

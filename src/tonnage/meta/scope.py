@@ -1,4 +1,4 @@
-"""What the portable source can imitate, what it refuses, and how far off it may be; imports no torch."""
+"""The scope of the portable source: what it imitates, what it refuses, and its uncertainty; imports no torch."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ IMITATED: Final[Mapping[str, tuple[str, ...]]] = {
     "pp_stages": ANY,
     "cp": ANY,
 }
-"""Values of options that were compared with the ghost, beside each option's default."""
+"""Values of options that were compared with the ghost, besides each option's default."""
 
 IMITATION: Final = (
-    "the card: kernels of attention, autocast and fused operations chosen by CUDA's rules, nothing of it is run",
+    "the GPU: kernels of attention, autocast and fused operations are chosen by CUDA's rules, none is run",
     "memory inside operations: a table made on a ghost",
     "the caching allocator: a replica",
 )
-"""What an estimate says of itself."""
+"""Sentences for an estimate's coverage."""
 
 RESERVED_RESIDUAL: Final = 0.05
-"""How far reserved memory may be off: 99 of 100 comparisons in docs/explanation/meta.md are closer."""
+"""Relative error of reserved memory: 99 of 100 comparisons in docs/explanation/meta.md are closer."""
 
 
 def refusals(case: Case) -> Iterator[Refusal]:
-    """What stands against imitating the step."""
+    """Yield the reasons why the step cannot be imitated."""
     plan = case.plan
     if plan.reduce_dtype is not None and plan.shard in ("ddp", "zero1"):
-        yield _refusal(f"reduce-dtype={plan.reduce_dtype} and shard={plan.shard}", "DDP's own averaging alone is run")
+        yield _refusal(f"reduce-dtype={plan.reduce_dtype} and shard={plan.shard}", "it runs only DDP's own averaging")
     for value in (case.job, plan):
         for item, _ in options(type(value)):
             chosen = getattr(value, item.name)

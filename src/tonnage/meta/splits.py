@@ -1,8 +1,8 @@
-"""What flash attention's forward takes where few heads and short sequences leave much of the card idle.
+"""Memory of flash attention's forward if few heads and short sequences leave much of the GPU idle.
 
 It then divides the keys among thread blocks too, each with a result of its own in fp32, added up at the end
-(ATen/native/transformers/cuda/flash_attn/flash_api.cpp, num_splits_heuristic).  540 calls on each of four cards, and
-on an A100 with six versions of torch, are as on the ghost.
+(ATen/native/transformers/cuda/flash_attn/flash_api.cpp, num_splits_heuristic). 540 calls on each of four GPUs, and on
+an A100 with six versions of torch, are equal to the ghost's.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _QUERIES: Final = 64
 """Queries of a thread block."""
 _MOST: Final = 128
 _ENOUGH: Final = 0.8
-"""Part of the card's places for thread blocks that one block for each query block is to fill."""
+"""Fraction of the GPU's slots for thread blocks that makes a division unnecessary, at one block per query block."""
 _GOOD: Final = 0.85
-"""Part of the best use of the card with which the smallest number of splits is content."""
+"""Fraction of the best use of the GPU that is enough for the smallest number of splits."""
 
 
 def forward(args: Any, kwargs: Any, device: Device, torch_version: str) -> Sequence[int]:
-    """Bytes of the parts' logarithms and results; of query and key (batch, heads, tokens, width)."""
+    """Return the bytes of the parts' logarithms and results; query and key are (batch, heads, tokens, width)."""
     query, key = args[0], args[1]
     dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
     if dropout or query.device.type != "cuda":
@@ -44,20 +44,22 @@ def forward(args: Any, kwargs: Any, device: Device, torch_version: str) -> Seque
 
 
 def count(blocks: int, places: int, key_blocks: int) -> int:
-    """Into how many parts keys are divided, for so many thread blocks in so many places."""
+    """Return the number of parts that keys are divided into, for so many thread blocks in so many slots."""
     if blocks >= _ENOUGH * places:
         return 1
     possible = range(1, min(_MOST, places, key_blocks) + 1)
-    different = [
-        parts for parts in possible if parts == 1 or _size(key_blocks, parts) != _size(key_blocks, parts - 1)
+    distinct = [
+        parts
+        for parts in possible
+        if parts == 1 or _blocks_per_part(key_blocks, parts) != _blocks_per_part(key_blocks, parts - 1)
     ]
-    use = {parts: _use(blocks * parts / places) for parts in different}
-    return next(parts for parts in different if use[parts] >= _GOOD * max(use.values()))
+    use = {parts: _utilisation(blocks * parts / places) for parts in distinct}
+    return next(parts for parts in distinct if use[parts] >= _GOOD * max(use.values()))
 
 
-def _size(key_blocks: int, parts: int) -> int:
+def _blocks_per_part(key_blocks: int, parts: int) -> int:
     return math.ceil(key_blocks / parts)
 
 
-def _use(waves: float) -> float:
+def _utilisation(waves: float) -> float:
     return waves / math.ceil(waves)

@@ -1,10 +1,10 @@
-"""A step on a card that is not there, recorded by a torch that knows no CUDA.
+"""A step on a GPU that is not there, recorded by a torch without CUDA.
 
-The real step runs on fake tensors of the card (`card`): autograd, optimizers and the network's own code are the real
-ones.  What torch's C++ decides by a tensor's device is decided here as on CUDA (`choices`, `autocast`); what kernels
-take inside themselves comes from formulas and from a table that a ghost made (`temporaries`); memory is dealt out by
-the replica of the caching allocator, to each stream from its own pool (`streams`).  Of several ranks one runs, in a
-process group that exchanges nothing (`group`).
+The real step runs on fake tensors of the GPU (`card`): autograd, optimizers and the network's own code are the real
+ones.  What torch's C++ decides by a tensor's device is decided here as on CUDA (`choices`, `autocast`); memory inside
+kernels comes from formulas and from a table that a ghost made (`temporaries`); the replica of the caching allocator
+manages the memory, with a pool for each stream (`streams`).  Of several ranks one runs, in a process group that
+exchanges nothing (`group`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from tonnage.allocator import AllocatorSettings
 from tonnage.errors import CannotEstimate, TonnageError
 from tonnage.meta import autocast, card, choices, group
 from tonnage.meta.memory import CardMemory
-from tonnage.meta.recording import Recorder, steps_of, watching
+from tonnage.meta.recorder import Recorder
+from tonnage.meta.recording import steps_of, watching
 from tonnage.meta.streams import Streams
 from tonnage.meta.temporaries import Temporaries
 from tonnage.step import sources
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def run(case: Case, *, rank: int = 0, steps: int = 3) -> Trace:
-    """The Trace of one rank's steps.  Raises CannotEstimate where the step needs computed values."""
+    """Return the Trace of one rank's steps.  Raises CannotEstimate if the step needs computed values."""
     plan, cluster = case.plan, case.cluster
     device = cluster.device
     options = environment(plan).get("PYTORCH_ALLOC_CONF", "")
@@ -54,7 +55,7 @@ def run(case: Case, *, rank: int = 0, steps: int = 3) -> Trace:
         autocast.on_card(table()["autocast"]),
         choices.on_card(device.capability, recorder.adding_in_place),
         watching(recorder, fake) as watch,
-        _told_in_one_line(),
+        _report_in_one_line(),
     ):
         return steps_of(
             case,
@@ -68,30 +69,30 @@ def run(case: Case, *, rank: int = 0, steps: int = 3) -> Trace:
 
 
 @contextmanager
-def _told_in_one_line() -> Iterator[None]:
-    """Whatever stops the step, as a ghost's worker tells it."""
+def _report_in_one_line() -> Iterator[None]:
+    """Raise every error as one line, as a ghost's worker does."""
     try:
         yield
     except TonnageError:
         raise
     except Exception as error:
-        said = str(error).strip().splitlines() or [""]
+        lines = str(error).strip().splitlines() or [""]
         raise CannotEstimate(
-            f"The step failed on the imitated card: {type(error).__name__}: {said[0][:300]}; choose source ghost."
+            f"The step failed on the imitated card: {type(error).__name__}: {lines[0][:300]}; choose source ghost."
         ) from error
 
 
 def _import_libraries(job: Job, plan: Plan) -> None:
-    """While they are imported, libraries ask for cards and load their kernels: before one seems to be there."""
+    """Import libraries before a GPU seems to be present: on import they look for GPUs and load their kernels."""
     for library in (library for technique in chosen(job, plan) for library in technique.libraries):
         importlib.import_module(library)
     for module in sources.modules(job.model.config):
-        with suppress(ImportError):  # what is broken says so where it is used
+        with suppress(ImportError):  # a broken module raises again when it is used
             importlib.import_module(module)
 
 
 @cache
 def table() -> dict[str, Any]:
-    """What a ghost told: see `benchmarks/portable`."""
-    found: dict[str, Any] = json.loads((files("tonnage.meta") / "meta.json").read_text(encoding="utf-8"))
-    return found
+    """Return the table that a ghost made (`benchmarks/portable`)."""
+    content: dict[str, Any] = json.loads((files("tonnage.meta") / "meta.json").read_text(encoding="utf-8"))
+    return content

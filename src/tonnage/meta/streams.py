@@ -1,7 +1,8 @@
-"""Streams and events of a card that is not there: work is done as soon as it is asked for, memory remembers where.
+"""Streams and events of a GPU that is not there: work is done at once, and memory belongs to the current stream's
+pool.
 
-The caching allocator keeps the blocks of each stream apart, so what a program asks for while another stream is
-current (FSDP2 gathers and reduces on streams of its own) comes from that stream's pool.
+The caching allocator keeps the blocks of each stream apart, so memory that a program requests while another stream is
+current (FSDP2 gathers and reduces on its own streams) comes from that stream's pool.
 """
 
 from __future__ import annotations
@@ -15,67 +16,67 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT: Final = 0
-"""The stream on which a program begins, as the allocator's replica numbers it."""
+"""Number of the stream on which a program begins, in the allocator's replica."""
 
 
 _CUDA: Final = 1
-"""The card's kind, as C++ numbers them (c10/core/DeviceType.h)."""
+"""The GPU's device type in C++ (c10/core/DeviceType.h)."""
 
 
 class Event:
     """A moment in a stream; it has always passed."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        """Like torch's, with whatever it is to measure."""
+        """Accept torch's arguments."""
 
     def record(self, stream: Stream | None = None) -> None:
-        """Everything before it is done already."""
+        """Do nothing: everything before it is done."""
 
     def wait(self, stream: Stream | None = None) -> None:
-        """It has passed."""
+        """Do nothing: it has passed."""
 
     def synchronize(self) -> None:
-        """It has passed."""
+        """Do nothing: it has passed."""
 
     def query(self) -> bool:
-        """It has passed."""
+        """Return True: it has passed."""
         return True
 
 
 class Stream:
-    """A queue of work on the card; memory that is asked for while it is current is of its pool."""
+    """A queue of work on the GPU; memory that is requested while it is current belongs to its pool."""
 
     def __init__(self, device: torch.device, number: int) -> None:
         self.device = device
         self.number = self.stream_id = number
-        """What the allocator knows it by."""
+        """Number of the stream for the allocator."""
         self.device_index = device.index
         self.device_type = _CUDA
 
     def wait_event(self, event: Event) -> None:
-        """It has passed."""
+        """Do nothing: it has passed."""
 
     def wait_stream(self, stream: Stream) -> None:
-        """Its work is done."""
+        """Do nothing: its work is done."""
 
     def record_event(self, event: Event | None = None) -> Event:
-        """A moment that has passed."""
+        """Return an event that has passed."""
         return event or Event()
 
     def synchronize(self) -> None:
-        """Its work is done."""
+        """Do nothing: its work is done."""
 
     def query(self) -> bool:
-        """Its work is done."""
+        """Return True: its work is done."""
         return True
 
     def is_capturing(self) -> bool:
-        """No graph is made."""
+        """Return False: no graph is captured."""
         return False
 
 
 class Streams:
-    """The streams of one card, and which of them is current."""
+    """The streams of one GPU, and which of them is current."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -83,24 +84,24 @@ class Streams:
         self._default = self.current = Stream(device, DEFAULT)
 
     def answers(self) -> dict[str, Any]:
-        """What torch.cuda says of streams."""
+        """Return torch.cuda's functions for streams."""
         return {
-            "Stream": self._new,
+            "Stream": self._new_stream,
             "Event": Event,
-            "stream": self._within,
-            "set_stream": self._set,
+            "stream": self._make_current,
+            "set_stream": self._set_current,
             "current_stream": lambda device=None: self.current,
             "default_stream": lambda device=None: self._default,
         }
 
-    def _new(self, *arguments: Any, **options: Any) -> Stream:
+    def _new_stream(self, *arguments: Any, **options: Any) -> Stream:
         return Stream(self._device, next(self._numbers))
 
-    def _set(self, stream: Stream) -> None:
+    def _set_current(self, stream: Stream) -> None:
         self.current = stream
 
     @contextmanager
-    def _within(self, stream: Stream | None) -> Iterator[None]:
+    def _make_current(self, stream: Stream | None) -> Iterator[None]:
         before, self.current = self.current, stream or self.current
         try:
             yield

@@ -1,4 +1,4 @@
-"""What operations on a card take besides their results, from a table that a ghost made and from known rules."""
+"""Memory of operations on a GPU besides their results, from a table that a ghost made and from known rules."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from tonnage.meta.workspaces import PRODUCTS, Workspaces
 
 if TYPE_CHECKING:
     from tonnage.cluster import Device
-    from tonnage.meta.recording import Recorder
+    from tonnage.meta.recorder import Recorder
 
 aten = torch.ops.aten
 Table = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]
-"""By operation and variant: from which compute capability on which blocks are taken, each as bytes by number."""
+"""By operation and variant: the blocks from each compute capability on, each as bytes per quantity."""
 
 _SUMS: Final = {aten.sum: 1, aten.mean: 1, aten.linalg_vector_norm: 2}
-"""Reductions, and at which place they are given their dimensions."""
+"""Reductions, and the index of the argument with their dimensions."""
 _NORMS: Final = {aten.native_layer_norm: 1, aten.native_layer_norm_backward: 2}
-"""Operations that first copy those of so many first arguments that are not contiguous (layer_norm_kernel.cu)."""
+"""Operations that first copy non-contiguous ones among that many first arguments (layer_norm_kernel.cu)."""
 
 
-def _on_card(result: Any) -> bool:
+def _is_on_card(result: Any) -> bool:
     return any(leaf.device.type == "cuda" for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
 
 
-def _converted(tensor: torch.Tensor, result: torch.Tensor) -> Sequence[int]:
-    """The copy that is made of a tensor of another dtype than the result's."""
+def _copy_to_dtype(tensor: torch.Tensor, result: torch.Tensor) -> Sequence[int]:
+    """Return the bytes of the copy of a tensor with another dtype than the result's."""
     return () if tensor.dtype == result.dtype else (tensor.numel() * result.element_size(),)
 
 
-def _bytes(tensor: torch.Tensor) -> int:
+def _size_bytes(tensor: torch.Tensor) -> int:
     count: int = tensor.numel() * tensor.element_size()
     return count
 
 
 class Temporaries:
-    """What each operation takes and gives back, and the workspaces that stay."""
+    """The blocks that each operation takes and frees, and the workspaces that stay."""
 
     def __init__(self, device: Device, table: Table) -> None:
         self._device = device
@@ -48,14 +48,15 @@ class Temporaries:
         self._workspaces = Workspaces(device.capability, torch.__version__)
 
     def before(self, op: Any, args: Any) -> Sequence[int]:
-        """Bytes of each copy that is made of an argument before there is room for the result."""
+        """Return the bytes of each copy of an argument that is made before the result is allocated."""
         packet = getattr(op, "overloadpacket", None)
         if packet not in _NORMS:
             return ()
-        return [_bytes(each) for each in args[: _NORMS[packet]] if _on_card(each) and not each.is_contiguous()]
+        copied = (tensor for tensor in args[: _NORMS[packet]] if _is_on_card(tensor) and not tensor.is_contiguous())
+        return [_size_bytes(tensor) for tensor in copied]
 
     def __call__(self, recorder: Recorder, op: Any, args: Any, kwargs: Any, result: Any) -> Sequence[int]:
-        """Bytes of each block that the operation takes and gives back; a product's first workspace stays."""
+        """Return the bytes of each block that the operation takes and frees; a product's first workspace stays."""
         packet = getattr(op, "overloadpacket", None)
         if packet in PRODUCTS:
             return self._workspaces.take(recorder, op, args, kwargs)
@@ -65,9 +66,9 @@ class Temporaries:
             return splits.forward(args, kwargs, self._device, torch.__version__)
         if packet is not None and op.namespace == "fsdp" and packet.__name__ in packed.OF:
             return packed.OF[packet.__name__](args, kwargs, self._device)
-        if packet is not None and packet.__name__ in self._table and _on_card(result):
+        if packet is not None and packet.__name__ in self._table and _is_on_card(result):
             known = self._blocks(packet.__name__, quantities.OF[packet.__name__](args, kwargs, result))
-            return (*_converted(args[0], result), *known) if packet is aten.cumsum else known
+            return (*_copy_to_dtype(args[0], result), *known) if packet is aten.cumsum else known
         return ()
 
     def _partial_sums(self, args: Any, kwargs: Any, place: int) -> Sequence[int]:
@@ -82,4 +83,4 @@ class Temporaries:
         known = self._table[name].get(call.variant, ())
         fitting = [entry for entry in known if tuple(entry["capability"]) <= self._device.capability]
         blocks = fitting[-1]["blocks"] if fitting else ()
-        return [round(sum(weight * call.numbers[number] for number, weight in each.items())) for each in blocks]
+        return [round(sum(weight * call.numbers[number] for number, weight in block.items())) for block in blocks]

@@ -1,8 +1,8 @@
-"""What matrix products take on a card besides their results: cuBLAS's and cuBLASLt's workspaces.
+"""Memory of matrix products on a GPU besides their results: cuBLAS's and cuBLASLt's workspaces.
 
-torch hands them out, to each thread its own: the program's, and autograd's for the card.  How large they are and
-whether they stay differs by version (ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize); read off ghosts of a
-T4, an H100, a B200, a B300 and an RTX 5090 with torch 2.8 to 2.15.
+torch allocates them, one for each thread: the program's, and autograd's for the GPU.  Their size, and whether they
+stay, differs by version (ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize); read off ghosts of a T4, an H100,
+a B200, a B300 and an RTX 5090 with torch 2.8 to 2.15.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 if TYPE_CHECKING:
-    from tonnage.meta.recording import Recorder
+    from tonnage.meta.recorder import Recorder
 
 aten = torch.ops.aten
 
@@ -25,7 +25,7 @@ _LT_BYTES: Final = 2**20
 
 
 class Workspaces:
-    """Of one step: those that stay are taken once for each thread."""
+    """The workspaces of one step; those that stay are allocated once for each thread."""
 
     def __init__(self, capability: tuple[int, int], torch_version: str) -> None:
         version = TorchVersion(torch_version)
@@ -33,15 +33,15 @@ class Workspaces:
         self._bytes = _LARGE_BYTES if large else _SMALL_BYTES
         self._both_stay = (2, 9) <= version < (2, 12)
         self._shared = (2, 12) <= version < (2, 15)
-        self._given_back = version >= (2, 15)
+        self._are_freed = version >= (2, 15)
         self._held: set[tuple[int, bool]] = set()
 
     def take(self, recorder: Recorder, op: Any, args: Any, kwargs: Any) -> Sequence[int]:
-        """Hold what stays after this product; gives the bytes of what it takes and gives back."""
+        """Hold the workspaces that stay after this product; return the bytes of those that it takes and frees."""
         if args[0].device != recorder.device:
             return ()
-        by_lt = _by_lt(op, args, kwargs) and not self._shared
-        if self._given_back:
+        by_lt = _uses_cublaslt(op, args, kwargs) and not self._shared
+        if self._are_freed:
             return (_LT_BYTES if by_lt else self._bytes,)
         self._hold(recorder, self._bytes)
         if not by_lt:
@@ -58,8 +58,10 @@ class Workspaces:
             recorder.hold(size_bytes)
 
 
-def _by_lt(op: Any, args: Any, kwargs: Any) -> bool:
-    """Whether cuBLASLt is asked: for a bias that each row gets, for products of fp8 (ATen/native/cuda/Blas.cpp)."""
+def _uses_cublaslt(op: Any, args: Any, kwargs: Any) -> bool:
+    """Return True if cuBLASLt is used: for a bias that each row gets, for products of fp8
+    (ATen/native/cuda/Blas.cpp).
+    """
     packet = op.overloadpacket
     if packet is not aten.addmm:
         return bool(packet is aten._scaled_mm)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tonnage.case import Case
-from tonnage.errors import CannotEstimate, UsageError
+from tonnage.errors import CannotEstimate
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.step_time import price_of_run
 from tonnage.planner.fit import Fitting, fits, sort_by_time
@@ -20,7 +20,7 @@ from tonnage.planner.pricing import Priced, price_candidate
 from tonnage.planner.question import Question
 from tonnage.planner.search import Search
 from tonnage.planner.solution import Candidate
-from tonnage.trainers.cases import check
+from tonnage.planner.space import find_refusal
 from tonnage.units import MIB
 
 MOST_PLANS: Final = 2
@@ -113,9 +113,7 @@ def _list_pairs(search: Search) -> Iterator[tuple[Priced, Priced]]:
         if full in known or none in found:
             continue
         known.append(full)
-        try:
-            check(Case(full.job, replace(full.plan, checkpointing=_spell_budget(MIB)), search.question.cluster))
-        except UsageError:
+        if find_refusal(_with_checkpointing(full, _spell_budget(MIB)), search.question.cluster) is not None:
             continue
         yield price_candidate(none, search.question.cluster), price_candidate(full, search.question.cluster)
 

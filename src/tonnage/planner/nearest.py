@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from tonnage.case import Case
 from tonnage.catalog.devices import find_device, spell_options
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
@@ -20,10 +19,9 @@ from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
 from tonnage.planner.search import Search
 from tonnage.planner.solution import Candidate, Nearest, Remedy
-from tonnage.planner.space import list_candidates
+from tonnage.planner.space import find_refusal, list_candidates
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.planner.values import ORDER
-from tonnage.trainers.cases import check
 from tonnage.units import GIB
 
 CARDS: Final = ("l4", "a100-40gb", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
@@ -95,7 +93,7 @@ def list_smallest(question: Question, count: int = SMALLEST) -> list[Candidate]:
     smallest: dict[KeepingWay, Candidate] = {}
     for _, candidate in sorted(keyed, key=lambda pair: pair[0]):
         way = keeping_way(candidate)
-        if way in smallest or _find_refusal(candidate, question) is not None:
+        if way in smallest or find_refusal(candidate, question.cluster) is not None:
             continue
         smallest[way] = candidate
         if len(smallest) == count:
@@ -119,19 +117,14 @@ def explain_impossible(question: Question) -> str | None:
     Those with offload count only if there are no others: what refuses offload is not what the others lack.
     """
     plain, offloaded = (
-        Counter(_find_refusal(candidate, question) for candidate in list_candidates(question, offload=offload))
+        Counter(
+            str(find_refusal(candidate, question.cluster) or "")
+            for candidate in list_candidates(question, offload=offload)
+        )
         for offload in (False, True)
     )
     refusals = plain or offloaded
-    return None if None in {*plain, *offloaded} or not refusals else refusals.most_common(1)[0][0]
-
-
-def _find_refusal(candidate: Candidate, question: Question) -> str | None:
-    try:
-        check(Case(candidate.job, candidate.plan, question.cluster))
-    except UsageError as error:
-        return str(error)
-    return None
+    return None if "" in {*plain, *offloaded} or not refusals else refusals.most_common(1)[0][0]
 
 
 def _saving_level(candidate: Candidate) -> int:

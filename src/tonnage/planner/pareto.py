@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from tonnage.case import Case
-from tonnage.errors import UsageError
 from tonnage.planner.pricing import Priced
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Choice, Point
+from tonnage.planner.space import find_refusal
 from tonnage.planner.trial_runner import TrialRunner
-from tonnage.trainers.cases import check
 
 MOST_POINTS: Final = 12
 """The most candidates that are probed for a frontier."""
@@ -47,7 +45,7 @@ def _list_shrinking(order: Iterable[Priced], question: Question) -> Iterator[Pri
     least = float("inf")
     for priced in order:
         likely = priced.bound_bytes + priced.extra_bytes
-        if likely < least and _is_possible(priced, question):
+        if likely < least and find_refusal(priced.candidate, question.cluster) is None:
             least = likely
             yield priced
 
@@ -90,11 +88,3 @@ def _point_of_priced(priced: Priced, process_bytes: int, budget_bytes: int, *, w
         step_seconds=priced.timing.step_seconds,
         tokens_per_second_per_gpu=priced.timing.tokens_per_second_per_gpu,
     )
-
-
-def _is_possible(priced: Priced, question: Question) -> bool:
-    try:
-        check(Case(priced.candidate.job, priced.candidate.plan, question.cluster))
-    except UsageError:
-        return False
-    return True

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from tonnage.case import Case
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.planner.describe import describe
@@ -14,10 +13,10 @@ from tonnage.planner.dominance import needs_at_least
 from tonnage.planner.pricing import Priced
 from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate, Refused
+from tonnage.planner.space import find_refusal
 from tonnage.planner.trial_runner import Failure
 from tonnage.planner.values import AXES
 from tonnage.techniques.attention import CANNOT_SERVE
-from tonnage.trainers.cases import check
 
 SAME_FAILURES: Final = 6
 """Candidates without parallel dimensions that fail in the same words before their method is given up."""
@@ -77,11 +76,7 @@ class Refusals:
         for option, why in self.broken.items():
             if _uses(candidate, option):
                 return UsageError(f"{option}: {why}")
-        try:
-            check(Case(candidate.job, candidate.plan, cluster))
-        except UsageError as error:
-            return error
-        return None
+        return find_refusal(candidate, cluster)
 
     def narrow(self, question: Question) -> Question:
         """Return the question without the options that never work."""

@@ -11,23 +11,22 @@ whole, as many plans as are wanted side by side.  Only plans that were run whole
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
 from tonnage.estimates.estimate import Estimate
-from tonnage.estimates.step_time import as_time
 from tonnage.planner.alternatives import is_alike
 from tonnage.planner.candidate_pool import LIKELY, CandidatePool
 from tonnage.planner.describe import describe
-from tonnage.planner.dominance import FEW, choose_most_informative, keep_open
 from tonnage.planner.fit import Fitting, explain_host_limit, fits, fits_card, host_bytes, sort_by_time
 from tonnage.planner.logits import list_nearly_fitting
 from tonnage.planner.pricing import Priced, bound_candidate, price_in_order
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
 from tonnage.planner.refusals import Refusals
-from tonnage.planner.solution import Candidate, Choice
+from tonnage.planner.rough import decide_rough
+from tonnage.planner.solution import Candidate
 from tonnage.planner.space import list_candidates
 from tonnage.planner.trial_runner import TrialRunner
 from tonnage.shallow.few import depths
@@ -109,7 +108,7 @@ class Search:
             where = " with files" if place.get("files") else " with offload" if place["offload"] else ""
             self.progress(f"{counted(len(order), 'combination')}{where} priced; running the fastest")
             count = max(top - 1, 1) if top >= WITH_ROOM else top
-            self._decide_rough(order)
+            decide_rough(self, order)
             self._search_likely(order, count)
             if doubtful:
                 self._search_doubtful()
@@ -132,35 +131,11 @@ class Search:
             if self.found:
                 return
 
-    def _decide_rough(self, order: list[Priced]) -> None:
-        """Probe first the candidates that decide about half of the others, where bounds say little.
-
-        Otherwise many that need far too much would be probed one after the other.
-        """
-        rough = [priced for priced in order if priced.is_rough]
-        by_candidate = {id(priced.candidate): priced for priced in self._list_promising(rough)}
-        undecided = [priced.candidate for priced in by_candidate.values()]
-        while len(undecided) > FEW:
-            candidate = choose_most_informative(undecided)
-            priced = by_candidate[id(candidate)]
-            (need,) = self.runner.probe([candidate], self.question.cluster)
-            if not isinstance(need, Need):
-                self.pool.tried.add(priced)
-                self.refusals.add_failure(priced, need)
-                undecided.remove(candidate)
-                continue
-            self.pool.expectation.add_probe(priced, need.uncached_bytes)
-            is_small = need.uncached_bytes <= self.pool.capacity_bytes
-            if not is_small:
-                self.pool.tried.add(priced)
-                self.refusals.add_too_large(priced, gib(need.process_bytes))
-            undecided = keep_open(undecided, candidate, is_small)
-
     def _search_likely(self, order: list[Priced], count: int) -> None:
         """Run candidates that are likely to fit, fastest first, until `count` alternatives do."""
         pool = self.pool
         while len(self.found) < count and len(pool.tried) < MOST_RUNS:
-            likely = (one for one in self._list_promising(order) if pool.expected_part(one) <= LIKELY)
+            likely = (one for one in self.list_promising(order) if pool.expected_part(one) <= LIKELY)
             while len(self.found) + len(self.pending) < count and len(pool.tried) < MOST_RUNS:
                 batch = self._take_batch(likely)
                 if not batch:
@@ -174,7 +149,7 @@ class Search:
         """Run some candidates that are unlikely to fit but would beat the plans found, nearest to the card first."""
         for _ in range(MOST_DOUBTFUL):
             doubtful = self.pool.list_doubtful([fitting.priced for fitting in self.found])
-            batch = self._take_batch(self._list_promising(doubtful))
+            batch = self._take_batch(self.list_promising(doubtful))
             if not batch:
                 return
             self._probe(batch)
@@ -195,7 +170,7 @@ class Search:
                     return True
         return False
 
-    def _list_promising(self, order: list[Priced]) -> Iterator[Priced]:
+    def list_promising(self, order: list[Priced]) -> Iterator[Priced]:
         """Yield the candidates that are worth a run, by what is known when the next one is requested."""
         for priced in order:
             if self.found and priced.seconds_per_token > WORTH * self.found[0].priced.seconds_per_token:
@@ -273,17 +248,6 @@ class Search:
             else:
                 self.refusals.add_too_large(priced, gib(peak) if answer.fits else f"more than {gib(capacity)}")
         return fitting
-
-    def list_choices(self) -> list[Choice]:
-        """Return the plans found with their names, without reasons yet."""
-        return [
-            Choice(
-                name="best" if not place else describe(priced.candidate),
-                candidate=priced.candidate,
-                estimate=estimate if priced.timing is None else replace(estimate, time=as_time(priced.timing)),
-            )
-            for place, (priced, estimate) in enumerate(self.found)
-        ]
 
 
 def _is_faster(one: Priced, other: Priced) -> bool:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Final
 
 from tonnage.catalog.devices import spell_cluster
 from tonnage.cluster import CPU
 from tonnage.errors import CannotEstimate, GhostUnavailable, UnreadableModel, UsageError
-from tonnage.estimates.assumptions import of_checkpoint
+from tonnage.estimates.assumptions import describe_quantized_checkpoint
+from tonnage.estimates.step_time import as_time
 from tonnage.planner.budget_fit import add_budgets
 from tonnage.planner.contradictions import find_ways_out
 from tonnage.planner.decision_path import trace_path
+from tonnage.planner.describe import describe
+from tonnage.planner.fit import Fitting
 from tonnage.planner.logits import use_plain_loss
 from tonnage.planner.nearest import explain_impossible, find_nearest, list_smallest
 from tonnage.planner.operation_seconds import add_seconds
@@ -79,7 +82,7 @@ def _search(
     question: Question, runner: TrialRunner, *, top: int, pareto: bool, explain: bool, progress: Progress
 ) -> Solution:
     document = _describe_question(question)
-    for note in of_checkpoint(question.job):
+    for note in describe_quantized_checkpoint(question.job):
         progress(f"note: {note}")
     if (refused := refuse_missing_engine(question)) is not None:
         return refused
@@ -97,7 +100,7 @@ def _search(
         return Solution(status="unknown", question=document, refused=(Refused(what="time", why=str(error)),))
     if not plans.found:
         return _explain_none(plans, question, document, explain)
-    choices = add_seconds(plans.list_choices(), runner, question, progress)
+    choices = add_seconds(_name_choices(plans.found), runner, question, progress)
     counts = {**plans.counts, "run": runner.run_count}
     stages: tuple[Stage, ...] = ()
     if explain:
@@ -120,6 +123,18 @@ def _search(
         offers=suggest_options(choices[0], question) if explain else (),
         looked_at={**counts, "run": runner.run_count},
     )
+
+
+def _name_choices(plans: Sequence[Fitting]) -> list[Choice]:
+    """Return the plans found with their names, without reasons yet."""
+    return [
+        Choice(
+            name="best" if not place else describe(priced.candidate),
+            candidate=priced.candidate,
+            estimate=estimate if priced.timing is None else replace(estimate, time=as_time(priced.timing)),
+        )
+        for place, (priced, estimate) in enumerate(plans)
+    ]
 
 
 def _explain_none(plans: Search, question: Question, document: dict[str, Any], explain: bool) -> Solution:

@@ -26,6 +26,7 @@ from tonnage.plans import Plan
 from tonnage.shallow.few import layers_of
 from tonnage.timing.kinds import read_shape
 from tonnage.timing.scores import sparing_attention
+from tonnage.trainers.cases import check
 
 MOST_SEQUENCES: Final = 64
 """The largest micro-batch; beyond it no operation gets faster."""
@@ -244,6 +245,15 @@ def _list_micro_batches(question: Question, most: int) -> Sequence[int]:
     if not question.is_open("micro_batch") or {"micro_batch", "global_batch_tokens"} <= set(question.stated):
         return (question.job.micro_batch,)
     return range(1, min(most, MOST_SEQUENCES) + 1)
+
+
+def find_refusal(candidate: Candidate, cluster: Cluster) -> UsageError | None:
+    """Return why a candidate's techniques refuse its job; None if they accept it."""
+    try:
+        check(Case(candidate.job, candidate.plan, cluster))
+    except UsageError as error:
+        return error
+    return None
 
 
 def check_precision(question: Question) -> None:

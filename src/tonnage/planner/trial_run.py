@@ -26,7 +26,7 @@ from tonnage.timing.work import Work
 from tonnage.trace.operations import Worked
 
 if TYPE_CHECKING:
-    from tonnage.ghost.pool import Worker
+    from tonnage.workers.worker import Worker
 
 STEPS: Final = 3
 """Steps of a whole run: the first makes optimizer states, the second holds them, the third is as all others.

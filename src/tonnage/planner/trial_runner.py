@@ -34,7 +34,7 @@ from tonnage.shallow.few import depths, layers_of
 from tonnage.trace.operations import Worked
 
 if TYPE_CHECKING:
-    from tonnage.ghost.pool import Worker
+    from tonnage.workers.worker import Worker
 
 Failure: TypeAlias = UsageError | CannotEstimate
 """Why a candidate could not be run."""
@@ -150,7 +150,7 @@ class TrialRunner:
             self._idle.put(worker)
 
     def _start_worker(self) -> Worker:
-        from tonnage.ghost.pool import Worker
+        from tonnage.workers.worker import Worker
 
         worker = Worker(self._torch, self._progress, wait=False)
         self._workers.append(worker)

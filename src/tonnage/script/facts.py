@@ -1,7 +1,7 @@
 """A user's script in options of Job and Plan, from the notes that its dry run took.
 
 The ghost's process notes trainer, arguments, network, adapters, batches and command line from the objects as they
-were built (`tonnage_inside.script`).  `understood` makes a Job and a Plan of these notes, or raises one sentence why
+were built (`tonnage_recorder.script`).  `understood` makes a Job and a Plan of these notes, or raises one sentence why
 it cannot.  What one trainer says is read by the `facts.py` of its folder in `tonnage.trainers`.
 """
 
@@ -58,7 +58,7 @@ class Facts:
     """A script's notes of itself."""
 
     said: Mapping[str, Any] = field(default_factory=dict)
-    """The notes as `tonnage_inside.script` wrote them."""
+    """The notes as `tonnage_recorder.script` wrote them."""
     allocator_settings: str = ""
     """The allocator's variable in the script's process."""
     torch_version: str | None = None

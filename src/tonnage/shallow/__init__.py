@@ -1,6 +1,6 @@
-"""A deep network's requests from those of shallow ones.
+"""The requests of a deep network, derived from those of shallow ones.
 
-Networks of three depths are run. What their requests have in common is a pattern in which the layers are stretches
-that come once more for each further layer (`tokens`, `periods`); continued to the whole depth it says what the real
-allocator is to be asked for (`requests`, `continuing`). `few` says of which networks.
+Networks of three depths are run.  Their requests share a pattern in which the layers are stretches that occur once
+more for each further layer (`tokens`, `periods`).  Extended to the whole depth it gives the requests for the real
+allocator (`requests`, `continuing`).  `few` tells which networks qualify.
 """

@@ -1,1 +1,1 @@
-"""The step that a Job under a Plan makes: a network, batches for it, its ranks, and what a run does besides."""
+"""The training step that a Job under a Plan makes: network, batches, ranks, and phases beside the steps."""

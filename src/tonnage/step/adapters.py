@@ -1,8 +1,9 @@
-"""LoRA's adapters beside matrices that ranks share, by torch's styles: divided where the matrix is.
+"""Tensor parallelism of LoRA's adapters: they are sharded along with the matrix that they stand beside.
 
-Of a matrix that is cut by its rows (queries, gate), A is whole on every rank and B has the rows of the matrix; of one
-that is cut by its columns (projections back to the model's width), A has its columns and B is whole.  What goes from
-A to B is as wide as the rank of the adapter, so that little is exchanged; PEFT divides them so, too.
+Beside a column-parallel matrix, which is cut by rows (queries, gate), A is replicated and B is cut by rows.  Beside a
+row-parallel matrix, which is cut by columns (projections back to the model's width), A is cut by columns and B is
+replicated.  What passes from A to B is as wide as the adapter's rank, so that little is exchanged; PEFT divides them
+the same way.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 
 def are_in(module: nn.Module) -> bool:
-    """Whether PEFT has put this one in the place of another."""
+    """Return True if PEFT has replaced a module by this one."""
     return hasattr(module, "lora_A")
 
 
 def styles(
     name: str, layer: Any, kind: str, style: ParallelStyle, between: Placement
 ) -> Iterator[tuple[str, ParallelStyle]]:
-    """How a module's matrix and its adapters are divided, by their names.
+    """Yield the parallel style of a module's matrix and of its adapters, with their names.
 
-    `kind` is transformers' name for the matrix's `style`, `between` how hidden states between blocks are laid out.
+    `kind` is transformers' name for the matrix's `style`; `between` is the layout of hidden states between blocks.
     """
     local = between.is_replicate()
     yield f"{name}.base_layer", style if kind == "colwise" else Waited(style)
@@ -47,11 +48,11 @@ def styles(
 
 
 class Waited(ParallelStyle):  # type: ignore[misc]
-    """A style whose exchange is over when the module returns.
+    """A style whose communication has finished when the module returns.
 
-    A layer that runs again does so until the last of its products has what it needs, which is an adapter's, before
-    the sum of both is taken; and of products that were kept nothing is asked again.  Nobody would wait for what is
-    exchanged ahead of them, and torch would keep what is sent until its watchdog comes by.
+    A layer that runs again stops at the last product that it needs.  That product is an adapter's, and comes before
+    the sum of both; products that were kept are not computed again.  Nobody would wait for communication that was
+    started earlier, and torch would keep its buffers until the watchdog frees them.
     """
 
     def __init__(self, style: ParallelStyle) -> None:
@@ -60,20 +61,20 @@ class Waited(ParallelStyle):  # type: ignore[misc]
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         divided: nn.Module = self.style._apply(module, device_mesh)
-        divided.register_forward_hook(_wait)
+        divided.register_forward_hook(_wait_for_output)
         return divided
 
 
-def _wait(_module: nn.Module, _inputs: Any, output: Any) -> None:
+def _wait_for_output(_module: nn.Module, _inputs: Any, output: Any) -> None:
     local = output.to_local() if isinstance(output, DTensor) else output
     if isinstance(local, AsyncCollectiveTensor):
         local.trigger_wait()
 
 
 class Whole(ParallelStyle):  # type: ignore[misc]
-    """A module that every rank has whole, alike on all; of plain tensors it makes DTensors that are whole, too.
+    """A module that is replicated on every rank; plain tensors that it gets become replicated DTensors.
 
-    With `local` what it returns is a plain tensor.
+    With `local` it returns a plain tensor.
     """
 
     def __init__(self, *, local: bool) -> None:
@@ -81,16 +82,16 @@ class Whole(ParallelStyle):  # type: ignore[misc]
         self.local = local
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        return distribute_module(module, device_mesh, input_fn=_as_dtensors, output_fn=self._as_wanted)
+        return distribute_module(module, device_mesh, input_fn=_inputs_as_dtensors, output_fn=self._convert_output)
 
-    def _as_wanted(self, _module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Any:
+    def _convert_output(self, _module: nn.Module, output: DTensor, _mesh: DeviceMesh) -> Any:
         return output.to_local() if self.local else output
 
 
 class OnParts(ParallelStyle):  # type: ignore[misc]
-    """A linear module that every rank has whole and applies to its part; gradients are the sum over all parts.
+    """A replicated linear module that each rank applies to its part; gradients are summed over all parts.
 
-    By plain tensors: up to torch 2.11 DTensor cannot flatten several sequences that are divided.
+    It works on plain tensors: up to torch 2.11 DTensor cannot flatten several sequences that are sharded.
     """
 
     def __init__(self, layout: Placement) -> None:
@@ -103,16 +104,16 @@ class OnParts(ParallelStyle):  # type: ignore[misc]
         return divided
 
     def _forward(self, module: Any, given: DTensor) -> DTensor:
-        weight, bias = (None if one is None else _of_all_parts(one) for one in (module.weight, module.bias))
+        weight, bias = (None if one is None else _sum_gradients_of_parts(one) for one in (module.weight, module.bias))
         output = functional.linear(given.to_local(), weight, bias)
         return DTensor.from_local(output, given.device_mesh, [self.layout], run_check=False)
 
 
-def _of_all_parts(whole: DTensor) -> Any:
+def _sum_gradients_of_parts(whole: DTensor) -> Any:
     return whole.to_local(grad_placements=[Partial()])
 
 
-def _as_dtensors(_module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
+def _inputs_as_dtensors(_module: nn.Module, inputs: tuple[Any, ...], mesh: DeviceMesh) -> tuple[Any, ...]:
     [given] = inputs
     if isinstance(given, DTensor):
         return inputs

@@ -1,4 +1,4 @@
-"""Micro-batches that are not full sequences of one length: packed documents, lengths drawn from a distribution."""
+"""Micro-batches other than full sequences of one length: packed documents, and lengths drawn from a list."""
 
 from __future__ import annotations
 
@@ -19,34 +19,37 @@ if TYPE_CHECKING:
 IGNORED_LABEL: Final = -100
 
 SEED: Final = 0
-"""Of the draws: the same job meets the same lengths."""
+"""Seed of the draws: the same job gets the same lengths."""
 
 
 def packed(batch: Batch, documents: int) -> Batch:
-    """Each sequence as so many documents of (nearly) equal length, as transformers' collators say it.
+    """Return the batch with each sequence cut into `documents` of (nearly) equal length, as transformers' collators
+    do.
 
-    Positions begin again at each document, and its first token is predicted from nothing.  From such positions
-    transformers makes a mask of blocks, or lengths for kernels that take them.
+    Positions restart at each document, and the label of its first token is ignored.  From such positions transformers
+    makes a block-diagonal mask, or the lengths for kernels that take them.
     """
     if "input_ids" not in batch:
         raise CannotEstimate("Only sequences of tokens can be packed; leave packing out.")
     rows, length = batch["input_ids"].shape
     check_documents(documents, length)
     lengths = documents_of(length, documents)
-    positions = torch.cat([torch.arange(one) for one in lengths])
+    positions = torch.cat([torch.arange(length) for length in lengths])
     labels = batch["labels"].clone()
     labels[:, positions == 0] = IGNORED_LABEL
     return {**batch, "labels": labels, "position_ids": positions.expand(rows, -1).contiguous()}
 
 
 def documents_of(length: int, documents: int) -> list[int]:
-    """The lengths of so many documents of (nearly) equal length in one sequence of `length` tokens."""
+    """Return the lengths of `documents` of (nearly) equal length in one sequence of `length` tokens."""
     ends = [number * length // documents for number in range(documents + 1)]
     return [end - start for start, end in pairwise(ends)]
 
 
 def padded(batch: Batch, lengths: Sequence[int]) -> Batch:
-    """Sequences that end after `lengths` tokens, padded to the longest; with a mask, unless all are equally long."""
+    """Return the batch with sequences of `lengths` tokens, padded to the longest; with a mask unless all are
+    equally long.
+    """
     if "input_ids" not in batch:
         raise CannotEstimate("Only sequences of tokens have lengths; leave lengths out.")
     ids = batch["input_ids"]
@@ -58,9 +61,9 @@ def padded(batch: Batch, lengths: Sequence[int]) -> Batch:
 
 
 def drawn(job: Job) -> Iterator[tuple[int, ...]]:
-    """The lengths of the sequences of one micro-batch after the other, without end.
+    """Yield the lengths of the sequences of each micro-batch, without end.
 
-    Those of the first LONGEST_STEPS steps are the longest there is.
+    All sequences of the first LONGEST_STEPS steps have the largest length.
     """
     lengths = [min(int(length), job.seq_len) for length in job.lengths]
     for _ in range(LONGEST_STEPS * job.grad_accum):

@@ -1,4 +1,4 @@
-"""Clipping gradients of which the ranks of a mesh hold parts: one norm over all of them, as torchtitan does it."""
+"""Gradient clipping across the ranks of a mesh: one norm over all shards, as torchtitan computes it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def clip(parameters: list[nn.Parameter], largest_norm: float, *, world: World, pieces: bool = False) -> None:
     """Scale the gradients down to `largest_norm`, by the norm over all ranks that hold a part of the network.
 
-    A plain parameter is whole on every rank of `tp`, unless it is marked as `divided`; stages of a pipeline hold
-    different ones, but for those marked as a copy.  With `pieces` every data-parallel rank has a piece of all.
+    A plain parameter is replicated over the ranks of `tp` unless it is marked as `divided`; pipeline stages hold
+    different parameters, except those marked as a copy.  With `pieces` each data-parallel rank holds a piece of all.
     """
-    groups = _alike([parameter for parameter in parameters if parameter.grad is not None])
+    groups = _group_by_mesh([parameter for parameter in parameters if parameter.grad is not None])
     whole, divided = torch.zeros((), device=world.device), torch.zeros((), device=world.device)
     for group in groups:
         squared = _squared_norm([parameter for parameter in group if not getattr(parameter, "is_copy", False)])
@@ -40,8 +40,8 @@ def clip(parameters: list[nn.Parameter], largest_norm: float, *, world: World, p
         torch.nn.utils.clip_grads_with_norm_(group, largest_norm, whole.sqrt())
 
 
-def _alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Those whose gradients can be worked on together."""
+def _group_by_mesh(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    """Return the parameters grouped by mesh, so that each group's gradients can be combined."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         kind = (getattr(parameter, "device_mesh", None), getattr(parameter, "divided", False))

@@ -1,4 +1,4 @@
-"""Which values are known where nothing is computed: whole numbers and masks that follow from what was written."""
+"""Known values where nothing is computed: integers and masks that follow from what the program wrote."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 KNOWN_ELEMENTS: Final = 2**20
-"""Tensors up to this size are computed for real if they hold whole numbers that are known."""
+"""Largest tensor, in elements, that is computed for real if it holds known integers."""
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors among arguments or results."""
+    """Return the tensors among arguments or results."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 class KnownValues:
-    """Small tensors of whole numbers and truth values whose contents follow from what the program wrote down.
+    """Small integer and boolean tensors whose contents follow from constants in the program.
 
-    Token ids, positions and masks decide which way a program goes.  What is computed of them alone is computed for
-    real beside the fake tensors, on the host, views and changes in place included; nothing else has values.
+    Token ids, positions and masks decide which way a program goes.  What is computed from them alone is computed for
+    real beside the fake tensors, on the host, including views and in-place changes; no other tensor has values.
     """
 
     def __init__(self) -> None:
         self._real: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def compute(self, op: Any, args: Any, kwargs: Any) -> Any:
-        """What the operation gives on real tensors; None if some of its arguments are not known."""
+        """Return the operation's result on real tensors; None if some arguments are not known."""
         if not all(self._is_known(tensor) for tensor in tensors_in((args, kwargs))):
             return None
         args, kwargs = tree_map_only(torch.Tensor, lambda tensor: self._real.get(tensor, tensor), (args, kwargs))
@@ -40,9 +40,11 @@ class KnownValues:
             return op(*args, **kwargs)
 
     def follow(self, op: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Do the same with real tensors where the arguments are known; where not, forget what was changed."""
+        """Repeat the operation on real tensors if its arguments are known; else forget the values of what it
+        changed.
+        """
         results = tensors_in(result)
-        if results and all(_is_simple(tensor) for tensor in results) and "empty" not in op._schema.name:
+        if results and all(_may_be_known(tensor) for tensor in results) and "empty" not in op._schema.name:
             known = self.compute(op, args, kwargs)
             if known is not None:
                 self.keep(results, known)
@@ -60,6 +62,6 @@ class KnownValues:
         return not isinstance(tensor, FakeTensor) if tensor not in self._real else True
 
 
-def _is_simple(tensor: torch.Tensor) -> bool:
+def _may_be_known(tensor: torch.Tensor) -> bool:
     countable = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
     return countable and tensor.numel() <= KNOWN_ELEMENTS and tensor.device.type != "meta"

@@ -1,6 +1,6 @@
-"""What happens in a training run beside its steps: resuming from a checkpoint, evaluating, generating, saving one.
+"""Phases of a training run beside its steps: loading a checkpoint, evaluation, generation, saving a checkpoint.
 
-Each is a phase of its own in the report.  Whoever watches the run hears of it through `listen`.
+Each is a phase of its own in the report; `listen` registers the callback that learns when one begins.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ def listen(heard: Callable[[str], None]) -> None:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Everything inside is this phase; one within another has its part of it."""
+    """Mark everything inside as this phase; a phase inside another is attributed to the inner one."""
     _phases.append(name)
-    _tell()
+    _notify()
     try:
         yield
     finally:
         _phases.pop()
-        _tell()
+        _notify()
 
 
-def _tell() -> None:
-    for heard in _listeners:
-        heard(_phases[-1])
+def _notify() -> None:
+    for callback in _listeners:
+        callback(_phases[-1])
 
 
 def before_steps(ready: ReadyStep) -> None:
-    """What the job asks for before its first step."""
+    """Run what the job asks for before its first step."""
     if ready.step.job.resume != "none":
         with phase("resume"):
             checkpoints.resume(ready)
 
 
 def besides_steps(ready: ReadyStep) -> None:
-    """Whatever the job asks for besides its steps, each once."""
+    """Run once each of what the job asks for besides its steps."""
     job = ready.step.job
     if job.eval_batch is not None:
         with phase("evaluate"):
@@ -75,10 +75,10 @@ def _inference(ready: ReadyStep) -> Iterator[None]:
 
 
 def evaluate(ready: ReadyStep) -> None:
-    """Forward passes over evaluation batches.
+    """Run forward passes over evaluation batches.
 
-    With `eval_logits` batches their logits are gathered on the card, as Hugging Face's Trainer does when it computes
-    metrics: what was gathered and the new ones are joined into new memory after each batch.
+    With `eval_logits` the logits of that many batches are gathered on the GPU, as Hugging Face's Trainer does when it
+    computes metrics: after each batch the gathered and the new ones are concatenated into new memory.
     """
     job = ready.step.job
     gathered: torch.Tensor | None = None
@@ -94,34 +94,34 @@ def evaluate(ready: ReadyStep) -> None:
 def _logits(output: Any) -> torch.Tensor:
     logits = getattr(output, "logits", None)
     if not isinstance(logits, torch.Tensor):
-        raise CannotEstimate(
-            "The forward returns no logits that could be kept; leave eval-logits out, or choose loss plain."
-        )
+        raise CannotEstimate("The forward returns no logits to gather; leave eval-logits out, or choose loss plain.")
     return logits.detach()
 
 
 def generate(ready: ReadyStep) -> None:
-    """By transformers (`generation`), through the techniques that stand around the network."""
+    """Generate by transformers (`generation`), under the same contexts as the forward."""
     job = ready.step.job
     network = generation.network_in(ready.model, job)
-    asked = generation.asked(job, network, ready.step.world.device, ready.next_batch)
-    with _inference(ready), _own_forward(network):
-        _generating(ready.model, network)(**asked)
+    arguments = generation.asked(job, network, ready.step.world.device, ready.next_batch)
+    with _inference(ready), _without_replaced_forward(network):
+        _generate_method(ready.model, network)(**arguments)
 
 
-def _generating(called: torch.nn.Module, network: Any) -> Any:
-    """The network's `generate`; of adapters around it theirs, before which FSDP2 gathers what is in no layer."""
+def _generate_method(model: torch.nn.Module, network: Any) -> Any:
+    """Return the network's `generate`; with FSDP2 that of its adapters, so that parameters outside all layers are
+    gathered.
+    """
     from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
-    if called is network or not isinstance(called, FSDPModule):
+    if model is network or not isinstance(model, FSDPModule):
         return network.generate
-    register_fsdp_forward_method(called, "generate")
-    return called.generate
+    register_fsdp_forward_method(model, "generate")
+    return model.generate
 
 
 @contextmanager
-def _own_forward(network: Any) -> Iterator[None]:
-    """Losses in slices put a forward without logits in the place of the network's own."""
+def _without_replaced_forward(network: Any) -> Iterator[None]:
+    """Undo for a while that a loss in slices has replaced the forward by one without logits."""
     replaced = vars(network).pop("forward", None)
     try:
         yield

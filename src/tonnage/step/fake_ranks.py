@@ -1,7 +1,7 @@
-"""What a rank asks of its peers where there are none: DDP's questions are answered by what this rank says itself.
+"""Communication with ranks that do not exist: DDP's exchanges are answered with what this rank sent itself.
 
-For steps on fake tensors: a process group that only counts ranks exchanges nothing, and C++ that reads what it got
-would read no values.
+This is for steps on fake tensors: a fake process group exchanges nothing, and C++ code that reads what it received
+would find no values.
 """
 
 from __future__ import annotations
@@ -20,85 +20,86 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 
 def group_of(args: Any) -> Any:
-    """The process group that a collective is given: itself, boxed, or by its name."""
-    for each in args:
-        if isinstance(each, torch.ScriptObject) and each._type().name() == "ProcessGroup":
-            return dist.ProcessGroup.unbox(each)
-        if isinstance(each, dist.ProcessGroup):
-            return each
+    """Return the process group that a collective is given: itself, boxed, or by its name."""
+    for argument in args:
+        if isinstance(argument, torch.ScriptObject) and argument._type().name() == "ProcessGroup":
+            return dist.ProcessGroup.unbox(argument)
+        if isinstance(argument, dist.ProcessGroup):
+            return argument
     return dist.distributed_c10d._resolve_process_group(args[-1])
 
 
 def known_to_fake_tensors() -> None:
-    """Have torch know what collectives give for fake tensors, which before 2.11 only one of its tools tells it."""
+    """Register meta implementations of collectives, which before torch 2.11 only one of its tools does."""
     if importlib.util.find_spec("torch.distributed._meta_registrations") is None:
         importlib.import_module("torch.distributed._tools.fake_collectives")
 
 
 @contextmanager
 def ddp() -> Iterator[None]:
-    """What DDP asks of its peers in C++, which reads values: equal parameters, averages, one order of buckets.
+    """Replace what DDP asks of its peers in C++, which reads values: equal parameters, averages, one order of
+    buckets.
 
-    Left out is the comparison of shapes before anything is run (a number for each rank, given back at once).
+    The comparison of shapes before anything runs is left out (a number for each rank, freed at once).
     """
-    replicated = torch.nn.parallel.DistributedDataParallel
-    build, compare = replicated.__init__, dist._verify_params_across_processes
+    ddp_class = torch.nn.parallel.DistributedDataParallel
+    build, compare = ddp_class.__init__, dist._verify_params_across_processes
 
     @functools.wraps(build)
-    def built(self: Any, *arguments: Any, **options: Any) -> None:
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
         build(self, *arguments, **options)
-        self.register_comm_hook(self.process_group, lambda group, bucket: _averaged_in_place(group, bucket))
-        self.reducer = _Unanimous(self.reducer)
-        self.logger = None if self.logger is None else _Untimed(self.logger)
+        self.register_comm_hook(self.process_group, lambda group, bucket: _average_in_place(group, bucket))
+        self.reducer = _SingleRankReducer(self.reducer)
+        self.logger = None if self.logger is None else _LoggerWithoutTimes(self.logger)
 
     dist._verify_params_across_processes = lambda *arguments: None
-    replicated.__init__ = built
+    ddp_class.__init__ = init
     try:
         yield
     finally:
         dist._verify_params_across_processes = compare
-        replicated.__init__ = build
+        ddp_class.__init__ = build
 
 
 @contextmanager
 def pairs(together: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
-    """What is sent from rank to rank lives as long as the work of sending it, as NCCL's has it.
+    """Keep tensors that are sent or received alive as long as their work object, as NCCL's does.
 
-    Where several such are asked for at once their work is one, which holds nothing; `together` is held meanwhile.
+    A batch of sends and receives has one work object, which keeps nothing; `together` is entered around it.
     """
     module = dist.distributed_c10d
     names = ("isend", "irecv", "batch_isend_irecv")
     originals = {name: getattr(module, name) for name in names}
-    at_once = False
+    in_batch = False
 
-    def one(name: str) -> Callable[..., Any]:
+    def wrap(name: str) -> Callable[..., Any]:
         @functools.wraps(originals[name])
-        def called(tensor: Any, *arguments: Any, **options: Any) -> Any:
+        def send_or_receive(tensor: Any, *arguments: Any, **options: Any) -> Any:
             work = originals[name](tensor, *arguments, **options)
-            return work if at_once or work is None else _Holding(work, tensor)
+            return work if in_batch or work is None else _WorkWithTensor(work, tensor)
 
-        return called
+        return send_or_receive
 
     @functools.wraps(originals["batch_isend_irecv"])
-    def batch(asked: Any) -> Any:
-        nonlocal at_once
-        at_once = True
+    def batch(operations: Any) -> Any:
+        nonlocal in_batch
+        in_batch = True
         try:
             with together():
-                return originals["batch_isend_irecv"](asked)
+                return originals["batch_isend_irecv"](operations)
         finally:
-            at_once = False
+            in_batch = False
 
-    changed = {"isend": one("isend"), "irecv": one("irecv"), "batch_isend_irecv": batch}
+    replacements = {"isend": wrap("isend"), "irecv": wrap("irecv"), "batch_isend_irecv": batch}
     with ExitStack() as stack:
-        for place in (dist, module):
-            for name, function in changed.items():
-                stack.enter_context(patch.object(place, name, function))
+        for patched_module in (dist, module):
+            for name, function in replacements.items():
+                stack.enter_context(patch.object(patched_module, name, function))
         yield
 
 
-class _Instead:
-    """All of another object but what a subclass says itself."""
+class _Proxy:
+    """Forwards everything to another object, except what a subclass defines."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -107,37 +108,37 @@ class _Instead:
         return getattr(self._original, name)
 
 
-class _Holding(_Instead):
-    """Work, and the tensor that it is about."""
+class _WorkWithTensor(_Proxy):
+    """A work object that keeps its tensor alive."""
 
     def __init__(self, original: Any, tensor: Any) -> None:
         super().__init__(original)
         self._tensor = tensor
 
 
-class _Unanimous(_Instead):
-    """DDP's reducer, which divides gradients anew in the second step, among peers that do it as this rank does."""
+class _SingleRankReducer(_Proxy):
+    """DDP's reducer; when it rebuilds its buckets in the second step, its peers agree with this rank."""
 
     def _rebuild_buckets(self) -> bool:
-        with _OwnWord():
+        with _OwnBucketOrder():
             return bool(self._original._rebuild_buckets())
 
 
-class _Untimed(_Instead):
-    """DDP's logger, without the times that it would take: there is no card to ask."""
+class _LoggerWithoutTimes(_Proxy):
+    """DDP's logger without measured times: there is no GPU to ask."""
 
     def set_runtime_stats_and_log(self) -> None:
-        """Nothing took any time."""
+        """Do nothing: nothing took any time."""
 
 
-class _OwnWord(TorchDispatchMode):  # type: ignore[misc]
-    """DDP tells its peers an order and reads what the first of them told: here what it told itself.
+class _OwnBucketOrder(TorchDispatchMode):  # type: ignore[misc]
+    """Answers DDP's broadcast of its bucket order with what this rank sent.
 
-    C++ writes and reads these whole numbers of the host by their address, so they are in real memory.
+    C++ writes and reads these integers on the host by their address, so they are in real memory.
     """
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation; what would be sent from the host and come back stays there."""
+        """Run the operation, but leave the integers on the host instead of copying them to the GPU and back."""
         kwargs = kwargs or {}
         on_host = kwargs.get("device") in (None, torch.device("cpu"))
         if op is torch.ops.aten.empty.memory_format and kwargs.get("dtype") == torch.int32 and on_host:
@@ -148,8 +149,8 @@ class _OwnWord(TorchDispatchMode):  # type: ignore[misc]
         return op(*args, **kwargs)
 
 
-def _averaged_in_place(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    """The bucket's own memory, as DDP's own averaging has it."""
+def _average_in_place(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """Average the bucket in its own memory, as DDP's default hook does."""
     group.allreduce([bucket.buffer()])
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     done.set_result(bucket.buffer())

@@ -1,4 +1,4 @@
-"""What a network generates beside its training: as many texts as a micro-batch has, greedily, with a cache."""
+"""Generation beside training: as many texts as a micro-batch has sequences, greedily, with a KV cache."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
     from tonnage.job import Job
 
 SOUNDS: Final = "input_features"
-"""What a network that writes what it hears is given."""
+"""The input of a network that transcribes."""
 
 
 def network_in(module: torch.nn.Module, job: Job) -> Any:
-    """transformers' network in a module.  Raises CannotEstimate where there is none that generates."""
+    """Return transformers' network inside a module.  Raises CannotEstimate if there is none that generates."""
     network = models.hugging_face(module)
     if network is None or not network.can_generate():
-        raise CannotEstimate(f"{job.model.name} is not a network of transformers that generates; leave generate out.")
+        raise CannotEstimate(f"{job.model.name} is not a transformers network that generates; leave generate out.")
     return network
 
 
 def asked(
     job: Job, network: Any, device: torch.device, sounds: Callable[[], dict[str, torch.Tensor]]
 ) -> dict[str, Any]:
-    """The arguments of `generate`: prompts, or as many sounds of a batch, and how many tokens.
+    """Return the arguments of `generate`: prompts, or as many sounds of a batch, and how many tokens.
 
-    Prompts and what is generated are together as long as a training sequence; encoders read all of it.
+    A prompt and what is generated from it are together as long as a training sequence; an encoder reads all of it.
     """
-    return {**_read(job, network, device, sounds), **greedy(job)}
+    return {**_inputs(job, network, device, sounds), **greedy(job)}
 
 
 def greedy(job: Job) -> dict[str, Any]:
-    """How: so many tokens, whatever they are; networks are built to train, without a cache."""
+    """Return the options: exactly that many tokens, with a cache, which networks built for training disable."""
     length = {"max_new_tokens": job.generate, "min_new_tokens": job.generate}
     return {**length, "do_sample": False, "use_cache": True, "pad_token_id": 0}
 
 
-def _read(
+def _inputs(
     job: Job, network: Any, device: torch.device, sounds: Callable[[], dict[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
     if network.main_input_name == SOUNDS:

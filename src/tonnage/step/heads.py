@@ -1,7 +1,7 @@
-"""What a configuration is trained for, and by which class of transformers.
+"""Heads: what a configuration is trained for, and by which class of transformers.
 
-A class that `architectures` names is built if it has a loss that is known here; a configuration without it gets the
-first task that its type has a class for.  What was decided beside the configuration's own word is said in the report.
+A class that `architectures` names is built if it has a loss that is known here; a configuration without one gets the
+first task that its type has a class for.  Decisions that the configuration does not make itself are in the report.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAPPINGS: Final[dict[str, tuple[str, ...]]] = {
     "pretraining": ("PRETRAINING",),
     "features": ("", "TEXT_ENCODING"),
 }
-"""Of each task the mappings of transformers that list its classes, in the order in which a type is looked up.
+"""The mappings of transformers that list each task's classes, in the order in which a type is looked up.
 
 BERT's and Whisper's types are in the causal mapping as well, T5's and BART's in several; the first that fits is
 taken.  `features` are networks without a head.
@@ -48,7 +48,7 @@ taken.  `features` are networks without a head.
 TASKS: Final = tuple(MAPPINGS)
 
 NAMED_ALONE: Final = ("pretraining",)
-"""Tasks that only `architectures` chooses where the type has another; their classes have several losses or none."""
+"""Tasks that only `architectures` chooses if the type has another; their classes have several losses or none."""
 
 _FORECASTERS: Final = {
     "autoformer": "AutoformerForPrediction",
@@ -68,57 +68,59 @@ _CHOSEN: Final[WeakKeyDictionary[Any, Head]] = WeakKeyDictionary()
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The choice for one configuration."""
+    """The task and the class that are chosen for a configuration."""
 
     task: str
     """One of TASKS."""
     class_name: str
-    """The class of transformers."""
+    """The name of the class in transformers."""
     note: str | None = None
-    """What the configuration did not say itself, for the report."""
+    """A sentence for the report on what the configuration did not state itself."""
 
 
 def head(config: dict[str, Any]) -> Head:
-    """Task and class for a configuration.  Raises UnreadableModel for a type that transformers cannot train."""
+    """Return the task and the class for a configuration.  Raises UnreadableModel for a type that transformers
+    cannot train.
+    """
     model_type = str(config.get("model_type"))
-    fitting = {task: found for task in TASKS if (found := trainable_types()[task].get(model_type))}
+    fitting = {task: classes for task in TASKS if (classes := trainable_types()[task].get(model_type))}
     if not fitting:
-        raise _untrainable(model_type, f" (looked for: {', '.join(TASKS)})")
+        raise _untrainable_error(model_type, f" (looked for: {', '.join(TASKS)})")
     named = tuple(config.get("architectures") or ())
     for task, classes in fitting.items():
         for class_name in classes:
             if class_name in named:
-                return _with_a_loss(Head(task=task, class_name=class_name), fitting)
-    chosen = _first(fitting, decoder=bool(config.get("is_decoder")))
+                return _replace_headless(Head(task=task, class_name=class_name), fitting)
+    chosen = _first_task(fitting, decoder=bool(config.get("is_decoder")))
     if not named:
         return chosen
-    told = f"{named[0]} is not a class that tonnage trains: {chosen.class_name} is built in its place"
-    return Head(task=chosen.task, class_name=chosen.class_name, note=told)
+    note = f"{named[0]} is not a class that tonnage trains: {chosen.class_name} is built in its place"
+    return Head(task=chosen.task, class_name=chosen.class_name, note=note)
 
 
 def check_type(config: Mapping[str, Any]) -> None:
-    """Raise UnreadableModel for a type that the installed transformers does not name; nothing of it is imported."""
+    """Raise UnreadableModel for a type that the installed transformers does not name, without importing it."""
     model_type = str(config.get("model_type"))
     if not _may_be_listed(model_type):
-        raise _untrainable(model_type)
+        raise _untrainable_error(model_type)
 
 
-@cache  # it is asked of each candidate of a search
+@cache  # a search asks for each candidate
 def _may_be_listed(model_type: str) -> bool:
-    lists = _lists()
+    lists = _listing_source()
     return not lists or f'"{model_type}"' in lists
 
 
 @cache
-def _lists() -> str:
-    """The source in which transformers lists its types; empty where it is not installed, or is laid out otherwise."""
+def _listing_source() -> str:
+    """Return the source in which transformers lists its types; empty if it is not found."""
     spec = find_spec("transformers")
     folders = [Path(place) / "models" / "auto" for place in (spec.submodule_search_locations or ())] if spec else []
     files = [folder / "modeling_auto.py" for folder in folders]
     return "".join(file.read_text(encoding="utf-8") for file in files if file.is_file())
 
 
-def _untrainable(model_type: str, looked_for: str = "") -> UnreadableModel:
+def _untrainable_error(model_type: str, looked_for: str = "") -> UnreadableModel:
     return UnreadableModel(
         f"transformers {version('transformers')} has no trainable class for model_type {model_type!r}{looked_for}; "
         "upgrade transformers or give package.module:factory."
@@ -126,16 +128,16 @@ def _untrainable(model_type: str, looked_for: str = "") -> UnreadableModel:
 
 
 def remember(network: Any, chosen: Head) -> None:
-    """Keep the choice with the network that was made of it."""
+    """Remember the choice that a network was built from, as long as it lives."""
     _CHOSEN[network] = chosen
 
 
 def of(network: Any) -> Head:
-    """The choice that a network was made of; for one that others made, by its configuration."""
+    """Return the choice that a network was built from; for a network that others built, by its configuration."""
     return _CHOSEN.get(network) or head(network.config.to_dict())
 
 
-def _first(fitting: dict[str, tuple[str, ...]], *, decoder: bool) -> Head:
+def _first_task(fitting: dict[str, tuple[str, ...]], *, decoder: bool) -> Head:
     tasks = [task for task in fitting if task not in NAMED_ALONE] or list(fitting)
     if decoder and "causal-lm" in fitting:
         tasks = ["causal-lm"]
@@ -146,38 +148,40 @@ def _first(fitting: dict[str, tuple[str, ...]], *, decoder: bool) -> Head:
     return Head(task=tasks[0], class_name=fitting[tasks[0]][0])
 
 
-def _with_a_loss(found: Head, fitting: dict[str, tuple[str, ...]]) -> Head:
-    """An image network without a head is trained with one, as its users do; a text encoder as it is."""
-    if found.task != "features" or "image-classification" not in fitting:
-        return found
+def _replace_headless(chosen: Head, fitting: dict[str, tuple[str, ...]]) -> Head:
+    """Return the choice with a classification head for an image network without a head, as its users train it."""
+    if chosen.task != "features" or "image-classification" not in fitting:
+        return chosen
     trained = fitting["image-classification"][0]
     return Head(
-        task="image-classification", class_name=trained, note=f"{found.class_name} has no loss: {trained} is trained"
+        task="image-classification", class_name=trained, note=f"{chosen.class_name} has no loss: {trained} is trained"
     )
 
 
 @cache
 def trainable_types() -> dict[str, dict[str, tuple[str, ...]]]:
-    """For each of TASKS, the model types that transformers has classes for, and their names."""
+    """Return for each of TASKS the model types that transformers has classes for, and the classes' names."""
     from transformers.models.auto import modeling_auto as auto
 
-    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    types: dict[str, dict[str, tuple[str, ...]]] = {}
     for task, mappings in MAPPINGS.items():
-        found[task] = {}
+        types[task] = {}
         for mapping in mappings:
             name = f"MODEL_FOR_{mapping}_MAPPING_NAMES" if mapping else "MODEL_MAPPING_NAMES"
             for model_type, classes in getattr(auto, name, {}).items():
                 listed = (classes,) if isinstance(classes, str) else tuple(classes)
-                found[task][model_type] = (*found[task].get(model_type, ()), *listed)
-    found["time-series"] |= {model_type: (name,) for model_type, name in _FORECASTERS.items()}
-    return found
+                types[task][model_type] = (*types[task].get(model_type, ()), *listed)
+    types["time-series"] |= {model_type: (name,) for model_type, name in _FORECASTERS.items()}
+    return types
 
 
 def trained_part(config: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """The configuration of what is trained of a network, and what to say when that is not all of it."""
+    """Return the configuration of the trained part of a network, and a sentence for the report if that is not all
+    of it.
+    """
     name = _TRAINED_WITHIN.get(str(config.get("model_type")))
     part = config.get(name) if name is not None else None
     if not isinstance(part, dict):
         return config, None
     inner = {"model_type": f"{config['model_type']}_thinker", "dtype": config.get("dtype"), **part}
-    return inner, f"of {config['model_type']} its thinker is trained, without the parts that speak"
+    return inner, f"only the thinker of {config['model_type']} is trained, without the parts that speak"

@@ -1,4 +1,4 @@
-"""fp32 weights and gradients beside a network of fewer bits, as Megatron keeps them: see `techniques.megatron`."""
+"""fp32 master weights and gradients beside a network of narrower dtype, as Megatron keeps them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-# torch 2.13 renamed both; the old names go
+# torch 2.13 renamed both; the old names will be removed
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Slice = tuple[nn.Parameter, int, int]
-"""A parameter and the range of its elements, flattened, that lies in a rank's piece."""
+"""A parameter and the range of its flattened elements that lies in a rank's piece."""
 
 
 class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
-    """Steps fp32 copies of the parameters on fp32 gradients that backward adds up in one buffer.
+    """Updates fp32 copies of the parameters from fp32 gradients that backward accumulates in one buffer.
 
-    `new` makes the optimizer of the copies.  With `pieces` > 1 this rank keeps the copies of its piece only; with
+    `new` makes the optimizer of the copies.  With `pieces` > 1 this rank keeps only the copies of its piece; with
     `adds_up` the buffer is averaged over the ranks of `group` (None: all) before the step.
     """
 
@@ -40,43 +40,43 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         total = sum(parameter.numel() for parameter in parameters)
         piece_elements = -(-total // pieces)
         self._gradients = torch.zeros(piece_elements * pieces, dtype=torch.float32, device=device)
-        self._weights = _in_one_buffer(parameters, piece_elements * pieces) if pieces > 1 else None
+        self._weights = _merge_into_buffer(parameters, piece_elements * pieces) if pieces > 1 else None
         _add_gradients_to(self._gradients, parameters)
         begin = piece * piece_elements
         self._own = slice(begin, begin + piece_elements)
-        self._slices = _cut(parameters, begin, begin + piece_elements)
-        copies = [nn.Parameter(_elements(part).float()) for part in self._slices]
+        self._slices = _slices_between(parameters, begin, begin + piece_elements)
+        copies = [nn.Parameter(_view(part).float()) for part in self._slices]
         for copy, gradient, (parameter, _, _) in zip(copies, self._own_gradients(), self._slices, strict=True):
             copy.grad = gradient
             copy.divided = getattr(parameter, "divided", False)  # among ranks of tp
         self.parts = {"optimizer": new(copies)}
         super().__init__(copies, {})
-        self._share()
+        self._share_with_inner()
 
-    def _share(self) -> None:
-        """Groups and states are those of the optimizer of the copies."""
+    def _share_with_inner(self) -> None:
+        """Expose the groups and states of the optimizer of the copies as this one's."""
         inner = self.parts["optimizer"]
         self.param_groups, self.state = inner.param_groups, inner.state
 
     def _own_gradients(self) -> list[torch.Tensor]:
-        """The views of the buffer that belong to this rank's copies."""
+        """Return the views of the buffer that belong to this rank's copies."""
         ends = [0]
         for _, begin, end in self._slices:
             ends.append(ends[-1] + end - begin)
         own = self._gradients[self._own]
         cuts = zip(self._slices, pairwise(ends), strict=True)
-        return [own[begin:end].view(_elements(part).shape) for part, (begin, end) in cuts]
+        return [own[begin:end].view(_view(part).shape) for part, (begin, end) in cuts]
 
     def step(self, closure: Any = None) -> None:
-        """Sum the gradients over the ranks, step the copies, write them to the network."""
-        self._sum_gradients()
+        """Average the gradients over the ranks, update the copies, and write them to the network."""
+        self._average_gradients()
         self.parts["optimizer"].step()
         for part, copy in zip(self._slices, self.param_groups[0]["params"], strict=True):
-            _elements(part).copy_(copy.detach())
+            _view(part).copy_(copy.detach())
         if self._weights is not None:
             _gather(self._weights, self._weights[self._own], group=self._group)
 
-    def _sum_gradients(self) -> None:
+    def _average_gradients(self) -> None:
         if not self._adds_up:
             return
         self._gradients.div_(dist.get_world_size(self._group))
@@ -86,38 +86,38 @@ class MainOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             dist.all_reduce(self._gradients, group=self._group)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states and the fp32 weights of this rank."""
+        """Return the states and the fp32 weights of this rank."""
         copies = self.param_groups[0]["params"]
         weights = [copy.detach() for copy in copies]
         return {"optimizer": self.parts["optimizer"].state_dict(), "weights": weights}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave; the weights are copied into those that are there."""
+        """Load what `state_dict` returned; weights are copied into the existing tensors."""
         self.parts["optimizer"].load_state_dict(state_dict["optimizer"])
-        self._share()
+        self._share_with_inner()
         for copy, saved in zip(self.param_groups[0]["params"], state_dict["weights"], strict=True):
             copy.detach().copy_(saved)
 
     def reload(self) -> None:
-        """Take the network's weights anew, after somebody else changed them."""
+        """Copy the network's weights again after something else changed them."""
         for part, copy in zip(self._slices, self.param_groups[0]["params"], strict=True):
-            copy.detach().copy_(_elements(part))
+            copy.detach().copy_(_view(part))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Empty the buffer; it stays where it is whatever is asked."""
+        """Fill the buffer with zeros; it keeps its memory whatever `set_to_none` says."""
         self._gradients.zero_()
 
 
 def _add_gradients_to(buffer: torch.Tensor, parameters: list[nn.Parameter]) -> None:
-    """Let backward add each gradient to its part of the buffer and free it."""
+    """Make backward add each gradient to its part of the buffer and free it."""
     begin = 0
     for parameter in parameters:
         part = buffer[begin : begin + parameter.numel()].view(parameter.shape)
-        parameter.register_post_accumulate_grad_hook(_adding_to(part))
+        parameter.register_post_accumulate_grad_hook(_accumulate_into(part))
         begin += parameter.numel()
 
 
-def _adding_to(part: torch.Tensor) -> Callable[[torch.Tensor], None]:
+def _accumulate_into(part: torch.Tensor) -> Callable[[torch.Tensor], None]:
     def hook(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
         part.add_(parameter.grad)
@@ -126,8 +126,8 @@ def _adding_to(part: torch.Tensor) -> Callable[[torch.Tensor], None]:
     return hook
 
 
-def _in_one_buffer(parameters: list[nn.Parameter], size: int) -> torch.Tensor:
-    """Move the parameters into one tensor of `size` elements, so that a single gathering renews them all."""
+def _merge_into_buffer(parameters: list[nn.Parameter], size: int) -> torch.Tensor:
+    """Move the parameters into one tensor of `size` elements, so that a single all-gather updates them all."""
     buffer = torch.zeros(size, dtype=parameters[0].dtype, device=parameters[0].device)
     begin = 0
     for parameter in parameters:
@@ -138,20 +138,20 @@ def _in_one_buffer(parameters: list[nn.Parameter], size: int) -> torch.Tensor:
     return buffer
 
 
-def _cut(parameters: list[nn.Parameter], begin: int, end: int) -> list[Slice]:
-    """What of each parameter lies between two elements of all of them laid end to end."""
-    found: list[Slice] = []
+def _slices_between(parameters: list[nn.Parameter], begin: int, end: int) -> list[Slice]:
+    """Return the slices of parameters that lie between two elements of their concatenation."""
+    slices: list[Slice] = []
     start = 0
     for parameter in parameters:
         low, high = max(begin - start, 0), min(end - start, parameter.numel())
         if low < high:
-            found.append((parameter, low, high))
+            slices.append((parameter, low, high))
         start += parameter.numel()
-    return found
+    return slices
 
 
-def _elements(part: Slice) -> torch.Tensor:
-    """A view of them: in the parameter's shape if they are all of it."""
+def _view(part: Slice) -> torch.Tensor:
+    """Return a view of the slice's elements, in the parameter's shape if the slice is all of it."""
     parameter, begin, end = part
     if end - begin == parameter.numel():
         return parameter.detach()

@@ -1,4 +1,4 @@
-"""What was decided about a network beside its configuration's own word, one sentence each, for the report."""
+"""Decisions about a network that its configuration does not make, one sentence each, for the report."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def remark(network: Any, sentence: str) -> None:
 
 
 def remarked() -> tuple[str, ...]:
-    """All sentences about the networks of this process."""
-    return tuple(dict.fromkeys(sentence for kept in _REMARKS.values() for sentence in kept))
+    """Return all sentences about the networks of this process."""
+    return tuple(dict.fromkeys(sentence for sentences in _REMARKS.values() for sentence in sentences))

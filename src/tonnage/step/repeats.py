@@ -1,10 +1,10 @@
-"""Micro-batches that need not be made: whoever watches may ask for what one before them asked for instead."""
+"""Micro-batches that need not run: a listener may repeat the recorded requests of the one before instead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-_asked: list[Callable[[int, int], bool]] = []
+_listeners: list[Callable[[int, int], bool]] = []
 
 
 def listen(ask: Callable[[int, int], bool]) -> None:
@@ -12,9 +12,9 @@ def listen(ask: Callable[[int, int], bool]) -> None:
 
     It receives how many were made and how many are left, and returns whether all of the rest are dealt with.
     """
-    _asked[:] = [ask]
+    _listeners[:] = [ask]
 
 
 def seen_to(made: int, left: int) -> bool:
-    """Whether so many micro-batches, like the last of those made just now, need not be made."""
-    return any(ask(made, left) for ask in _asked)
+    """Return True if the `left` micro-batches need not run because they are like the last of the `made` ones."""
+    return any(ask(made, left) for ask in _listeners)

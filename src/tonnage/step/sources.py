@@ -1,4 +1,4 @@
-"""Where transformers keeps the code of a network."""
+"""The modules of transformers with a network's code."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 NAMES: Final = "transformers.models.auto.configuration_auto"
-"""The module that knows in which folder the code of a type of model is."""
+"""The module that knows in which folder the code of a model type is."""
 
 
 def modules(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Modules with the code of a network and of those it is made of, whether they exist or not.
+    """Return the modules with the code of a network and of its parts, whether they exist or not.
 
-    Several types share a folder (`gemma3_text` is among `gemma3`).  Raises ImportError if transformers cannot say.
+    Several types share a folder (`gemma3_text` is in `gemma3`).  Raises ImportError if transformers cannot tell.
     """
-    kinds = dict.fromkeys(_kinds(config))
+    kinds = dict.fromkeys(_model_types(config))
     if not kinds:
         return ()
     from transformers.models.auto.configuration_auto import model_type_to_module_name
@@ -23,10 +23,10 @@ def modules(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"transformers.models.{name}.modeling_{name}" for name in names)
 
 
-def _kinds(config: Mapping[str, Any]) -> Iterator[str]:
-    """The type of a network, and the types of the networks that it is made of."""
+def _model_types(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the type of a network and the types of its parts."""
     if isinstance(config.get("model_type"), str):
         yield config["model_type"]
     for part in config.values():
         if isinstance(part, Mapping):
-            yield from _kinds(part)
+            yield from _model_types(part)

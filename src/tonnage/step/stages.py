@@ -1,7 +1,7 @@
-"""Stages of a pipeline: what a rank holds of a network that is cut between its layers, and the schedule that runs it.
+"""Pipeline stages: the layers that a rank holds of a network that is cut between its layers, and their schedule.
 
-The schedule and its sends and receives are torch's (torch.distributed.pipelining).  What a stage gets from the one
-before it is told beforehand, so that a rank can run without anybody answering.
+The schedule and its sends and receives are torch's (torch.distributed.pipelining).  Shapes of what a stage receives
+are given beforehand, so that a rank can run although no other rank answers.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
     from tonnage.step.step import ReadyStep
 
-_LAST = ("labels", "shift_labels", "num_items_in_batch")
-"""What only the last stage gets."""
-_ENDS = ("input_ids", *_LAST)
+_LAST_STAGE_INPUTS = ("labels", "shift_labels", "num_items_in_batch")
+"""Inputs that only the last stage gets."""
+_END_STAGE_INPUTS = ("input_ids", *_LAST_STAGE_INPUTS)
 
 
 class Stage(nn.Module):  # type: ignore[misc]
-    """The layers from one cut to the next; the first stage has the embedding too, the last norm, head and loss."""
+    """The layers between two cuts; the first stage also has the embedding, the last one norm, head and loss."""
 
     def __init__(self, network: nn.Module, *, index: int, count: int, tied: bool = False) -> None:
         super().__init__()
         self.network = network
         self.index, self.count = index, count
         self.tied = tied
-        """Whether embedding and head are one weight, of which first and last stage have a copy each."""
+        """True if embedding and head are one weight, of which first and last stage have a copy each."""
         self.between: DeviceMesh | None = None
-        """Ranks that divide hidden states along the sequence (sequence parallelism); None: each has them whole."""
+        """Ranks that shard hidden states along the sequence (sequence parallelism); None: they are replicated."""
         self.around: Any = nullcontext
-        """Entered around the forward alone: autocast."""
+        """Context around the forward alone: autocast."""
         self.loss_parts = 1
         """Micro-batches over which the loss is averaged."""
 
@@ -57,7 +57,7 @@ class Stage(nn.Module):  # type: ignore[misc]
 
     @property
     def copied(self) -> nn.Parameter | None:
-        """The weight that another stage has a copy of; None where this one has no such weight."""
+        """Return the weight that another stage has a copy of; None without one."""
         if not self.tied or not (self.is_first or self.is_last):
             return None
         network: Any = self.network
@@ -66,21 +66,21 @@ class Stage(nn.Module):  # type: ignore[misc]
         return found
 
     def forward(self, given: torch.Tensor, **inputs: Any) -> torch.Tensor:
-        """Token ids or hidden states in, hidden states or the loss out."""
+        """Return hidden states, or the loss, for token ids or hidden states."""
         name = "input_ids" if self.is_first else "inputs_embeds"
         with self.around():
-            inputs = {**inputs, name: given if self.is_first else self._whole(given)}
+            inputs = {**inputs, name: given if self.is_first else self._as_dtensor(given)}
             if self.is_last:
                 return models.loss_of(self.network(**inputs)) / self.loss_parts
             base: Any = self.network
-            return self._part(base.base_model(**inputs)[0])
+            return self._as_local(base.base_model(**inputs)[0])
 
-    def _whole(self, part: torch.Tensor) -> torch.Tensor:
+    def _as_dtensor(self, part: torch.Tensor) -> torch.Tensor:
         from torch.distributed.tensor import Shard
 
         return part if self.between is None else DTensor.from_local(part, self.between, [Shard(1)], run_check=False)
 
-    def _part(self, whole: torch.Tensor) -> torch.Tensor:
+    def _as_local(self, whole: torch.Tensor) -> torch.Tensor:
         return whole.to_local() if isinstance(whole, DTensor) else whole
 
 
@@ -94,9 +94,9 @@ class Parts(nn.Module):  # type: ignore[misc]
 
 
 def layers_of_stage(layers: int, index: int, count: int) -> range:
-    """Which layers a stage has: equally many; if they are not divisible, stages behind the first have one more.
+    """Return the layers of a stage: equally many, except that the stages after the first get the remainder, one each.
 
-    Behind the first, because that one keeps the activations of the most micro-batches.
+    The first stage gets none of it because it keeps the activations of the most micro-batches.
     """
     each, more = divmod(layers, count)
     begin = index * each + max(0, min(index - 1, more))
@@ -104,16 +104,19 @@ def layers_of_stage(layers: int, index: int, count: int) -> range:
 
 
 def cut(module: nn.Module, *, index: int, count: int) -> Stage:
-    """The network, on the meta device, without what other stages have.
+    """Return the network, on the meta device, without what other stages hold.
 
-    Layers keep their places and names: those of others become modules that hand on what they get.
-    Raises UsageError for more stages than layers, CannotEstimate for networks that are not embedding, layers, norm
-    and head.
+    Layers keep their places and names: those of other stages become modules that return their input.  Raises
+    UsageError for more stages than layers, CannotEstimate for networks that are not embedding, layers, norm and head.
     """
     network = causal_network(module, "A pipeline", "pp 1")
     base, embedding = network.base_model, network.get_input_embeddings()
     lists = [child for child in base.children() if models.is_layer_list(child)]
-    ends = [child for child in base.children() if child is not embedding and _holds(child) and child not in lists]
+    ends = [
+        child
+        for child in base.children()
+        if child is not embedding and models.has_parameters(child) and child not in lists
+    ]
     if len(lists) != 1 or len(ends) != 1:
         found = ", ".join(type(child).__name__ for child in (*lists, *ends))
         raise CannotEstimate(
@@ -125,91 +128,93 @@ def cut(module: nn.Module, *, index: int, count: int) -> Stage:
     if len(layers) < count:
         there = counted(len(layers), "layer")
         raise UsageError(f"{there} cannot be cut into {count} stages; choose at most {len(layers)}.")
-    own = layers_of_stage(len(layers), index, count)
+    own_layers = layers_of_stage(len(layers), index, count)
     for place in range(len(layers)):
-        if place not in own:
+        if place not in own_layers:
             layers[place] = models.Absent()
     if index > 0:
-        _take_out(base, embedding)
+        _replace_by_absent(base, embedding)
     if index < count - 1:
-        _take_out(base, norm)
+        _replace_by_absent(base, norm)
         network.set_output_embeddings(models.Absent())
     return Stage(network, index=index, count=count, tied=tied)
 
 
-def _holds(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
-
-
-def _take_out(parent: nn.Module, child: nn.Module) -> None:
+def _replace_by_absent(parent: nn.Module, child: nn.Module) -> None:
     name = next(name for name, found in parent.named_children() if found is child)
     setattr(parent, name, models.Absent())
 
 
 class Pipeline:
-    """Runs all micro-batches of a step through this rank's stages; made before there are any."""
+    """Runs all micro-batches of a step through this rank's stages."""
 
     def __init__(self) -> None:
         self._schedule: Any = None
-        self._ends: Any = None
+        self._end_stages: Any = None
 
     def __call__(self, ready: ReadyStep) -> None:
-        """Forward and backward of every micro-batch, in the order of the plan's schedule."""
+        """Run forward and backward of every micro-batch in the order of the plan's schedule."""
         stages = _stages(ready.model)
         batch = ready.next_batch(micro_batches=ready.step.job.grad_accum)
         with ready.around(), ready.step.on_batch(batch) as inputs:
             if self._schedule is None:
                 self._schedule = _schedule(ready, inputs["input_ids"])
-            others = {name: value for name, value in inputs.items() if name not in _ENDS}
+            others = {name: value for name, value in inputs.items() if name not in _END_STAGE_INPUTS}
             given = (inputs["input_ids"],) if any(stage.is_first for stage in stages) else ()
             if any(stage.is_last for stage in stages):
-                others |= {name: inputs[name] for name in _LAST if name in inputs} | {"target": inputs["labels"]}
-            if "num_items_in_batch" in others:  # of all micro-batches, and the loss is that of one
+                others |= {name: inputs[name] for name in _LAST_STAGE_INPUTS if name in inputs} | {
+                    "target": inputs["labels"]
+                }
+            if "num_items_in_batch" in others:  # counted over all micro-batches, but the loss is that of one
                 others["num_items_in_batch"] /= ready.step.job.grad_accum
-            self._schedule.step(*given, **others, **_keeping_no_outputs(self._schedule))
+            self._schedule.step(*given, **others, **_options_without_outputs(self._schedule))
         if stages[0].tied:
             self._add_up_copies(ready, stages)
 
     def _add_up_copies(self, ready: ReadyStep, stages: list[Stage]) -> None:
-        """Both copies of a weight that is embedding and head get the sum of their gradients, as in Megatron."""
-        if self._ends is None:
-            self._ends = _group_of_ends(ready)
+        """Give both copies of a tied weight the sum of their gradients, as Megatron does."""
+        if self._end_stages is None:
+            self._end_stages = _make_end_stages_group(ready)
         for stage in stages:
             weight = stage.copied
             if weight is not None and weight.requires_grad:
                 gradient = weight.grad
                 if gradient is None:
-                    raise CannotEstimate("Gradients of a weight on two stages are not where they are; choose pp 1.")
-                weight.is_copy = stage.is_last  # of which the norm of all gradients knows one
-                dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self._ends)
+                    raise CannotEstimate("The gradient of a weight shared by two stages is missing; choose pp 1.")
+                weight.is_copy = stage.is_last  # the norm of all gradients counts one of the two
+                dist.all_reduce(
+                    gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self._end_stages
+                )
 
 
-def _keeping_no_outputs(schedule: Any) -> dict[str, Any]:
-    """Versions of torch that can do without the last stage's outputs, which are losses, are told to."""
-    return {"return_outputs": False} if _can_leave_outputs(schedule) else {}
+def _options_without_outputs(schedule: Any) -> dict[str, Any]:
+    """Return the option that drops the last stage's outputs, which are losses, if this torch has it."""
+    return {"return_outputs": False} if _can_drop_outputs(schedule) else {}
 
 
-def _adding_outputs(schedule: Any) -> dict[str, Any]:
-    """Older ones (2.8) put them together, one behind the other unless they are told to add numbers up."""
+def _options_to_sum_outputs(schedule: Any) -> dict[str, Any]:
+    """Return the option that sums outputs in older versions (2.8), which otherwise concatenate them."""
     from torch.distributed.pipelining import microbatch
 
-    return {} if _can_leave_outputs(schedule) else {"output_merge_spec": microbatch.sum_reducer}
+    return {} if _can_drop_outputs(schedule) else {"output_merge_spec": microbatch.sum_reducer}
 
 
-def _can_leave_outputs(schedule: Any) -> bool:
+def _can_drop_outputs(schedule: Any) -> bool:
     return "return_outputs" in inspect.signature(schedule.step).parameters
 
 
-def _group_of_ends(ready: ReadyStep) -> Any:
-    """The process group of first and last rank of this rank's pipeline; all ranks take part in making each."""
+def _make_end_stages_group(ready: ReadyStep) -> Any:
+    """Return the process group of the first and the last rank of this rank's pipeline; all ranks join in making
+    each group.
+    """
     world = ready.step.world
     inner = world.size // world.axes.pp
-    mine = None
+    own_group = None
     for first in range(inner):
         group = dist.new_group([first, first + (world.axes.pp - 1) * inner])
         if first == world.rank % inner:
-            mine = group
-    return mine
+            own_group = group
+    return own_group
 
 
 def _stages(model: nn.Module) -> list[Stage]:
@@ -223,7 +228,7 @@ def _schedule(ready: ReadyStep, whole_ids: torch.Tensor) -> Any:
     wrapped = list(ready.model.children()) if isinstance(ready.model, Parts) else [ready.model]
     stages = _stages(ready.model)
     ids = whole_ids[: job.micro_batch].to("meta")
-    hidden = _hidden(ready, stages[0], ids)
+    hidden = _hidden_states_like(ready, stages[0], ids)
     made = []
     for module, stage in zip(wrapped, stages, strict=True):
         stage.around, stage.loss_parts = ready.autocast, job.grad_accum
@@ -238,21 +243,21 @@ def _schedule(ready: ReadyStep, whole_ids: torch.Tensor) -> Any:
                 group=world.group("pp"),
             )
         )
-    options: dict[str, Any] = {"n_microbatches": job.grad_accum, "loss_fn": _own_loss, "scale_grads": False}
+    options: dict[str, Any] = {"n_microbatches": job.grad_accum, "loss_fn": _return_loss, "scale_grads": False}
     if plan.pp_schedule == "interleaved":
         several = pipelining.ScheduleInterleaved1F1B
-        return several(made, **options, **_adding_outputs(several))
+        return several(made, **options, **_options_to_sum_outputs(several))
     kind = {"1f1b": pipelining.Schedule1F1B, "gpipe": pipelining.ScheduleGPipe}[plan.pp_schedule]
-    return kind(made[0], **options, **_adding_outputs(kind))
+    return kind(made[0], **options, **_options_to_sum_outputs(kind))
 
 
-def _own_loss(loss: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
-    """The last stage's result is the loss already."""
+def _return_loss(loss: torch.Tensor, _labels: torch.Tensor) -> torch.Tensor:
+    """Return the last stage's output, which is the loss already."""
     return loss
 
 
-def _hidden(ready: ReadyStep, stage: Stage, ids: torch.Tensor) -> torch.Tensor:
-    """What stages send each other, without memory: (micro-batch, this rank's part of the sequence, width)."""
+def _hidden_states_like(ready: ReadyStep, stage: Stage, ids: torch.Tensor) -> torch.Tensor:
+    """Return what stages send each other, without memory: (micro-batch, this rank's part of the sequence, width)."""
     rows, length = ids.shape
     width = causal_network(stage, "A pipeline", "pp 1").config.get_text_config().hidden_size
     parts = stage.between.size() if stage.between is not None else 1

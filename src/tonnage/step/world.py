@@ -1,4 +1,4 @@
-"""Where a rank runs and how many others there are: its process group, and the device mesh of the job."""
+"""A rank's place among the others: its process group, and the device mesh of the job."""
 
 from __future__ import annotations
 
@@ -21,48 +21,50 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Where a rank runs and how many others there are."""
+    """The ranks of a job, and which of them this process is."""
 
     size: int = 1
-    """Ranks of the job."""
+    """Number of ranks of the job."""
     rank: int = 0
-    """Which of them this process is."""
+    """Rank of this process."""
     gpus_per_node: int = 8
-    """Ranks of one node: the shard group of HSDP."""
+    """Ranks per node: the shard group of HSDP."""
     device: torch.device
-    """Where this rank computes."""
+    """The device on which this rank computes."""
     made_group: bool = False
-    """Whether the process group was made for this step, and is to be destroyed with it."""
+    """True if the process group was made for this step, and is to be destroyed with it."""
     axes: Axes = field(default_factory=Axes)
-    """How the ranks are laid out; all on one axis before `join`."""
+    """The layout of the ranks; all on one axis before `join`."""
     mesh: DeviceMesh | None = None
-    """The same as a mesh of torch, with the axes that have several ranks; None for a rank that is alone."""
+    """The same as a DeviceMesh, with the axes that have several ranks; None for a single rank."""
     expert_mesh: DeviceMesh | None = None
-    """The same ranks laid out for experts: `efsdp` divides those that the ranks of `ep` share; None without ep."""
+    """The same ranks layout out for experts: `efsdp` is the axis that shards what the ranks of `ep` hold; None
+    without ep.
+    """
 
     def along(self, *names: str) -> DeviceMesh:
-        """The part of the mesh along one axis, or along several as if they were one.
+        """Return the part of the mesh along one axis, or along several axes flattened into one.
 
         Axes that the mesh does not have are left out.
         """
         assert self.mesh is not None
-        have = [name for name in names if name in (self.mesh.mesh_dim_names or ())]
-        if len(have) == 1:
-            return self.mesh[have[0]]
-        joined = "_".join(have)
+        present = [name for name in names if name in (self.mesh.mesh_dim_names or ())]
+        if len(present) == 1:
+            return self.mesh[present[0]]
+        joined = "_".join(present)
         with _disable_current_modes():
             try:
                 return self.mesh[joined]
             except (KeyError, RuntimeError):
-                return self.mesh[tuple(have)]._flatten(joined)
+                return self.mesh[tuple(present)]._flatten(joined)
 
     def group(self, *names: str) -> Any:
-        """The process group of the ranks along these axes."""
+        """Return the process group of the ranks along these axes."""
         return self.along(*names).get_group()
 
 
 def join(world: World, plan: Plan) -> World:
-    """Take part in the process group of the job's ranks, making it where there is none, and lay out the mesh."""
+    """Join the process group of the job's ranks, making it if there is none, and lay out the mesh."""
     if not dist.is_initialized():
         _make_group(world, plan)
         world = replace(world, made_group=True)
@@ -70,43 +72,51 @@ def join(world: World, plan: Plan) -> World:
         raise CannotEstimate(
             f"The process group has {dist.get_world_size()} ranks, the job {world.size}; start as many processes."
         )
-    found = axes(plan, world.size, world.gpus_per_node)
-    with _disable_current_modes():  # ranks are laid out by real tensors, also where others are fake
-        mesh = _mesh(world, found, plan)
-        experts = _expert_mesh(world, found) if plan.ep > 1 else None
-    return replace(world, rank=dist.get_rank(), axes=found, mesh=mesh, expert_mesh=experts)
+    layout = axes(plan, world.size, world.gpus_per_node)
+    with _disable_current_modes():  # DeviceMesh needs real tensors, also inside a fake tensor mode
+        mesh = _mesh(world, layout, plan)
+        experts = _expert_mesh(world, layout) if plan.ep > 1 else None
+    return replace(world, rank=dist.get_rank(), axes=layout, mesh=mesh, expert_mesh=experts)
 
 
-def _mesh(world: World, laid: Axes, plan: Plan) -> DeviceMesh:
+def _mesh(world: World, layout: Axes, plan: Plan) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
-    names = laid.of_mesh(plan.shard)
-    sizes = tuple(int(getattr(laid, name)) for name in names)
+    names = layout.of_mesh(plan.shard)
+    sizes = tuple(int(getattr(layout, name)) for name in names)
     return init_device_mesh(world.device.type, sizes, mesh_dim_names=names)
 
 
-def _expert_mesh(world: World, laid: Axes) -> DeviceMesh:
+def _expert_mesh(world: World, layout: Axes) -> DeviceMesh:
     from torch.distributed.device_mesh import init_device_mesh
 
-    names = ("pp", "dp_replicate", "efsdp", "ep", "alone")  # the last for ranks that have a batch of their own
-    sizes = (laid.pp, laid.dp_replicate, laid.sharing_experts // laid.ep, laid.ep, 1)
+    names = (
+        "pp",
+        "dp_replicate",
+        "efsdp",
+        "ep",
+        "alone",
+    )  # the last axis is for ranks that have a batch of their own
+    sizes = (layout.pp, layout.dp_replicate, layout.sharing_experts // layout.ep, layout.ep, 1)
     return init_device_mesh(world.device.type, sizes, mesh_dim_names=names)
 
 
 def _make_group(world: World, plan: Plan) -> None:
-    """With parameters on the host, norms and scales of their gradients are exchanged there too."""
+    """Make the process group; with parameters on the host, norms and scales of their gradients are reduced there
+    too.
+    """
     on_card = "cpu:{},cuda:nccl" if plan.param_offload != "none" else "nccl"
     backend = on_card.format("gloo") if world.device.type == "cuda" else "gloo"
     if "RANK" in os.environ and os.environ.get("WORLD_SIZE") == str(world.size):
         dist.init_process_group(backend)
         return
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # which makes the backend "fake" known
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend "fake"
 
     if world.device.type == "cuda":
-        # One rank without its peers: a ghost's NCCL asks nothing of them, and no store needs to answer.  More than
-        # one root for the unique ids (torch's choice above 128 ranks) would wait for the other root's message.
+        # This rank runs without its peers: a ghost's NCCL asks nothing of them, and no store needs to answer.  More
+        # than one root for the unique ids (torch's choice above 128 ranks) would wait for the other root's message.
         os.environ["TORCH_NCCL_RANKS_PER_ROOT"] = str(world.size)
-        lone = on_card.format("fake")
-        dist.init_process_group(lone, store=dist.HashStore(), rank=world.rank, world_size=world.size)
+        backend = on_card.format("fake")
+        dist.init_process_group(backend, store=dist.HashStore(), rank=world.rank, world_size=world.size)
     else:
         dist.init_process_group("fake", store=FakeStore(), rank=world.rank, world_size=world.size)

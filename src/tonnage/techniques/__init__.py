@@ -84,19 +84,19 @@ TECHNIQUES: Final[tuple[Technique, ...]] = (
 
 
 def choices(option: str) -> tuple[str, ...]:
-    """The values of an option that some technique answers for, in the order of application."""
+    """Return the values of an option that some technique implements, in the order of application."""
     return tuple(value for technique in TECHNIQUES if technique.option == option for value in technique.values)
 
 
 def chosen(job: Job, plan: Plan) -> tuple[Technique, ...]:
-    """The techniques that a job under a plan uses."""
+    """Return the techniques that a job under a plan uses."""
     return tuple(technique for technique in TECHNIQUES if technique.chosen(job, plan))
 
 
 def build(job: Job, plan: Plan, **where: Any) -> ReadyStep:
     """Return the step of one rank, ready to run: a plain step with the plan's techniques applied in their order.
 
-    `where` says on which rank and device, as in `tonnage.step.step.assemble`.
+    `where` gives the rank and the device, as in `tonnage.step.step.assemble`.
     """
     from tonnage.step.step import assemble  # imports torch
 
@@ -104,12 +104,12 @@ def build(job: Job, plan: Plan, **where: Any) -> ReadyStep:
 
 
 def refusals(case: Case) -> tuple[Refusal, ...]:
-    """Why the plan cannot be carried out; empty if it can."""
+    """Return the reasons why the plan cannot be carried out; empty if it can."""
     answers = (technique.accepts(case) for technique in chosen(case.job, case.plan))
     return tuple(answer for answer in answers if answer is not None)
 
 
 def environment(plan: Plan) -> dict[str, str]:
-    """Environment variables that the plan needs before the training process starts."""
+    """Return the environment variables that the plan needs before the training process starts."""
     wanted = (t for t in TECHNIQUES if t.environment and t.takes(getattr(plan, t.option)))
     return {name: value for technique in wanted for name, value in technique.environment.items()}

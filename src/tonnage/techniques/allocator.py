@@ -1,7 +1,7 @@
 """Expandable segments: the caching allocator maps pages into one large range instead of fixed segments.
 
-An environment setting, read when torch first touches a GPU.  torch 2.9 renamed the variable; its own CUDA allocator
-and 2.8 read the old name only.
+This is an environment setting, read when torch first uses a GPU. torch 2.9 renamed the variable; its own CUDA
+allocator and 2.8 read the old name only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """A GPU: the host's memory has no caching allocator."""
+    """Refuse the CPU: the host's memory has no caching allocator."""
     from tonnage.cluster import CPU
 
     if case.cluster.device.id != CPU:

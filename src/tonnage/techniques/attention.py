@@ -1,9 +1,9 @@
-"""The attention backend: forced, where `auto` lets torch choose by card, dtype, mask and head size.
+"""The attention backend: fixed, where `auto` lets torch choose by GPU, dtype, mask and head width.
 
-`eager` is the network's own code with the full matrix of scores; `math`, `efficient`, `flash` and `cudnn` are the
-backends of torch's scaled_dot_product_attention, each alone, so that a call which it cannot serve fails loudly;
-`efficient` takes no grouped keys and values, so transformers repeats them for each head, as it does beside a mask;
-`flex` is torch's flex_attention as transformers calls it: compiled by Triton, with a mask of blocks.
+`eager` is the network's own code with the full matrix of scores.  `math`, `efficient`, `flash` and `cudnn` are the
+backends of torch's scaled_dot_product_attention, each enabled alone, so that a call which it does not support fails.
+`efficient` does not take grouped keys and values, so transformers repeats them for each head, as it does beside a
+mask.  `flex` is torch's flex_attention as transformers calls it: compiled by Triton, with a block mask.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ BACKENDS: Final = {
     "cudnn": "CUDNN_ATTENTION",
 }
 NETWORKS_OWN: Final = {"eager": "eager", "flex": "flex_attention"}
-"""By transformers' names of implementations."""
+"""transformers' names of the implementations that need no backend of torch."""
 
 CANNOT_SERVE: Final = "attention cannot serve this network"
-"""What is said where torch has no kernel for it."""
+"""Part of the message if torch has no kernel for a network."""
 
 
 def accepts(case: Case) -> Refusal | None:
-    """What is known beforehand to stand against a backend; the rest torch says when it runs."""
+    """Refuse what is known beforehand not to work; torch itself reports the rest when it runs."""
     plan = case.plan
     from tonnage.cluster import CPU
 
     if plan.attention == "flex" and case.cluster.device.id == CPU:
         return Refusal(
             technique="attention=flex",
-            reason="flex_attention is compiled, and uncompiled keeps all scores; what is made for the CPU is not run",
+            reason="flex_attention keeps all scores unless it is compiled, and kernels for the CPU are not run",
             instead="choose a GPU, or attention auto",
         )
     if plan.attention in ("flash", "cudnn"):
@@ -67,22 +67,25 @@ def _refuse_half_precision_only(plan: Plan, cluster: Cluster) -> Refusal | None:
 def apply(step: Step) -> Step:
     """Choose transformers' implementation, and torch's backend around forward and backward.
 
-    Around the backward as well, because checkpointed layers compute attention again there.
+    Backward is included because checkpointed layers compute attention again there.
     """
     if step.plan.attention in NETWORKS_OWN:
         return replace(step, attention=NETWORKS_OWN[step.plan.attention])
-    only = partial(_only, step.plan.attention)
-    return replace(step, attention="sdpa", contexts=(*step.contexts, only))
+    context = partial(_force_backend, step.plan.attention)
+    return replace(step, attention="sdpa", contexts=(*step.contexts, context))
 
 
 @contextmanager
-def _only(name: str) -> Iterator[None]:
+def _force_backend(name: str) -> Iterator[None]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     from tonnage.errors import CannotEstimate
 
     try:
-        with sdpa_kernel(getattr(SDPBackend, BACKENDS[name])), _repeated() if name == "efficient" else nullcontext():
+        with (
+            sdpa_kernel(getattr(SDPBackend, BACKENDS[name])),
+            _repeat_grouped_keys() if name == "efficient" else nullcontext(),
+        ):
             yield
     except RuntimeError as error:
         if "No available kernel" not in str(error):
@@ -93,16 +96,16 @@ def _only(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _repeated() -> Iterator[None]:
-    """transformers repeats grouped keys and values itself, rather than handing them to torch grouped."""
+def _repeat_grouped_keys() -> Iterator[None]:
+    """Make transformers repeat grouped keys and values itself instead of passing them grouped to torch."""
     from transformers.integrations import sdpa_attention
 
-    groups = sdpa_attention.use_gqa_in_sdpa
+    original = sdpa_attention.use_gqa_in_sdpa
     sdpa_attention.use_gqa_in_sdpa = lambda *_given: False
     try:
         yield
     finally:
-        sdpa_attention.use_gqa_in_sdpa = groups
+        sdpa_attention.use_gqa_in_sdpa = original
 
 
 ATTENTION: Final = Technique(option="attention", values=("eager", *BACKENDS), accepts=accepts, apply=apply)

@@ -1,9 +1,9 @@
 """Activation checkpointing: layers keep their inputs only and run again in backward.
 
 `full`: every layer; `every-N`: layers 0, N, 2N, ...; `selective`: every layer, but the results of matrix products and
-attention (SAVED_OPS) are kept, so that only the cheap rest runs again; `attention-module`: of every layer only what
-lies inside its attention modules, projections included.  Non-reentrant, as transformers 5 and FSDP2 want it;
-`full-reentrant` is `full` in torch's older way, whose forward records no graph and which repeats layers to their end.
+attention (SAVED_OPS) are kept, so that only cheap operations run again; `attention-module`: of every layer only its
+attention modules, projections included.  Non-reentrant, as transformers 5 and FSDP2 need it; `full-reentrant` is
+`full` in torch's older way, whose forward records no graph and which recomputes layers to their end.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SAVED_OPS: Final = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_fused_attention_overrideable",
 )
-"""What `selective` keeps, by names in torch.ops.aten (`linear` appears there from some version on)."""
+"""Operations that `selective` keeps, by names in torch.ops.aten (`linear` appears there from some version on)."""
 
 
 def accepts(case: Case) -> Refusal | None:
-    """Reentrant checkpointing needs an input that has a gradient, which frozen embeddings do not give."""
+    """Refuse reentrant checkpointing of frozen layers: it needs an input with a gradient."""
     if case.plan.checkpointing == "full-reentrant" and (
         case.job.method != "full" or case.job.model.kind == "factory"
     ):
@@ -55,10 +55,10 @@ def accepts(case: Case) -> Refusal | None:
 
 def apply(step: Step) -> Step:
     """Checkpoint the layers, after adapters are in place."""
-    return replace(step, changes=(*step.changes, partial(_checkpointed, choice=step.plan.checkpointing)))
+    return replace(step, changes=(*step.changes, partial(_checkpoint_layers, choice=step.plan.checkpointing)))
 
 
-def _checkpointed(module: nn.Module, choice: str) -> nn.Module:
+def _checkpoint_layers(module: nn.Module, choice: str) -> nn.Module:
     from tonnage.step.model import hugging_face
 
     if choice == "attention-module":
@@ -70,7 +70,7 @@ def _checkpointed(module: nn.Module, choice: str) -> nn.Module:
         arguments["context_fn"] = selective_contexts(module)
     network = hugging_face(module)
     if network is not None and network.supports_gradient_checkpointing:
-        _ask_transformers(network, arguments, every)
+        _enable_in_transformers(network, arguments, every)
     else:
         for layers in layer_lists_of(module):
             wrap(layers[::every], arguments)
@@ -78,16 +78,16 @@ def _checkpointed(module: nn.Module, choice: str) -> nn.Module:
 
 
 def selective_contexts(module: nn.Module) -> Any:
-    """The `context_fn` that keeps the results of a network's `saved_ops`."""
+    """Return the `context_fn` that keeps the results of a network's `saved_ops`."""
     from torch.utils import checkpoint
 
-    # FSDP2 notes for the profiler what it does, and does more when a module inside the layer (experts of their own
-    # mesh) runs again: torch 2.13 takes a note that was not there the first time for another computation.
-    getattr(checkpoint, "SAC_IGNORED_OPS", set()).update(_notes_for_the_profiler())
+    # FSDP2 records profiler events, and more of them when a module inside the layer (experts of their own mesh) runs
+    # again; torch 2.13 takes an event that was not there the first time for another computation.
+    getattr(checkpoint, "SAC_IGNORED_OPS", set()).update(_profiler_ops())
     return partial(checkpoint.create_selective_checkpoint_contexts, saved_ops(module))
 
 
-def _notes_for_the_profiler() -> Iterator[Any]:
+def _profiler_ops() -> Iterator[Any]:
     import torch
 
     for name in ("_record_function_enter", "_record_function_enter_new", "_record_function_exit"):
@@ -96,23 +96,24 @@ def _notes_for_the_profiler() -> Iterator[Any]:
 
 
 def saved_ops(module: nn.Module) -> list[Any]:
-    """SAVED_OPS as this version of torch has them.
+    """Return SAVED_OPS as this version of torch has them.
 
-    But for products of experts with a bias, which transformers adds in place: what is kept must stay as it was.
+    Products of experts with a bias are left out: transformers adds the bias in place, and what is kept must not
+    change.
     """
     import torch
 
-    names = [name for name in SAVED_OPS if name != "_grouped_mm" or not _adds_in_place(module)]
+    names = [name for name in SAVED_OPS if name != "_grouped_mm" or not _adds_bias_in_place(module)]
     known = [getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name)]
     return [packet.default for packet in known if "default" in packet.overloads()]
 
 
-def _adds_in_place(module: nn.Module) -> bool:
+def _adds_bias_in_place(module: nn.Module) -> bool:
     return any(getattr(part, "has_bias", False) is True for part in module.modules())
 
 
-def _ask_transformers(network: Any, arguments: dict[str, Any], every: int) -> None:
-    """transformers 5.23 renamed gradient to activation checkpointing; both names mean the same code."""
+def _enable_in_transformers(network: Any, arguments: dict[str, Any], every: int) -> None:
+    """Enable it in transformers; 5.23 renamed gradient to activation checkpointing, for the same code."""
     if hasattr(network, "activation_checkpointing_enable"):
         network.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments, every_n_layers=every)
         return
@@ -135,7 +136,7 @@ def _cannot_choose_layers(every: int) -> CannotEstimate:
 
 
 def wrap(modules: Sequence[nn.Module], arguments: dict[str, Any]) -> None:
-    """Have the forward of each module run under torch's `checkpoint` with these arguments."""
+    """Run the forward of each module under torch's `checkpoint` with these arguments."""
     from torch.utils.checkpoint import checkpoint
 
     for module in modules:
@@ -143,32 +144,34 @@ def wrap(modules: Sequence[nn.Module], arguments: dict[str, Any]) -> None:
 
 
 def layer_lists_of(module: nn.Module) -> list[list[nn.Module]]:
-    """The lists of repeated layers.  Raises CannotEstimate when there are none."""
+    """Return the lists of repeated layers.  Raises CannotEstimate if there are none."""
     from tonnage.step.model import layer_lists
 
-    found = layer_lists(module)
-    if not found:
+    lists = layer_lists(module)
+    if not lists:
         raise CannotEstimate(
             f"{type(module).__name__} has no ModuleList of equal layers to checkpoint; choose checkpointing none."
         )
-    return found
+    return lists
 
 
 def attention_modules(module: nn.Module) -> list[nn.Module]:
-    """The outermost modules inside the layers whose class is called ...Attention, as in transformers and torch."""
-    found = [part for layers in layer_lists_of(module) for layer in layers for part in _outermost_attention(layer)]
-    if not found:
+    """Return the outermost modules inside the layers whose class is called ...Attention, as in transformers and
+    torch.
+    """
+    modules = [part for layers in layer_lists_of(module) for layer in layers for part in _outermost_attention(layer)]
+    if not modules:
         raise CannotEstimate(
             f"No module inside the layers of {type(module).__name__} has a class named ...Attention; "
             "choose checkpointing selective."
         )
-    return found
+    return modules
 
 
 def _outermost_attention(module: nn.Module) -> list[nn.Module]:
     if type(module).__name__.endswith("Attention"):
         return [module]
-    return [found for child in module.children() for found in _outermost_attention(child)]
+    return [part for child in module.children() for part in _outermost_attention(child)]
 
 
 CHECKPOINTING: Final = Technique(

@@ -1,6 +1,6 @@
-"""Chunked loss: the head and the cross-entropy run on slices of tokens, so all logits never exist at once.
+"""Chunked loss: the head and the cross-entropy run on slices of tokens, so that all logits never exist at once.
 
-Each slice's logits are dropped after its loss and made again in backward (activation checkpointing of the slice).
+Each slice's logits are freed after its loss and computed again in backward (activation checkpointing of the slice).
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ if TYPE_CHECKING:
     from tonnage.step.step import Step
 
 CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
-"""How transformers' class names of causal language models end."""
+"""Endings of transformers' class names of causal language models."""
 
-_WRITING: Final = ("causal-lm", "image-text-to-text")
+_TASKS: Final = ("causal-lm", "image-text-to-text")
 """Tasks whose networks write words from hidden states of what they read."""
 
 _OTHER_HEADS: Final = frozenset(
     {"blip", "blip-2", "chameleon", "florence2", "git", "instructblip", "instructblipvideo", "kosmos-2", "kosmos-2.5"}
     | {"llama4", "nemotron_h_omni", "pi0", "pix2struct", "pp_formulanet", "t5gemma2", "udop"}
 )
-"""Types that see images and do not write words by their head of what their body gives: their language model is whole
-in itself, or an encoder-decoder, or they leave words out."""
+"""Types with images whose words do not come from their head on the output of their body: their language model is
+complete in itself, or an encoder-decoder, or they leave words out.
+"""
 
 SCALINGS: Final = ("logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier")
-"""Fields of configurations that scale logits: divided by the first (but for HyperCLOVA X), times the others."""
+"""Configuration fields that scale logits: divided by the first (except in HyperCLOVA X), multiplied by the others."""
 
 CAP: Final = "final_logit_softcapping"
-"""The field of a configuration that says where logits are capped."""
+"""Configuration field with the value at which logits are capped."""
 
 
 def accepts(case: Case) -> Refusal | None:
-    """Only networks whose head is one linear layer over the decoder's last hidden states."""
+    """Refuse networks whose head is not one linear layer on the decoder's last hidden states."""
     config = case.job.model.config
     if case.job.model.kind == "factory":
         reason = "the head of a factory's network is not known"
@@ -60,7 +61,7 @@ def accepts(case: Case) -> Refusal | None:
 
 
 def sees_too(config: Mapping[str, Any]) -> bool:
-    """Whether a configuration is that of a network that reads images beside text, and writes text."""
+    """Return True for the configuration of a network that reads images beside text, and writes text."""
     classes = config.get("architectures") or ("",)
     return "vision_config" in config and classes[0].endswith("ForConditionalGeneration")
 
@@ -68,31 +69,32 @@ def sees_too(config: Mapping[str, Any]) -> bool:
 def apply(step: Step) -> Step:
     """Replace the network's forward by one that returns the loss alone."""
     ranks = step.world.along("tp") if step.plan.tp > 1 else None
-    change = partial(_with_chunked_loss, slice_tokens=CHUNK_TOKENS * step.plan.tp, ranks=ranks)
+    change = partial(_replace_forward, slice_tokens=CHUNK_TOKENS * step.plan.tp, ranks=ranks)
     return replace(step, changes=(*step.changes, change))
 
 
-def _with_chunked_loss(module: nn.Module, slice_tokens: int, ranks: DeviceMesh | None) -> nn.Module:
+def _replace_forward(module: nn.Module, slice_tokens: int, ranks: DeviceMesh | None) -> nn.Module:
     network = writing_network(module)
     network.forward = MethodType(partial(_forward, slice_tokens=slice_tokens, ranks=ranks), network)
     return module
 
 
 def writing_network(module: nn.Module) -> Any:
-    """transformers' network inside the module whose words are its head of its body's last hidden states.
+    """Return transformers' network inside the module whose words are its head applied to its body's last hidden
+    states.
 
-    Its `base_model` is the body, with all inputs but the labels.  Raises CannotEstimate when it is something else.
+    Its `base_model` is the body, with all inputs but the labels.  Raises CannotEstimate if there is none.
     """
     from tonnage.errors import CannotEstimate
     from tonnage.step.model import network_and_task
 
     network, kind = network_and_task(module)
-    if kind not in _WRITING:
+    if kind not in _TASKS:
         raise CannotEstimate(f"A loss in slices needs a language model, not {kind}; choose loss plain.")
-    whole = network.base_model is network or network.get_output_embeddings() is None
-    if whole or network.config.is_encoder_decoder or network.config.model_type in _OTHER_HEADS:
+    has_no_head = network.base_model is network or network.get_output_embeddings() is None
+    if has_no_head or network.config.is_encoder_decoder or network.config.model_type in _OTHER_HEADS:
         name = type(network).__name__
-        raise CannotEstimate(f"{name} has no head that could work on slices of tokens; choose loss plain.")
+        raise CannotEstimate(f"{name} has no head that works on slices of tokens; choose loss plain.")
     return network
 
 
@@ -106,18 +108,19 @@ def _forward(
     ranks: DeviceMesh | None,
     **inputs: Any,
 ) -> tuple[Tensor]:
-    """The mean cross-entropy of predicting each token from those before it.
+    """Return the mean cross-entropy of predicting each token from those before it.
 
-    `shift_labels` and `num_items_in_batch` as transformers' own losses take them: labels that were shifted before a
-    sequence was cut, and what to divide the sum by.  `ranks` have some words' logits each; None: this one has all.
+    `shift_labels` and `num_items_in_batch` are as in transformers' own losses: labels that were shifted before a
+    sequence was cut, and the divisor of the sum.  The `ranks` divide the vocabulary's logits; None: this rank has
+    them all.
     """
-    hidden, summed = network.base_model(**inputs)[0], _summed
+    hidden, sum_loss = network.base_model(**inputs)[0], _sum_cross_entropy
     if ranks is not None:
         from tonnage.techniques import vocabulary
 
         hidden = vocabulary.gathered(hidden, ranks)
         words = network.get_output_embeddings().out_features
-        summed = partial(vocabulary.cross_entropy, words=words, mesh=ranks)
+        sum_loss = partial(vocabulary.cross_entropy, words=words, mesh=ranks)
     targets = following(labels) if shift_labels is None else shift_labels
     mean = chunked_cross_entropy(
         hidden,
@@ -125,19 +128,19 @@ def _forward(
         lambda part: logits(network, part),
         num_items_in_batch,
         slice_tokens=slice_tokens,
-        summed=summed,
+        sum_loss=sum_loss,
     )
     return (mean,)
 
 
 def following(labels: Tensor) -> Tensor:
-    """The label that each token is to predict; shifting labels copies less than shifting hidden states."""
+    """Return the label that each token must predict; shifting labels copies less than shifting hidden states."""
     from torch.nn.functional import pad
 
     return pad(labels, (0, 1), value=IGNORED_LABEL)[:, 1:]
 
 
-def _summed(scores: Tensor, targets: Tensor) -> Tensor:
+def _sum_cross_entropy(scores: Tensor, targets: Tensor) -> Tensor:
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(scores.float(), targets, reduction="sum", ignore_index=IGNORED_LABEL)
@@ -150,29 +153,29 @@ def chunked_cross_entropy(
     count: float | None = None,
     *,
     slice_tokens: int = CHUNK_TOKENS,
-    summed: Callable[[Tensor, Tensor], Tensor] = _summed,
+    sum_loss: Callable[[Tensor, Tensor], Tensor] = _sum_cross_entropy,
 ) -> Tensor:
-    """Mean cross-entropy over labels that are not ignored; `logits_of` turns (tokens, width) into logits.
+    """Return the mean cross-entropy over labels that are not ignored; `logits_of` turns (tokens, width) into logits.
 
-    Equal to the plain loss up to the order of summation.  With `count` the sum is divided by that.  `summed` gives
-    the sum over a slice's logits and labels.
+    It equals the plain loss up to the order of summation.  With `count` the sum is divided by that.  `sum_loss`
+    returns the sum over a slice's logits and labels.
     """
     from torch.utils.checkpoint import checkpoint
 
-    def of_slice(part: Tensor, targets: Tensor) -> Tensor:
-        return summed(logits_of(part), targets)
+    def slice_loss(part: Tensor, targets: Tensor) -> Tensor:
+        return sum_loss(logits_of(part), targets)
 
     labels = labels.reshape(-1)
     parts = hidden.reshape(-1, hidden.shape[-1]).split(slice_tokens)
     losses = [
-        checkpoint(of_slice, part, targets, use_reentrant=False)
+        checkpoint(slice_loss, part, targets, use_reentrant=False)
         for part, targets in zip(parts, labels.split(slice_tokens), strict=True)
     ]
     return sum(losses[1:], losses[0]) / ((labels != IGNORED_LABEL).sum() if count is None else count)
 
 
 def logits(network: Any, hidden: Tensor) -> Tensor:
-    """The head with the scalings that some families apply: Granite, Cohere, Falcon H1, Gemma."""
+    """Return the head's logits with the scalings that some families apply: Granite, Cohere, Falcon H1, Gemma."""
     import torch
 
     config = network.config.get_text_config()

@@ -1,8 +1,8 @@
-"""torch.compile: Inductor makes fewer, larger kernels of what a module calls, and keeps less of it for backward.
+"""torch.compile: Inductor makes fewer, larger kernels of a module's operations, and saves less for backward.
 
-`layers`: each layer is compiled on its own, one like the other, as torchtune and torchtitan do; checkpointing and
-FSDP2 stay outside of it.  `model`: the network as a whole.  Nothing is modelled: a ghost's Inductor compiles for the
-card that is not there, which takes seconds for layers, and most of a minute for a network the first time.
+`layers`: each layer is compiled on its own, all alike, as torchtune and torchtitan do; checkpointing and FSDP2 stay
+outside of it.  `model`: the network as a whole.  Nothing is modelled: a ghost's Inductor compiles for the GPU that is
+not there, which takes seconds for layers, and most of a minute for a network the first time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """A GPU, whole matrices, and checkpointing that does not look at single operations."""
+    """Refuse the CPU, divided layers, and what selects single operations."""
     plan = case.plan
     from tonnage.cluster import CPU
 
     if case.cluster.device.id == CPU:
-        reason, instead = "what Inductor makes for the CPU needs a compiler of C++, and is not run", "choose a GPU"
+        reason, instead = "Inductor's kernels for the CPU need a C++ compiler, and are not run", "choose a GPU"
     elif max(plan.tp, plan.pp, plan.cp, plan.ep) > 1:
-        reason, instead = "of layers divided along tp, pp, cp or ep it is not known", "leave compile out"
+        reason, instead = "its result for layers divided along tp, pp, cp or ep is not known", "leave compile out"
     elif plan.checkpointing == "selective" or plan.checkpointing.startswith("budget"):
-        reason = f"checkpointing {plan.checkpointing} chooses among operations, which are not seen in compiled layers"
+        reason = f"checkpointing {plan.checkpointing} chooses among operations, which compiled layers hide"
         instead = "choose checkpointing full or none"
     elif plan.activation_offload == "cpu":
         reason = "torch's save_on_cpu gives tensors back in another layout than a compiled backward expects"
@@ -40,12 +40,12 @@ def accepts(case: Case) -> Refusal | None:
 
 
 def apply(step: Step) -> Step:
-    """Mark layers or the network, once all else about them is settled; their first call compiles them."""
-    change = _network if step.plan.compile == "model" else _layers
+    """Mark layers or the network for compilation at their first call, after all other changes."""
+    change = _compile_network if step.plan.compile == "model" else _compile_layers
     return replace(step, changes=(*step.changes, change))
 
 
-def _layers(module: nn.Module) -> nn.Module:
+def _compile_layers(module: nn.Module) -> nn.Module:
     from tonnage.techniques.checkpointing import layer_lists_of
 
     for layers in layer_lists_of(module):
@@ -54,7 +54,7 @@ def _layers(module: nn.Module) -> nn.Module:
     return module
 
 
-def _network(module: nn.Module) -> nn.Module:
+def _compile_network(module: nn.Module) -> nn.Module:
     module.compile()
     return module
 

@@ -1,4 +1,4 @@
-"""Copies between card and host on a stream of their own; where there are no streams, at once."""
+"""Copies between GPU and host on a separate stream; without streams they run at once."""
 
 from typing import Any
 
@@ -6,14 +6,14 @@ import torch
 
 
 class Copies:
-    """The copying stream of one device."""
+    """The copy stream of one device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def begin(self, to: torch.Tensor, source: torch.Tensor) -> Any:
-        """Begin a copy after what is queued; the event of its end, None where it is over already."""
+        """Start a copy after what is queued; return the event of its end, None if it is done already."""
         if self.stream is None:
             to.copy_(source)
             return None
@@ -23,6 +23,6 @@ class Copies:
             return self.stream.record_event()
 
     def wait(self, done: Any) -> None:
-        """What is queued from here on comes after the copy with this event."""
+        """Make everything that is queued from now on wait for the copy with this event."""
         if done is not None:
             torch.cuda.current_stream(self.device).wait_event(done)

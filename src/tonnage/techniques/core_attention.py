@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """Only transformers' networks say where their core attention is."""
+    """Refuse a factory's network: only transformers' networks tell where their core attention is."""
     if case.job.model.kind == "factory":
         return Refusal(
             technique="checkpointing=attention",
@@ -32,12 +32,12 @@ def accepts(case: Case) -> Refusal | None:
 
 
 def apply(step: Step) -> Step:
-    """Checkpoint whatever transformers finds as the attention function while a micro-batch runs."""
-    return replace(step, contexts=(*step.contexts, _checkpointed_interface))
+    """Checkpoint the function that transformers returns as the attention while a micro-batch runs."""
+    return replace(step, contexts=(*step.contexts, _checkpoint_attention))
 
 
 @contextmanager
-def _checkpointed_interface() -> Iterator[None]:
+def _checkpoint_attention() -> Iterator[None]:
     from transformers import __version__, modeling_utils
 
     from tonnage.errors import CannotEstimate
@@ -45,8 +45,8 @@ def _checkpointed_interface() -> Iterator[None]:
     AttentionInterface: Any = getattr(modeling_utils, "AttentionInterface", None)
     if not hasattr(AttentionInterface, "get_interface"):
         raise CannotEstimate(
-            f"The networks of transformers {__version__} do not ask in one place for their attention function, so "
-            "that it cannot be checkpointed alone; choose checkpointing selective, or upgrade transformers."
+            f"The networks of transformers {__version__} do not get their attention function from one place, so "
+            "it cannot be checkpointed alone; choose checkpointing selective, or upgrade transformers."
         )
     original = AttentionInterface.get_interface
     calls = 0
@@ -54,7 +54,7 @@ def _checkpointed_interface() -> Iterator[None]:
     def get_interface(interface: Any, implementation: str, default: Any) -> Any:
         nonlocal calls
         calls += 1
-        return partial(_again_in_backward, original(interface, implementation, default))
+        return partial(_run_checkpointed, original(interface, implementation, default))
 
     AttentionInterface.get_interface = get_interface
     try:
@@ -63,12 +63,12 @@ def _checkpointed_interface() -> Iterator[None]:
         AttentionInterface.get_interface = original
     if not calls:
         raise CannotEstimate(
-            "This network does not ask transformers for its attention function, so the core attention cannot be "
+            "This network does not get its attention function from transformers, so the core attention cannot be "
             "checkpointed alone; choose checkpointing attention-module or selective."
         )
 
 
-def _again_in_backward(attention: Any, *tensors: Any, **options: Any) -> Any:
+def _run_checkpointed(attention: Any, *tensors: Any, **options: Any) -> Any:
     from torch.utils.checkpoint import checkpoint
 
     return checkpoint(partial(attention, **options), *tensors, use_reentrant=False)

@@ -1,6 +1,6 @@
 """Parameter offload: shards, their gradients and optimizer states rest in host memory, where the optimizer runs.
 
-FSDP2's CPUOffloadPolicy with pinned memory, its default.  Into files (`nvme`) DeepSpeed alone puts them.
+It is FSDP2's CPUOffloadPolicy with pinned memory, its default.  Only DeepSpeed puts them into files (`nvme`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """Only FSDP2 moves parameters, and to the host alone."""
+    """Refuse other shardings than FSDP2's, which offloads to the host alone."""
     plan = case.plan
     if plan.param_offload == "nvme" and plan.engine != "deepspeed":
         return Refusal(
@@ -35,7 +35,7 @@ def accepts(case: Case) -> Refusal | None:
 
 
 def apply(step: Step) -> Step:
-    """Keep shards on the host; `fsdp` reads it."""
+    """Set the host as the device of shards, which `fsdp` reads."""
     import torch
 
     return replace(step, parameters_device=torch.device("cpu"))

@@ -24,7 +24,9 @@ def apply(step: Step) -> Step:
 
 
 def replicated(module: nn.Module, world: World) -> Any:
-    """The network in DistributedDataParallel with torch's defaults; ranks that share a sequence hold copies too."""
+    """Return the network in DistributedDataParallel with torch's defaults; ranks that share a sequence hold
+    copies too.
+    """
     from torch.nn.parallel import DistributedDataParallel
 
     devices = [world.device.index] if world.device.type == "cuda" else None

@@ -1,7 +1,7 @@
-"""Memory of the host that rests in a file: the system writes its pages out, and reads them back when they are needed.
+"""Host memory that rests in a file: the system writes its pages out, and reads them back when they are needed.
 
-Files lie in TONNAGE_OFFLOAD_DIR (default: the system's folder for temporary files), have no name any more as soon as
-they are mapped, and are gone with the last tensor that looks at them, however the process ends.
+Files are in TONNAGE_OFFLOAD_DIR (default: the system's folder for temporary files).  They are unlinked as soon as
+they are mapped, and disappear with the last tensor on them, however the process ends.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PREFIX: Final = "tonnage-offload-"
-"""By which a ghost knows that what was never written to a file reads as zero."""
+"""Prefix by which a ghost recognises such files; parts that were never written read as zero."""
 
 SMALL_BYTES: Final = 1 << 20
-"""Tensors below it stay in memory: a file for each would cost more than it frees."""
+"""Tensors below this size stay in memory: a file for each would cost more than it frees."""
 
 
 def folder() -> str:
-    """Where files are made.  Raises UsageError if there is no such folder."""
+    """Return the folder for the files.  Raises UsageError if it does not exist."""
     path = os.environ.get("TONNAGE_OFFLOAD_DIR") or tempfile.gettempdir()
     if not os.path.isdir(path):
-        raise UsageError(f"TONNAGE_OFFLOAD_DIR is {path!r}, which is no folder.")
+        raise UsageError(f"TONNAGE_OFFLOAD_DIR is {path!r}, which is no folder; set it to an existing one.")
     return path
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor in a file of its own, all zeros so far."""
+    """Return a contiguous tensor of zeros in a file of its own."""
     import torch
 
     descriptor, path = tempfile.mkstemp(prefix=PREFIX, dir=folder())
@@ -49,16 +49,16 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 @contextmanager
 def zeros_on_disk() -> Iterator[None]:
-    """Inside, `torch.zeros_like` of a large tensor of the host rests in a file: an optimizer's new states."""
+    """Put results of `torch.zeros_like` of large host tensors into files: an optimizer's new states."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    made = (torch.ops.aten.zeros_like.default,)
+    creating_ops = (torch.ops.aten.zeros_like.default,)
 
     class Mode(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             options = kwargs or {}
-            if func in made and _belongs(args[0], options):
+            if func in creating_ops and _is_large_on_host(args[0], options):
                 return empty(tuple(args[0].shape), options.get("dtype") or args[0].dtype)
             return func(*args, **options)
 
@@ -66,6 +66,6 @@ def zeros_on_disk() -> Iterator[None]:
         yield
 
 
-def _belongs(like: Tensor, options: dict[str, Any]) -> bool:
+def _is_large_on_host(like: Tensor, options: dict[str, Any]) -> bool:
     device = options.get("device") or like.device
     return like.nbytes >= SMALL_BYTES and str(device) == "cpu" and like.is_contiguous()

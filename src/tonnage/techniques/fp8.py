@@ -1,9 +1,9 @@
 """Linear layers in float8 by torchao: weights fp32, autocast to bf16, products of two float8 matrices.
 
-torchao's tensorwise recipe with dynamic scales, as torchtitan trains: every linear layer but the head whose sides
-are multiples of 16.  Weights, gradients and optimizer states are those of bf16-mixed; what is saved for backward are
-the inputs in high precision, quantized anew in each of the three products.  Run as it is, without torch.compile,
-which makes it fast and fuses the casts away: compiled, the temporaries are smaller.
+torchao's tensorwise recipe with dynamic scales, as torchtitan trains: every linear layer but the head whose sides are
+multiples of 16.  Weights, gradients and optimizer states are those of bf16-mixed; the inputs are saved for backward
+in high precision, and quantized again in each of the three products.  It runs without torch.compile, which makes it
+fast and fuses the casts away; compiled, the temporaries are smaller.
 """
 
 from __future__ import annotations
@@ -21,49 +21,47 @@ if TYPE_CHECKING:
     from tonnage.step.step import Step
 
 CAPABILITY: Final = (8, 9)
-"""The first with float8 tensor cores (Ada; Hopper is 9.0): cuBLASLt's float8 products need it."""
+"""First compute capability with float8 tensor cores (Ada; Hopper is 9.0), which cuBLASLt's float8 products need."""
 MULTIPLE: Final = 16
 """Both sides of a matrix in a float8 product must be multiples of this many elements."""
 
 
 def accepts(case: Case) -> Refusal | None:
-    """A card that multiplies float8, weights that are trained, and torchao."""
+    """Refuse GPUs without float8 products, frozen weights, and a missing torchao."""
     cluster = case.cluster
     if cluster.device.capability < CAPABILITY:
         capability = ".".join(map(str, cluster.device.capability))
         other = "fp16-mixed" if cluster.device.without_bf16 else "bf16-mixed"
-        return _refused(f"it needs compute capability 8.9, and {cluster.device.id} has {capability}", other)
+        return _refuse(f"it needs compute capability 8.9, and {cluster.device.id} has {capability}", other)
     if case.job.method != "full":
-        return _refused(
-            f"torchao converts layers that are trained, and the method is {case.job.method}", "bf16-mixed"
-        )
+        return _refuse(f"torchao converts layers that are trained, and the method is {case.job.method}", "bf16-mixed")
     if find_spec("torchao") is None:
-        return _refused("the package torchao is not installed", "pip install torchao")
+        return _refuse("the package torchao is not installed", "pip install torchao")
     return None
 
 
-def _refused(reason: str, instead: str) -> Refusal:
+def _refuse(reason: str, instead: str) -> Refusal:
     instead = instead if " " in instead else f"choose precision {instead}"
     return Refusal(technique="precision=fp8", reason=reason, instead=instead)
 
 
 def apply(step: Step) -> Step:
-    """Autocast to bf16 over fp32 weights, and float8 layers in place of linear ones."""
+    """Autocast to bf16 over fp32 weights, and replace linear layers by float8 ones."""
     import torch
 
-    return replace(step, autocast_dtype=torch.bfloat16, changes=(*step.changes, _converted))
+    return replace(step, autocast_dtype=torch.bfloat16, changes=(*step.changes, _convert))
 
 
-def _converted(module: nn.Module) -> nn.Module:
+def _convert(module: nn.Module) -> nn.Module:
     from torchao.float8 import convert_to_float8_training
 
     head = _head(module)
 
-    def wanted(layer: nn.Module, name: str) -> bool:
+    def is_convertible(layer: nn.Module, name: str) -> bool:
         sides = (layer.in_features, layer.out_features)
         return layer is not head and all(side % MULTIPLE == 0 for side in sides)  # type: ignore[operator]
 
-    converted: nn.Module = convert_to_float8_training(module, module_filter_fn=wanted)
+    converted: nn.Module = convert_to_float8_training(module, module_filter_fn=is_convertible)
     return converted
 
 

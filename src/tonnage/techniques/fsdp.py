@@ -1,4 +1,4 @@
-"""FSDP2: parameters, gradients and optimizer states divided among the ranks, a layer at a time.
+"""FSDP2: parameters, gradients and optimizer states sharded among the ranks, layer by layer.
 
 `zero3` gathers a layer's parameters for its forward and again for its backward; `zero2` keeps them gathered in
 between; `hsdp` is zero3 within a node and replicates across nodes.  A mixed precision becomes FSDP2's own policy
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tonnage.step.step import Step
 
 
-def _instead_of_nodes(cluster: Cluster) -> str:
-    """The halves of one machine can be said as two, whose memory is the same and whose links are not."""
+def _suggest_instead_of_hsdp(cluster: Cluster) -> str:
+    """Return what to choose instead; the halves of one machine given as two have the same memory but other links."""
     half = cluster.gpus_per_node // 2
     if cluster.nodes > 1 or cluster.gpus_per_node % 2 or half == 1:
         return "choose shard zero3"
@@ -35,21 +35,21 @@ def _instead_of_nodes(cluster: Cluster) -> str:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """HSDP needs nodes to replicate across and GPUs within them to shard over."""
+    """Refuse HSDP without nodes to replicate across or GPUs within them to shard over."""
     plan, cluster = case.plan, case.cluster
     if plan.shard == "hsdp" and 1 in (cluster.nodes, cluster.gpus_per_node):
         return Refusal(
             technique="shard=hsdp",
             reason=f"it needs several nodes of several GPUs, and there are {cluster.nodes} x {cluster.gpus_per_node}",
-            instead=_instead_of_nodes(cluster),
+            instead=_suggest_instead_of_hsdp(cluster),
         )
     if plan.shard == "hsdp":
-        found = axes(plan, cluster.gpus, cluster.gpus_per_node)
-        if 1 in (found.dp_replicate, found.dp_shard):
+        layout = axes(plan, cluster.gpus, cluster.gpus_per_node)
+        if 1 in (layout.dp_replicate, layout.dp_shard):
             return Refusal(
                 technique="shard=hsdp",
-                reason=f"beside tp {plan.tp}, cp {plan.cp} and pp {plan.pp} it would divide among {found.dp_shard} "
-                f"ranks and copy {found.dp_replicate} times",
+                reason=f"beside tp {plan.tp}, cp {plan.cp} and pp {plan.pp} it would divide among {layout.dp_shard} "
+                f"ranks and copy {layout.dp_replicate} times",
                 instead="choose shard zero3",
             )
     return None
@@ -62,12 +62,12 @@ def apply(step: Step) -> Step:
         autocast_dtype=None,
         stream_dtype=step.autocast_dtype,
         shards_parameters=True,
-        shard=lambda module: _sharded(module, step),
-        gradients_stay_local=_without_reduction,
+        shard=lambda module: _shard(module, step),
+        gradients_stay_local=_without_gradient_sync,
     )
 
 
-def _sharded(module: nn.Module, step: Step) -> nn.Module:
+def _shard(module: nn.Module, step: Step) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     from tonnage.step.model import layers
@@ -88,27 +88,28 @@ def _sharded(module: nn.Module, step: Step) -> nn.Module:
 
 
 def _shard_experts(module: Any, step: Step, options: dict[str, Any]) -> None:
-    """Divided among the ranks that hold the same experts; their gradients are averages over all batches still."""
+    """Shard experts among the ranks that hold the same ones; their gradients are still averages over all batches."""
     from torch.distributed.fsdp import fully_shard
 
     axes, mesh = step.world.axes, step.world.expert_mesh
     assert mesh is not None
     part = mesh["dp_replicate", "efsdp"] if step.plan.shard == "hsdp" else mesh["efsdp"]
-    placed = partial(_along_rows, ranks=mesh["efsdp"].size())
+    placed = partial(_placement_of_experts, ranks=mesh["efsdp"].size())
     fully_shard(module, **{**options, "mesh": part, "shard_placement_fn": placed})
     module.set_gradient_divide_factor(float(axes.data_parallel * axes.cp))
-    if (
-        axes.sharing_experts > axes.ep
-    ):  # NCCL's scaled sums are zero in bf16 (pytorch#190747), gloo has none: sum, then divide
+    if axes.sharing_experts > axes.ep:
+        # NCCL's scaled sums are zero in bf16 (pytorch#190747), gloo has none: sum, then divide
         module.set_force_sum_reduction_for_comms(True)
 
 
-def _along_rows(parameter: nn.Parameter, ranks: int) -> Any:
-    """Where ranks are more than the experts they hold, a rank would get all of an expert or nothing: cut its rows."""
+def _placement_of_experts(parameter: nn.Parameter, ranks: int) -> Any:
+    """Return the placement that cuts rows if ranks are more than the experts they hold: else a rank would get all
+    or nothing.
+    """
     from torch.distributed.tensor import Shard
 
-    held = getattr(parameter, "_local_tensor", parameter).shape
-    return Shard(1) if len(held) > 1 and held[0] % ranks != 0 and held[1] % ranks == 0 else None
+    shape = getattr(parameter, "_local_tensor", parameter).shape
+    return Shard(1) if len(shape) > 1 and shape[0] % ranks != 0 and shape[1] % ranks == 0 else None
 
 
 def _offload(step: Step) -> Any:
@@ -120,7 +121,7 @@ def _offload(step: Step) -> Any:
 
 
 def _mesh(step: Step) -> DeviceMesh:
-    """Ranks of context parallelism divide parameters as those do that have batches of their own."""
+    """Return the mesh; ranks of context parallelism shard parameters like those with batches of their own."""
     world = step.world
     if step.plan.shard != "hsdp":
         return world.along("dp_shard", "cp")
@@ -132,13 +133,13 @@ def _precision(step: Step) -> Any:
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    wanted = step.plan.reduce_dtype
-    reduce_dtype = dtype(wanted) if wanted else torch.float32 if step.autocast_dtype else None
+    given = step.plan.reduce_dtype
+    reduce_dtype = dtype(given) if given else torch.float32 if step.autocast_dtype else None
     return MixedPrecisionPolicy(param_dtype=step.autocast_dtype, reduce_dtype=reduce_dtype)
 
 
 @contextmanager
-def _without_reduction(module: Any) -> Iterator[None]:
+def _without_gradient_sync(module: Any) -> Iterator[None]:
     module.set_requires_gradient_sync(False)
     try:
         yield

@@ -1,8 +1,8 @@
-"""Fused linear cross-entropy: head and loss on slices of tokens, whose gradients are computed at once in forward.
+"""Fused linear cross-entropy: head and loss on slices of tokens, whose gradients are already computed in forward.
 
 All logits never exist, and nothing runs twice.  `fused`: plain torch operations, for any head; `torch`: torch's own
-`linear_cross_entropy` (2.13 and newer), which chooses the slices; `liger`: Liger's Triton kernels.  What is kept for
-backward is the gradient of the hidden states and that of the head's weights.
+`linear_cross_entropy` (2.13 and newer), which chooses the slices; `liger`: Liger's Triton kernels.  The gradient of
+the hidden states and that of the head's weights are kept for backward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """As for the chunked loss; `torch` and `liger` know plain linear heads only."""
+    """Refuse like the chunked loss; `torch` and `liger` need plain linear heads."""
     plan = case.plan
     refusal = chunked_loss.accepts(case)
     if refusal is not None or plan.loss == "fused":
@@ -53,11 +53,11 @@ def accepts(case: Case) -> Refusal | None:
 
 def apply(step: Step) -> Step:
     """Replace the network's forward by one that returns the loss alone."""
-    loss = {"fused": _own, "torch": _torchs, "liger": _ligers}[step.plan.loss]
-    return replace(step, changes=(*step.changes, partial(_with_loss, loss=loss)))
+    loss = {"fused": _loss_by_slices, "torch": _loss_by_torch, "liger": _loss_by_liger}[step.plan.loss]
+    return replace(step, changes=(*step.changes, partial(_replace_forward, loss=loss)))
 
 
-def _with_loss(module: nn.Module, loss: Callable[..., Tensor]) -> nn.Module:
+def _replace_forward(module: nn.Module, loss: Callable[..., Tensor]) -> nn.Module:
     network = chunked_loss.writing_network(module)
     network.forward = MethodType(partial(_forward, loss=loss), network)
     return module
@@ -69,7 +69,7 @@ def _forward(network: Any, labels: Tensor, *, loss: Callable[..., Tensor], **inp
     return (loss(network, hidden.reshape(-1, hidden.shape[-1]), following),)
 
 
-def _own(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+def _loss_by_slices(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     weights = [weight for weight in network.get_output_embeddings().parameters() if weight.requires_grad]
     return fused_cross_entropy(hidden, labels, weights, lambda part: chunked_loss.logits(network, part))
 
@@ -77,18 +77,18 @@ def _own(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
 def fused_cross_entropy(
     hidden: Tensor, labels: Tensor, weights: Sequence[Tensor], logits_of: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Mean cross-entropy over labels that are not ignored; hidden is (tokens, width), labels (tokens).
+    """Return the mean cross-entropy over labels that are not ignored; hidden is (tokens, width), labels (tokens).
 
     `logits_of` turns (tokens, width) into logits and has the gradients of `weights`, each accumulated in its own
-    dtype.  One backward is possible: it scales the gradients in place.
+    dtype.  Backward can run once: it scales the gradients in place.
     """
-    loss: Tensor = _function().apply(labels, logits_of, hidden, *weights)
+    loss: Tensor = _autograd_function().apply(labels, logits_of, hidden, *weights)
     return loss
 
 
 @cache
-def _function() -> Any:
-    """The autograd function, made when torch is there."""
+def _autograd_function() -> Any:
+    """Return the autograd function, whose class needs torch."""
     import torch
 
     class Fused(torch.autograd.Function):  # type: ignore[misc]
@@ -99,7 +99,10 @@ def _function() -> Any:
 
         @staticmethod
         def backward(ctx: Any, outer: Tensor) -> tuple[Tensor | None, ...]:
-            gradients, ctx.gradients = ctx.gradients, None  # held by nobody else, they become .grad as they are
+            gradients, ctx.gradients = (
+                ctx.gradients,
+                None,
+            )  # nothing else refers to them, so they become .grad without a copy
             return (None, None, *(gradient.mul_(outer) for gradient in gradients))
 
     return Fused
@@ -113,24 +116,24 @@ def _loss_and_gradients(
 
     count = (labels != IGNORED_LABEL).sum()
     total = torch.zeros((), device=hidden.device)
-    of_hidden = torch.empty_like(hidden)
-    of_weights = [torch.zeros_like(weight) for weight in weights]
-    slices = (tensor.split(CHUNK_TOKENS) for tensor in (hidden, labels, of_hidden))
-    for part, targets, of_part in zip(*slices, strict=True):
+    hidden_gradient = torch.empty_like(hidden)
+    weight_gradients = [torch.zeros_like(weight) for weight in weights]
+    slices = (tensor.split(CHUNK_TOKENS) for tensor in (hidden, labels, hidden_gradient))
+    for part, targets, part_gradient in zip(*slices, strict=True):
         with torch.enable_grad():
             leaf = part.detach().requires_grad_()
             scores = logits_of(leaf).float()
             loss = cross_entropy(scores, targets, reduction="sum", ignore_index=IGNORED_LABEL) / count
         del scores
-        found, *others = torch.autograd.grad(loss, [leaf, *weights])
-        of_part.copy_(found)
-        for whole, piece in zip(of_weights, others, strict=True):
-            whole.add_(piece)
+        leaf_gradient, *additions = torch.autograd.grad(loss, [leaf, *weights])
+        part_gradient.copy_(leaf_gradient)
+        for gradient, addition in zip(weight_gradients, additions, strict=True):
+            gradient.add_(addition)
         total += loss.detach()
-    return [total, of_hidden, *of_weights]
+    return [total, hidden_gradient, *weight_gradients]
 
 
-def _torchs(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+def _loss_by_torch(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     import torch
     from torch.nn import functional
 
@@ -140,21 +143,21 @@ def _torchs(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
         raise CannotEstimate(
             f"torch {torch.__version__} has no linear_cross_entropy (2.13 and newer have); choose loss fused."
         )
-    hidden, weight, bias = _in_one_dtype(network, hidden)
+    hidden, weight, bias = _cast_to_one_dtype(network, hidden)
     options = torch.nn.LinearCrossEntropyOptions()
     loss: Tensor = functional.linear_cross_entropy(hidden, weight, labels, linear_bias=bias, options=options)
     return loss
 
 
-def _ligers(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
+def _loss_by_liger(network: Any, hidden: Tensor, labels: Tensor) -> Tensor:
     liger = importlib.import_module("liger_kernel.transformers.fused_linear_cross_entropy")
-    hidden, weight, bias = _in_one_dtype(network, hidden)
+    hidden, weight, bias = _cast_to_one_dtype(network, hidden)
     loss: Tensor = liger.LigerFusedLinearCrossEntropyLoss()(weight, hidden, labels, bias)
     return loss
 
 
-def _in_one_dtype(network: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Hidden states, weight and bias of the head in the dtype in which autocast would multiply them."""
+def _cast_to_one_dtype(network: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return hidden states, and weight and bias of the head, in the dtype in which autocast would multiply them."""
     import torch
 
     head = network.get_output_embeddings()

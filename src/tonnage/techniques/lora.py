@@ -1,11 +1,11 @@
 """LoRA: low-rank adapters beside frozen linear layers, by PEFT.
 
-Where matrices are divided (tensor parallelism) or layers are elsewhere (a pipeline), adapters are there before, and
-are divided with them; then PEFT puts them into the network, else it wraps the network.
+If matrices are divided (tensor parallelism) or layers are on other ranks (a pipeline), adapters are added before, and
+divided along with them; PEFT then injects them into the network, else it wraps the network.
 
 The frozen weights are made in `base_dtype` (default: the compute dtype), the adapters in `weights_dtype`.  Its
-default is fp32, to which PEFT casts adapters, but the compute dtype under bf16-true; of QLoRA's, where nothing else
-is fp32.
+default is fp32, to which PEFT casts adapters, except under bf16-true, where it is the compute dtype; so it is for
+QLoRA without other fp32 parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """PEFT must be installed, and the base must fit the computation unless autocast casts it."""
+    """Refuse a missing PEFT, and a base dtype that the computation does not fit without autocast."""
     plan = case.plan
     if plan.base_dtype not in (None, plan.compute_dtype) and not plan.precision.endswith("-mixed"):
         return Refusal(
@@ -48,33 +48,35 @@ def accepts(case: Case) -> Refusal | None:
 
 def apply(step: Step) -> Step:
     """Make the base in its dtype, and wrap it with adapters."""
-    kept = step.plan.adapters_dtype(step.job.method)
+    adapters_dtype = step.plan.adapters_dtype(step.job.method)
     step = replace(step, weights_dtype=dtype(step.plan.base_dtype or step.plan.compute_dtype))
     if max(step.plan.tp, step.plan.pp) > 1:
-        return replace(step, adapt=lambda network: _with_adapters_inside(network, step, kept))
-    return replace(step, changes=(*step.changes, lambda module: with_adapters(module, step, kept)))
+        return replace(step, adapt=lambda network: _inject_adapters(network, step, adapters_dtype))
+    return replace(step, changes=(*step.changes, lambda module: with_adapters(module, step, adapters_dtype)))
 
 
 def with_adapters(module: nn.Module, step: Step, kept: str) -> nn.Module:
-    """The network inside PEFT's, everything frozen but the adapters, which are `kept` in a dtype (`fp32`)."""
+    """Return the network wrapped by PEFT, everything frozen but the adapters, which are kept in the dtype `kept`
+    (`fp32`).
+    """
     from peft import get_peft_model
 
-    with _adapting(step):
+    with _report_errors_of_peft(step):
         adapted: nn.Module = get_peft_model(module, configuration(step.job), autocast_adapter_dtype=kept == "fp32")
-    return _kept_in(adapted, kept)
+    return _cast_adapters(adapted, kept)
 
 
-def _with_adapters_inside(network: nn.Module, step: Step, kept: str) -> nn.Module:
-    """The network itself, its linear layers replaced by PEFT's, otherwise as `with_adapters` makes it."""
+def _inject_adapters(network: nn.Module, step: Step, kept: str) -> nn.Module:
+    """Return the network itself, its linear layers replaced by PEFT's, otherwise like `with_adapters`."""
     from peft import inject_adapter_in_model
 
-    with _adapting(step):
+    with _report_errors_of_peft(step):
         adapted: nn.Module = inject_adapter_in_model(configuration(step.job), network)
-    return _kept_in(adapted, kept)
+    return _cast_adapters(adapted, kept)
 
 
 def configuration(job: Job) -> LoraConfig:
-    """PEFT's of the job's adapters."""
+    """Return PEFT's configuration for the job's adapters."""
     from peft import LoraConfig
 
     targets = job.lora_targets
@@ -87,8 +89,8 @@ def configuration(job: Job) -> LoraConfig:
 
 
 @contextmanager
-def _adapting(step: Step) -> Iterator[None]:
-    """While PEFT adds adapters; what it has against them is an option's error."""
+def _report_errors_of_peft(step: Step) -> Iterator[None]:
+    """Raise PEFT's errors as errors of an option, while it adds adapters."""
     from tonnage.step.model import quiet, without_initialisation
 
     try:
@@ -98,7 +100,7 @@ def _adapting(step: Step) -> Iterator[None]:
         raise not_adapted(step.job, error) from error
 
 
-def _kept_in(adapted: nn.Module, kept: str) -> nn.Module:
+def _cast_adapters(adapted: nn.Module, kept: str) -> nn.Module:
     from tonnage.step.step import trainable
 
     for parameter in trainable(adapted):
@@ -107,9 +109,9 @@ def _kept_in(adapted: nn.Module, kept: str) -> nn.Module:
 
 
 def not_adapted(job: Job, error: ValueError) -> UsageError:
-    """What PEFT has against adapters: targets that are not there, dropout on experts."""
-    said = " ".join(str(error).split())
-    return UsageError(f"PEFT cannot adapt {job.model.name}: {said} (--lora-targets, --lora-dropout)")
+    """Return the error for what PEFT refuses: targets that do not exist, dropout on experts."""
+    message = " ".join(str(error).split())
+    return UsageError(f"PEFT cannot adapt {job.model.name}: {message} (--lora-targets, --lora-dropout)")
 
 
 LORA: Final = Technique(option="method", values=("lora",), accepts=accepts, apply=apply, libraries=("peft",))

@@ -1,12 +1,12 @@
-"""Megatron's bf16: bf16 weights, and in fp32 the main weights, the main gradients and the optimizer's states.
+"""Megatron's bf16: bf16 weights, with main weights, main gradients and optimizer states in fp32.
 
-Gradients of all parameters lie in one contiguous fp32 buffer.  Each bf16 gradient is added to its part of it as soon
-as backward has made it, and freed; the optimizer sees fp32 weights whose gradients are views of the buffer, and the
-result is copied to the bf16 weights.  With AdamW that is 2 + 4 + 4 + 8 = 18 bytes a parameter.
+The gradients of all parameters are in one contiguous fp32 buffer.  Each bf16 gradient is added to its part of it as
+soon as backward has computed it, and freed; the optimizer sees fp32 weights whose gradients are views of the buffer,
+and the result is copied to the bf16 weights.  With AdamW that is 2 + 4 + 4 + 8 = 18 bytes a parameter.
 
 `shard=ddp` sums the buffer over the ranks; `shard=zero1` is Megatron's distributed optimizer: the buffer is cut into
-N equal pieces whatever parameters they cross, each rank keeps main weights and states of its own, and the bf16
-weights, which lie in one buffer too, are gathered after the step: 6 + 12/N bytes.  The rules are those of
+N equal pieces whatever parameters they cross, each rank keeps main weights and states of its own piece, and the bf16
+weights, which are in one buffer too, are gathered after the step: 6 + 12/N bytes.  The rules are those of
 `DistributedDataParallel`, `Float16OptimizerWithFloat16Params` and `DistributedOptimizer` in Megatron-LM's
 megatron/core; its buckets divide the buffers for communication and take no memory of their own.
 """
@@ -30,31 +30,31 @@ DATA: Final = ("dp_replicate", "cp")
 """Axes of the mesh along which gradients are averaged."""
 
 SHARDS: Final = ("none", "ddp", "zero1")
-"""What the buffers of main gradients and weights are defined for."""
+"""Values of `shard` that the buffers of main gradients and weights are defined for."""
 
 
 def accepts(case: Case) -> Refusal | None:
-    """All weights are trained, by one optimizer, and each rank has all of them in bf16."""
+    """Refuse unless all weights are trained, by one optimizer, and each rank has all of them in bf16."""
     plan = case.plan
     if case.job.method != "full":
-        return _refused(
-            f"main weights are for weights that are trained, and the method is {case.job.method}", "bf16-true"
+        return _refuse(
+            f"main weights need weights that are trained, and the method is {case.job.method}", "bf16-true"
         )
     if plan.shard not in SHARDS:
-        return _refused(f"its weights are whole on every rank, and shard is {plan.shard}", "bf16-mixed")
+        return _refuse(f"it needs all weights on every rank, and shard is {plan.shard}", "bf16-mixed")
     if plan.optimizer_in_backward or plan.optimizer_offload != "none":
-        return _refused("its optimizer steps once, on the card, from a buffer of all gradients", "bf16-mixed")
+        return _refuse("its optimizer steps once, on the GPU, from a buffer of all gradients", "bf16-mixed")
     if plan.optimizer == "muon":
-        return _refused("its buffer cuts matrices into pieces, which Muon cannot take", "bf16-mixed")
+        return _refuse("its buffer cuts matrices into pieces, which Muon cannot take", "bf16-mixed")
     return None
 
 
-def _refused(reason: str, instead: str) -> Refusal:
+def _refuse(reason: str, instead: str) -> Refusal:
     return Refusal(technique="precision=megatron-bf16", reason=reason, instead=f"choose precision {instead}")
 
 
 def apply(step: Step) -> Step:
-    """bf16 weights under a MainOptimizer; in place of what `shard` chose, which it does itself."""
+    """Use bf16 weights under a MainOptimizer, which also does the work of `shard`."""
     import torch
     import torch.distributed as dist
 

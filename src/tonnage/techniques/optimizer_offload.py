@@ -1,10 +1,10 @@
 """Optimizer offload: states rest in host memory, where the optimizer runs on copies of the parameters.
 
 `cpu`: all parameters; `cpu=0.5`: about half of their elements, the first ones of each optimizer.  `nvme`, `nvme=0.5`:
-states and copies rest in files (see `disk`).  The card keeps parameters and gradients.  At a step gradients go to the
-host, parameters come back.  Own code rather than torchao's `CPUOffloadOptimizer`, which takes no part of the
-parameters, no accumulation where it offloads gradients, and needs a CUDA device to be made at all.  Copies of
-parameters and gradients are pinned where they are in memory, states are ordinary memory as the optimizer makes them.
+states and copies rest in files (see `disk`).  The GPU keeps parameters and gradients.  At a step gradients are copied
+to the host, and parameters back.  It is our own code rather than torchao's `CPUOffloadOptimizer`, which cannot take a
+part of the parameters, cannot accumulate if it offloads gradients, and needs a CUDA device to be created.  Copies of
+parameters and gradients are pinned if they are in memory; states are ordinary memory as the optimizer makes them.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ ON_HOST: Final = tuple(optimizer.name for optimizer in OPTIMIZERS if optimizer.l
 
 
 def accepts(case: Case) -> Refusal | None:
-    """Only whole parameters, and torch's own optimizers."""
+    """Refuse divided parameters or states, and optimizers other than torch's own."""
     plan = case.plan
     if plan.shard not in ("none", "ddp"):
         reason, instead = f"shard is {plan.shard}, which divides parameters or states", "choose param-offload cpu"
         if plan.param_offload == "cpu":
-            instead = "leave it out: what param-offload cpu keeps on the host is updated there"
+            instead = "leave it out: param-offload cpu already updates its parameters on the host"
     elif plan.optimizer not in ON_HOST:
-        reason, instead = f"{plan.optimizer} is not made for the host", "choose optimizer adamw"
+        reason, instead = f"{plan.optimizer} does not run on the host", "choose optimizer adamw"
     else:
         return None
     return Refusal(technique=f"optimizer_offload={plan.optimizer_offload}", reason=reason, instead=instead)
 
 
 def apply(step: Step) -> Step:
-    """Have a part of each optimizer's parameters updated on the host."""
+    """Update a part of each optimizer's parameters on the host."""
     place, _, text = step.plan.optimizer_offload.partition("=")
     return replace(step, new_optimizer=partial(offloaded, fraction=float(text or 1), in_files=place == "nvme"))
 
@@ -52,14 +52,14 @@ def apply(step: Step) -> Step:
 def offloaded(
     parameters: list[nn.Parameter], new: NewOptimizer, *, fraction: float, in_files: bool = False
 ) -> Optimizer:
-    """An optimizer of which `fraction` of the elements is on the host, in its memory or in files."""
+    """Return an optimizer with `fraction` of the elements on the host, in its memory or in files."""
     import torch
 
-    count = _enough(parameters, fraction)
-    copy = _filed if in_files else _pinned
+    count = _count_parameters(parameters, fraction)
+    copy = _copy_to_file if in_files else _copy_to_host
 
     class OnHost(torch.optim.Optimizer):  # type: ignore[misc]
-        """An optimizer on the host, and one on the card for the rest."""
+        """An optimizer on the host, and one on the GPU for the rest."""
 
         def __init__(self) -> None:
             super().__init__(parameters, {})
@@ -69,14 +69,14 @@ def offloaded(
                 self.parts["card"] = new(parameters[count:])
 
         def step(self, closure: Any = None) -> None:
-            """Copy gradients down, step on card and host, copy parameters up."""
+            """Copy gradients to the host, step on GPU and host, copy parameters back."""
             with torch.no_grad():
                 for parameter, host, gradient in self.pairs:
                     given = parameter.grad
                     host.grad = None if given is None else gradient.copy_(given, non_blocking=True)
             if "card" in self.parts:
                 self.parts["card"].step()
-            _finish(parameters[0].device)
+            _synchronize(parameters[0].device)
             with disk.zeros_on_disk() if in_files else nullcontext():
                 self.parts["host"].step()
             with torch.no_grad():
@@ -84,19 +84,19 @@ def offloaded(
                     parameter.copy_(host, non_blocking=True)
 
         def state_dict(self) -> dict[str, Any]:
-            """The states of both."""
+            """Return the states of both optimizers."""
             return {name: part.state_dict() for name, part in self.parts.items()}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            """What `state_dict` gave."""
+            """Load what `state_dict` returned."""
             for name, part in self.parts.items():
                 part.load_state_dict(state_dict[name])
 
     return OnHost()
 
 
-def _enough(parameters: list[nn.Parameter], fraction: float) -> int:
-    """How many of the first parameters hold at least this fraction of all elements."""
+def _count_parameters(parameters: list[nn.Parameter], fraction: float) -> int:
+    """Return how many of the first parameters hold at least this fraction of all elements."""
     wanted = fraction * sum(parameter.numel() for parameter in parameters)
     seen = 0
     for count, parameter in enumerate(parameters):
@@ -106,8 +106,8 @@ def _enough(parameters: list[nn.Parameter], fraction: float) -> int:
     return len(parameters)
 
 
-def _pinned(parameter: nn.Parameter) -> Tensor:
-    """A copy on the host."""
+def _copy_to_host(parameter: nn.Parameter) -> Tensor:
+    """Return a copy in host memory, pinned if the parameter is on a GPU."""
     import torch
 
     pinned = parameter.device.type == "cuda"
@@ -115,12 +115,12 @@ def _pinned(parameter: nn.Parameter) -> Tensor:
     return copy.copy_(parameter.detach())
 
 
-def _filed(parameter: nn.Parameter) -> Tensor:
-    """A copy in a file."""
+def _copy_to_file(parameter: nn.Parameter) -> Tensor:
+    """Return a copy in a file."""
     return disk.empty(tuple(parameter.shape), parameter.dtype).copy_(parameter.detach())
 
 
-def _finish(device: Any) -> None:
+def _synchronize(device: Any) -> None:
     import torch
 
     if device.type == "cuda":

@@ -1,7 +1,7 @@
-"""How long the training loop keeps what the network returned, logits among it.
+"""How long the training loop keeps the network's outputs, logits among them.
 
 `freed`: not while backward runs, as in Hugging Face's Trainer and torchtitan.  `step`: until the optimizer has
-stepped, as where a function takes one step.  `loop`: until the next forward has returned, as in the plain loop
+stepped, as if a function takes one step.  `loop`: until the next forward has returned, as in the plain loop
 
     for batch in loader:
         outputs = model(**batch)
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """A pipeline's schedule has the outputs, not the loop."""
+    """Refuse pipelines, whose schedule holds the outputs instead of the loop."""
     if case.plan.pp > 1:
         return Refusal(
             technique=f"outputs={case.plan.outputs}",

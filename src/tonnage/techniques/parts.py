@@ -1,7 +1,8 @@
-"""Parts of a precision that are said on their own: the dtype of what is trained, and that of the gradients' average.
+"""Parts of a precision that are chosen separately: the dtype of trained weights, and that in which gradients are
+averaged.
 
 `weights_dtype`: `bf16` under bf16-mixed is a network loaded in bf16 and trained under autocast, as many scripts do
-without meaning to; of LoRA and QLoRA it is the adapters'.  `reduce_dtype`: FSDP2's
+unintentionally; for LoRA and QLoRA it is that of the adapters.  `reduce_dtype`: FSDP2's
 `MixedPrecisionPolicy(reduce_dtype=)`, or DDP's hook that compresses gradients (`bf16_compress_hook`).
 """
 
@@ -25,10 +26,10 @@ REPLICATING: Final = ("ddp", "zero1")
 
 
 def accepts_weights(case: Case) -> Refusal | None:
-    """Weights that are trained, in a dtype that autocast can compute with; adapters cast what they get themselves."""
+    """Refuse a dtype of trained weights that the computation cannot use; adapters cast their inputs themselves."""
     plan = case.plan
-    casts = case.job.method != "full" and plan.weights_dtype == "fp32"
-    if not casts and not plan.precision.endswith("-mixed") and plan.weights_dtype != plan.compute_dtype:
+    adapters_cast = case.job.method != "full" and plan.weights_dtype == "fp32"
+    if not adapters_cast and not plan.precision.endswith("-mixed") and plan.weights_dtype != plan.compute_dtype:
         reason = f"without autocast weights compute in their own dtype, and the precision is {plan.precision}"
         instead = "choose a -mixed precision"
     elif plan.precision == "fp16-mixed" and plan.weights_dtype != "fp32":
@@ -48,7 +49,7 @@ def with_weights(step: Step) -> Step:
 
 
 def accepts_reduction(case: Case) -> Refusal | None:
-    """Ranks that average gradients; DDP can only make them smaller for it."""
+    """Refuse ranks that average no gradients, and wider dtypes under DDP."""
     plan = case.plan
     if plan.shard == "none" or plan.precision == "megatron-bf16":
         reason, instead = f"shard is {plan.shard} and precision {plan.precision}", "choose shard ddp or zero3"
@@ -60,13 +61,13 @@ def accepts_reduction(case: Case) -> Refusal | None:
 
 
 def with_reduction(step: Step) -> Step:
-    """Have DDP compress what it averages; FSDP2's policy reads the option itself."""
+    """Make DDP compress what it averages; FSDP2's policy reads the option itself."""
     if step.plan.shard not in REPLICATING or step.shard is None:
         return step
-    return replace(step, shard=partial(_compressing, wrap=step.shard, name=str(step.plan.reduce_dtype)))
+    return replace(step, shard=partial(_compress_gradients, wrap=step.shard, name=str(step.plan.reduce_dtype)))
 
 
-def _compressing(module: nn.Module, wrap: Any, name: str) -> Any:
+def _compress_gradients(module: nn.Module, wrap: Any, name: str) -> Any:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     replicated = wrap(module)

@@ -1,8 +1,8 @@
-"""Pipeline parallelism: each rank of `pp` has some of the layers, and micro-batches go from one to the next.
+"""Pipeline parallelism: each rank of `pp` has some of the layers, and micro-batches pass from one to the next.
 
 torch.distributed.pipelining runs the schedule: 1F1B, interleaved 1F1B with several stages on each rank, or GPipe.
-`grad_accum` is the number of micro-batches; how many of them are under way on a stage at once decides its memory,
-so the first stages hold the most activations, and the last one has the logits.
+`grad_accum` is the number of micro-batches; how many of them are in flight on a stage at once decides its memory, so
+that the first stages hold the most activations, and the last one has the logits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """Plain training of a causal language model, with layers and micro-batches for all stages."""
+    """Refuse all but plain training of a causal language model, with layers and micro-batches for all stages."""
     job, plan = case.job, case.plan
     from tonnage.cluster import CPU
 
@@ -39,31 +39,31 @@ def accepts(case: Case) -> Refusal | None:
     )
     for item in unbuilt:
         if item is not None and item[1] != item[2]:
-            return _refused(plan, f"it is not built for {item[0]} {item[1]}", f"choose {item[0]} {item[2]}, or pp 1")
+            return _refuse(plan, f"it is not built for {item[0]} {item[1]}", f"choose {item[0]} {item[2]}, or pp 1")
     if plan.precision == "megatron-bf16" and job.model.config.get("tie_word_embeddings"):
-        return _refused(
-            plan, "main gradients of a weight that two stages have are not added up", "choose precision bf16-true"
+        return _refuse(
+            plan, "main gradients of a weight shared by two stages are not added up", "choose precision bf16-true"
         )
     if job.model.kind == "factory":
-        return _refused(plan, "where a factory's network is cut is not known", "choose pp 1")
+        return _refuse(plan, "where a factory's network is cut is not known", "choose pp 1")
     if case.cluster.device.id == CPU:
-        return _refused(plan, "what stages agree on is not imitated on the CPU", "choose a GPU")
-    return _layers(job, plan) or _micro_batches(job, plan)
+        return _refuse(plan, "the exchange between stages is not imitated on the CPU", "choose a GPU")
+    return _check_layers(job, plan) or _check_micro_batches(job, plan)
 
 
-def _refused(plan: Plan, reason: str, instead: str) -> Refusal:
+def _refuse(plan: Plan, reason: str, instead: str) -> Refusal:
     return Refusal(technique=f"pp={plan.pp}", reason=reason, instead=instead)
 
 
 def stages(plan: Plan) -> int:
-    """Stages of the whole pipeline."""
+    """Return the stages of the whole pipeline."""
     return plan.pp * (plan.pp_stages if plan.pp_schedule == "interleaved" else 1)
 
 
-def _layers(job: Job, plan: Plan) -> Refusal | None:
+def _check_layers(job: Job, plan: Plan) -> Refusal | None:
     layers = job.model.text.get("num_hidden_layers")
     if isinstance(layers, int) and layers < stages(plan):
-        return _refused(
+        return _refuse(
             plan,
             f"{counted(layers, 'layer')} cannot be cut into {stages(plan)} stages",
             f"choose at most {counted(layers, 'stage')}",
@@ -71,17 +71,17 @@ def _layers(job: Job, plan: Plan) -> Refusal | None:
     return None
 
 
-def _micro_batches(job: Job, plan: Plan) -> Refusal | None:
+def _check_micro_batches(job: Job, plan: Plan) -> Refusal | None:
     count = job.grad_accum
     if plan.pp_schedule == "1f1b" and count < plan.pp:
-        return _refused(
+        return _refuse(
             plan,
             f"a step has {counted(count, 'micro-batch')}, fewer than stages",
             f"choose grad-accum {plan.pp} or more",
         )
     rounds = max(1, count // plan.pp)
     if plan.pp_schedule == "interleaved" and count % rounds:
-        return _refused(
+        return _refuse(
             plan,
             f"{count} micro-batches cannot be divided into {rounds} equal rounds",
             f"choose grad-accum {rounds * plan.pp} or {(rounds + 1) * plan.pp}",
@@ -90,7 +90,7 @@ def _micro_batches(job: Job, plan: Plan) -> Refusal | None:
 
 
 def apply(step: Step) -> Step:
-    """Cut the network before it has memory, and let torch's schedule run its micro-batches."""
+    """Cut the network before it has memory, and run its micro-batches by torch's schedule."""
     from functools import partial
 
     from tonnage.step import clipping
@@ -98,15 +98,15 @@ def apply(step: Step) -> Step:
 
     return replace(
         step,
-        divide=(*step.divide, _own_stage),
+        divide=(*step.divide, _cut_own_stage),
         parts=stages(step.plan) // step.plan.pp,
         accumulate=Pipeline(),
         clip=partial(clipping.clip, world=step.world),
     )
 
 
-def _own_stage(step: Step, module: nn.Module) -> Any:
-    """The stage that this rank holds; of several, each is `pp` stages behind the one before it."""
+def _cut_own_stage(step: Step, module: nn.Module) -> Any:
+    """Return the stage that this rank holds; of several, each is `pp` stages after the one before it."""
     from tonnage.step.stages import cut
 
     place = step.world.axes.place(step.world.rank, "pp")

@@ -6,7 +6,7 @@
 | fp16-mixed | fp32 | torch.autocast to fp16 | GradScaler |
 | bf16-true | bf16 | bf16, no autocast | no |
 | fp16-true | fp16 | fp16, no autocast | no |
-| fp32 | fp32 | fp32; TF32 as torch has it by default | no |
+| fp32 | fp32 | fp32; TF32 as in torch's default | no |
 
 Under FSDP2 the mixed precisions become its MixedPrecisionPolicy instead of autocast (see `fsdp`).
 """
@@ -28,7 +28,7 @@ DTYPE_NAMES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def dtype(name: str) -> torch.dtype:
-    """`bf16` -> torch.bfloat16."""
+    """Return torch's dtype of that name: `bf16` -> torch.bfloat16."""
     import torch
 
     found: torch.dtype = getattr(torch, DTYPE_NAMES[name])
@@ -36,18 +36,18 @@ def dtype(name: str) -> torch.dtype:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """A dtype for frozen weights needs frozen weights."""
+    """Refuse a dtype for frozen weights if no weights are frozen."""
     if case.plan.base_dtype is not None and case.job.method == "full":
         return Refusal(
             technique=f"base_dtype={case.plan.base_dtype}",
             reason="nothing is frozen under method full",
-            instead="choose method lora, or say it by the precision",
+            instead="choose method lora, or use precision for it",
         )
     return None
 
 
 def apply(step: Step) -> Step:
-    """Set the dtype of weights and autocast."""
+    """Set the dtypes of weights and autocast."""
     compute, _, style = step.plan.precision.partition("-")
     if style != "mixed":
         return replace(step, weights_dtype=dtype(compute))

@@ -1,19 +1,17 @@
 """QLoRA: adapters beside frozen linear layers that bitsandbytes keeps in 4 or 8 bits.
 
-| quant | kept per weight |
-|---|---|
-| nf4, fp4 | half a byte, and 4 bytes for each block of 64 (0.5625 in all) |
-| nf4-double, fp4-double | half a byte, 1 byte for each block of 64, 4 bytes for each 256 of those (0.516 in all) |
-| int8 | 1 byte, and 4 bytes for each row |
+| quant | kept per weight | |---|---| | nf4, fp4 | half a byte, and 4 bytes for each block of 64 (0.5625 in all) | |
+nf4-double, fp4-double | half a byte, 1 byte for each block of 64, 4 bytes for each 256 of those (0.516 in all) | |
+int8 | 1 byte, and 4 bytes for each row |
 
 transformers' own loader quantizes the layers one after the other, each from a copy in the compute dtype; embeddings,
 head, norms and the 3-D weights of experts stay as they are.  PEFT's prepare_model_for_kbit_training then casts those
-to fp32 (`unquantized_dtype=fp32`, the default); TRL does not and makes the adapters in the compute dtype too
-(`unquantized_dtype=compute` under a -true precision).  Checkpointing is what the plan says; PEFT's function would
+to fp32 (`unquantized_dtype=fp32`, the default); TRL does not, and makes the adapters in the compute dtype too
+(`unquantized_dtype=compute` under a -true precision).  The plan decides about checkpointing; PEFT's function would
 turn it on.
 
-Under FSDP2 no rank ever has the whole: a layer is quantized, divided, and the next one follows.  The packed weights
-are stored in the compute dtype (`bnb_4bit_quant_storage`), so that FSDP2 does not cast them.
+Under FSDP2 no rank ever has the whole network: a layer is quantized and sharded before the next one follows.  The
+packed weights are stored in the compute dtype (`bnb_4bit_quant_storage`), so that FSDP2 does not cast them.
 """
 
 from __future__ import annotations
@@ -36,14 +34,16 @@ if TYPE_CHECKING:
     from tonnage.step.step import Step
 
 LIBRARIES: Final = ("bitsandbytes", "accelerate", "peft")
-"""All of them must be installed; transformers asks for accelerate when it quantizes."""
+"""Packages that must be installed; transformers needs accelerate when it quantizes."""
 
 
 def accepts(case: Case) -> Refusal | None:
-    """The libraries must be there, the model transformers', and its weights whole on every rank."""
+    """Refuse missing libraries, a factory's network, and quantized weights that cannot be sharded."""
     plan = case.plan
     if case.job.model.kind != "config":
-        return _refused("transformers quantizes its own networks only, and this one is a factory's", "choose lora")
+        return _refuse(
+            "transformers quantizes its own networks only, and this one is a factory's", "choose method lora"
+        )
     if plan.base_dtype is not None:
         return Refusal(
             technique=f"base_dtype={plan.base_dtype}",
@@ -51,30 +51,34 @@ def accepts(case: Case) -> Refusal | None:
             instead="leave the base dtype out, or choose method lora",
         )
     if plan.precision in ("fp8", "megatron-bf16"):
-        return _refused(f"frozen quantized weights have no use for precision {plan.precision}", "choose bf16-mixed")
+        return _refuse(
+            f"frozen quantized weights have no use for precision {plan.precision}", "choose precision bf16-mixed"
+        )
     if plan.shard in SHARDING and plan.quant == "int8":
-        return _refused(f"rows of int8 have scales that {plan.shard} does not divide", "choose quant nf4")
+        return _refuse(f"rows of int8 have scales that {plan.shard} does not divide", "choose quant nf4")
     missing = [name for name in LIBRARIES if find_spec(name) is None]
     if missing:
-        return _refused(f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
+        return _refuse(f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}")
     return None
 
 
-def _refused(reason: str, instead: str) -> Refusal:
+def _refuse(reason: str, instead: str) -> Refusal:
     return Refusal(technique="method=qlora", reason=reason, instead=instead)
 
 
 def apply(step: Step) -> Step:
-    """Load quantized, cast what is not, add adapters."""
+    """Load the network quantized, cast what is not, and add adapters."""
     compute = dtype(step.plan.compute_dtype)
-    changes = (*step.changes, lambda module: prepared(module, step), lambda module: _adapted(module, step))
+    changes = (*step.changes, lambda module: prepared(module, step), lambda module: _add_adapters(module, step))
     if step.plan.shard in SHARDING:
-        return replace(step, weights_dtype=compute, load=_converted, changes=changes, before_shard=_with_memory)
+        return replace(
+            step, weights_dtype=compute, load=_build_unquantized, changes=changes, before_shard=_allocate_and_quantize
+        )
     return replace(step, weights_dtype=compute, load=loaded, changes=changes)
 
 
-def _converted(step: Step) -> nn.Module:
-    """The network with bitsandbytes' layers, not on the card yet: they quantize when they get there."""
+def _build_unquantized(step: Step) -> nn.Module:
+    """Return the network with bitsandbytes' layers, not on the GPU yet: they quantize when they are moved there."""
     from bitsandbytes.nn import Linear4bit
     from transformers.quantizers import AutoHfQuantizer
 
@@ -86,25 +90,25 @@ def _converted(step: Step) -> nn.Module:
     if step.initialise:
         models.initialise(network)
     weights = dict(network.named_parameters())
-    quantizer = AutoHfQuantizer.from_config(_configuration(step.plan, step.weights_dtype), pre_quantized=False)
+    quantizer = AutoHfQuantizer.from_config(_quantization_config(step.plan, step.weights_dtype), pre_quantized=False)
     quantizer.preprocess_model(network, device_map=None)
     for name, module in network.named_modules():
         if isinstance(module, Linear4bit):
-            module.weight = _unquantized(module.weight, weights[f"{name}.weight"])
+            module.weight = _unquantized_weight(module.weight, weights[f"{name}.weight"])
             module.bias = weights.get(f"{name}.bias")
     quantizer.postprocess_model(network)
     return network  # type: ignore[no-any-return]
 
 
-def _unquantized(like: Any, weight: torch.Tensor) -> Any:
-    """A weight that bitsandbytes has still to quantize, as `like` says."""
+def _unquantized_weight(like: Any, weight: torch.Tensor) -> Any:
+    """Return a weight that bitsandbytes still has to quantize, in the way of `like`."""
     from bitsandbytes.nn import Params4bit
 
     return Params4bit(weight.detach(), requires_grad=False, **vars(like))
 
 
-def _with_memory(module: nn.Module, device: torch.device) -> None:
-    """What `module` has no memory for yet gets it on the device; layers to be quantized are."""
+def _allocate_and_quantize(module: nn.Module, device: torch.device) -> None:
+    """Give `module` memory on the device where it has none yet; quantize its layers."""
     import torch
     from bitsandbytes.nn import Params4bit
 
@@ -114,13 +118,13 @@ def _with_memory(module: nn.Module, device: torch.device) -> None:
         weight = layer._parameters.get("weight")
         if isinstance(weight, Params4bit) and not weight.bnb_quantized:
             whole = torch.empty_like(weight.data, device=device) if weight.is_meta else weight.data
-            layer.weight = _unquantized(weight, whole).to(device)
+            layer.weight = _unquantized_weight(weight, whole).to(device)
     models.materialise(module, device)
-    _to_device(module, device)
+    _move_to_device(module, device)
 
 
-def _to_device(module: nn.Module, device: torch.device) -> None:
-    """Whole parameters and buffers that rest elsewhere; shards stay."""
+def _move_to_device(module: nn.Module, device: torch.device) -> None:
+    """Move unsharded parameters and buffers to the device; shards stay."""
     from torch.distributed.tensor import DTensor
 
     for child in module.modules():
@@ -130,7 +134,7 @@ def _to_device(module: nn.Module, device: torch.device) -> None:
 
 
 def loaded(step: Step) -> nn.Module:
-    """What from_pretrained returns for a checkpoint in the compute dtype, by its own loader."""
+    """Return what from_pretrained returns for a checkpoint in the compute dtype, by transformers' own loader."""
     from tonnage.step import model as models
 
     device = step.world.device
@@ -141,16 +145,16 @@ def loaded(step: Step) -> nn.Module:
         models.initialise(network)
     chosen = {"attn_implementation": step.attention} if step.attention else {}
     with models.quiet():
-        found: nn.Module = type(network).from_pretrained(
+        quantized: nn.Module = type(network).from_pretrained(
             None,
             config=network.config,
-            state_dict=_checkpoint(network),
+            state_dict=_host_state_dict(network),
             dtype=step.weights_dtype,
             device_map={"": device},
-            quantization_config=_configuration(step.plan, step.weights_dtype),
+            quantization_config=_quantization_config(step.plan, step.weights_dtype),
             **chosen,
         )
-    return found.train()
+    return quantized.train()
 
 
 def _cpu_or_meta(step: Step) -> torch.device:
@@ -159,8 +163,10 @@ def _cpu_or_meta(step: Step) -> torch.device:
     return torch.device("cpu" if step.initialise else "meta")
 
 
-def _checkpoint(network: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint on the host: tied ones once; those without values take no memory until read."""
+def _host_state_dict(network: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a checkpoint's tensors on the host: tied ones once; those without values take no memory until they
+    are read.
+    """
     import torch
 
     tensors = [*network.named_parameters(), *network.named_buffers()]
@@ -172,7 +178,7 @@ def _checkpoint(network: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def _configuration(plan: Plan, compute: torch.dtype) -> Any:
+def _quantization_config(plan: Plan, compute: torch.dtype) -> Any:
     import torch
     from transformers import BitsAndBytesConfig
 
@@ -189,7 +195,7 @@ def _configuration(plan: Plan, compute: torch.dtype) -> Any:
 
 
 def prepared(module: nn.Module, step: Step) -> nn.Module:
-    """Frozen, and what is not quantized in fp32 where PEFT is to do so."""
+    """Return the network frozen, with unquantized parameters in fp32 if PEFT is to cast them."""
     if step.plan.unquantized_dtype == "compute":
         return module.requires_grad_(False)
     from peft import prepare_model_for_kbit_training
@@ -198,7 +204,7 @@ def prepared(module: nn.Module, step: Step) -> nn.Module:
     return cast
 
 
-def _adapted(module: nn.Module, step: Step) -> nn.Module:
+def _add_adapters(module: nn.Module, step: Step) -> nn.Module:
     return with_adapters(module, step, step.plan.adapters_dtype(step.job.method))
 
 

@@ -1,7 +1,7 @@
 """Checkpointing by segments: ceil(sqrt(L)) of the L layers run again together, and only their first input is kept.
 
-Chen et al., "Training Deep Nets with Sublinear Memory Cost" (https://arxiv.org/abs/1604.06174).  Held at the end of
-the forward: one input a segment; while a segment runs again: everything of its layers.
+Chen et al., "Training Deep Nets with Sublinear Memory Cost" (https://arxiv.org/abs/1604.06174).  At the end of
+forward one input a segment is held; while a segment runs again, everything that its layers save.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def accepts(case: Case) -> Refusal | None:
-    """FSDP2 gathers a layer when it is called, and a segment that runs again calls its layers from inside."""
+    """Refuse FSDP2: it gathers a layer when the layer is called, but a segment that runs again calls its layers
+    internally.
+    """
     if case.plan.shard in SHARDING:
         return Refusal(
             technique="checkpointing=sqrt",
@@ -38,10 +40,10 @@ def accepts(case: Case) -> Refusal | None:
 
 def apply(step: Step) -> Step:
     """Divide every list of layers into segments."""
-    return replace(step, changes=(*step.changes, _in_segments))
+    return replace(step, changes=(*step.changes, _divide_into_segments))
 
 
-def _in_segments(module: nn.Module) -> nn.Module:
+def _divide_into_segments(module: nn.Module) -> nn.Module:
     for layers in layer_lists_of(module):
         length = math.isqrt(len(layers) - 1) + 1  # ceil(sqrt(L))
         for start in range(0, len(layers), length):
@@ -49,34 +51,34 @@ def _in_segments(module: nn.Module) -> nn.Module:
     return module
 
 
-Place = tuple[int, int]
-"""Which layer of the segment returned a tensor, and as the how many-eth."""
+Position = tuple[int, int]
+"""Index of the layer in its segment that returned a tensor, and of the tensor in its output."""
 
 
 @dataclass(frozen=True)
-class _Taken:
-    """Stands for a tensor that an earlier layer of the segment returned, so that it need not be kept."""
+class _OutputReference:
+    """Replaces a tensor that an earlier layer of the segment returned, so that it need not be kept."""
 
-    place: Place
+    position: Position
 
 
 class _Segment:
     """Layers that the network calls one after the other, under one checkpoint.
 
-    The checkpoint opens when the first is called and closes after the last.  Each call is written down with what it
-    took from the layers before it, so that all can be repeated whatever else (masks, positions) they were given.
+    The checkpoint opens when the first is called and closes after the last.  Each call is recorded with what it took
+    from the layers before it, so that all can be repeated whatever other arguments (masks, positions) they got.
     """
 
     def __init__(self, layers: list[nn.Module]) -> None:
         self.calls = _Calls()
-        self.returned: dict[int, tuple[weakref.ref[Any], Place]] = {}
+        self.returned: dict[int, tuple[weakref.ref[Any], Position]] = {}
         self.checkpoint: Generator[None, None, None] | None = None
         self.length = len(layers)
         for index, layer in enumerate(layers):
             layer.forward = partial(self.run, index, layer.forward)  # type: ignore[method-assign]
 
     def run(self, index: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """One layer's forward, as the network calls it."""
+        """Run one layer's forward, called by the network."""
         import torch
 
         if not torch.is_grad_enabled():
@@ -84,7 +86,7 @@ class _Segment:
         if index == 0:
             self._open(forward, args, kwargs)
         else:
-            self._write_down(forward, args, kwargs)
+            self._record_call(forward, args, kwargs)
         output = forward(*args, **kwargs)
         for number, tensor in enumerate(_tensors(output)):
             self.returned[id(tensor)] = (weakref.ref(tensor), (index, number))
@@ -101,21 +103,21 @@ class _Segment:
         self.checkpoint = generator(partial(self.calls.repeat, forward), *options, *args, **kwargs)
         next(self.checkpoint)
 
-    def _write_down(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    def _record_call(self, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
         from torch.utils._pytree import tree_map
 
         from tonnage.errors import CannotEstimate
 
-        given = tree_map(self._as_taken, (args, kwargs))
+        given = tree_map(self._refer_to_output, (args, kwargs))
         if not self.calls.add(forward, given):
             raise CannotEstimate(
-                "What a layer returns is changed before the next one gets it, so they cannot be checkpointed "
+                "The output of a layer is changed before the next one gets it, so they cannot be checkpointed "
                 "together; choose checkpointing full."
             )
 
-    def _as_taken(self, leaf: Any) -> Any:
-        reference, place = self.returned.get(id(leaf), (None, (0, 0)))
-        return _Taken(place) if reference is not None and reference() is leaf else leaf
+    def _refer_to_output(self, leaf: Any) -> Any:
+        reference, position = self.returned.get(id(leaf), (None, (0, 0)))
+        return _OutputReference(position) if reference is not None and reference() is leaf else leaf
 
     def _close(self) -> None:
         assert self.checkpoint is not None
@@ -125,39 +127,39 @@ class _Segment:
 
 
 class _Calls:
-    """The calls of a segment's layers after the first, and when each result is needed for the last time."""
+    """The calls of a segment's layers after the first, and the last call that needs each result."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Callable[..., Any], Any]] = []
-        self.last_use: dict[Place, int] = {}
+        self.last_use: dict[Position, int] = {}
 
     def add(self, forward: Callable[..., Any], given: Any) -> bool:
-        """Write down one more call; True if it takes something from an earlier one."""
+        """Record one more call; return True if it takes something from an earlier one."""
         from torch.utils._pytree import tree_leaves
 
         self.calls.append((forward, given))
-        taken = [leaf.place for leaf in tree_leaves(given) if isinstance(leaf, _Taken)]
+        taken = [leaf.position for leaf in tree_leaves(given) if isinstance(leaf, _OutputReference)]
         self.last_use |= dict.fromkeys(taken, len(self.calls))
         return bool(taken)
 
     def repeat(self, first: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Run all layers again, letting go of what no later one takes."""
+        """Run all layers again, freeing what no later one takes."""
         from torch.utils._pytree import tree_map
 
-        held = self._wanted(0, first(*args, **kwargs))
+        held = self._outputs_in_use(0, first(*args, **kwargs))
         for index, (forward, given) in enumerate(self.calls, start=1):
             positional, named = tree_map(
-                lambda leaf, held=held: held[leaf.place] if isinstance(leaf, _Taken) else leaf, given
+                lambda leaf, held=held: held[leaf.position] if isinstance(leaf, _OutputReference) else leaf, given
             )
-            held = {place: tensor for place, tensor in held.items() if self.last_use[place] > index}
+            held = {position: tensor for position, tensor in held.items() if self.last_use[position] > index}
             output = forward(*positional, **named)
             del positional, named
-            held |= self._wanted(index, output)
+            held |= self._outputs_in_use(index, output)
             del output
 
-    def _wanted(self, layer: int, output: Any) -> dict[Place, Any]:
-        places = (((layer, number), tensor) for number, tensor in enumerate(_tensors(output)))
-        return {place: tensor for place, tensor in places if place in self.last_use}
+    def _outputs_in_use(self, layer: int, output: Any) -> dict[Position, Any]:
+        outputs = (((layer, number), tensor) for number, tensor in enumerate(_tensors(output)))
+        return {position: tensor for position, tensor in outputs if position in self.last_use}
 
 
 def _tensors(output: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The interface of every technique: one option of the Plan or the Job, two questions."""
+"""The interface of every technique: the option that chooses it, when it can be used, what it does to a Step."""
 
 from __future__ import annotations
 
@@ -17,66 +17,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a technique cannot be used for a job on a cluster, and what can."""
+    """The reason why a technique cannot be used in a case, and what to choose instead."""
 
     technique: str
     """The option and value that were refused, as on the command line: `attention=flash`."""
     reason: str
-    """What stands against it, with numbers or versions, in one line."""
+    """The reason in one line, with numbers or versions."""
     instead: str
-    """What to choose in its place."""
+    """What to choose instead."""
 
     def __str__(self) -> str:
         return f"{self.technique}: {self.reason}; {self.instead}."
 
     @property
     def is_of_here(self) -> bool:
-        """Whether only a package is missing, which may be there where the plan will run."""
+        """Return True if only a package is missing, which may be installed where the plan will run."""
         return self.instead.startswith("pip install")
 
 
 def first_of(refusals: Iterable[Refusal | None]) -> Refusal | None:
-    """The first that holds wherever the plan runs; else the first."""
-    found = [one for one in refusals if one is not None]
-    return next((one for one in found if not one.is_of_here), found[0] if found else None)
+    """Return the first refusal that holds wherever the plan runs; else the first one."""
+    given = [refusal for refusal in refusals if refusal is not None]
+    return next((refusal for refusal in given if not refusal.is_of_here), given[0] if given else None)
 
 
 def nothing_against(case: Case) -> Refusal | None:
-    """The `accepts` of a technique that works everywhere."""
+    """Accept every case: the `accepts` of a technique that works everywhere."""
     return None
 
 
 def unchanged(step: Step) -> Step:
-    """The `apply` of a technique that acts before the process starts (see `environment`)."""
+    """Return the step as it is: the `apply` of a technique that acts before the process starts (`environment`)."""
     return step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Technique:
-    """One trade of time or precision for memory: when it may be used, and what it does to a Step."""
+    """A trade of time or precision for memory: when it can be used, and what it does to a Step."""
 
     option: str
     """The field of the Plan (or of the Job: `method`) that chooses it."""
     values: tuple[str, ...]
-    """The values of that field which this technique answers for; a trailing `-N` stands for any whole number,
-    `N` alone for one above 1."""
+    """The values of that field that this technique implements; a trailing `-N` stands for any whole number, `N`
+    alone for one above 1.
+    """
     accepts: Callable[[Case], Refusal | None] = nothing_against
-    """Whether it can be used; imports no torch."""
+    """Returns a refusal if the technique cannot be used in a case; imports no torch."""
     apply: Callable[[Step], Step] = unchanged
-    """The changed Step; imports torch inside."""
+    """Returns the changed Step; imports torch inside."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that must be set before the training process starts."""
     libraries: tuple[str, ...] = ()
-    """Optional packages and parts of torch that it takes to import; a warm worker does so once."""
+    """Optional packages and parts of torch that it imports; a warm worker does so once."""
 
     def chosen(self, job: Job, plan: Plan) -> bool:
-        """True if the plan (or the job) asks for this technique."""
+        """Return True if the plan (or the job) chooses this technique."""
         return self.takes(getattr(plan if hasattr(plan, self.option) else job, self.option))
 
     def takes(self, value: str | bool | int) -> bool:
-        """True if this technique answers for the value: `every-3` is taken by one that lists `every-N`.
+        """Return True if this technique implements the value: `every-3` matches a listed `every-N`.
 
-        A switch that is set has the value `on`; a number above one is taken by a technique that lists `N`.
+        A switch that is on has the value `on`; a number above one matches a listed `N`.
         """
         if isinstance(value, int) and not isinstance(value, bool):
             return value > 1 and "N" in self.values

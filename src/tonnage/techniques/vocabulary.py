@@ -1,8 +1,8 @@
-"""The loss where each rank has the logits of its own words alone, on plain tensors.
+"""The loss on a vocabulary that ranks divide, on plain tensors: each rank has the logits of its own words alone.
 
-What torch has for this (`loss_parallel`) works on DTensors, whose every operation costs the host a tenth of a
-millisecond, and makes five tensors of a slice's size.  Here ranks tell each other two numbers a token (Shoeybi et al.
-2019, arXiv:1909.08053, section 3), the exponentials are made in place, and backward turns them into the gradient.
+torch's function for this (`loss_parallel`) works on DTensors, whose every operation costs the host a tenth of a
+millisecond, and makes five tensors of a slice's size.  Here ranks exchange two numbers a token (Shoeybi et al. 2019,
+arXiv:1909.08053, section 3), the exponentials are made in place, and backward turns them into the gradient.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
 
 def divide(head: nn.Module, mesh: DeviceMesh) -> None:
-    """Give each rank of `mesh` some of the head's rows, of which it makes its own words' logits.
+    """Shard the head's rows over `mesh`, so that each rank computes its own words' logits.
 
-    Hidden states (tokens, width), whole and plain, go in; logits (tokens, words of this rank) come out.
+    The head takes replicated plain hidden states (tokens, width), and returns logits (tokens, words of this rank).
     """
 
-    def rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    def shard_rows(_name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for name, parameter in list(module.named_parameters(recurse=False)):
-            own = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
-            module.register_parameter(name, Parameter(own, requires_grad=parameter.requires_grad))
+            shard = distribute_tensor(parameter, mesh, [Shard(0)], src_data_rank=None)
+            module.register_parameter(name, Parameter(shard, requires_grad=parameter.requires_grad))
 
-    distribute_module(head, mesh, rows)
-    head.forward = lambda hidden: linear(hidden, _own(head.weight), _own(head.bias))
+    distribute_module(head, mesh, shard_rows)
+    head.forward = lambda hidden: linear(hidden, _local_part(head.weight), _local_part(head.bias))
 
 
-def _own(parameter: Any) -> Any:
+def _local_part(parameter: Any) -> Any:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def gathered(hidden: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The hidden states (batch, sequence, width) of the whole sequence, plain, on each rank.
+    """Return the hidden states (batch, sequence, width) of the whole sequence, plain, on each rank.
 
-    In backward what ranks have of their gradient is added up, and divided as the hidden states were.
+    In backward the ranks' gradients are summed, and sharded as the hidden states were.
     """
     if not isinstance(hidden, DTensor):
         hidden = DTensor.from_local(hidden, mesh, [Replicate()], run_check=False)
@@ -53,18 +53,20 @@ def gathered(hidden: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, words: int, mesh: DeviceMesh) -> Tensor:
-    """The sum over tokens that are not ignored, the same on each rank.
+    """Return the sum over tokens that are not ignored, the same on each rank.
 
-    Logits are (tokens, words of this rank), targets (tokens,); `words` is how many all ranks have.  Backward makes
-    the gradient of what forward kept, and so can be run once.
+    Logits are (tokens, words of this rank), targets (tokens,); `words` is the number of words of all ranks.  Backward
+    overwrites what forward kept, so it can run once.
     """
-    each = -(-words // mesh.size())  # as torch divides rows
+    each = -(-words // mesh.size())  # rows of a rank, as torch shards them
     loss: Tensor = _CrossEntropy.apply(logits, targets - each * mesh.get_local_rank(), targets, mesh.get_group())
     return loss
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """`targets` are the places among this rank's words, which may lie beside them; `labels` the same among all."""
+    """Cross-entropy by words; `targets` are positions among this rank's words, possibly outside them, `labels`
+    among all.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, labels: Tensor, group: Any) -> Tensor:
@@ -73,20 +75,20 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         exponentials = logits.float() if logits.dtype != torch.float32 else logits.clone()
         exponentials.sub_(highest.unsqueeze(1))
         is_own = (targets >= 0) & (targets < logits.shape[1])
-        places = targets.where(is_own, 0).unsqueeze(1)
-        wanted = exponentials.gather(1, places).squeeze(1).where(is_own, 0)
-        sums = torch.stack((exponentials.exp_().sum(1), wanted))
+        positions = targets.where(is_own, 0).unsqueeze(1)
+        label_scores = exponentials.gather(1, positions).squeeze(1).where(is_own, 0)
+        sums = torch.stack((exponentials.exp_().sum(1), label_scores))
         dist.all_reduce(sums, group=group)
-        total, wanted = sums
+        total, label_scores = sums
         counts = labels != IGNORED_LABEL
-        ctx.save_for_backward(exponentials, places, is_own, total, counts)
+        ctx.save_for_backward(exponentials, positions, is_own, total, counts)
         ctx.dtype = logits.dtype
-        return (total.log() - wanted).where(counts, 0).sum()
+        return (total.log() - label_scores).where(counts, 0).sum()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        exponentials, places, is_own, total, counts = ctx.saved_tensors
-        of_token = gradient.where(counts, 0)
-        exponentials.mul_((of_token / total).unsqueeze(1))
-        exponentials.scatter_add_(1, places, of_token.where(is_own, 0).neg().unsqueeze(1))
+        exponentials, positions, is_own, total, counts = ctx.saved_tensors
+        token_gradient = gradient.where(counts, 0)
+        exponentials.mul_((token_gradient / total).unsqueeze(1))
+        exponentials.scatter_add_(1, positions, token_gradient.where(is_own, 0).neg().unsqueeze(1))
         return exponentials.to(ctx.dtype), None, None, None

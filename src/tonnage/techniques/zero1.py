@@ -1,4 +1,4 @@
-"""ZeRO-1: DDP whose optimizer states are divided among the ranks (torch's ZeroRedundancyOptimizer)."""
+"""ZeRO-1: DDP with optimizer states sharded among the ranks (torch's ZeroRedundancyOptimizer)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 def apply(step: Step) -> Step:
-    """DDP, with every optimizer made by ZeroRedundancyOptimizer."""
-    return replace(ddp.apply(step), new_optimizer=partial(_divided, world=step.world))
+    """Use DDP, and make every optimizer by ZeroRedundancyOptimizer."""
+    return replace(ddp.apply(step), new_optimizer=partial(_shard_optimizer, world=step.world))
 
 
-def _divided(parameters: list[nn.Parameter], new: NewOptimizer, world: World) -> Optimizer:
+def _shard_optimizer(parameters: list[nn.Parameter], new: NewOptimizer, world: World) -> Optimizer:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     group = world.group("dp_replicate", "cp")
-    divided: Optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=new, process_group=group)
-    return divided
+    sharded: Optimizer = ZeroRedundancyOptimizer(parameters, optimizer_class=new, process_group=group)
+    return sharded
 
 
 ZERO1: Final = Technique(option="shard", values=("zero1",), apply=apply, libraries=("torch.distributed.optim",))

@@ -1,10 +1,9 @@
 """The operations of one step: what each multiplies, reads and writes, and the order in which they were launched.
 
-A ghost process writes them (`tonnage_inside.worked`); they are read here without torch.
+A ghost process writes them (`tonnage_recorder.operations`); they are read here without torch.
 """
 
 import json
-import struct
 import zipfile
 from array import array
 from collections.abc import Iterator
@@ -13,12 +12,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tonnage.errors import UnreadableFile
+from tonnage.recorder.tonnage_recorder.layout import RECORD
 
 _DOCUMENT, _NUMBERS, _LOG = "worked.json", "worked.places", "worked.log"
 """Names of the members of an archive."""
-
-_RECORD: Final = struct.Struct("<BBHIIIIIIIQQQQ")  # struct ghost_record, 64 bytes
-
 
 LAUNCHED: Final = (1, 2, 3, 4, 5, 13)
 """Kinds of records that are work for the card: kernels, copies, fills, operations of libraries."""
@@ -93,7 +90,7 @@ class Worked:
         names = dict(enumerate(self.names))
         return [
             Record(kind, flags, mark, names.get(name, ""), (x, y, z), block, stream, moved, address)
-            for kind, _, flags, mark, name, x, y, z, block, _, stream, moved, address, _ in _RECORD.iter_unpack(
+            for kind, _, flags, mark, name, x, y, z, block, _, stream, moved, address, _ in RECORD.iter_unpack(
                 self.log
             )
         ]
@@ -155,10 +152,10 @@ def _parse_operation(row: list[Any]) -> Operation:
 
 
 def _check(worked: Worked) -> None:
-    records = len(worked.log) // _RECORD.size
-    if len(worked.log) % _RECORD.size or len(worked.numbers) % 3:
+    records = len(worked.log) // RECORD.size
+    if len(worked.log) % RECORD.size or len(worked.numbers) % 3:
         raise ValueError("its parts have incomplete records")
-    kinds = worked.log[:: _RECORD.size]
+    kinds = worked.log[:: RECORD.size]
     for number, first, last in worked.places():
         if not (0 <= number < len(worked.operations) and 0 <= first < last <= records):
             raise ValueError("an operation points at records that do not exist")

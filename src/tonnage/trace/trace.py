@@ -17,55 +17,21 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tonnage.errors import UnreadableFile
+from tonnage.recorder.tonnage_recorder.layout import (
+    ACTIONS,
+    EVENT_COLUMNS,
+    FORMAT_VERSION,
+    KERNEL_KINDS,
+    RECORD,
+    offset_of,
+)
 from tonnage.trace import operations as works
 from tonnage.trace.operations import Worked
 
-FORMAT_VERSION: Final = 1
-
-ACTIONS: Final = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "oom",
-    "snapshot",
-    "workspace_snapshot",
-)
-"""Names of the allocator's trace events, in the order of their codes in a Trace."""
-
-KERNEL_KINDS: Final = {
-    1: "kernel",
-    2: "copy_h2d",
-    3: "copy_d2h",
-    4: "copy_d2d",
-    5: "memset",
-    6: "malloc",
-    7: "free",
-    8: "vm_map",
-    9: "vm_unmap",
-    10: "pinned_alloc",
-    11: "pinned_free",
-    12: "collective",
-    13: "library",
-    14: "event_record",
-    15: "stream_wait",
-    16: "synchronise",
-    17: "graph_launch",
-    18: "host_function",
-}
-"""Names of the kinds of records in the ghost's log (`struct ghost_record`, field kind)."""
-
 _CODES: Final = {kind: code for code, kind in KERNEL_KINDS.items()}
 
-EVENT_COLUMNS: Final = ("action", "address", "size", "stream", "mark")
-"""Columns of the allocator's trace; each has 64-bit signed integers."""
-
-_RECORD: Final = struct.Struct("<BBHIIIIIIIQQQQ")  # struct ghost_record, 64 bytes
 _EXCHANGE: Final = struct.Struct("<IIIII")
-_EXCHANGE_BEGIN: Final = 8
+_EXCHANGE_BEGIN: Final = offset_of("name")
 """Layout and offset of the part of a record that describes an exchange: name, grid and block."""
 _MAX_MEMBER_BYTES: Final = 2 * 2**30
 
@@ -100,7 +66,7 @@ def packed(activity: Activity, places: Mapping[str, int]) -> bytes:
     """Return the activity as a record of a Trace's log; `places` has the index of each name in `Trace.names`."""
     kind, name, mark, device, grid, block, stream, count, address, address2 = activity
     code, index = _CODES[kind], places[name]
-    return _RECORD.pack(code, device, 0, mark, index, *grid, block, 0, stream, count, address, address2)
+    return RECORD.pack(code, device, 0, mark, index, *grid, block, 0, stream, count, address, address2)
 
 
 class Mark(NamedTuple):
@@ -150,7 +116,7 @@ class Trace:
     model: dict[str, Any] = field(default_factory=dict)
     """Facts about the network: parameters, trainable_parameters, class, module (in which the class is defined)."""
     script: dict[str, Any] = field(default_factory=dict)
-    """Facts about a dry-run script, as recorded by `tonnage_inside.script`."""
+    """Facts about a dry-run script, as recorded by `tonnage_recorder.script`."""
     assumed: tuple[str, ...] = ()
     """One sentence for each value that a ghost cannot know: the value and the assumption made for it."""
     unknown_calls: dict[str, int] = field(default_factory=dict)
@@ -194,7 +160,7 @@ class Trace:
     def activities(self, only: str | None = None) -> Iterator[Activity]:
         """Yield the records of the ghost's log in order: kernels, copies, collectives; or only those of one kind."""
         for index in self._record_indices(only):
-            record = _RECORD.unpack_from(self.log, index * _RECORD.size)
+            record = RECORD.unpack_from(self.log, index * RECORD.size)
             kind, device, _flags, mark, name, x, y, z, block, _shared, stream, count, address, address2 = record
             yield Activity(
                 KERNEL_KINDS.get(kind, f"kind {kind}"),
@@ -211,7 +177,7 @@ class Trace:
 
     def exchanges(self) -> list[tuple[str, tuple[int, int, int], int]]:
         """Return the distinct collectives: name, layout (ranks, group, index of this rank in it) and peer."""
-        starts = (index * _RECORD.size + _EXCHANGE_BEGIN for index in self._record_indices("collective"))
+        starts = (index * RECORD.size + _EXCHANGE_BEGIN for index in self._record_indices("collective"))
         distinct = map(_EXCHANGE.unpack, dict.fromkeys(self.log[start : start + _EXCHANGE.size] for start in starts))
         return [(self._name(name), (x, y, z), peer) for name, x, y, z, peer in distinct]
 
@@ -220,7 +186,7 @@ class Trace:
 
     def _record_indices(self, only: str | None) -> Iterator[int]:
         """Yield the indices of the log's records of this kind, or of all records."""
-        kinds = self.log[:: _RECORD.size]
+        kinds = self.log[:: RECORD.size]
         if only is None:
             yield from range(len(kinds))
             return
@@ -304,7 +270,7 @@ def _check(trace: Trace) -> None:
     if wrong:
         raise UnreadableFile(f"The trace is damaged: its {wrong[0]} has the wrong type.")
     lengths = {len(column) for column in trace.event_columns.values()}
-    if len(lengths) > 1 or len(trace.log) % _RECORD.size:
+    if len(lengths) > 1 or len(trace.log) % RECORD.size:
         raise UnreadableFile("The trace is damaged: its columns differ in length.")
     _check_repeated(trace.repeated, len(trace.marks))
     if not trace.event_count:

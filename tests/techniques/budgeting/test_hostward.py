@@ -17,15 +17,15 @@ def test_on_the_card_are_those_of_two_layers():
     given = [torch.randn(3, 4, requires_grad=True).t() for _ in range(3)]
     layers, sent = [], []
     for tensor in given:
-        layers.append(host.luggage())
+        layers.append(host.begin_layer())
         sent.append(layers[-1].send(tensor))
         if (earlier := layers[-1].previous()) is not None:
-            earlier.let_go()
+            earlier.free_on_card()
     assert [piece.card is None for piece in sent] == [True, True, False]
     for place in (2, 1, 0):
-        layers[place].bring()
+        layers[place].fetch()
         if (earlier := layers[place].previous()) is not None:
-            earlier.bring()
+            earlier.fetch()
         back = layers[place].take(sent[place])
         assert torch.equal(back, given[place])
         assert back.stride() == given[place].stride()
@@ -36,5 +36,5 @@ def test_on_the_card_are_those_of_two_layers():
 
 def test_layers_that_are_gone_are_not_asked():
     host = hostward.Host(torch.device("cpu"))
-    host.luggage().send(torch.ones(2))
-    assert host.luggage().previous() is None
+    host.begin_layer().send(torch.ones(2))
+    assert host.begin_layer().previous() is None

@@ -15,7 +15,7 @@ NETWORK = Network(((FULL, SOME, NONE),) * 4, before=2, after=5)
 
 
 def words(chosen):
-    return None if chosen is None else " ".join(way.what for way in chosen)
+    return None if chosen is None else " ".join(way.treatment for way in chosen)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from tonnage.errors import CannotEstimate
-from tonnage.techniques.budgeting import replay
-from tonnage.techniques.budgeting.replay import Does
+from tonnage.techniques.budgeting import recording, replay
+from tonnage.techniques.budgeting.replay import Action
 
 
 def free(operation, args, kwargs, output):
@@ -16,7 +16,7 @@ def free(operation, args, kwargs, output):
 
 def written(forward, *given):
     """What a function runs, and what is saved of it."""
-    writing = replay.Writing(given, torch.device("cpu"), free)
+    writing = recording.Recording(given, torch.device("cpu"), free)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: writing.save(t), lambda t: t), writing.mode():
         forward(*given)
     return writing.layer()
@@ -56,7 +56,7 @@ def again(layer, kept, given, forward=chain):
 def test_only_what_is_needed_runs_again(given):
     layer = written(chain, given)
     assert [piece.saved for piece in layer.pieces] == [False, False, True, False]
-    assert replay.decisions(layer, frozenset({2})) == (Does.SPARED, Does.SPARED, Does.KEPT, Does.SPARED)
+    assert replay.decisions(layer, frozenset({2})) == (Action.SPARED, Action.SPARED, Action.KEPT, Action.SPARED)
     (plain,) = torch.autograd.grad(chain(given), given)
     for kept, ran in (((), {"sin", "exp"}), ((2,), set()), ((1,), {"exp"})):
         gradient, names = again(layer, kept, given)

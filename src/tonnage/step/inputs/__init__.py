@@ -1,9 +1,8 @@
-"""Made-up inputs for Hugging Face networks, as a data loader hands them over: on the host, full, no padding.
+"""Random inputs for Hugging Face networks, as a data loader yields them: on the host, full, without padding.
 
-What a family wants beside its token ids is read off its own code: the parameters of its forward and of
-`get_image_features` or `get_audio_features` name the tensors, and how many tokens an image or a sound takes is asked
-of that function itself, on tensors without memory.  Sizes of images are those that the network gets, after the
-processor's own resizing.
+The family's own code tells which tensors it takes beside token ids: the parameters of its forward and of
+`get_image_features` or `get_audio_features` name them, and that function itself, run without memory, tells how many
+tokens an image or a sound takes.  Sizes of images are those that the network gets after the processor's resizing.
 """
 
 from __future__ import annotations
@@ -34,39 +33,39 @@ NOT_MADE: Final = {
     "vibevoice": "its sounds come as speech to be diffused",
     "vibevoice_asr": "its sounds pass through two tokenizers",
 }
-"""What is missing for types whose inputs none of the makers below has."""
+"""Types whose inputs no maker below produces, and what is missing."""
 
 
 def make(job: Job, network: Any, task: str, dtype: torch.dtype) -> Batch:
-    """One micro-batch for a network that is trained for `task`; `dtype` is that of images and sounds.
+    """Return one micro-batch for a network that is trained for `task`; `dtype` is that of images and sounds.
 
-    Raises CannotEstimate for families whose inputs are not known here, UsageError for sizes they do not take.
+    Raises CannotEstimate for families whose inputs are not known here, UsageError for sizes that they do not take.
     """
-    missing = NOT_MADE.get(network.config.model_type)
-    if missing is not None and (job.images > 0 or task != "image-text-to-text"):
+    reason = NOT_MADE.get(network.config.model_type)
+    if reason is not None and (job.images > 0 or task != "image-text-to-text"):
         raise CannotEstimate(
-            f"Batches are not made for {network.config.model_type}: {missing}; "
+            f"Batches are not made for {network.config.model_type}: {reason}; "
             "give package.module:factory with batch(job)."
         )
     return _MAKERS[task](job, network, dtype)
 
 
 def assumed() -> tuple[str, ...]:
-    """What this process's batches held beside text, and what else was decided, one sentence each."""
+    """Return a sentence on each assumption about this process's batches and networks."""
     return (*images.held(), *sounds.held(), *remarked())
 
 
-def _sequences(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Text; with a sound in it where the network hears."""
+def _text_or_sound(job: Job, network: Any, dtype: torch.dtype) -> Batch:
+    """Return text; with a sound in it if the network hears."""
     return sounds.and_text(job, network, dtype) if sounds.is_heard_by(network) else tokens(job, network)
 
 
 _MAKERS: Final[dict[str, Callable[[Any, Any, torch.dtype], Batch]]] = {
     "image-text-to-text": images.and_text,
-    "seq2seq": _sequences,
-    "masked-lm": _sequences,
+    "seq2seq": _text_or_sound,
+    "masked-lm": _text_or_sound,
     "speech-seq2seq": sounds.transcribed,
-    "causal-lm": _sequences,
+    "causal-lm": _text_or_sound,
     "image-text-contrast": images.with_captions,
     "image-classification": targets.classified_images,
     "ctc": sounds.transcribed,

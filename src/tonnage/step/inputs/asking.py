@@ -1,4 +1,4 @@
-"""Asking a network's own code for shapes, on tensors without memory."""
+"""Shapes that a network's own code computes, run on tensors without memory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _BY_INDEX = (_ATEN.index.Tensor, _ATEN.index_put.default, _ATEN.index_put_.defau
 
 
 _TOWERS = ("vision_config", "audio_config")
-"""What of a configuration says how a network sees and hears."""
+"""Parts of a configuration that describe how a network sees and hears."""
 
 _DEPTHS = ("num_hidden_layers", "depth", "encoder_layers", "num_layers")
-"""What such a configuration calls the number of its layers."""
+"""Names for the number of layers in such a part."""
 
 
-class _WithoutComputing(TorchDispatchMode):  # type: ignore[misc]
-    """Among fake tensors: whole numbers and masks that are known have values, other masks select everything."""
+class _ShapesOnly(TorchDispatchMode):  # type: ignore[misc]
+    """Gives known integers and masks among fake tensors their values; an unknown mask selects everything."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,9 +43,9 @@ class _WithoutComputing(TorchDispatchMode):  # type: ignore[misc]
             known = self._values.compute(op, args, options)
             return 0 if known is None else known
         if op is _ATEN.nonzero.default:
-            return self._selected(args[0])
+            return self._positions_of_mask(args[0])
         if op in _BY_INDEX and any(_is_mask(index) for index in args[1]):
-            args = (args[0], [place for index in args[1] for place in self._places(index)], *args[2:])
+            args = (args[0], [place for index in args[1] for place in self._positions(index)], *args[2:])
         try:
             result = op(*args, **options)
         except DynamicOutputShapeException:
@@ -55,16 +55,16 @@ class _WithoutComputing(TorchDispatchMode):  # type: ignore[misc]
             result = torch.empty_like(known)
             self._values.keep(result, known)
             return result
-        if op is _ATEN.eq.Scalar and args[0].is_floating_point():  # a computed number equals no constant
+        if op is _ATEN.eq.Scalar and args[0].is_floating_point():  # a computed number is taken to equal no constant
             self._values.keep(result, torch.zeros((), dtype=torch.bool).expand(result.shape))
             return result
         self._values.follow(op, args, options, result)
         return result
 
-    def _places(self, index: Any) -> list[Any]:
-        return list(self._selected(index).unbind(1)) if _is_mask(index) else [index]
+    def _positions(self, index: Any) -> list[Any]:
+        return list(self._positions_of_mask(index).unbind(1)) if _is_mask(index) else [index]
 
-    def _selected(self, mask: torch.Tensor) -> torch.Tensor:
+    def _positions_of_mask(self, mask: torch.Tensor) -> torch.Tensor:
         known = self._values.compute(_ATEN.nonzero.default, (mask,), {})
         rows = math.prod(mask.shape) if known is None else known.shape[0]
         places = torch.empty(rows, mask.dim(), dtype=torch.long)
@@ -73,12 +73,12 @@ class _WithoutComputing(TorchDispatchMode):  # type: ignore[misc]
         return places
 
 
-class _Scalars(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
-    """`torch.tensor` of a list that holds tensors of one number takes the numbers."""
+class _ScalarTensors(torch.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
+    """Makes `torch.tensor` of a list of one-element tensors take their numbers."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.tensor and isinstance(args[0], list):
-            values = [each.item() if isinstance(each, torch.Tensor) and each.dim() == 0 else each for each in args[0]]
+            values = [item.item() if isinstance(item, torch.Tensor) and item.dim() == 0 else item for item in args[0]]
             args = (values, *args[1:])
         return function(*args, **(kwargs or {}))
 
@@ -90,42 +90,43 @@ def _is_mask(index: Any) -> bool:
 def rows_of(
     job: Job, network: Any, method: str, inputs: Callable[[], Mapping[str, torch.Tensor]], options: Mapping[str, Any]
 ) -> int:
-    """How many rows `method` of the network's model gives for a micro-batch of `inputs`.
+    """Return how many rows `method` of the network's model gives for a micro-batch of `inputs`.
 
-    Nothing is computed but whole numbers and masks, whose values are those of `inputs`; what is on the meta device
-    there stands for tensors of that shape.  Raises CannotEstimate with what the network's code stumbled over.
+    Only integers and masks are computed, whose values are those of `inputs`; a meta tensor among them stands for any
+    tensor of that shape.  Raises CannotEstimate with the error of the network's code.
     """
     from tonnage.step import model
 
-    def asked(config: Any) -> int:
+    def count_rows(config: Any) -> int:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
-        nobody = _disable_current_modes(), _no_function_modes(), _no_global_hooks()
+        unobserved = _disable_current_modes(), _no_function_modes(), _no_global_hooks()
         with ExitStack() as stack:
-            for each in (*nobody, fake, _WithoutComputing(), _Scalars(), torch.no_grad()):
-                stack.enter_context(each)
-            shapes = model.without_memory(network, "cpu", config)
-            given = {name: torch.empty(each.shape) if each.is_meta else each for name, each in inputs().items()}
-            inner = getattr(shapes, "model", shapes)
-            ask = getattr(inner, method, None) or getattr(shapes, method)
-            return _rows(_features(ask(**given, **options)))
+            for context in (*unobserved, fake, _ShapesOnly(), _ScalarTensors(), torch.no_grad()):
+                stack.enter_context(context)
+            fake_network = model.without_memory(network, "cpu", config)
+            given = {name: torch.empty(t.shape) if t.is_meta else t for name, t in inputs().items()}
+            inner = getattr(fake_network, "model", fake_network)
+            compute = getattr(inner, method, None) or getattr(fake_network, method)
+            return _count_rows(_features(compute(**given, **options)))
 
     try:
-        with contextlib.suppress(Exception):  # a tower of which a certain layer is taken, say
-            return asked(_shallow(network.config, perception=True))
-        return asked(_shallow(network.config))
-    except Exception as error:  # whatever a family's code stumbles over
+        with contextlib.suppress(Exception):  # for example a tower of which a certain layer is used
+            return count_rows(_shallow(network.config, perception=True))
+        return count_rows(_shallow(network.config))
+    except Exception as error:  # a family's code may raise anything
         what = "a sound" if "audio" in method else "an image"
         raise CannotEstimate(
-            f"How many tokens {what} of {job.model.name} takes was not found "
+            f"How many tokens {what} of {job.model.name} takes cannot be computed "
             f"({type(error).__name__}: {' '.join(str(error).split())[:160]}); "
             "give package.module:factory with batch(job), or images=0 for text alone."
         ) from error
 
 
 def _shallow(config: Any, *, perception: bool = False) -> Any:
-    """The configuration of a network that reads with one layer, which is not asked.
+    """Return the configuration with one layer in the text model, which is not run.
 
-    With `perception` it sees and hears with one layer as well: how many rows come out does not hang on the others.
+    With `perception` its vision and audio towers have one layer as well: the number of rows does not depend on the
+    others.
     """
     text = config.get_text_config()
     if text is config or not isinstance(getattr(text, "num_hidden_layers", None), int):
@@ -144,7 +145,7 @@ def _shallow(config: Any, *, perception: bool = False) -> Any:
 
 @contextlib.contextmanager
 def _no_function_modes() -> Iterator[None]:
-    """Without the modes that follow what the card computes: nothing here is on it."""
+    """Leave the function modes that follow what the GPU computes: nothing here is on it."""
     if torch._C._len_torch_function_stack() == 0:
         yield
         return
@@ -154,28 +155,28 @@ def _no_function_modes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _no_global_hooks() -> Iterator[None]:
-    """Without the hooks of all modules: who watches the program would take what is asked here for a pass of its."""
+    """Remove the hooks of all modules: an observer of the program would take this call for a forward pass."""
     modules = torch.nn.modules.module
     names = ("_global_forward_pre_hooks", "_global_forward_hooks")
-    kept = {name: getattr(modules, name) for name in names}
-    for name, hooks in kept.items():
+    hooks_by_name = {name: getattr(modules, name) for name in names}
+    for name, hooks in hooks_by_name.items():
         setattr(modules, name, type(hooks)())
     try:
         yield
     finally:
-        for name, hooks in kept.items():
+        for name, hooks in hooks_by_name.items():
             setattr(modules, name, hooks)
 
 
-def _features(found: Any) -> Any:
-    """What a text model gets of an output, where the family packs it into one."""
+def _features(output: Any) -> Any:
+    """Return what a text model gets from an output, if the family wraps it in an output class."""
     for name in ("pooler_output", "last_hidden_state"):
-        if getattr(found, name, None) is not None:
-            return getattr(found, name)
-    return found
+        if getattr(output, name, None) is not None:
+            return getattr(output, name)
+    return output
 
 
-def _rows(features: Any) -> int:
+def _count_rows(features: Any) -> int:
     if isinstance(features, torch.Tensor):
         return math.prod(features.shape[:-1])
-    return sum(_rows(part) for part in features)
+    return sum(_count_rows(part) for part in features)

@@ -1,4 +1,4 @@
-"""Sounds of 30 seconds, alone with what was said in them or among token ids."""
+"""Sounds of 30 seconds, with their transcript or among token ids."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 SECONDS: Final = 30
 SAMPLES_PER_SECOND: Final = 16_000
 FRAMES: Final = 100 * SECONDS
-"""Spectra of 30 seconds, one each 10 milliseconds, as all extractors here make them."""
+"""Spectra of 30 seconds, one every 10 milliseconds, as all feature extractors here make them."""
 
 SPOKEN_TOKENS: Final = 448
-"""Tokens of what is said in 30 seconds, at most (Whisper's max_target_positions)."""
+"""Most tokens of a transcript of 30 seconds (Whisper's max_target_positions)."""
 
 _NAMES: Final = ("input_features", "input_values")
 _MASKS: Final = ("input_features_mask", "feature_attention_mask", "padding_mask")
@@ -33,12 +33,12 @@ _PARTS: Final = ("audio_config", "encoder_config", "audio_encoder", "speech_enco
 
 
 def shape(config: Any, name: str) -> tuple[int, ...] | None:
-    """What a sound of 30 seconds is under the forward's `name` for it; None where that is not known.
+    """Return the shape of a sound of 30 seconds under the forward's `name` for it; None if it is not known.
 
-    Each extractor has its own way: raw samples, spectra before time (Whisper's), time before spectra (NeMo's), or
+    Each extractor has its own layout: raw samples, spectra before time (Whisper's), time before spectra (NeMo's), or
     several spectra in one frame.
     """
-    audio = _hears(config)
+    audio = _audio_config(config)
     bins = getattr(audio, "num_mel_bins", None)
     if getattr(audio, "max_length", None) and bins and name == "input_values":  # AST: spectra under this name
         return audio.max_length, bins
@@ -46,7 +46,7 @@ def shape(config: Any, name: str) -> tuple[int, ...] | None:
         return (SECONDS * SAMPLES_PER_SECOND,)
     if getattr(audio, "num_stacked_frames", None):  # Fun-ASR keeps every sixth of its stacks
         return FRAMES // 6, bins * audio.num_stacked_frames
-    stacked = _STACKED.get(audio.model_type)
+    stacked = _SPECTRA_PER_FRAME.get(audio.model_type)
     if stacked is not None and bins:
         return FRAMES // stacked, bins * stacked
     if getattr(audio, "subsampling_conv_channels", None):
@@ -63,21 +63,22 @@ def shape(config: Any, name: str) -> tuple[int, ...] | None:
     return (bins, FRAMES) if bins else None
 
 
-_STACKED: Final = {"lasr_encoder": 1, "granite_speech5_ctc": 4, "granite_speech5_encoder": 4}
-"""Types whose frames come before their spectra, and how many spectra a frame holds."""
+_SPECTRA_PER_FRAME: Final = {"lasr_encoder": 1, "granite_speech5_ctc": 4, "granite_speech5_encoder": 4}
+"""Spectra in a frame, for types with the time axis before the spectra."""
 
 
-_ASK_FOR_A_MASK: Final = ("parakeet_ctc", "lasr_ctc", "granite_speech5_ctc")
+_NEED_A_MASK: Final = ("parakeet_ctc", "lasr_ctc", "granite_speech5_ctc")
+"""Types whose forward takes an attention mask for the sound."""
 
 
 def is_heard_by(network: Any) -> bool:
-    """Whether the network takes sounds among its token ids."""
+    """Return True if the network takes sounds among its token ids."""
     names = parameters(network)
     return "input_ids" in names and any(name in names for name in _NAMES)
 
 
 def transcribed(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Sounds of 30 seconds, or of as many frames as the encoder has positions for, and the text that was said."""
+    """Return sounds of 30 seconds, or of as many frames as the encoder has positions for, with their transcripts."""
     if is_heard_by(network) and hasattr(network.config, "audio_config"):
         return and_text(job, network, dtype)
     length = job.seq_len
@@ -86,18 +87,18 @@ def transcribed(job: Job, network: Any, dtype: torch.dtype) -> Batch:
         remark(network, f"a sound of {SECONDS} seconds has a transcript of {SPOKEN_TOKENS} tokens")
     labels = torch.randint(1, vocabulary(network.config), (job.micro_batch, length))
     sound = alone(job, network, dtype)
-    if network.config.model_type in _ASK_FOR_A_MASK:
+    if network.config.model_type in _NEED_A_MASK:
         sound["attention_mask"] = torch.ones(*next(iter(sound.values())).shape[:2], dtype=torch.bool)
     return {**sound, "labels": labels}
 
 
 def alone(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Sounds and nothing else, under the name that the forward has for them."""
+    """Return sounds alone, under the forward's name for them."""
     names = parameters(network)
     for name in _NAMES:
-        found = shape(network.config, name) if name in names else None
-        if found is not None:
-            return {name: torch.rand(job.micro_batch, *found).to(dtype)}
+        sound_shape = shape(network.config, name) if name in names else None
+        if sound_shape is not None:
+            return {name: torch.rand(job.micro_batch, *sound_shape).to(dtype)}
     raise CannotEstimate(
         f"Batches of sounds are not made for {network.config.model_type}; "
         "give package.module:factory with batch(job)."
@@ -105,43 +106,46 @@ def alone(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 
 
 def and_text(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Token ids with a sound in each row: a text token, then the sound's own tokens, whose labels are ignored."""
-    made = tokens(job, network)
-    token = _token(network.config)
+    """Return token ids with a sound in each row: a text token, then the sound's own tokens, whose labels are
+    ignored.
+    """
+    batch = tokens(job, network)
+    token = _audio_token(network.config)
     sound = _with_masks(alone(job, network, dtype), network)
-    if network not in _FOUND:
-        _FOUND[network] = _Found(tokens=_tokens_per_sound(job, network, sound))
-    length = _FOUND[network].tokens
+    if network not in _DESCRIPTIONS:
+        _DESCRIPTIONS[network] = _Description(tokens=_tokens_per_sound(job, network, sound))
+    length = _DESCRIPTIONS[network].tokens
     if job.seq_len <= length + 1:
         raise UsageError(
             f"A sound of {SECONDS} seconds takes {length + 1:,} tokens of {job.model.name}; "
             "choose a seq_len above that."
         )
-    words, labels = made["input_ids"], made["labels"]
+    words, labels = batch["input_ids"], batch["labels"]
     words[words == token] = 0
     words[:, 1 : 1 + length] = token
     labels[:, 1 : 1 + length] = IGNORED_LABEL
-    return made | sound
+    return batch | sound
 
 
 def held() -> tuple[str, ...]:
-    """What this process's batches held beside text, one sentence for each network."""
+    """Return a sentence on the sounds in this process's batches for each network."""
     return tuple(
-        f"every sequence holds a sound of {SECONDS} seconds, {found.tokens:,} tokens" for found in _FOUND.values()
+        f"every sequence holds a sound of {SECONDS} seconds, {sound.tokens:,} tokens"
+        for sound in _DESCRIPTIONS.values()
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What is known of a network's sounds after its first batch."""
+class _Description:
+    """The sounds of a network, as described in the report after its first batch."""
 
     tokens: int
 
 
-_FOUND: Final[WeakKeyDictionary[nn.Module, _Found]] = WeakKeyDictionary()
+_DESCRIPTIONS: Final[WeakKeyDictionary[nn.Module, _Description]] = WeakKeyDictionary()
 
 
-def _hears(config: Any) -> Any:
+def _audio_config(config: Any) -> Any:
     for name in _PARTS:
         inner = getattr(config, name, None)
         if hasattr(inner, "to_dict"):
@@ -149,7 +153,7 @@ def _hears(config: Any) -> Any:
     return config
 
 
-def _token(config: Any) -> int:
+def _audio_token(config: Any) -> int:
     for name in ("audio_token_id", "audio_token_index"):
         if getattr(config, name, None) is not None:
             return int(getattr(config, name))
@@ -159,24 +163,26 @@ def _token(config: Any) -> int:
 
 
 def _with_masks(sound: Batch, network: Any) -> Batch:
-    """Beside the sound what says that all of its frames are real."""
+    """Return the sound with masks which tell that all of its frames are real."""
     tensor = next(iter(sound.values()))
-    channels_first = tensor.dim() == 3 and tensor.shape[1] == getattr(_hears(network.config), "num_mel_bins", None)
+    channels_first = tensor.dim() == 3 and tensor.shape[1] == getattr(
+        _audio_config(network.config), "num_mel_bins", None
+    )
     frames = tensor.shape[2] if channels_first else tensor.shape[1]
-    asked = _asked(network)
-    real = torch.ones(tensor.shape[0], frames, dtype=torch.long)
-    return sound | {mask: real for mask in _MASKS if mask in asked}
+    arguments = _feature_arguments(network)
+    mask_of_ones = torch.ones(tensor.shape[0], frames, dtype=torch.long)
+    return sound | {mask: mask_of_ones for mask in _MASKS if mask in arguments}
 
 
-def _asked(network: Any) -> tuple[str, ...]:
+def _feature_arguments(network: Any) -> tuple[str, ...]:
     method = getattr(getattr(network, "model", network), "get_audio_features", None)
     return parameters(network) if method is None else tuple(inspect.signature(method).parameters)
 
 
 def _tokens_per_sound(job: Job, network: Any, sound: Batch) -> int:
     inner = getattr(network, "model", network)
-    if not hasattr(inner, "get_audio_features") or "input_ids" in _asked(network):
-        frames = next(iter(sound.values())).shape[-1]  # the text is asked for as well, or nothing is
+    if not hasattr(inner, "get_audio_features") or "input_ids" in _feature_arguments(network):
+        frames = next(iter(sound.values())).shape[-1]  # the function needs the text as well, or does not exist
         _, length = inner.audio_tower._get_feat_extract_output_lengths(torch.tensor(frames))
         return int(length)
     return rows_of(job, network, "get_audio_features", lambda: sound, {}) // job.micro_batch

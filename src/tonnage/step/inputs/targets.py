@@ -1,4 +1,4 @@
-"""Inputs with what is to be learned of them, for networks that classify, detect, measure or forecast."""
+"""Inputs with their targets, for networks that classify, detect, measure or forecast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from tonnage.errors import CannotEstimate
-from tonnage.step.inputs import images, sounds
+from tonnage.step.inputs import image_shapes, images, sounds
 from tonnage.step.inputs.text import Batch, ids, parameters, tokens
 from tonnage.step.remarks import remark
 
@@ -15,65 +15,69 @@ if TYPE_CHECKING:
     from tonnage.job import Job
 
 USUAL_CLASSIFIED: Final = 224
-"""Width and height of an image that is classified, where the configuration does not say."""
+"""Width and height of an image for classification if the configuration does not state them."""
 
 USUAL_DETECTED: Final = (800, 1066)
 """Height and width that DETR's processor makes of an image of 3:4 (shortest edge 800)."""
 
 USUAL_SEGMENTED: Final = 512
-"""Width and height of ADE20K's images as segmentation is trained on them."""
+"""Width and height of ADE20K's images as segmentation is usually trained on them."""
 
 OBJECTS: Final = 8
-"""Objects of an image that are detected or segmented; COCO's images have 7.3 on average (Lin et al. 2014)."""
+"""Objects in an image for detection or segmentation; COCO's images have 7.3 on average (Lin et al. 2014)."""
 
-_DETECTED: Final[dict[str, int | tuple[int, int]]] = {
+_DETECTION_SIZES: Final[dict[str, int | tuple[int, int]]] = {
     **dict.fromkeys(("rt_detr", "rt_detr_v2", "d_fine", "deimv2", "lw_detr"), 640),
     **dict.fromkeys(("pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"), 800),
-    "rf_detr": 560,  # taken: ten windows of 4 x 14 pixels; its processor's default, DETR's, is not divided by windows
+    "rf_detr": 560,  # assumed: ten windows of 4 x 14 pixels; DETR's size, its processor's, is no multiple
     **dict.fromkeys(("pp_ocrv5_mobile_det", "pp_ocrv5_server_det"), (736, 960)),  # `limit_side_len` 960, times of 32
 }
 """Height and width that the processors of other types make of an image of 3:4."""
 
 
 def classified_images(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Images of the size that the network was made for; convolutional networks take any, and get the usual one."""
+    """Return images of the size that the network was made for, with classes; convolutional networks get the usual
+    size.
+    """
     labels = torch.randint(0, network.config.num_labels, (job.micro_batch,))
-    if "pixel_values" not in parameters(network):  # ImageGPT: colours as tokens
+    if "pixel_values" not in parameters(network):  # ImageGPT takes colours as tokens
         size = network.config.n_positions
         return {"input_ids": torch.randint(0, network.config.vocab_size, (job.micro_batch, size)), "labels": labels}
     if "spatial_shapes" in parameters(network):
         return {**images.alone(job, network, dtype), "labels": labels}
     height, width = _size(job, network.config, USUAL_CLASSIFIED)
-    return {"pixel_values": _pixels(job, network, height, width, dtype), "labels": labels}
+    return {"pixel_values": _random_pixels(job, network, height, width, dtype), "labels": labels}
 
 
 def classified_videos(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Clips with a class."""
+    """Return clips with a class."""
     labels = torch.randint(0, network.config.num_labels, (job.micro_batch,))
     return {**images.clips(job, network, dtype), "labels": labels}
 
 
 def detected_objects(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Images with OBJECTS boxes in each; see `tonnage.step.training` for the form that forwards take."""
+    """Return images with OBJECTS boxes in each; `tonnage.step.training` converts them to the form that forwards
+    take.
+    """
     if "labels" not in parameters(network):
         raise CannotEstimate(
             f"{type(network).__name__} takes no labels and returns without a loss; give package.module:factory "
             "whose forward returns one."
         )
-    usual = _DETECTED.get(network.config.model_type, USUAL_DETECTED)
+    usual = _DETECTION_SIZES.get(network.config.model_type, USUAL_DETECTED)
     height, width = _size(job, network.config, usual)
     remark(network, f"images have {width} x {height} pixels and {OBJECTS} objects each")
     shape = (job.micro_batch, OBJECTS)
     boxes = torch.rand(*shape, 4) / 4 + torch.tensor([0.25, 0.25, 0.1, 0.1])
     return {
-        "pixel_values": _pixels(job, network, height, width, dtype),
+        "pixel_values": _random_pixels(job, network, height, width, dtype),
         "class_labels": torch.randint(0, network.config.num_labels, shape),
         "boxes": boxes,
     }
 
 
 def segmented_objects(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Images with the masks of OBJECTS objects in each."""
+    """Return images with the masks of OBJECTS objects in each."""
     if {"task_inputs", "pixel_values_videos"} & {*parameters(network)}:
         raise CannotEstimate(
             f"Batches are not made for {network.config.model_type}; give package.module:factory with batch(job)."
@@ -81,61 +85,61 @@ def segmented_objects(job: Job, network: Any, dtype: torch.dtype) -> Batch:
     height, width = _size(job, network.config, USUAL_SEGMENTED)
     remark(network, f"images have {width} x {height} pixels and {OBJECTS} objects each")
     return {
-        "pixel_values": _pixels(job, network, height, width, dtype),
+        "pixel_values": _random_pixels(job, network, height, width, dtype),
         "mask_labels": torch.zeros(job.micro_batch, OBJECTS, height, width),
         "class_labels": torch.randint(0, network.config.num_labels, (job.micro_batch, OBJECTS)),
     }
 
 
 def segmented_images(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Images with a class for each pixel."""
+    """Return images with a class for each pixel."""
     height, width = _size(job, network.config, USUAL_SEGMENTED)
     remark(network, f"images have {width} x {height} pixels")
     classes = torch.randint(0, network.config.num_labels, (job.micro_batch, height, width))
-    return {"pixel_values": _pixels(job, network, height, width, dtype), "labels": classes}
+    return {"pixel_values": _random_pixels(job, network, height, width, dtype), "labels": classes}
 
 
 def measured_depths(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Images with a depth for each pixel."""
+    """Return images with a depth for each pixel."""
     height, width = _size(job, network.config, USUAL_SEGMENTED)
     depths = torch.rand(job.micro_batch, height, width)
-    return {"pixel_values": _pixels(job, network, height, width, dtype), "labels": depths}
+    return {"pixel_values": _random_pixels(job, network, height, width, dtype), "labels": depths}
 
 
 def classified_sequences(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Text with a class; with a number where the network has a single output, as reward models have."""
-    made = {name: tensor for name, tensor in tokens(job, network).items() if name != "labels"}
+    """Return text with a class; with a number if the network has a single output, as reward models have."""
+    batch = {name: tensor for name, tensor in tokens(job, network).items() if name != "labels"}
     if network.config.num_labels == 1:
-        return {**made, "labels": torch.rand(job.micro_batch)}
-    return {**made, "labels": torch.randint(0, network.config.num_labels, (job.micro_batch,))}
+        return {**batch, "labels": torch.rand(job.micro_batch)}
+    return {**batch, "labels": torch.randint(0, network.config.num_labels, (job.micro_batch,))}
 
 
 def classified_tokens(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Text with a class for each token."""
-    made = tokens(job, network)
-    return {**made, "labels": torch.randint(0, network.config.num_labels, (job.micro_batch, job.seq_len))}
+    """Return text with a class for each token."""
+    batch = tokens(job, network)
+    return {**batch, "labels": torch.randint(0, network.config.num_labels, (job.micro_batch, job.seq_len))}
 
 
 def answered_questions(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Text with the places where the answer begins and ends."""
+    """Return text with the positions where the answer begins and ends."""
     if "visual_feats" in parameters(network):
         raise CannotEstimate(
             f"{network.config.model_type} sees regions that a detector found, for which batches are not made; "
             "give package.module:factory with batch(job)."
         )
-    made = {name: tensor for name, tensor in tokens(job, network).items() if name != "labels"}
-    places = torch.randint(0, job.seq_len, (2, job.micro_batch))
-    return {**made, "start_positions": places[0].clone(), "end_positions": places[1].clone()}
+    batch = {name: tensor for name, tensor in tokens(job, network).items() if name != "labels"}
+    positions = torch.randint(0, job.seq_len, (2, job.micro_batch))
+    return {**batch, "start_positions": positions[0].clone(), "end_positions": positions[1].clone()}
 
 
 def classified_sounds(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Sounds with a class."""
+    """Return sounds with a class."""
     labels = torch.randint(0, network.config.num_labels, (job.micro_batch,))
     return {**sounds.alone(job, network, dtype), "labels": labels}
 
 
 def forecasts(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Series of as many points as the network looks back, and the points that follow."""
+    """Return series of as many points as the network's context has, and the points that follow."""
     config, names = network.config, parameters(network)
     channels: Any = getattr(config, "num_input_channels", None) or getattr(config, "input_size", 1)
     lags: Any = getattr(config, "lags_sequence", None)
@@ -147,21 +151,23 @@ def forecasts(job: Job, network: Any, dtype: torch.dtype) -> Batch:
         raise CannotEstimate(
             f"Batches of series are not made for {config.model_type}; give package.module:factory with batch(job)."
         )
-    made = {
+    series = {
         "past_values": torch.rand(batch, past, *wide).to(dtype),
         "past_observed_mask": torch.ones(batch, past, *wide),
         "future_values": torch.rand(batch, future, *wide).to(dtype),
     }
     if "past_time_features" in names:
         features = getattr(config, "num_time_features", 0)
-        made["past_time_features"] = torch.rand(batch, past, features).to(dtype)
-        made["future_time_features"] = torch.rand(batch, future, features).to(dtype)
+        series["past_time_features"] = torch.rand(batch, past, features).to(dtype)
+        series["future_time_features"] = torch.rand(batch, future, features).to(dtype)
     remark(network, f"series have {past:,} points in the past and {future:,} to come")
-    return {name: tensor for name, tensor in made.items() if name in names}
+    return {name: tensor for name, tensor in series.items() if name in names}
 
 
 def pretraining(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """What a class with several losses takes; those that need more than inputs and labels are refused."""
+    """Return inputs for a class with several losses.  Raises CannotEstimate for those that need more than inputs
+    and labels.
+    """
     names = parameters(network)
     if "next_sentence_label" in names or "sentence_order_label" in names:
         second = "next_sentence_label" if "next_sentence_label" in names else "sentence_order_label"
@@ -177,30 +183,30 @@ def pretraining(job: Job, network: Any, dtype: torch.dtype) -> Batch:
 
 
 def features(job: Job, network: Any, dtype: torch.dtype) -> Batch:
-    """Inputs of a network without a head."""
+    """Return inputs of a network without a head."""
     names = parameters(network)
     if "input_ids" in names or "inputs" in names:
-        made = {name: tensor for name, tensor in tokens(job, network).items() if name != "labels"}
+        batch = {name: tensor for name, tensor in tokens(job, network).items() if name != "labels"}
         if getattr(network.config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
-            made["decoder_input_ids"] = ids(job, network)
-        return made
+            batch["decoder_input_ids"] = ids(job, network)
+        return batch
     if "spatial_shapes" in names:
         return images.alone(job, network, dtype)
     if "pixel_values" in names:
         height, width = _size(job, network.config, USUAL_CLASSIFIED)
-        return {"pixel_values": _pixels(job, network, height, width, dtype)}
+        return {"pixel_values": _random_pixels(job, network, height, width, dtype)}
     return sounds.alone(job, network, dtype)
 
 
 def _size(job: Job, config: Any, usual: int | tuple[int, int]) -> tuple[int, int]:
-    """Height and width: the job's, else the configuration's, else those of the type's processor."""
+    """Return height and width: the job's, else the configuration's, else those of the type's processor."""
     if job.image_size:
         width, height = (int(part) for part in job.image_size.split("x"))
         return height, width
-    vision = images.vision_of(config)
-    return images.pair(getattr(vision, "image_size", None) or usual)
+    vision = image_shapes.vision_of(config)
+    return image_shapes.pair(getattr(vision, "image_size", None) or usual)
 
 
-def _pixels(job: Job, network: Any, height: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    channels = images.channels_of(images.vision_of(network.config))
+def _random_pixels(job: Job, network: Any, height: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    channels = image_shapes.channels_of(image_shapes.vision_of(network.config))
     return torch.rand(job.micro_batch, channels, height, width).to(dtype)

@@ -13,33 +13,33 @@ if TYPE_CHECKING:
 Batch = dict[str, torch.Tensor]
 
 CODEPOINTS: Final = 0x110000
-"""Characters of Unicode."""
+"""Number of Unicode code points."""
 
 
 def ids(job: Job, network: Any) -> torch.Tensor:
-    """(micro_batch, seq_len) made-up ids of the text model's vocabulary."""
+    """Return (micro_batch, seq_len) random ids of the text model's vocabulary."""
     return torch.randint(0, vocabulary(network.config), (job.micro_batch, job.seq_len))
 
 
 def vocabulary(config: Any) -> int:
-    """How many token ids the text model knows; of one that reads characters (CANINE), how many there are."""
-    from tonnage.step.model import text_config
+    """Return the size of the text model's vocabulary; the number of characters for one that reads them (CANINE)."""
+    from tonnage.step.configuration import text_config
 
     return int(getattr(text_config(config), "vocab_size", None) or CODEPOINTS)
 
 
 def tokens(job: Job, network: Any) -> Batch:
-    """Token ids that are their own labels, under the names that the forward has for them, and where they stand."""
-    made = ids(job, network)
-    wanted = parameters(network)
-    batch = {"inputs" if "input_ids" not in wanted and "inputs" in wanted else "input_ids": made}
-    if "labels" in wanted:
-        batch["labels"] = made.clone()
-    if "bbox" in wanted:  # of a document's words: left, upper, right, lower
-        batch["bbox"] = torch.zeros(*made.shape, 4, dtype=torch.long)
+    """Return token ids that are their own labels, under the forward's names, and boxes if it takes them."""
+    random_ids = ids(job, network)
+    names = parameters(network)
+    batch = {"inputs" if "input_ids" not in names and "inputs" in names else "input_ids": random_ids}
+    if "labels" in names:
+        batch["labels"] = random_ids.clone()
+    if "bbox" in names:  # of a document's words: left, upper, right, lower
+        batch["bbox"] = torch.zeros(*random_ids.shape, 4, dtype=torch.long)
     return batch
 
 
 def parameters(network: Any) -> tuple[str, ...]:
-    """The names that the forward of the network's class takes, whatever was put around it."""
+    """Return the argument names of the forward of the network's class, whatever wraps it."""
     return tuple(inspect.signature(type(network).forward).parameters)

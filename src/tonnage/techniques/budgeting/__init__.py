@@ -1,1 +1,1 @@
-"""What layers keep under a budget of bytes: one layer's frontier, the choice over layers, and how it is run."""
+"""Checkpointing of layers under a budget of bytes: measurement, the choice of what to keep, and its execution."""

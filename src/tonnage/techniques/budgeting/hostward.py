@@ -1,7 +1,8 @@
-"""Results that a layer keeps on the host: copied away behind the next layer's forward, back before its own backward.
+"""Results that a layer keeps on the host: copied there during the next layer's forward, and back before its own
+backward.
 
-Copies run on a stream of their own.  A layer's results stay on the card until the forward of the next such layer is
-over, and come back while the backward of the next one runs: at most those of two layers are on the card at once.
+Copies run on a stream of their own.  A layer's results stay on the GPU until the forward of the next such layer is
+over, and come back while the backward of the next one runs: at most those of two layers are on the GPU at once.
 """
 
 from __future__ import annotations
@@ -16,46 +17,46 @@ import torch
 from tonnage.techniques.copies import Copies
 
 SMALL_BYTES: Final = 1 << 20
-"""Results below it are not worth a copy."""
+"""Results below this size are not worth a copy."""
 
 
 @dataclass(eq=False)
-class Sent:
-    """One result on its way."""
+class SentResult:
+    """One result that is sent to the host."""
 
     host: torch.Tensor
     card: torch.Tensor | None
-    """Until it is let go, and again from when it comes back."""
+    """The result on the GPU, until it is freed there and again from when it comes back."""
     done: Any
-    """The event of the latest copy; None where there are no streams."""
+    """The event of the latest copy; None without streams."""
 
 
 @dataclass(eq=False)
-class Luggage:
+class LayerResults:
     """The results of one layer's forward."""
 
     host: Host
-    previous: Callable[[], Luggage | None]
-    """That of the layer before it, if it is still there."""
-    pieces: list[Sent] = field(default_factory=list)
+    previous: Callable[[], LayerResults | None]
+    """Returns those of the layer before it, if they still exist."""
+    pieces: list[SentResult] = field(default_factory=list)
 
-    def send(self, tensor: torch.Tensor) -> Sent:
-        """Begin the copy of a result to the host."""
+    def send(self, tensor: torch.Tensor) -> SentResult:
+        """Start the copy of a result to the host."""
         tensor = detached(tensor)
-        there = torch.empty_strided(
+        host_copy = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, pin_memory=self.host.copies.stream is not None
         )
-        self.pieces.append(Sent(there, tensor, self.host.copies.begin(there, tensor)))
+        self.pieces.append(SentResult(host_copy, tensor, self.host.copies.begin(host_copy, tensor)))
         return self.pieces[-1]
 
-    def let_go(self) -> None:
-        """The card keeps nothing any more, once the copies are done."""
+    def free_on_card(self) -> None:
+        """Free the results on the GPU as soon as the copies are done."""
         for piece in self.pieces:
             self.host.copies.wait(piece.done)
             piece.card = None
 
-    def bring(self) -> None:
-        """Begin to copy back what is not on the card."""
+    def fetch(self) -> None:
+        """Start to copy back what is not on the GPU."""
         for piece in self.pieces:
             if piece.card is None:
                 piece.card = torch.empty_strided(
@@ -63,42 +64,44 @@ class Luggage:
                 )
                 piece.done = self.host.copies.begin(piece.card, piece.host)
 
-    def take(self, piece: Sent) -> torch.Tensor:
-        """A result that is back."""
+    def take(self, piece: SentResult) -> torch.Tensor:
+        """Return a result that is back on the GPU."""
         self.host.copies.wait(piece.done)
-        assert piece.card is not None, "the layer runs again, so its results were brought"
+        assert piece.card is not None, "the layer runs again, so its results were fetched"
         tensor, piece.card = piece.card, None
         self.pieces.remove(piece)
         return tensor
 
 
 class Host:
-    """Where the layers of a network send results, in the order in which they run."""
+    """Host memory to which the layers of a network send results, in the order in which they run."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.copies = Copies(device)
-        self._last: Callable[[], Luggage | None] = _nothing
+        self._last: Callable[[], LayerResults | None] = _no_results
 
-    def luggage(self) -> Luggage:
-        """For a layer that begins."""
-        found = Luggage(self, self._last)
-        self._last = ref(found)
-        return found
+    def begin_layer(self) -> LayerResults:
+        """Return the results, still empty, of a layer whose forward begins."""
+        results = LayerResults(self, self._last)
+        self._last = ref(results)
+        return results
 
 
-def _nothing() -> None:
+def _no_results() -> None:
     return None
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory and version without the graph, which would refer to itself through what it keeps."""
+    """Return the same memory and version without the graph, which would refer to itself through what it keeps."""
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return tensor.detach()
 
 
 def fitting(sizes: Sequence[int], room_bytes: int) -> frozenset[int]:
-    """Which of some sizes to send: the most bytes in all within the room, up to 1 MiB each, without small ones."""
+    """Return the indices of the sizes to send: the most bytes that fit the room, in units of 1 MiB, without small
+    ones.
+    """
     reached: dict[int, int] = {0: 0}
     for index, size in enumerate(sizes):
         if size < SMALL_BYTES:

@@ -1,6 +1,7 @@
-"""How each layer of a network runs again, under a budget of bytes: a multiple-choice knapsack with a high-water mark.
+"""The treatment of each layer of a network under a budget of bytes: a multiple-choice knapsack with a high-water
+mark.
 
-Layers run forward one after the other and backward in reverse.  At the end of the forward all of them hold what they
+Layers run forward one after the other and backward in reverse.  At the end of forward all of them hold what they
 kept; while a layer runs again those before it still do.  The budget is on the highest of these moments.
 """
 
@@ -14,39 +15,39 @@ from itertools import combinations_with_replacement, pairwise
 from typing import Any, Final, TypeAlias
 
 MOST_LABELS: Final = 100
-"""Ways to come as far as a layer that are followed at once; beyond, those that promise least are given up."""
+"""Partial choices that are followed at once for a layer; beyond that number the least promising are dropped."""
 
 CLOSE: Final = 1e-3
-"""Part of the seconds of all layers that is not worth a further search."""
+"""Fraction of the seconds of all layers that is not worth a further search."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to treat a layer."""
+    """One treatment of a layer."""
 
     kept: int
-    """Bytes from forward to backward."""
+    """Bytes kept from forward to backward."""
     again: int | None
-    """Most bytes held while the layer runs again; None where it does not."""
+    """Most bytes held while the layer runs again; None if it does not."""
     seconds: float
-    """Of running again."""
-    what: Any = None
-    """What it stands for; not looked at here."""
+    """Seconds of running again."""
+    treatment: Any = None
+    """The treatment in detail; not used here."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """What a forward pass keeps for backward: layer by layer, and around them."""
+    """The bytes that a forward pass keeps for backward: layer by layer, and around them."""
 
     layers: tuple[tuple[Way, ...], ...]
-    """The ways of each layer, in the order in which they run forward; equal layers have the same tuple."""
+    """The options of each layer, in the order in which they run forward; equal layers have the same tuple."""
     before: int
-    """Bytes kept until the backward is through the layers: embeddings' inputs, masks, positions."""
+    """Bytes kept until backward has passed the layers: embeddings' inputs, masks, positions."""
     after: int
-    """Bytes kept by what runs after the layers (head and loss), gone when backward comes to them."""
+    """Bytes kept by what runs after the layers (head and loss), freed when backward comes to the layers."""
 
     def peak(self, ways: Sequence[Way]) -> int:
-        """Most bytes held at any moment: at the end of the forward, or while a layer runs again."""
+        """Return the most bytes held at any moment: at the end of forward, or while a layer runs again."""
         held, peak = self.before, 0
         for way in ways:
             if way.again is not None:
@@ -56,19 +57,20 @@ class Network:
 
     @property
     def last_way(self) -> Way:
-        """The fastest of the ways in which the last layer needs least, be it at the end of the forward or again.
+        """Return the fastest of the options with which the last layer needs fewest bytes, at the end of forward or
+        run again.
 
-        That is mostly to keep everything: nothing behind it is held any more when it would run again.
+        That is mostly to keep everything: nothing after it is held any more when it would run again.
         """
         return min(self.layers[-1], key=lambda way: (self.last_needs(way), way.seconds))
 
     def last_needs(self, way: Way) -> int:
-        """Bytes of the last layer and what is behind it, at their highest."""
+        """Return the bytes of the last layer and what comes after it, at their highest."""
         return max(way.again or 0, way.kept + self.after)
 
     @property
     def least(self) -> int:
-        """The peak with the fewest bytes kept in every layer."""
+        """Return the peak with the fewest bytes kept in every layer."""
         return self.peak([min(ways, key=lambda way: way.kept) for ways in self.layers])
 
 
@@ -76,37 +78,42 @@ Chosen: TypeAlias = tuple[Way, ...]
 
 
 def choose(network: Network, budget_bytes: int) -> Chosen | None:
-    """The way for each layer with the fewest seconds in all (up to CLOSE) within the budget; None if nothing is.
+    """Return the treatment of each layer with the fewest seconds in all (up to CLOSE) within the budget; None if none
+    fits.
 
     Branch and bound over the layers, first to last: of all choices for the layers so far that hold as many bytes, the
-    fastest is followed, if with what the rest can reach at best it may still beat the best known.  Layers of a kind
-    that have the same ways are then ordered so that the last ones keep most.
+    fastest is followed, if with a lower bound for the rest it may still beat the best known.  Layers that have the
+    same options are then ordered so that the last ones keep most.
     """
-    best = _filled(network, budget_bytes)
+    best = _fill_greedily(network, budget_bytes)
     if best is None:
         return None
-    found = _Search(network, budget_bytes).better_than(_exchanged(network, best, budget_bytes))
-    return _last_most(network, found, budget_bytes)
+    optimum = _Search(network, budget_bytes).better_than(_improve_by_pairs(network, best, budget_bytes))
+    return _keep_most_last(network, optimum, budget_bytes)
 
 
-def _filled(network: Network, budget_bytes: int) -> Chosen | None:
-    """A good choice: from the fewest bytes on, the best exchange of seconds for bytes in the last layers it fits."""
+def _fill_greedily(network: Network, budget_bytes: int) -> Chosen | None:
+    """Return a good choice: from the fewest bytes on, the best exchange of seconds for bytes is made in the last
+    layers it fits.
+    """
     chosen = [min(ways, key=lambda way: way.kept) for ways in network.layers]
     if network.peak(chosen) > budget_bytes:
         return None
     chosen[-1] = network.last_way
     hulls = {id(ways): hull(ways) for ways in network.layers}
-    steps = [(gained(a, b), key, b) for key, found in hulls.items() for a, b in pairwise(found)]
+    steps = [(gained(a, b), key, b) for key, points in hulls.items() for a, b in pairwise(points)]
     for _, key, way in sorted(steps, key=lambda step: -step[0]):
-        chosen = _raised(network, chosen, key, way, budget_bytes)
-    for ways in {id(ways): ways for ways in network.layers}.values():  # what is left may do for one off the hull
+        chosen = _treat_last_layers(network, chosen, key, way, budget_bytes)
+    for ways in {
+        id(ways): ways for ways in network.layers
+    }.values():  # the rest may be enough for an option that is not on the hull
         for way in sorted(ways, key=lambda way: way.seconds):
-            chosen = _raised(network, chosen, id(ways), way, budget_bytes)
+            chosen = _treat_last_layers(network, chosen, id(ways), way, budget_bytes)
     return tuple(chosen)
 
 
-def _raised(network: Network, chosen: list[Way], key: int, to: Way, budget_bytes: int) -> list[Way]:
-    """As many layers of a kind that take more seconds as fit treated in this way, the last ones first."""
+def _treat_last_layers(network: Network, chosen: list[Way], key: int, to: Way, budget_bytes: int) -> list[Way]:
+    """Treat as many layers of a kind in this way as fit, of those that take more seconds, the last ones first."""
     slower = [
         index for index, way in enumerate(chosen) if id(network.layers[index]) == key and way.seconds > to.seconds
     ]
@@ -117,23 +124,26 @@ def _raised(network: Network, chosen: list[Way], key: int, to: Way, budget_bytes
             raised[index] = to
         return raised
 
-    over = bisect_left(range(1, len(slower) + 1), True, key=lambda n: network.peak(with_last(n)) > budget_bytes)
-    return with_last(over)
+    fitting = bisect_left(range(1, len(slower) + 1), True, key=lambda n: network.peak(with_last(n)) > budget_bytes)
+    return with_last(fitting)
 
 
-def _exchanged(network: Network, chosen: Chosen, budget_bytes: int) -> Chosen:
-    """The same with two layers at a time treated otherwise, as long as that takes fewer seconds."""
+def _improve_by_pairs(network: Network, chosen: Chosen, budget_bytes: int) -> Chosen:
+    """Treat two layers at a time differently, as long as that takes fewer seconds."""
     while True:
-        possible = (_last_most(network, one, budget_bytes) for one in _pairs_exchanged(network, chosen, budget_bytes))
-        within = [one for one in possible if network.peak(one) <= budget_bytes]
+        exchanged = _pair_exchanges(network, chosen, budget_bytes)
+        possible = (_keep_most_last(network, choice, budget_bytes) for choice in exchanged)
+        within = [choice for choice in possible if network.peak(choice) <= budget_bytes]
         best = min(within, key=_seconds, default=chosen)
         if _seconds(best) >= _seconds(chosen):
             return chosen
         chosen = best
 
 
-def _pairs_exchanged(network: Network, chosen: Chosen, budget_bytes: int) -> Iterator[Chosen]:
-    """For each two layers but the last, of equal ones for one of them, the fastest ways in the bytes of both."""
+def _pair_exchanges(network: Network, chosen: Chosen, budget_bytes: int) -> Iterator[Chosen]:
+    """Yield for each two layers but the last, one pair for equal ones, the choice with the fastest options in
+    their bytes.
+    """
     room = budget_bytes - network.peak(chosen)
     alike: dict[tuple[int, Way], list[int]] = {}
     for index, way in enumerate(chosen[:-1]):
@@ -142,31 +152,31 @@ def _pairs_exchanged(network: Network, chosen: Chosen, budget_bytes: int) -> Ite
         first, second = one[0], other[-1]
         if first != second:
             held = chosen[first].kept + chosen[second].kept + room
-            for pair in _fastest(network.layers[first], network.layers[second], held):
+            for pair in _fastest_pair(network.layers[first], network.layers[second], held):
                 exchanged = list(chosen)
                 exchanged[first], exchanged[second] = pair
                 yield tuple(exchanged)
 
 
-def _fastest(one: Sequence[Way], other: Sequence[Way], room_bytes: int) -> Iterator[tuple[Way, Way]]:
-    """The two ways with the fewest seconds that keep so many bytes together, if any do."""
+def _fastest_pair(one: Sequence[Way], other: Sequence[Way], room_bytes: int) -> Iterator[tuple[Way, Way]]:
+    """Yield the two options with the fewest seconds that together keep at most so many bytes, if any do."""
     pairs: list[tuple[Way, Way]] = []
-    unbeaten = _falling(other)
+    optimal = _pareto_optimal(other)
     for way in one:
-        place = bisect_right(unbeaten, room_bytes - way.kept, key=lambda beside: beside.kept)
-        if place:
-            pairs.append((way, unbeaten[place - 1]))
+        number = bisect_right(optimal, room_bytes - way.kept, key=lambda beside: beside.kept)
+        if number:
+            pairs.append((way, optimal[number - 1]))
     if pairs:
         yield min(pairs, key=_seconds)
 
 
-def _falling(ways: Sequence[Way]) -> list[Way]:
-    """Those that are faster than all that keep no more, from the fewest bytes on."""
-    found: list[Way] = []
+def _pareto_optimal(ways: Sequence[Way]) -> list[Way]:
+    """Return the options that are faster than all that keep no more, from the fewest bytes on."""
+    optimal: list[Way] = []
     for way in sorted(ways, key=lambda way: (way.kept, way.seconds)):
-        if not found or way.seconds < found[-1].seconds:
-            found.append(way)
-    return found
+        if not optimal or way.seconds < optimal[-1].seconds:
+            optimal.append(way)
+    return optimal
 
 
 def _seconds(ways: Sequence[Way]) -> float:
@@ -174,31 +184,31 @@ def _seconds(ways: Sequence[Way]) -> float:
 
 
 def hull(ways: Sequence[Way]) -> list[Way]:
-    """The lower convex hull of seconds over kept bytes, from the fewest bytes to the fewest seconds."""
-    found: list[Way] = []
-    for way in _falling(ways):
-        while len(found) > 1 and gained(found[-2], found[-1]) <= gained(found[-1], way):
-            found.pop()
-        found.append(way)
-    return found
+    """Return the lower convex hull of seconds over kept bytes, from the fewest bytes to the fewest seconds."""
+    points: list[Way] = []
+    for way in _pareto_optimal(ways):
+        while len(points) > 1 and gained(points[-2], points[-1]) <= gained(points[-1], way):
+            points.pop()
+        points.append(way)
+    return points
 
 
 def gained(less: Way, more: Way) -> float:
-    """Seconds that each further byte saves."""
+    """Return the seconds that each further byte saves."""
     return (less.seconds - more.seconds) / (more.kept - less.kept)
 
 
-class _Rest:
-    """The least seconds that some layers can take within a number of bytes, if ways could be mixed.
+class _Relaxation:
+    """The fewest seconds that some layers can take within a number of bytes, if options could be mixed.
 
     The linear relaxation of a multiple-choice knapsack: steps of all hulls, the best exchange first.
     """
 
     def __init__(self, hulls: Sequence[tuple[Sequence[Way], int]]) -> None:
-        self.bytes = sum(found[0].kept * count for found, count in hulls)
-        self.seconds = sum(found[0].seconds * count for found, count in hulls)
+        self.bytes = sum(points[0].kept * count for points, count in hulls)
+        self.seconds = sum(points[0].seconds * count for points, count in hulls)
         steps = sorted(
-            ((gained(a, b), (b.kept - a.kept) * count) for found, count in hulls for a, b in pairwise(found)),
+            ((gained(a, b), (b.kept - a.kept) * count) for points, count in hulls for a, b in pairwise(points)),
             reverse=True,
         )
         self.ends, self.saved, self.rates = [0], [0.0], []
@@ -208,18 +218,18 @@ class _Rest:
             self.saved.append(self.saved[-1] + rate * size)
 
     def least_seconds(self, room_bytes: int) -> float:
-        """Infinite where the bytes do not do."""
+        """Return the fewest seconds; infinite if the bytes are not enough."""
         room = room_bytes - self.bytes
         if room < 0:
             return float("inf")
-        place = bisect_right(self.ends, room) - 1
-        if place == len(self.rates):
+        step = bisect_right(self.ends, room) - 1
+        if step == len(self.rates):
             return self.seconds - self.saved[-1]
-        return self.seconds - self.saved[place] - self.rates[place] * (room - self.ends[place])
+        return self.seconds - self.saved[step] - self.rates[step] * (room - self.ends[step])
 
 
 Label: TypeAlias = tuple[int, float, Any]
-"""Bytes held, seconds, and the ways of the layers so far as a linked list."""
+"""Bytes held, seconds, and the options of the layers so far as a linked list."""
 
 
 @dataclass(frozen=True)
@@ -230,61 +240,59 @@ class _Search:
     budget_bytes: int
 
     @cached_property
-    def rests(self) -> list[_Rest]:
-        """For each layer what those from it on can reach; of the last one all that it needs counts."""
+    def relaxations(self) -> list[_Relaxation]:
+        """Return the relaxation of the layers from each one on; the last layer counts with all that it needs."""
         *others, last = self.network.layers
         hulls = {id(ways): hull(ways) for ways in others}
         ending = hull([replace(way, kept=self.network.last_needs(way)) for way in last])
         counts: dict[int, int] = {}
-        found = [_Rest([(ending, 1)])]
+        relaxations = [_Relaxation([(ending, 1)])]
         for ways in reversed(others):
             counts[id(ways)] = counts.get(id(ways), 0) + 1
-            found.append(_Rest([(ending, 1), *((hulls[key], count) for key, count in counts.items())]))
-        return found[::-1]
+            relaxations.append(_Relaxation([(ending, 1), *((hulls[key], count) for key, count in counts.items())]))
+        return relaxations[::-1]
 
     def better_than(self, known: Chosen) -> Chosen:
-        """The best choice, which may be the one that is known."""
+        """Return the best choice, which may be the known one."""
         *others, last = self.network.layers
         limit = _seconds(known) - CLOSE * sum(ways[0].seconds for ways in self.network.layers)
         labels: list[Label] = [(self.network.before, 0.0, None)]
-        for ways, rest in zip(others, self.rests[1:], strict=True):
-            labels = _unbeaten(self._extended(labels, ways), rest, self.budget_bytes, limit)
-        ended = [
-            label for label in self._extended(labels, last) if label[0] + self.network.after <= self.budget_bytes
-        ]
+        for ways, rest in zip(others, self.relaxations[1:], strict=True):
+            labels = _prune(self._extend(labels, ways), rest, self.budget_bytes, limit)
+        ended = [label for label in self._extend(labels, last) if label[0] + self.network.after <= self.budget_bytes]
         best = min(ended, key=lambda label: label[1], default=None)
-        return known if best is None or best[1] >= limit else tuple(_walked(best[2]))
+        return known if best is None or best[1] >= limit else tuple(_ways_of_path(best[2]))
 
-    def _extended(self, labels: Sequence[Label], ways: Sequence[Way]) -> Iterator[Label]:
+    def _extend(self, labels: Sequence[Label], ways: Sequence[Way]) -> Iterator[Label]:
         for held, seconds, path in labels:
             for way in ways:
                 if way.again is None or held + way.again <= self.budget_bytes:
                     yield held + way.kept, seconds + way.seconds, (way, path)
 
 
-def _unbeaten(labels: Iterator[Label], rest: _Rest, budget_bytes: int, limit: float) -> list[Label]:
-    """Those that no other beats in bytes and seconds, and that may still come in below the limit."""
-    found: list[Label] = []
+def _prune(labels: Iterator[Label], rest: _Relaxation, budget_bytes: int, limit: float) -> list[Label]:
+    """Return the labels that no other beats in bytes and seconds, and that may still come in below the limit."""
+    kept: list[Label] = []
     for label in sorted(labels, key=lambda label: label[:2]):
-        if found and label[1] >= found[-1][1]:
+        if kept and label[1] >= kept[-1][1]:
             continue
         if label[1] + rest.least_seconds(budget_bytes - label[0]) < limit:
-            found.append(label)
-    if len(found) > MOST_LABELS:
-        found = sorted(found, key=lambda label: label[1] + rest.least_seconds(budget_bytes - label[0]))[:MOST_LABELS]
-    return found
+            kept.append(label)
+    if len(kept) > MOST_LABELS:
+        kept = sorted(kept, key=lambda label: label[1] + rest.least_seconds(budget_bytes - label[0]))[:MOST_LABELS]
+    return kept
 
 
-def _walked(path: Any) -> list[Way]:
-    found: list[Way] = []
+def _ways_of_path(path: Any) -> list[Way]:
+    ways: list[Way] = []
     while path is not None:
         way, path = path
-        found.append(way)
-    return found[::-1]
+        ways.append(way)
+    return ways[::-1]
 
 
-def _last_most(network: Network, chosen: Chosen, budget_bytes: int) -> Chosen:
-    """The same ways, in each kind of layers those that keep most last, as far as the budget allows the order."""
+def _keep_most_last(network: Network, chosen: Chosen, budget_bytes: int) -> Chosen:
+    """Order the options so that in each kind of layers the last ones keep most, if the budget allows it."""
     places: dict[int, list[int]] = {}
     for index, ways in enumerate(network.layers):
         places.setdefault(id(ways), []).append(index)

@@ -1,6 +1,6 @@
-"""What an operation costs, as torch runs it: seconds of the card by the rates of the time model, and its FLOPs.
+"""Prices of operations as torch runs them: seconds of the GPU by the rates of the time model, and FLOPs.
 
-Only the ratios matter to what is worth keeping, and the same function prices operations on a ghost and on the card.
+Only ratios matter to what is worth keeping, and the same function prices operations on a ghost and on a real GPU.
 """
 
 from __future__ import annotations
@@ -15,128 +15,132 @@ from torch.utils.flop_counter import flop_registry
 from tonnage.catalog.devices import find_device
 from tonnage.cluster import Device
 from tonnage.errors import CannotEstimate, UnknownDevice
-from tonnage.techniques.budgeting.replay import Price
+from tonnage.techniques.budgeting.recording import Price
 from tonnage.timing import rates
 from tonnage.timing.operations import Operation
 from tonnage.timing.software import software_of
 
 _BYTES_PER_SECOND: Final = 1e12
 _FLOPS_PER_SECOND: Final = 1e14
-"""Of a device that is not known: a hundred operations in the time of a byte, as cards since 2018 have it (T4 200,
-A100 150, H100 300)."""
+"""Speeds of an unknown device: a hundred operations in the time of a byte, as in GPUs since 2018 (T4 200, A100
+150, H100 300).
+"""
 
 _LINK_BYTES_PER_SECOND: Final = 1e10
-"""Of such a device to its host: a hundredth of its memory's, as PCIe 3.0 and 4.0 have it beside GDDR6 and HBM2."""
+"""Link between such a device and its host: a hundredth of its memory's speed, as PCIe 3.0 and 4.0 beside GDDR6
+and HBM2.
+"""
 
 _REACHED: Final = 0.85
-"""Part of a link that copies reach, as in the time model."""
+"""Fraction of a link's speed that copies reach, as in the time model."""
 
 _DTYPES: Final = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp32"}
-_OF_4_BITS: Final = "gemm_4bit"
-_OF_8_BITS: Final = ("int8_linear_matmul", "int8_scaled_mm")
+_PRODUCT_OF_4_BITS: Final = "gemm_4bit"
+_PRODUCTS_OF_8_BITS: Final = ("int8_linear_matmul", "int8_scaled_mm")
 """bitsandbytes' products with quantized weights (0.50)."""
 
 _HEADS_DIMS: Final = 4
-"""Dimensions of queries, keys and values: (batch, heads, tokens, width of a head)."""
+"""Dimensions of queries, keys and values: (batch, heads, tokens, head width)."""
 
 _BACKENDS: Final = ("flash", "cudnn", "efficient")
 
 
 def link_bytes_per_second(device: torch.device) -> float:
-    """What copies between this device and the host reach in one direction."""
-    known = _known(device)
+    """Return the speed that copies between this device and the host reach in one direction."""
+    known = _find_known_device(device)
     link = None if known is None else known.host_link_bytes_per_second or known.pcie_bytes_per_second
     return _REACHED * (link or _LINK_BYTES_PER_SECOND)
 
 
 def kernel_seconds(device: torch.device) -> float:
-    """Of the host for each kernel that plain PyTorch launches; zero where nothing is known of the card's."""
-    return 0.0 if _known(device) is None else software_of("tonnage").kernel_seconds
+    """Return the host's time for each kernel that plain PyTorch launches; zero for an unknown device."""
+    return 0.0 if _find_known_device(device) is None else software_of("tonnage").kernel_seconds
 
 
-def _known(device: torch.device) -> Device | None:
-    """The catalog's card of that name, if its speeds are known."""
+def _find_known_device(device: torch.device) -> Device | None:
+    """Return the catalog's device of that name, if its speeds are known."""
     try:
-        known = find_device(torch.cuda.get_device_name(device))
-        rates.bandwidth(known), rates.peak_flops(known, "fp16")
+        device_entry = find_device(torch.cuda.get_device_name(device))
+        rates.bandwidth(device_entry), rates.peak_flops(device_entry, "fp16")
     except (AssertionError, RuntimeError, UnknownDevice, CannotEstimate):
         return None
-    return known
+    return device_entry
 
 
 def on(device: torch.device) -> Price:
-    """The prices of this device: the catalog's card of that name, or FLOPs and bytes alone."""
-    known = _known(device)
+    """Return the prices of this device: by the catalog's speeds, or by FLOPs and bytes alone."""
+    known = _find_known_device(device)
     if known is None:
-        return _of_any
+        return _price_by_bytes_and_flops
     reached = rates.card(known)
 
     def price(operation: Any, args: Any, kwargs: Any, output: Any) -> tuple[float, float]:
         if _is_free(operation):
             return 0.0, 0.0
-        one, backend, seq_len = _described(operation, args, kwargs, output)
-        described = [one, *_dequantizing(operation, args, one)]
+        described, backend, seq_len = _describe(operation, args, kwargs, output)
+        operations = [described, *_dequantization(operation, args, described)]
         try:
-            return rates.seconds(described, known, reached, backend=backend, seq_len=seq_len).total, one.flops
-        except CannotEstimate:  # a dtype that this card has no figure for
-            return _plain_seconds(one), one.flops
+            seconds = rates.seconds(operations, known, reached, backend=backend, seq_len=seq_len).total
+        except CannotEstimate:  # a dtype that this GPU has no figure for
+            seconds = _default_seconds(described)
+        return seconds, described.flops
 
     return price
 
 
-def _of_any(operation: Any, args: Any, kwargs: Any, output: Any) -> tuple[float, float]:
+def _price_by_bytes_and_flops(operation: Any, args: Any, kwargs: Any, output: Any) -> tuple[float, float]:
     if _is_free(operation):
         return 0.0, 0.0
-    one, _, _ = _described(operation, args, kwargs, output)
-    return _plain_seconds(one), one.flops
+    described, _, _ = _describe(operation, args, kwargs, output)
+    return _default_seconds(described), described.flops
 
 
-def _plain_seconds(one: Operation) -> float:
-    return one.bytes / _BYTES_PER_SECOND + one.flops / _FLOPS_PER_SECOND
+def _default_seconds(operation: Operation) -> float:
+    return operation.bytes / _BYTES_PER_SECOND + operation.flops / _FLOPS_PER_SECOND
 
 
 def _is_free(operation: Any) -> bool:
-    """Views and empty memory: nothing is read or written."""
+    """Return True for views and empty memory: nothing is read or written."""
     schema = getattr(operation, "_schema", None)
     name = str(getattr(operation, "overloadpacket", operation))
     return getattr(operation, "is_view", False) or "empty" in name or (schema is not None and not schema.returns)
 
 
 def _flops(operation: Any, args: Any, kwargs: Any, output: Any) -> float:
-    """By torch's formulas; bitsandbytes' products have none there."""
+    """Return the FLOPs by torch's formulas; it has none for bitsandbytes' products."""
     count = flop_registry.get(getattr(operation, "overloadpacket", None))
     if count is not None:
-        shown = _with_all_heads(args) if "attention" in _name(operation) else args
+        shown = _repeat_heads(args) if "attention" in _name(operation) else args
         return float(count(*shown, **kwargs, out_val=output))
-    if _name(operation) in (_OF_4_BITS, *_OF_8_BITS):
+    if _name(operation) in (_PRODUCT_OF_4_BITS, *_PRODUCTS_OF_8_BITS):
         return float(2 * output.numel() * args[0].shape[-1])
     return 0.0
 
 
-def _with_all_heads(args: Any) -> tuple[Any, ...]:
-    """The shapes of queries, keys and values with as many heads each: up to torch 2.11 formulas know no others."""
-    heads = max((one.shape[1] for one in args if _has_heads(one)), default=0)
-    return tuple(torch.Size((one.shape[0], heads, *one.shape[2:])) if _has_heads(one) else one for one in args)
+def _repeat_heads(args: Any) -> tuple[Any, ...]:
+    """Return the shapes of queries, keys and values with equally many heads: up to torch 2.11 formulas need that."""
+    heads = max((tensor.shape[1] for tensor in args if _has_heads(tensor)), default=0)
+    return tuple(torch.Size((arg.shape[0], heads, *arg.shape[2:])) if _has_heads(arg) else arg for arg in args)
 
 
 def _has_heads(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == _HEADS_DIMS
 
 
-def _dequantizing(operation: Any, args: Any, one: Operation) -> list[Operation]:
-    """What a product with weights of 4 bits does before: it reads those, and writes them in 16 bits."""
-    if _name(operation) != _OF_4_BITS:
+def _dequantization(operation: Any, args: Any, product: Operation) -> list[Operation]:
+    """Return what runs before a product with weights of 4 bits: it reads them, and writes them in 16 bits."""
+    if _name(operation) != _PRODUCT_OF_4_BITS:
         return []
     weights = math.prod(args[2])
-    return [Operation("dequantize", "copy", one.dtype, 0, 2.5 * weights)]
+    return [Operation("dequantize", "copy", product.dtype, 0, 2.5 * weights)]
 
 
 def _name(operation: Any) -> str:
     return str(getattr(operation, "overloadpacket", operation)).rpartition(".")[2]
 
 
-def _described(operation: Any, args: Any, kwargs: Any, output: Any) -> tuple[Operation, str, int]:
-    """The operation in the time model's words, with the attention's backend and the tokens that it sees."""
+def _describe(operation: Any, args: Any, kwargs: Any, output: Any) -> tuple[Operation, str, int]:
+    """Return the operation in the time model's terms, with the attention's backend and the tokens that it sees."""
     name = _name(operation)
     flops = _flops(operation, args, kwargs, output)
     tensors = [leaf for leaf in tree_leaves((args, kwargs, output)) if isinstance(leaf, torch.Tensor)]
@@ -146,7 +150,7 @@ def _described(operation: Any, args: Any, kwargs: Any, output: Any) -> tuple[Ope
         return Operation(name, "matmul" if flops else "pointwise", dtype, flops, moved), "flash", 1
     if any(value is True for value in (*args, kwargs.get("is_causal"))):
         flops /= 2  # kernels skip what the mask hides
-    backend = next((one for one in _BACKENDS if one in name), "efficient")
+    backend = next((backend for backend in _BACKENDS if backend in name), "efficient")
     keys = args[1] if len(args) > 1 else kwargs.get("key")
     seq_len = int(keys.shape[-2]) if isinstance(keys, torch.Tensor) else 1
     return Operation(name, "attention", dtype, flops, moved), backend, seq_len

@@ -14,12 +14,12 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+from tonnage_recorder import written
+from tonnage_recorder.records import OF_CARD, PINNED, RECORD
 
-from . import written
-from .records import OF_CARD, PINNED, RECORD
 from .repeating import lives
 
-_ALLOCATED, _REQUESTED = (written.ACTIONS[name] for name in ("alloc", "free_requested"))
+_ALLOCATED, _REQUESTED = (written.CODES[name] for name in ("alloc", "free_requested"))
 
 
 class RanOut(Exception):

@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..native import Native
+from tonnage_recorder.native import Native
+
 from .integers import is_sparse, unseen
 
 BIG_ELEMENTS = 1 << 16
