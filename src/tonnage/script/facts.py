@@ -1,8 +1,8 @@
 """A user's script in options of Job and Plan, from the notes that its dry run took.
 
 The ghost's process notes trainer, arguments, network, adapters, batches and command line from the objects as they
-were built (`tonnage_recorder.script`).  `understood` makes a Job and a Plan of these notes, or raises one sentence why
-it cannot.  What one trainer says is read by the `facts.py` of its folder in `tonnage.trainers`.
+were built (`tonnage_recorder.script`).  `understood` makes a Job and a Plan of these notes, or raises one sentence
+why it cannot.  What one trainer says is read by the `facts.py` of its folder in `tonnage.trainers`.
 """
 
 from __future__ import annotations
