@@ -10,9 +10,9 @@
     [plan]
     shard = "zero3"
 
-Only values that differ from the defaults are written; the prediction is a comment.  Reading a file executes nothing: a
-model that is a factory, whose code would run, must be named by the user (`PlanFile.network`).  A key that is unknown
-or has a value of the wrong type is refused, with the possible keys.
+Only values that differ from the defaults are written; the prediction is a comment.  Reading a file executes nothing:
+a model that is a factory, whose code would run, must be named by the user (`PlanFile.network`).  A key that is
+unknown or has a value of the wrong type is refused, with the possible keys.
 """
 
 import json
@@ -65,8 +65,8 @@ class PlanFile:
         """
         if said is None and is_factory(self.model):
             raise UsageError(
-                f"The plan's model is the factory {self.model!r}, whose code would be run. If you trust it, name it on "
-                f"the command line: tonnage estimate {self.model} --plan FILE."
+                f"The plan's model is the factory {self.model!r}, whose code would be run. If you trust it, name it "
+                f"on the command line: tonnage estimate {self.model} --plan FILE."
             )
         return said or self.model
 
@@ -95,8 +95,9 @@ def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None, model
     model = model or job.model.name
     again = f"{model} --plan FILE" if is_factory(model) else "--plan FILE"
     seconds = estimate.time.get("step_seconds")
+    capacity = gib(estimate.cluster["capacity_bytes"])
     lines = [
-        f"# {choice.name}: {gib(estimate.peak.process_bytes)} of {gib(estimate.cluster['capacity_bytes'])} on each GPU"
+        f"# {choice.name}: {gib(estimate.peak.process_bytes)} of {capacity} on each GPU"
         + (f", {seconds:.3g} s a step" if seconds else ""),
         f"# tonnage estimate {again} estimates it again; tonnage export FILE --to TARGET writes it for a trainer.",
         f"schema_version = {SCHEMA_VERSION}",
