@@ -20,7 +20,7 @@ from tonnage.script import launchers
     ],
 )
 def test_flags_that_shut_out_the_ghost_are_named(command: list[str], flag: str | None) -> None:
-    assert launchers.flag_that_shuts_out(command) == flag
+    assert launchers.find_isolating_flag(command) == flag
 
 
 ACCELERATE = ["--num_processes", "8", "--use_fsdp", "train.py", "--lr", "1"]
@@ -44,7 +44,7 @@ def test_the_script_of_a_command(command: list[str], script: list[str]) -> None:
     assert launchers.without_launcher(command) == script
     name = script[1] if script[0] == "-m" else script[0]
     assert launchers.program(command) == name
-    alone, variables = launchers.alone(command, "python3", 9, parse_cluster("2x8xt4"), {})
+    alone, variables = launchers.make_rank_command(command, "python3", 9, parse_cluster("2x8xt4"), {})
     assert alone == ["python3", *script]
     assert {name: variables[name] for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE")} == {
         "RANK": "9",
@@ -65,7 +65,7 @@ def test_the_script_of_a_command(command: list[str], script: list[str]) -> None:
     ],
 )
 def test_launchers_pass_the_local_rank_as_an_argument(command: str, started: str) -> None:
-    alone, _ = launchers.alone(command.split(), "python3", 9, parse_cluster("2x8xt4"), {})
+    alone, _ = launchers.make_rank_command(command.split(), "python3", 9, parse_cluster("2x8xt4"), {})
     assert alone == ["python3", *started.split()]
 
 
@@ -84,14 +84,14 @@ def test_command_and_variables_of_accelerate_are_passed_on(monkeypatch: pytest.M
         stderr = ""
 
     monkeypatch.setattr(launchers.subprocess, "run", lambda *args, **kwargs: Printed)
-    command, variables = launchers.alone(
+    command, variables = launchers.make_rank_command(
         ["accelerate", "launch", "train.py"], "python3", 1, parse_cluster("2xt4"), {}
     )
     assert command == ["python3", "train.py"]
     assert (variables["ACCELERATE_USE_FSDP"], variables["RANK"]) == ("true", "1")
     Printed.stdout, Printed.stderr = "", "ValueError: unknown option --fsdpp\n"
     with pytest.raises(UsageError, match="unknown option --fsdpp"):
-        launchers.alone(["accelerate", "launch", "train.py"], "python3", 1, parse_cluster("2xt4"), {})
+        launchers.make_rank_command(["accelerate", "launch", "train.py"], "python3", 1, parse_cluster("2xt4"), {})
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_command_and_variables_of_accelerate_are_passed_on(monkeypatch: pytest.M
 )
 def test_a_flag_of_accelerate_launch_is_set(command: str, after: str) -> None:
     assert launchers.is_accelerated(command.split())
-    assert launchers.told(command.split(), "--mixed_precision", "bf16") == after.split()
+    assert launchers.set_accelerate_flag(command.split(), "--mixed_precision", "bf16") == after.split()
 
 
 @pytest.mark.parametrize("command", ["python accelerate.py", "torchrun x.py", "python x.py accelerate launch"])

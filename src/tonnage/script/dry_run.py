@@ -140,7 +140,7 @@ def run(
         raise UsageError("No command to run; write it after two dashes: tonnage dry-run --gpu t4 -- python train.py")
     if steps < 1:
         raise UsageError(f"{steps} steps cannot be run; at least 1.")
-    if flag := launchers.flag_that_shuts_out(command):
+    if flag := launchers.find_isolating_flag(command):
         raise UsageError(
             f"Python started with {flag} ignores the environment or the site by which the ghost is reached; "
             f"leave {flag} out."
@@ -160,7 +160,7 @@ def run(
             prepared |= {"TONNAGE_COUNTED": "1"} if seconds else {}
             asked = command
             if rank is not None:
-                asked, said = launchers.alone(command, python, rank, cluster, prepared)
+                asked, said = launchers.make_rank_command(command, python, rank, cluster, prepared)
                 prepared |= said
             progress(f"running {shlex.join(asked)} on {cluster.gpus_per_node} ghost {cluster.device.id}")
             ended = _run(asked, prepared, timeout_seconds, folder)

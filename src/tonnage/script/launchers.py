@@ -15,7 +15,7 @@ _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.com
 """Launchers that are started with `python -m`."""
 
 
-def alone(
+def make_rank_command(
     command: list[str], python: str, rank: int, cluster: Cluster, variables: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command line that runs one rank under `python`, and its variables besides the ghost's `variables`.
@@ -95,7 +95,7 @@ def is_launched(command: list[str]) -> bool:
     return False
 
 
-def flag_that_shuts_out(command: list[str]) -> str | None:
+def find_isolating_flag(command: list[str]) -> str | None:
     """Return the flag that keeps the command's Python from PYTHONPATH or sitecustomize: -I, -E, -S, or None."""
     words = iter(command)
     if not any(Path(word).name.startswith("python") for word in words):
@@ -125,7 +125,7 @@ def is_accelerated(command: Sequence[str]) -> bool:
     return _find_accelerate_arguments(list(command)) is not None
 
 
-def told(command: Sequence[str], flag: str, value: str) -> list[str]:
+def set_accelerate_flag(command: Sequence[str], flag: str, value: str) -> list[str]:
     """Return a command of `accelerate launch` with one flag of the launcher set to a value."""
     words = list(command)
     arguments = _find_accelerate_arguments(words)

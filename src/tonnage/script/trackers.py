@@ -13,7 +13,7 @@ _OFF = ("disabled", "offline", "dryrun")
 
 
 def offline(folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that keep trackers offline and let them write into `folder`, if they have a setting for it."""
+    """Return the variables that keep trackers offline and, if they have a setting for it, write into `folder`."""
     path = str(folder)
     mode = inherited.get("WANDB_MODE", "").lower()
     return {
