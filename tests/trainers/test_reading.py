@@ -416,9 +416,7 @@ def test_a_large_or_missing_file_is_one_line(tmp_path: Path) -> None:
         reading.read(tmp_path / "bytes.yaml")
 
 
-KEYS = sorted(
-    {key for _, _, keys, _ in reading._KINDS for key in keys} | {mark for _, m, _, _ in reading._KINDS for mark in m}
-)
+KEYS = sorted({key for reader in reading.READERS for key in (*reader.keys, *reader.marks)})
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -444,7 +442,7 @@ def test_whatever_it_holds_is_options_that_can_be_had(tmp_path: Path, document: 
                 place = {}
         place[last] = value
     path = written(tmp_path, "f.json", nested)
-    if not any(mark in nested for _, marks, _, _ in reading._KINDS for mark in marks):
+    if not any(mark in nested for reader in reading.READERS for mark in reader.marks):
         with pytest.raises(UnreadableFile):
             reading.read(path)
         return

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.planner.solution import Candidate
     from tonnage.plans import Plan
-    from tonnage.trainers.reading import Given
+    from tonnage.trainers.reading import TrainerConfig
 
 SCRIPTS: Final = "job."
 """Prefix of the names of settings that belong in the training script; the trainer's file has none for them."""
@@ -56,7 +56,7 @@ class Change:
 class Beside:
     """A trainer's settings file compared with the best plan for the same job."""
 
-    given: Given
+    given: TrainerConfig
     """The settings file."""
     estimate: Estimate | None
     """The estimate of exactly the settings of the file; None if they cannot be run."""
@@ -104,7 +104,7 @@ class Beside:
 
 
 def beside(
-    given: Given,
+    given: TrainerConfig,
     said: Mapping[str, Any],
     model: str,
     cluster: Cluster,
@@ -128,7 +128,7 @@ def beside(
 
 
 def _list_changes(
-    given: Given, options: Mapping[str, Any], best: Candidate, model: str, cluster: Cluster, offline: bool
+    given: TrainerConfig, options: Mapping[str, Any], best: Candidate, model: str, cluster: Cluster, offline: bool
 ) -> Iterator[Change]:
     """Yield the settings of the target that differ between the file and the best plan.
 
@@ -161,7 +161,7 @@ def _is_changed(option: str, options: Mapping[str, Any], best: Candidate) -> boo
     return option in options and bool(options[option] != chosen)
 
 
-def wordless(given: Given) -> tuple[str, ...]:
+def wordless(given: TrainerConfig) -> tuple[str, ...]:
     """Return the options and values that the target has no setting for, so that a search can leave them out.
 
     If the file names an engine, the engine itself refuses them and nothing is returned.
@@ -189,7 +189,7 @@ def wordless(given: Given) -> tuple[str, ...]:
     )
 
 
-def _export_settings(given: Given, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:
+def _export_settings(given: TrainerConfig, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:
     """Return a plan as settings of the file's target, and the environment variables that it needs."""
     from tonnage.techniques import environment
     from tonnage.trainers import export

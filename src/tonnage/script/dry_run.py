@@ -32,21 +32,17 @@ from tonnage.trace.trace import Trace
 
 Progress = Callable[[str], None]
 
-
 WRITING_SECONDS: Final = 120.0
 """Time limit for processes that are stopped to write their traces."""
 
 LATER_SECONDS: Final = 10.0
 """Time limit for ranks after the process that started them has ended well: some launchers do not wait for them."""
 
-
 _ACCOUNT: Final = "cards"
 """Name of the file in the folder of a run that counts the memory of each GPU."""
 
-
 _SIZE_ASSUMPTIONS: Final = ("unique of computed values", "nonzero() (also boolean indexing")
 """Beginnings of assumptions about the size of a result (`ASSUMED` of `tonnage_inside.values.policy`)."""
-
 
 _LOADER_EXIT: Final = 127
 """Exit code of a process that calls a function which the loader does not find."""

@@ -21,25 +21,11 @@ from tonnage.trainers import engine_of
 from tonnage.workers import child, jobs, preload
 from tonnage.workers import failures as failing
 
-_LATE = (
-    "numpy.ma",
-    "tonnage.step.adapters",
-    "tonnage.step.clipping",
-    "tonnage.techniques.vocabulary",
-    "torch._subclasses.schema_check_mode",
-    "torch.profiler._cupti_monitor",
-    "torch.utils._sympy.reference",
-    "triton.experimental.gluon",
-)
-"""Modules that a step imports while it runs: here once, not again in each fork."""
-
 
 def serve() -> None:
     """Answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # output of libraries must not mix with the answers
-    for module in _LATE:
-        preload.imported(module)
     kernels.key_by_dates()
     ghost = native.load()
     if ghost is not None:
@@ -67,7 +53,7 @@ def _answer(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> 
 
 
 def _import_libraries(request: dict[str, Any]) -> None:
-    """Import what the job needs in the parent, so that the next one like it need not."""
+    """Import the job's libraries in the parent, so that no child has to."""
     for module in engine_of(Plan(**request["plan"])).imports:
         preload.imported(module)
     for technique in chosen(jobs.job_of(request), Plan(**request["plan"])):
@@ -82,7 +68,7 @@ def _import_libraries(request: dict[str, Any]) -> None:
 
 
 def _build_tables() -> None:
-    """What PEFT asks transformers about each network, which builds it once a process."""
+    """Build the table that PEFT asks transformers for with each network, which is built once a process."""
     mapping = sys.modules.get("transformers.conversion_mapping") if "peft" in sys.modules else None
     build = getattr(mapping, "get_checkpoint_conversion_mapping", None)
     if build is not None:
