@@ -58,7 +58,7 @@ def dry_run(
 ) -> int:
     """Run your own training script, unchanged, for a few steps on ghost GPUs, and report its memory.
 
-    Example: tonnage dry-run --gpu 8xA100-80GB -- torchrun --nproc-per-node 8 train.py
+    Example: tonnage dry-run --gpu a100-80gb -- python train.py
     """
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress

@@ -22,7 +22,7 @@ def _target_names(incomplete: str) -> list[str]:
 
 @in_panels
 def export(
-    plan: Annotated[Path, typer.Argument(help="A plan.toml that `tonnage plan --save` wrote.", metavar="PLAN")],
+    plan: Annotated[Path, typer.Argument(help="A plan.toml, as `tonnage plan` saves it.", metavar="PLAN")],
     to: Annotated[
         str,
         typer.Option(
