@@ -32,28 +32,9 @@ class ModelRef:
         longest = next(stated, None)
         return longest if isinstance(longest, int) else None
 
-    @property
-    def learned_positions(self) -> int | None:
-        """Return the tokens that a table of learned positions has room for; None without one or where it is not
-        known.
-        """
-        before = LEARNED.get(str(self.config.get("model_type")))
-        if before is None or self.positions is None or self.positions <= before:  # with room for padding alone
-            return None
-        return self.positions - before
-
 
 _LONGEST_TEXT_FIELDS: Final = ("max_position_embeddings", "n_positions", "max_target_positions")
 """Fields with the longest text; the last one is that of speech models, for their transcripts."""
-
-LEARNED: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("albert", "bert", "distilbert", "electra", "ernie", "layoutlm", "megatron-bert"), 0),
-    **dict.fromkeys(("gpt2", "gpt_bigcode", "gpt_neo", "openai-gpt", "biogpt", "opt"), 0),
-    **dict.fromkeys(("big_bird", "convbert", "mobilebert", "rembert"), 0),
-    **dict.fromkeys(("bart", "blenderbot", "mbart", "pegasus", "whisper"), 0),
-    **dict.fromkeys(("camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"), 2),
-}
-"""Model types with a table of learned positions, and how many of its rows are reserved for padding."""
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:

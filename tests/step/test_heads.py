@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from networks import one_thread, tiny  # noqa: F401
+from tonnage.catalog.families import types_with
 from tonnage.errors import CannotEstimate, UnreadableModel
 from tonnage.job import Job
 from tonnage.model import ModelRef
@@ -83,7 +84,7 @@ def test_types_that_transformers_does_not_name_are_refused_before_it_is_imported
         heads.check_type({"model_type": "no-such-type"})
     assert refused.value.exit_code == 3
     for model_type in {
-        *heads._TRAINED_WITHIN,
+        *types_with("trained_part"),
         *(name for found in heads.trainable_types().values() for name in found),
     }:
         heads.check_type({"model_type": model_type})

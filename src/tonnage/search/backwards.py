@@ -8,6 +8,7 @@ from math import lcm
 from typing import Any, Final
 
 from tonnage.catalog.devices import device_names, find_device
+from tonnage.catalog.families import learned_positions
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates.estimate import Estimate
@@ -242,7 +243,7 @@ def _longest(question: Question, room: Asked, progress: Progress) -> Variant | N
 def _positions(question: Question) -> int:
     """As far as the network's positions go, where its configuration says so."""
     model = question.job.model
-    return model.learned_positions or model.positions or LONGEST
+    return learned_positions(model) or model.positions or LONGEST
 
 
 def _largest(question: Question, room: Asked, progress: Progress) -> Variant | None:
