@@ -18,7 +18,7 @@ class ModelRef:
     factory: str | None = None
     """`package.module:callable`; imported only in the process that builds the model."""
     source: str = ""
-    """Where the configuration comes from: catalog with URL, a path, or a Hub id."""
+    """Origin of the configuration: catalog with URL, a path, or a Hub id."""
 
     @property
     def text(self) -> Mapping[str, Any]:

@@ -107,13 +107,13 @@ class Plan:
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """N of `every-N`: each N-th layer is checkpointed; None for the other choices."""
+        """Return N of `every-N`: each N-th layer is checkpointed; None for the other choices."""
         match = _EVERY.fullmatch(self.checkpointing)
         return int(match[1]) if match else None
 
     @property
     def compute_dtype(self) -> str:
-        """The dtype in which matrix products run: `bf16`, `fp16` or `fp32`."""
+        """Return the dtype in which matrix products run: `bf16`, `fp16` or `fp32`."""
         return {"fp8": "bf16", "megatron-bf16": "bf16"}.get(self.precision, self.precision.split("-")[0])
 
     def adapters_dtype(self, method: str) -> str:

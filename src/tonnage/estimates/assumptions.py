@@ -41,8 +41,8 @@ def list_assumptions(case: Case) -> tuple[str, ...]:
 
 def describe_quantized_checkpoint(job: Job) -> tuple[str, ...]:
     """Return a sentence if the weights are published quantized and not used so here."""
-    _, found, quantized = job.model.source.rpartition("; its ")
-    if not found or not quantized.endswith(NOT_APPLIED):
+    _, separator, quantized = job.model.source.rpartition("; its ")
+    if not separator or not quantized.endswith(NOT_APPLIED):
         return ()
     return (
         f"the checkpoint's {quantized}: weights are as the precision says; --method qlora quantizes them to 4 bits, "

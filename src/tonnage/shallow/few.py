@@ -76,10 +76,10 @@ def depths(job: Job, plan: Plan) -> tuple[int, int] | None:
     """Return the depths of two runs that tell approximately what all layers need; None if the whole network runs
     as fast.
     """
-    found = _first_and_period(job, plan)
-    if found is None:
+    pattern = _first_and_period(job, plan)
+    if pattern is None:
         return None
-    small, period = found
+    small, period = pattern
     if plan.pp > 1 and (small + 2 * period) * WORTH <= layers_of(job):
         small += period  # a stage's first and last layer differ from those between
     return (small, small + period) if (small + period) * WORTH <= layers_of(job) else None
@@ -92,12 +92,12 @@ def depths_to_continue(job: Job, plan: Plan) -> tuple[int, int, int] | None:
     pipeline, which passes many micro-batches through them.  Vision or audio towers are in each of the three runs.
     For an encoder and a decoder three runs are no faster than all, and give the requests of only some families.
     """
-    found = _first_and_period(job, plan)
+    pattern = _first_and_period(job, plan)
     slow = plan.shard in SHARDING or job.method != "full" or max(plan.tp, plan.pp, plan.cp, plan.ep) > 1
-    both = job.model.config.get("is_encoder_decoder")
-    if found is None or both or not slow or not is_repetitive(job, plan):
+    is_encoder_decoder = job.model.config.get("is_encoder_decoder")
+    if pattern is None or is_encoder_decoder or not slow or not is_repetitive(job, plan):
         return None
-    small, period = found
+    small, period = pattern
     if plan.pp == 1 and small < 2 * period:  # the first and the last of each kind differ from those between
         small += period
     least = 3 * (small + period) + 2 * _count_tower_layers(job)

@@ -190,8 +190,8 @@ def _tiles(job: Job, network: Any) -> Images:
     tiles = math.ceil(width / side) * math.ceil(height / side)
     tiles += tiles > 1
     pixels = _empty_pixels(job.micro_batch, job.images * tiles, channels_of(config.vision_config), side, side)
-    each = (side // config.vision_config.patch_size // config.scale_factor) ** 2
-    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=tiles * each)
+    tokens_per_tile = (side // config.vision_config.patch_size // config.scale_factor) ** 2
+    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=tiles * tokens_per_tile)
 
 
 def _tiles_of_best_grid(job: Job, network: Any) -> Images:
@@ -255,8 +255,8 @@ def _images_per_row(job: Job, network: Any) -> Images:
     unit = pair(vision.patch_size)[0]
     width, height = (max(1, int(part * scale) // unit) * unit for part in (width, height))
     pixels = _empty_pixels(job.micro_batch, job.images, channels_of(vision), height, width)
-    each = network.config.perceiver_config.resampler_n_latents
-    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=each)
+    tokens = network.config.perceiver_config.resampler_n_latents
+    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=tokens)
 
 
 def _tiles_per_row(job: Job, network: Any) -> Images:
@@ -330,9 +330,9 @@ def _merged_patches(job: Job, network: Any) -> Images:
     side = pair(vision.patch_size)[0] * _merged_patches_per_side(network.config, vision)
     width, height = _size(job, side)
     grid = torch.tensor([[1, height // side, width // side]] * (job.micro_batch * job.images))
-    each = int(grid[0].prod())
-    pixels = _empty_pixels(len(grid) * each, side, side, channels_of(vision))
-    return Images(tensors={"pixel_values": pixels, "image_grid_thw": grid}, width=width, height=height, tokens=each)
+    tokens = int(grid[0].prod())
+    pixels = _empty_pixels(len(grid) * tokens, side, side, channels_of(vision))
+    return Images(tensors={"pixel_values": pixels, "image_grid_thw": grid}, width=width, height=height, tokens=tokens)
 
 
 def _padded_patches(job: Job, network: Any) -> Images:
@@ -376,8 +376,8 @@ def _naflex_patches(job: Job, network: Any) -> Images:
         "pixel_attention_mask": (torch.arange(most) < across * down).long().expand(count, -1).contiguous(),
         "spatial_shapes": torch.tensor([[down, across]] * count),
     }
-    each = across * down // downsampling**2
-    return Images(tensors=tensors, width=across * patch, height=down * patch, tokens=each)
+    tokens = across * down // downsampling**2
+    return Images(tensors=tensors, width=across * patch, height=down * patch, tokens=tokens)
 
 
 def _raw_patches(job: Job, network: Any) -> Images:
@@ -385,9 +385,9 @@ def _raw_patches(job: Job, network: Any) -> Images:
     config = network.config
     patch = config.patch_size
     width, height = _size(job, patch)
-    each = (width // patch) * (height // patch)
-    pixels = _empty_pixels(job.micro_batch, job.images * each, channels_of(config) * patch**2)
-    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=each)
+    tokens = (width // patch) * (height // patch)
+    pixels = _empty_pixels(job.micro_batch, job.images * tokens, channels_of(config) * patch**2)
+    return Images(tensors={"pixel_values": pixels}, width=width, height=height, tokens=tokens)
 
 
 def pair(size: Any) -> tuple[int, int]:
