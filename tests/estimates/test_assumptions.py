@@ -1,4 +1,4 @@
-"""What is taken for granted of a job, and told."""
+"""Assumptions about a job, and the sentences that report them."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The time of an Estimate: filled where it is known, null with a sentence where it is not."""
+"""The time of an Estimate: filled if it is known, null with a sentence if it is not."""
 
 import pytest
 
