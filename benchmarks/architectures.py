@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate, TonnageError
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
+from tonnage.workers.worker import Worker
 
 LAYERS: Final = 4
 """Enough for every kind of layer that the default patterns hold."""

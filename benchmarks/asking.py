@@ -10,10 +10,10 @@ from tonnage.errors import TonnageError
 from tonnage.estimates.predict import estimate
 from tonnage.estimates.summary import Run
 from tonnage.estimates.timeline import timeline
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.trainers.cases import request
+from tonnage.workers.worker import Worker
 
 ENOUGH_BYTES = 2**43
 """8 TiB: a card on which everything fits."""

@@ -20,10 +20,10 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates.predict import estimate
 from tonnage.estimates.summary import Run
-from tonnage.ghost.pool import Worker
 from tonnage.script.dry_run import run as dry_run
 from tonnage.trainers.cases import request
 from tonnage.units import GIB, MIB, parse_bytes
+from tonnage.workers.worker import Worker
 
 HERE = Path(__file__).parent
 TEXT = HERE / "budget.md"

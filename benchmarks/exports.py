@@ -21,7 +21,7 @@ from typing import Any
 
 from tonnage.plans import Plan
 from tonnage.trainers import export as exports
-from tonnage.trainers import installed
+from tonnage.trainers import packages
 
 TINY = {
     "model_type": "llama",
@@ -202,7 +202,7 @@ def main() -> None:
     for network, name, gpus, job, plan in (*(("llama", *case) for case in CASES), *FAMILIES, *SEEING):
         if wanted and name not in wanted:
             continue
-        if missing := installed.missing(exports.target(name).packages):
+        if missing := packages.missing(exports.target(name).packages):
             print(f"{name}: left out, {', '.join(missing)} not installed", file=sys.stderr)
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -233,7 +233,7 @@ def row(folder: Path, name: str, gpus: str, job: dict[str, Any], plan: dict[str,
 
 def engine(to: exports.Target, plan: dict[str, Any]) -> str:
     """Whose estimate is to be the same."""
-    return to.engine or (to.beneath(Plan(**plan)) if to.beneath else "tonnage")
+    return to.engine or (to.base_engine(Plan(**plan)) if to.base_engine else "tonnage")
 
 
 def equip(folder: Path, config: dict[str, Any]) -> None:

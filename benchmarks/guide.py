@@ -22,13 +22,14 @@ from tonnage.errors import TonnageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.step_time import price
 from tonnage.job import Job
+from tonnage.planner.fit import fits, host_bytes
+from tonnage.planner.nearest import list_smallest
+from tonnage.planner.probe import Need
+from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate
+from tonnage.planner.trial_runner import TrialRunner
+from tonnage.planner.values import OFFLOADS
 from tonnage.plans import Plan
-from tonnage.search.best import fits, host_bytes
-from tonnage.search.depth import Need
-from tonnage.search.memory import Ghosts
-from tonnage.search.nearest import smallest
-from tonnage.search.space import OFFLOADS, Question
 from tonnage.shallow.few import roomy
 from tonnage.units import GIB, count, gib, parse_bytes
 
@@ -80,38 +81,38 @@ def question(name: str, gpu: str, kind: str, seq_len: int) -> Question:
     return Question(job=job, plan=plan, cluster=cluster, without=without)
 
 
-def needs(asked: Question, ghosts: Ghosts) -> list[tuple[Candidate, Need]]:
+def needs(asked: Question, runner: TrialRunner) -> list[tuple[Candidate, Need]]:
     """The plans that need least, with what they need, least first; none where no plan can be run."""
     try:
-        small = smallest(asked)
+        small = list_smallest(asked)
     except TonnageError:
         return []
-    answers = zip(small, ghosts.need(small, asked.cluster), strict=True)
+    answers = zip(small, runner.probe(small, asked.cluster), strict=True)
     known = [(one, need) for one, need in answers if isinstance(need, Need)]
     return sorted(known, key=lambda pair: pair[1].process_bytes)
 
 
-def whole(candidates: list[Candidate], cluster: Cluster, ghosts: Ghosts) -> list[int | None]:
+def whole(candidates: list[Candidate], cluster: Cluster, runner: TrialRunner) -> list[int | None]:
     """The peak of each, run whole on a card where everything fits; None where it cannot be run."""
-    runs = ghosts.fit(candidates, roomy(cluster))
+    runs = runner.run_whole(candidates, roomy(cluster))
     return [run.peak.process_bytes if isinstance(run, Estimate) else None for run in runs]
 
 
-def possible(asked: Question, ghosts: Ghosts) -> Estimate | None:
+def possible(asked: Question, runner: TrialRunner) -> Estimate | None:
     """One of the plans that need least that fits, run whole; of several the one with the least of the host."""
-    hopeful = [one for one, need in needs(asked, ghosts) if need.least_bytes <= asked.budget_bytes]
-    runs = [run for run in ghosts.fit(hopeful, asked.cluster) if isinstance(run, Estimate) and fits(run, asked)]
+    hopeful = [one for one, need in needs(asked, runner) if need.uncached_bytes <= asked.budget_bytes]
+    runs = [run for run in runner.run_whole(hopeful, asked.cluster) if isinstance(run, Estimate) and fits(run, asked)]
     return min(runs, key=host_bytes, default=None)
 
 
-def largest(gpu: str, kind: str, seq_len: int, ghosts: Ghosts) -> str:
+def largest(gpu: str, kind: str, seq_len: int, runner: TrialRunner) -> str:
     """The largest network that fits, by halving, as what fits is smaller than what does not."""
     if not _has(gpu, kind):
         return "-"
     low, high, found = -1, len(NETWORKS), None
     while high - low > 1:
         middle = (low + high) // 2
-        run = possible(question(NETWORKS[middle], gpu, kind, seq_len), ghosts)
+        run = possible(question(NETWORKS[middle], gpu, kind, seq_len), runner)
         if run:
             low, found = middle, run
         else:
@@ -128,16 +129,16 @@ def _has(gpu: str, kind: str) -> bool:
     return gpu.endswith("GiB") or "bf16" not in kind or parse_cluster(gpu).device.capability >= (8, 0)
 
 
-def largest_rows(cards: list[str], seq_len: int, ghosts: Ghosts) -> Iterator[str]:
+def largest_rows(cards: list[str], seq_len: int, runner: TrialRunner) -> Iterator[str]:
     yield "| card | said | " + " | ".join(KINDS) + " |"
     yield "|---|---|" + "---|" * len(KINDS)
     for words in cards:
         gpu, said, _ = SAID[words]
-        cells = [largest(gpu, kind, seq_len, ghosts) for kind in KINDS]
+        cells = [largest(gpu, kind, seq_len, runner) for kind in KINDS]
         yield f"| {words} ({gpu}) | {said} | " + " | ".join(cells) + " |"
 
 
-def said_rows(cards: list[str], seq_len: int, ghosts: Ghosts) -> Iterator[str]:
+def said_rows(cards: list[str], seq_len: int, runner: TrialRunner) -> Iterator[str]:
     """What the networks of the sayings need at least, by plans that keep as little as they can."""
     yield "| card | may use | network of the saying | " + " | ".join(KINDS) + " |"
     yield "|---|---:|---|" + "---:|" * len(KINDS)
@@ -146,14 +147,14 @@ def said_rows(cards: list[str], seq_len: int, ghosts: Ghosts) -> Iterator[str]:
         cells = []
         for kind in KINDS:
             asked = question(name, gpu, kind, seq_len)
-            found = needs(asked, ghosts) if _has(gpu, kind) else []
-            [peak] = whole([found[0][0]], asked.cluster, ghosts) if found else [None]
+            found = needs(asked, runner) if _has(gpu, kind) else []
+            [peak] = whole([found[0][0]], asked.cluster, runner) if found else [None]
             cells.append("-" if peak is None else gib(peak))
         budget = question(name, gpu, "full", seq_len).budget_bytes
         yield f"| {words} ({gpu}) | {gib(budget)} | {name} | " + " | ".join(cells) + " |"
 
 
-def advice_rows(seq_len: int, ghosts: Ghosts) -> Iterator[str]:
+def advice_rows(seq_len: int, runner: TrialRunner) -> Iterator[str]:
     """The usual steps, then the others, each with all those before it."""
     name, gpu, sequences = LADDER
     cluster = parse_cluster(gpu)
@@ -180,7 +181,7 @@ def advice_rows(seq_len: int, ghosts: Ghosts) -> Iterator[str]:
         yield f"| {title} | peak | less by | a step |"
         yield "|---|---:|---:|---:|"
         before = None
-        peaks = whole([Candidate(job=at, plan=plan) for _, at, plan in rungs], cluster, ghosts)
+        peaks = whole([Candidate(job=at, plan=plan) for _, at, plan in rungs], cluster, runner)
         for (words, at, plan), peak in zip(rungs, peaks, strict=True):
             less = "" if before is None or peak is None else f"{(before - peak) / GIB:.2f} GiB"
             seconds = f"{price(Case(at, plan, cluster)).step_seconds:.2f} s"
@@ -210,11 +211,11 @@ def main() -> None:
     parser.add_argument("--card", action="append", choices=list(SAID), help="only this row")
     options = parser.parse_args()
     cards = options.card or list(SAID)
-    with Ghosts(lambda text: None) as ghosts:
+    with TrialRunner(lambda text: None) as runner:
         rows = {
-            "largest": lambda: largest_rows(cards, options.seq_len, ghosts),
-            "said": lambda: said_rows(cards, options.seq_len, ghosts),
-            "advice": lambda: advice_rows(options.seq_len, ghosts),
+            "largest": lambda: largest_rows(cards, options.seq_len, runner),
+            "said": lambda: said_rows(cards, options.seq_len, runner),
+            "advice": lambda: advice_rows(options.seq_len, runner),
             "batch": batch_rows,
         }[options.table]
         for line in rows():

@@ -16,8 +16,8 @@ from typing import Any
 from asking import one_line, run, table
 
 from tonnage.errors import TonnageError
-from tonnage.ghost.pool import Worker
 from tonnage.units import GIB
+from tonnage.workers.worker import Worker
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks, as a package
 

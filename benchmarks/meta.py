@@ -22,10 +22,10 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import model_names
 from tonnage.errors import TonnageError
 from tonnage.estimates import predict
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.trainers.cases import request
+from tonnage.workers.worker import Worker
 
 PLANS: dict[str, dict[str, Any]] = {
     "full": {},

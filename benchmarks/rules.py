@@ -10,8 +10,8 @@ from pathlib import Path
 
 from asking import STATES, most, run, table
 
-from tonnage.ghost.pool import Worker
 from tonnage.units import GIB
+from tonnage.workers.worker import Worker
 
 TEXT = Path(__file__).parent / "rules.md"
 MODELS = ("smollm2-135m", "llama-3.2-1b")

@@ -1,16 +1,14 @@
-"""How long `tonnage plan` takes to answer, and how much it runs for that.
+"""Measure how long `tonnage plan` takes to answer, and how much it runs for that.
 
-    python benchmarks/search.py [QUESTION ...] [--kept]
+    python -m benchmarks.search [QUESTION ...] [--kept]
 
-Each question is asked as a user asks it, of workers that have yet to start, with an empty shelf of traces; `--kept`
-leaves the shelf as it is.  "start" lasts until the first trace: workers import their libraries, the combinations are
-priced meanwhile, and the first run is made.  What follows is counted from there: "found" when the plans stand, each
-run whole, and "answer" when the best is explained as well (each technique taken back, the path to it), which idle
-workers have begun before; "own" is the processor time of all of tonnage's processes until then, which hardly depends
-on what else the machine does, but on how fast its processors are in that minute: "loop" is what ten million squares
-take there in plain Python just before; "at work" is the part of that wait in which a worker runs something; "looks"
-are candidates seen by one step of a few layers (two runs each), "whole" those that were run as they are shown, "in
-vain" runs that were made ahead and that nobody asked for.
+Each question is asked as a user asks it: workers have yet to start, and the cache of traces is empty (`--kept` keeps
+it).  Columns: "start" is the time until the first trial run has ended, in which workers import their libraries and
+the combinations are priced; "found" and "answer" are counted from there, until the plans are found and until the best
+one is explained; "CPU" is the processor time of all processes until then, which depends less on what else the machine
+does; "loop" is the time of ten million squares in plain Python just before, which tells how fast the processor is at
+that moment; "busy" is the part of the wait in which a worker runs something; "probes" are candidates probed by one
+step of a few layers (two runs each), "whole" those that were run as they are shown.
 """
 
 import argparse
@@ -27,12 +25,12 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.cluster import Cluster
 from tonnage.estimates import cache as shelf
 from tonnage.estimates.estimate import Estimate
+from tonnage.planner.describe import describe
+from tonnage.planner.probe import Need
+from tonnage.planner.question import Question, parse_methods
 from tonnage.planner.solution import Candidate
-from tonnage.search.depth import Need
-from tonnage.search.memory import Failure, Ghosts
-from tonnage.search.solve import EXPLAINING, search
-from tonnage.search.space import Question, methods_named
-from tonnage.search.words import describe
+from tonnage.planner.solve import EXPLAINING, search
+from tonnage.planner.trial_runner import Failure, TrialRunner
 from tonnage.trainers.cases import request
 
 QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -58,122 +56,121 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Model, GPUs, and options of `tonnage plan`."""
 
 COLUMNS = (
-    *("question", "start s", "loop s", "found s", "answer s", "own s", "at work"),
-    *("priced", "looks", "whole", "in vain", "best plan"),
+    *("question", "start s", "loop s", "found s", "answer s", "CPU s", "busy"),
+    *("priced", "probes", "whole", "best plan"),
 )
 
 
-class Counted(Ghosts):
-    """Ghosts that count what they are asked."""
+class CountingRunner(TrialRunner):
+    """A TrialRunner that counts what it is asked, and when its workers are busy."""
 
     def __init__(self) -> None:
         super().__init__(lambda text: None)
-        self.looks = self.whole = self.begun = 0
+        self.probes = self.whole = 0
         self.busy: list[tuple[float, float]] = []
         """When each run began and ended."""
-        self.own_at_first: float | None = None
-        """The processor time until the first trace."""
+        self.first_cpu_seconds: float | None = None
+        """The processor time until the first run had ended."""
 
-    def fit(
+    def run_whole(
         self, candidates: Sequence[Candidate], cluster: Cluster, budget_bytes: int | None = None
     ) -> list[Estimate | Failure]:
         self.whole += len(candidates)
-        return super().fit(candidates, cluster, budget_bytes)
+        return super().run_whole(candidates, cluster, budget_bytes)
 
-    def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
-        self.looks += len(candidates)
-        return super().need(candidates, cluster)
+    def probe(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need | Failure]:
+        self.probes += len(candidates)
+        return super().probe(candidates, cluster)
 
-    def _run(self, wanted: Any) -> Any:
-        self.begun += 1
+    def _execute(self, run: Any) -> Any:
         began = time.perf_counter()
         try:
-            return super()._run(wanted)
+            return super()._execute(run)
         finally:
             self.busy.append((began, time.perf_counter()))
-            if self.own_at_first is None:
-                self.own_at_first = own_seconds()
+            if self.first_cpu_seconds is None:
+                self.first_cpu_seconds = cpu_seconds()
 
     @property
-    def first_trace(self) -> float:
-        """When the first run had ended."""
+    def first_end(self) -> float:
+        """Return when the first run had ended."""
         return min(ended for _, ended in self.busy)
 
-    def at_work(self, until: float) -> float:
-        """Part of the time since then in which workers run something."""
-        first = self.first_trace
+    def busy_part(self, until: float) -> float:
+        """Return the part of the time since then in which workers run something."""
+        first = self.first_end
         busy = sum(min(ended, until) - max(began, first) for began, ended in self.busy)
-        return busy / (self.count * (until - first))
+        return busy / (self.worker_count * (until - first))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of: {', '.join(QUESTIONS)}")
-    parser.add_argument("--kept", action="store_true", help="leave the shelf of traces as it is")
+    parser.add_argument("--kept", action="store_true", help="keep the cache of traces")
     arguments = parser.parse_args()
     print(f"| {' | '.join(COLUMNS)} |")
     print(f"|---|{'---:|' * (len(COLUMNS) - 2)}---|")
     for name in arguments.questions or QUESTIONS:
-        print(row(name, kept=arguments.kept), flush=True)
+        print(measure(name, kept=arguments.kept), flush=True)
 
 
-def row(name: str, *, kept: bool) -> str:
-    """A line of the table."""
+def measure(name: str, *, kept: bool) -> str:
+    """Return a line of the table."""
     model, gpu, options = QUESTIONS[name]
-    methods = methods_named(options.get("method", ""))
+    methods = parse_methods(options.get("method", ""))
     job, plan = request(model, offline=True, **{**options, **({"method": methods[0]} if methods else {})})
     question = Question(job=job, plan=plan, cluster=parse_cluster(gpu), methods=methods)
     with ExitStack() as stack:
         if not kept:
-            stack.enter_context(empty_shelf())
-        ghosts = stack.enter_context(Counted())
+            stack.enter_context(empty_cache())
+        runner = stack.enter_context(CountingRunner())
         found: list[float] = []
 
-        def hear(text: str) -> None:
+        def record(text: str) -> None:
             if text == EXPLAINING:
                 found.append(time.perf_counter())
 
         loop, began = loop_seconds(), time.perf_counter()
-        solution = search(question, ghosts, progress=hear)
-        answered, own = time.perf_counter(), own_seconds()
-        if ghosts.own_at_first is None:
+        solution = search(question, runner, progress=record)
+        answered, cpu = time.perf_counter(), cpu_seconds()
+        if runner.first_cpu_seconds is None:
             return f"| {name} | nothing was run: {'; '.join(str(one.why) for one in solution.refused)} |"
-        first, at_work = ghosts.first_trace, ghosts.at_work(answered)
+        first, busy = runner.first_end, runner.busy_part(answered)
     assert solution.looked_at is not None
     best = describe(solution.plans[0].candidate) if solution.plans else solution.status
-    seconds = ((found[0] if found else answered) - first, answered - first, own - ghosts.own_at_first)
+    seconds = ((found[0] if found else answered) - first, answered - first, cpu - runner.first_cpu_seconds)
     machine = (f"{first - began:.1f}", f"{loop:.2f}")
-    counts = (f"{solution.looked_at['priced']:,}", ghosts.looks, ghosts.whole, ghosts.begun - ghosts.runs)
-    cells = (name, *machine, *(f"{each:.1f}" for each in seconds), f"{at_work:.0%}", *counts, best)
+    counts = (f"{solution.looked_at['priced']:,}", runner.probes, runner.whole)
+    cells = (name, *machine, *(f"{each:.1f}" for each in seconds), f"{busy:.0%}", *counts, best)
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def loop_seconds() -> float:
-    """Processor time of a loop that is the same everywhere."""
+    """Return the processor time of a loop that is the same everywhere."""
     began = time.process_time()
     sum(number * number for number in range(10**7))
     return time.process_time() - began
 
 
 @contextmanager
-def empty_shelf() -> Iterator[None]:
-    """Traces are kept in a folder of their own, which is gone afterwards."""
-    place = shelf.folder
-    with tempfile.TemporaryDirectory() as folder:
-        shelf.folder = lambda: Path(folder)  # type: ignore[assignment]
+def empty_cache() -> Iterator[None]:
+    """Keep traces in a temporary folder."""
+    folder = shelf.folder
+    with tempfile.TemporaryDirectory() as temporary:
+        shelf.folder = lambda: Path(temporary)  # type: ignore[assignment]
         try:
             yield
         finally:
-            shelf.folder = place
+            shelf.folder = folder
 
 
-def own_seconds() -> float:
-    """Processor time of this process and of all that it started, so far."""
+def cpu_seconds() -> float:
+    """Return the processor time of this process and of all that it started, so far."""
     me = psutil.Process()
     seconds = 0.0
-    for one in (me, *me.children(recursive=True)):
+    for process in (me, *me.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):  # it has ended since, and counts among its parent's children
-            times = one.cpu_times()
+            times = process.cpu_times()
             seconds += times.user + times.system + times.children_user + times.children_system
     return seconds
 

@@ -28,9 +28,9 @@ from tonnage.catalog.models import find_model, model_names
 from tonnage.cluster import Cluster
 from tonnage.errors import TonnageError
 from tonnage.estimates.predict import estimate, usual_steps
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.workers.worker import Worker
 
 GIB = 2**30
 CARD_BYTES = 2**44

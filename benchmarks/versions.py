@@ -24,13 +24,13 @@ from tonnage.errors import TonnageError
 from tonnage.estimates import predict
 from tonnage.estimates.summary import Run
 from tonnage.estimates.timeline import timeline
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.script import dry_run as dryrun
 from tonnage.shallow.few import with_layers
 from tonnage.trainers.cases import request
 from tonnage.units import MIB
+from tonnage.workers.worker import Worker
 
 MODEL, SMALL = "llama-3.2-1b", "smollm2-135m"
 ONE, EIGHT = "a100-80gb", "8xa100-80gb"

@@ -1,4 +1,4 @@
-"""Random programs of allocator calls, and the replica carrying them out beside the real allocator."""
+"""Random programs of allocator calls, and the replica that runs them beside the real allocator."""
 
 import random
 from bisect import bisect_right
@@ -28,9 +28,9 @@ def random_size(rng: random.Random) -> int:
 
 
 def graph_program(seed: int, length: int) -> list[Operation]:
-    """Graphs captured on stream 1 in the midst of allocations; nothing waits for the GPU meanwhile.
+    """Return a program with graphs captured on stream 1 between allocations; nothing waits for the GPU meanwhile.
 
-    No block is used on the capturing stream by another: torch 2.13 then records an event that it may not query.
+    No other stream's block is used on the capturing stream: torch 2.13 would record an event that it may not query.
     """
     rng = random.Random(seed)
     operations: list[Operation] = []
@@ -46,10 +46,10 @@ def graph_program(seed: int, length: int) -> list[Operation]:
 
 
 def random_program(seed: int, length: int, *, late: bool = False, pools: bool = False) -> list[Operation]:
-    """Allocations, frees (half of them of the newest), uses on other streams, and now and then the rest.
+    """Return a program of allocations, frees (half of them of the newest block), uses on other streams, and others.
 
-    `late` is for work that finishes late: then blocks are used on one other stream only, because torch looks through
-    the streams in the order of a hash map, which shows in the peaks of `inactive_split`.
+    `late` is for work that finishes late: blocks are then used on one other stream only, because torch visits the
+    streams in the order of a hash map, which changes the peaks of `inactive_split`.
     """
     rng = random.Random(seed)
     operations: list[Operation] = [["pool", rng.random() < 0.7, rng.random() < 0.5]] if pools else []
@@ -86,7 +86,7 @@ def random_program(seed: int, length: int, *, late: bool = False, pools: bool = 
 
 @dataclass
 class Replica:
-    """Carries out the operations of tests/programs/allocator_fuzz.py on the replica."""
+    """Runs the operations of tests/programs/allocator_fuzz.py on the replica."""
 
     allocator: CachingAllocator
     streams: list[int]
@@ -165,7 +165,7 @@ def replicate(
     settings: str = "",
     lazy: bool = False,
 ) -> Replica:
-    """The replica after the program that the real allocator ran as `real` reports."""
+    """Return the replica after the program that the real allocator ran; `real` is its report."""
     allocator = CachingAllocator(
         Driver(total_bytes),
         AllocatorSettings.parse(settings),
@@ -178,7 +178,7 @@ def replicate(
 
 
 class Addresses:
-    """Translates the replica's addresses into the real ones: each segment, or range, is shifted as a whole."""
+    """Translates the replica's addresses into the real ones; each segment or range has one offset."""
 
     def __init__(self, total_bytes: int, large_page_bytes: int) -> None:
         self.total_bytes = total_bytes
@@ -187,7 +187,7 @@ class Addresses:
         self.shifts: list[tuple[int, int]] = []  # end, shift
 
     def learn(self, action: str, replica: int, size: int, real: int) -> None:
-        """A new segment lies here in the replica and there in reality."""
+        """Add a new segment's addresses in the replica and in the real allocator."""
         if action == "segment_map" and self.translate(replica) is not None:
             return
         end = replica + (size if action == "segment_alloc" else self.range_bytes(size))
@@ -201,7 +201,7 @@ class Addresses:
         self.shifts.insert(position, (end, real - replica))
 
     def range_bytes(self, mapped_bytes: int) -> int:
-        """Of the expandable segment that begins with this mapping; small ones are mapped 2 MiB at a time."""
+        """Return the size of the expandable segment that begins with this mapping; small ones map 2 MiB at a time."""
         page = 2 * MIB if mapped_bytes == 2 * MIB else self.large_page_bytes
         return round_up(self.total_bytes * 9 // 8, page)
 
@@ -213,7 +213,7 @@ class Addresses:
 
 
 def compare_events(real: list[list[Any]], replica: CachingAllocator) -> str | None:
-    """The first difference in words, or None.  Runs of free_completed are compared as sets.
+    """Return a description of the first difference, or None.  Runs of free_completed are compared as sets.
 
     When several streams finish, torch walks them in the order of a hash map; nothing else depends on it.
     """
@@ -234,7 +234,7 @@ def compare_events(real: list[list[Any]], replica: CachingAllocator) -> str | No
 
 
 def compare_segments(real: list[list[Any]], replica: CachingAllocator) -> str | None:
-    """The first difference between the segments held at the end: all but the addresses (see compare_events)."""
+    """Return the first difference between the final segments, except for addresses (see compare_events)."""
     theirs = sorted(
         [stream, kind, expandable, list(pool), [block[1:] for block in blocks]]
         for _, stream, kind, expandable, pool, blocks in real
@@ -269,7 +269,7 @@ def _in_one_order(events: list[list[Any]]) -> list[list[Any]]:
 
 
 def compare_statistics(real: dict[str, int], replica: CachingAllocator) -> dict[str, tuple[Any, Any]]:
-    """The numbers that differ: name, real value, the replica's value."""
+    """Return the numbers that differ, by name: the real value and the replica's value."""
     mine = replica.memory_stats()
     return {
         name: (real.get(name), mine.get(name))

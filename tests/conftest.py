@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from tonnage.errors import GhostUnavailable
 from tonnage.estimates import cache as shelf
 from tonnage.ghost import process, wheel
-from tonnage.ghost.pool import Worker
 from tonnage.ghost.wheel import Torch
+from tonnage.workers.worker import Worker
 
 settings.register_profile(
     "tonnage",

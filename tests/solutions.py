@@ -1,4 +1,4 @@
-"""Ghosts that answer by a formula, and Solutions made with them, for tests of the search and of what shows it."""
+"""A TrialRunner that answers by a formula, and questions, for tests of the search and of what shows its results."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,86 +11,77 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.estimates.estimate import Estimate
+from tonnage.estimates.predict import check
 from tonnage.job import Job
+from tonnage.planner.pricing import price_candidate
+from tonnage.planner.probe import Need, need_of
+from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate
 from tonnage.plans import Plan
-from tonnage.search.depth import Need, of_run
-from tonnage.search.memory import Ask
-from tonnage.search.pricing import priced
-from tonnage.search.space import Question
-from tonnage.trainers.cases import check
 from tonnage.units import GIB
 
 
 def question(model: str = "llama-3.1-8b", gpu: str = "8xa100-80gb", **options: Any) -> Question:
-    """A question about a catalog model; options of Job, Plan and Question by their names."""
+    """Return a question about a catalog model; options of Job, Plan and Question by their names."""
     of_plan = {name: options.pop(name) for name in list(options) if name in Plan.__dataclass_fields__}
     of_question = {name: options.pop(name) for name in list(options) if name in Question.__dataclass_fields__}
     job = Job(model=resolve(model, offline=True), **{"seq_len": 4096, **options})
     return Question(job=job, plan=Plan(**of_plan), cluster=parse_cluster(gpu), **of_question)
 
 
-def possible(asked: Question, one: Candidate) -> bool:
-    """Whether its techniques take the job."""
+def possible(asked: Question, candidate: Candidate) -> bool:
+    """Return whether a candidate's techniques accept the job."""
     try:
-        check(Case(one.job, one.plan, asked.cluster))
+        check(Case(candidate.job, candidate.plan, asked.cluster))
     except UsageError:
         return False
     return True
 
 
 def need_bytes(candidate: Candidate, cluster: Cluster) -> int:
-    """A made-up peak: what nobody can avoid, 1 GiB, and from half to twice of what is usual beyond.
+    """Return an invented peak: the bound, 1 GiB, and from half to twice the usual extra.
 
-    How much of it differs from technique to technique, and a little with the layout; who recomputes more needs less.
+    The factor differs between techniques, and a little between layouts; plans that recompute more need less.
     """
-    one = priced(candidate, cluster)
+    priced = price_candidate(candidate, cluster)
     plan = candidate.plan
     part = {"none": 2.0, "selective": 1.3, "full": 1.0}.get(plan.checkpointing, 1.0)
     part *= 0.6 if plan.shard == "hsdp" else 1.0
     axes = sum(degree > 1 for degree in (plan.tp, plan.pp, plan.cp, plan.ep))
-    return one.least_bytes + GIB + int(one.beyond_bytes * part * (1 + 0.1 * axes))
+    return priced.bound_bytes + GIB + int(priced.extra_bytes * part * (1 + 0.1 * axes))
 
 
-class Formula:
-    """Stands where Ghosts stand."""
+class FormulaRunner:
+    """Stands in for a TrialRunner."""
 
-    count = 2
+    worker_count = 2
 
     def __init__(self) -> None:
-        self.asked: list[Candidate] = []
-        self.looked: list[Candidate] = []
-        self.foreseen: list[Candidate] = []
+        self.whole_runs: list[Candidate] = []
+        self.probes: list[Candidate] = []
 
     @property
-    def runs(self) -> int:
-        return len(self.asked) + len(self.looked)
+    def run_count(self) -> int:
+        return len(self.whole_runs) + len(self.probes)
 
-    def start(self) -> None:
-        """There is nothing to start."""
+    def warm_up(self) -> None:
+        """Do nothing."""
 
-    def fit(
+    def run_whole(
         self, candidates: Sequence[Candidate], cluster: Cluster, budget_bytes: int | None = None
     ) -> list[Estimate | UsageError]:
-        self.asked += candidates
-        return [self._answer(one, cluster) for one in candidates]
+        self.whole_runs += candidates
+        return [self._answer(candidate, cluster) for candidate in candidates]
 
-    def made(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
-        return self._answer(candidate, cluster) if candidate in self.asked else None
+    def find_estimate(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
+        return self._answer(candidate, cluster) if candidate in self.whole_runs else None
 
-    def made_ahead(self, candidate: Candidate, cluster: Cluster) -> Estimate | None:
-        """Idle workers are fast here."""
-        return self._answer(candidate, cluster) if candidate in self.foreseen else None
+    def probe(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need]:
+        self.probes += candidates
+        return [need_of(self._answer(candidate, cluster)) for candidate in candidates]
 
-    def need(self, candidates: Sequence[Candidate], cluster: Cluster) -> list[Need]:
-        self.looked += candidates
-        return [of_run(self._answer(one, cluster)) for one in candidates]
-
-    def worked(self, candidate: Candidate, cluster: Cluster) -> None:
-        """Nothing is launched here."""
-
-    def ahead(self, asks: Sequence[Ask], cluster: Cluster) -> None:
-        self.foreseen += [one for one, _ in asks]
+    def count_operations(self, candidate: Candidate, cluster: Cluster) -> None:
+        """Count nothing: no operations are run."""
 
     @staticmethod
     def _answer(candidate: Candidate, cluster: Cluster) -> Estimate:

@@ -1,4 +1,4 @@
-"""Errors come back from another process as what they were."""
+"""An error of another process is raised again as the same class."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from tonnage import errors
         ("OfAnotherProgram", errors.CannotEstimate),
     ],
 )
-def test_an_error_is_of_the_kind_that_was_told(name, kind):
-    told = errors.of_kind(name, "what happened")
-    assert type(told) is kind
-    assert str(told) == "what happened"
+def test_error_has_the_reported_class(name, kind):
+    error = errors.of_kind(name, "what happened")
+    assert type(error) is kind
+    assert str(error) == "what happened"

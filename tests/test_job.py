@@ -67,7 +67,7 @@ def test_several_words_may_be_one_text_or_numbers(said: Any) -> None:
 
 @pytest.mark.parametrize("said", [7, (1.5,), None])
 def test_other_values_than_words_are_refused(said: Any) -> None:
-    with pytest.raises(UsageError, match=r"lora-targets: .* is no list of words"):
+    with pytest.raises(UsageError, match=r"lora-targets: .* is not a list of words"):
         tiny_job(lora_targets=said)
 
 

@@ -1,4 +1,4 @@
-"""How ranks are laid out along the axes of a mesh."""
+"""Ranks are laid out along the axes of the mesh that a plan asks for."""
 
 import pytest
 
@@ -7,16 +7,16 @@ from tonnage.mesh import Axes, axes
 from tonnage.plans import Plan
 
 
-def test_alone() -> None:
+def test_single_rank() -> None:
     assert axes(Plan(), 1, 1) == Axes()
     assert Axes().of_mesh("none") == ("dp_shard",)
 
 
-def test_a_mesh_has_the_axis_that_sharding_works_along() -> None:
-    alone = Axes(pp=2, tp=2)
-    assert alone.of_mesh("none") == ("pp", "tp")
-    assert alone.of_mesh("zero3") == ("pp", "dp_shard", "tp")
-    assert alone.of_mesh("ddp") == ("pp", "dp_replicate", "tp")
+def test_mesh_has_the_axis_of_its_sharding_even_with_one_rank() -> None:
+    layout = Axes(pp=2, tp=2)
+    assert layout.of_mesh("none") == ("pp", "tp")
+    assert layout.of_mesh("zero3") == ("pp", "dp_shard", "tp")
+    assert layout.of_mesh("ddp") == ("pp", "dp_replicate", "tp")
     assert Axes(dp_replicate=2, dp_shard=4).of_mesh("hsdp") == ("dp_replicate", "dp_shard")
 
 
@@ -36,25 +36,25 @@ def test_a_mesh_has_the_axis_that_sharding_works_along() -> None:
     ],
 )
 def test_layouts(plan: dict[str, object], ranks: int, expected: Axes) -> None:
-    found = axes(Plan(**plan), ranks, 8)  # type: ignore[arg-type]
-    assert found == expected
-    assert found.ranks == ranks
+    layout = axes(Plan(**plan), ranks, 8)  # type: ignore[arg-type]
+    assert layout == expected
+    assert layout.ranks == ranks
 
 
-def test_places_count_from_the_inside() -> None:
+def test_coordinates_count_from_the_innermost_axis() -> None:
     """Rank 45 of 2 x 1 x 4 x 2 x 4: 45 = 1 x 32 + 1 x 8 + 1 x 4 + 1."""
-    found = Axes(pp=2, dp_shard=4, cp=2, tp=4)
-    assert [found.place(45, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")] == [1, 0, 1, 1, 1]
+    layout = Axes(pp=2, dp_shard=4, cp=2, tp=4)
+    assert [layout.place(45, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")] == [1, 0, 1, 1, 1]
 
 
-def test_ranks_of_a_pipeline_differ_by_stage() -> None:
+def test_one_rank_of_each_differing_pipeline_stage() -> None:
     assert Axes(dp_shard=8, tp=4).different == (0,)
     assert Axes(pp=2, tp=4).different == (0, 4)
     assert Axes(pp=8, dp_replicate=2, tp=4).different == (0, 8, 56)
 
 
 @pytest.mark.parametrize(
-    ("plan", "ranks", "per_node", "said"),
+    ("plan", "ranks", "per_node", "message"),
     [
         ({"tp": 8, "pp": 4}, 16, 8, "needs a multiple of 32 GPUs, and there are 16"),
         ({"tp": 3}, 6, 8, "possible: 1, 2, 4, 8"),
@@ -65,8 +65,8 @@ def test_ranks_of_a_pipeline_differ_by_stage() -> None:
         ({"ep": 3, "engine": "megatron"}, 8, 8, r"the 8 data-parallel ranks, .* possible: 1, 2, 4, 8\."),
     ],
 )
-def test_impossible_divisions_say_what_is_possible(
-    plan: dict[str, object], ranks: int, per_node: int, said: str
+def test_impossible_layout_says_what_is_possible(
+    plan: dict[str, object], ranks: int, per_node: int, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         axes(Plan(**plan), ranks, per_node)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Learned positions read off a configuration equal those of the network that is built."""
+"""Learned positions read from a configuration equal those of the network built from it."""
 
 from dataclasses import replace
 
@@ -26,13 +26,13 @@ SMALL = {
 
 
 @pytest.mark.parametrize("kind", types_with("learned_positions"))
-def test_the_configuration_gives_the_positions_of_the_built_table(kind: str) -> None:
+def test_learned_positions_equal_those_of_the_built_network(kind: str) -> None:
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSpeechSeq2Seq
 
     from tonnage.step.model import longest_text
 
-    small = SMALL | ({"pad_token_id": 0} if kind == "whisper" else {})  # the default is beyond so small a vocabulary
+    small = SMALL | ({"pad_token_id": 0} if kind == "whisper" else {})  # its default is beyond the small vocabulary
     config = CONFIG_MAPPING[kind](
         **{name: value for name, value in small.items() if _has(CONFIG_MAPPING[kind], name)}
     )
@@ -49,7 +49,7 @@ def _has(kind: type, name: str) -> bool:
     return name in kind.__init__.__code__.co_varnames or name in getattr(kind, "__annotations__", {})
 
 
-def test_a_table_with_room_for_padding_alone_has_no_known_length() -> None:
+def test_table_with_room_for_padding_alone_is_unknown() -> None:
     for positions in (1, 2):
         model = ModelRef(
             name="a", kind="config", config={"model_type": "roberta", "max_position_embeddings": positions}
@@ -58,7 +58,7 @@ def test_a_table_with_room_for_padding_alone_has_no_known_length() -> None:
     assert learned_positions(replace(model, config={**model.config, "max_position_embeddings": 3})) == 1
 
 
-def test_the_default_seq_len_is_at_most_the_learned_positions() -> None:
+def test_default_sequence_length_is_at_most_the_learned_positions() -> None:
     assert request("gpt2", offline=True)[0].seq_len == 1024
     assert request("gpt2", offline=True, seq_len=512)[0].seq_len == 512
     assert request("whisper-large-v3", offline=True)[0].seq_len == 448

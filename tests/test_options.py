@@ -1,4 +1,4 @@
-"""Options that many plans differ in are checked like those of one."""
+"""`varied` makes and checks the same values as `dataclasses.replace`."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tonnage.plans import Plan
     [{}, {"tp": 2}, {"shard": "zero3", "accum_sync": True}, {"checkpointing": "every-3", "clip_grad_norm": 0.5}],
     ids=str,
 )
-def test_a_varied_plan_is_a_replaced_one(changes):
+def test_varied_plan_equals_replaced_plan(changes):
     plan = Plan(precision="bf16-true")
     made = varied(plan, changes)
     assert made == replace(plan, **changes)
@@ -23,7 +23,7 @@ def test_a_varied_plan_is_a_replaced_one(changes):
 
 
 @pytest.mark.parametrize("changes", [{"tp": 0}, {"tp": "2"}, {"shard": "zero9"}, {"clip_grad_norm": -1.0}], ids=str)
-def test_what_cannot_be_is_refused_in_the_same_words(changes):
+def test_invalid_change_raises_the_same_message(changes):
     with pytest.raises(UsageError) as replaced:
         replace(Plan(), **changes)
     with pytest.raises(UsageError) as refused:
@@ -31,6 +31,6 @@ def test_what_cannot_be_is_refused_in_the_same_words(changes):
     assert str(refused.value) == str(replaced.value)
 
 
-def test_a_field_that_there_is_not_is_no_change():
+def test_unknown_field_raises_type_error():
     with pytest.raises(TypeError, match="Plan has no sharded"):
         varied(Plan(), {"sharded": "zero3"})

@@ -1,4 +1,4 @@
-"""How sizes and counts are read."""
+"""Sizes and counts are parsed exactly, or refused."""
 
 import pytest
 
@@ -6,19 +6,19 @@ from tonnage.errors import UsageError
 from tonnage.units import GIB, counted, parse_bytes, parse_count
 
 
-def test_size_as_pytorch_tells_a_capacity() -> None:
+def test_sizes_as_pytorch_prints_a_capacity() -> None:
     assert parse_bytes("24GiB") == 24 * GIB
     assert parse_bytes("23.69GiB") == 25_436_943_810  # 23.69 x 2^30 is ...810.56
     assert parse_bytes("14.56 GiB") == 15_633_680_957
 
 
 @pytest.mark.parametrize("text", ["1.5", "0GiB", "0.0000000001GiB", "24 G", "-1GiB", "GiB"])
-def test_no_size(text: str) -> None:
+def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_bytes(text)
 
 
-def test_a_count_is_whole() -> None:
+def test_count_must_be_whole() -> None:
     assert parse_count("1.5k") == 1500
     with pytest.raises(UsageError):
         parse_count("1.0001k")
@@ -31,6 +31,6 @@ def test_large_counts_are_exact_or_refused():
             parse_count("9" * digits)
 
 
-def test_one_and_many():
+def test_singular_and_plural():
     assert [counted(value, "step") for value in (0, 1, 2000)] == ["0 steps", "1 step", "2,000 steps"]
     assert [counted(value, "micro-batch") for value in (1, 2)] == ["1 micro-batch", "2 micro-batches"]

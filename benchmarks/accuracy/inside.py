@@ -20,9 +20,10 @@ from contextlib import suppress
 from typing import Any, Final
 
 import torch
-from tonnage_inside import native, shortcuts, values
+from tonnage_inside import shortcuts, values
+from tonnage_recorder import native
 
-from tonnage.ghost import card, preload
+from tonnage.workers import card, preload
 
 MESSAGE_BYTES: Final = 1 << 16
 """More than any message has."""

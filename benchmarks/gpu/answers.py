@@ -24,7 +24,7 @@ from tonnage.case import Case
 from tonnage.errors import TonnageError
 from tonnage.estimates import predict
 from tonnage.estimates.estimate import Estimate
-from tonnage.ghost.pool import Worker
+from tonnage.workers.worker import Worker
 
 Line = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tonnage.trace.trace import ACTIONS
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS
 
 
 def start() -> None:

@@ -99,7 +99,7 @@ def _import(cases: Iterable[Case], *, lean: bool) -> None:
     if lean:
         importlib.import_module("torch")
         return
-    from tonnage.ghost.preload import imported
+    from tonnage.workers.preload import imported
 
     cases = list(cases)
     for name in dict.fromkeys(name for case in cases for name in case.libraries):
@@ -125,10 +125,11 @@ def _take_the_usual_paths() -> None:
     """A ghost computes no values; where control flow depends on them, the same policy as in every prediction."""
     import torch
 
-    from tonnage import ghost
+    from tonnage.ghost import process
 
-    sys.path.append(str(Path(ghost.__file__).parent / "inside"))
-    from tonnage_inside import native, values
+    sys.path.extend(process.PATH.split(os.pathsep))
+    from tonnage_inside import values
+    from tonnage_recorder import native
 
     values.install(values.Policy(torch, native.load()))
 

@@ -24,7 +24,6 @@ from tonnage.estimates import archive as saved
 from tonnage.estimates import predict, sources
 from tonnage.estimates.estimate import CATEGORIES, Estimate
 from tonnage.estimates.summary import Run
-from tonnage.ghost.pool import Worker
 from tonnage.options import options, spelled
 from tonnage.planner import plan_file as planfile
 from tonnage.planner.solution import Candidate, Choice
@@ -33,6 +32,7 @@ from tonnage.shallow.few import depths_to_continue
 from tonnage.trainers import ENGINES
 from tonnage.trainers.cases import request
 from tonnage.units import MIB
+from tonnage.workers.worker import Worker
 
 FIGURES = ("fits", "rank", "peak", "phases", "steps", "host", "model", "time", "ranks")
 """What an estimate says, without how it was found."""

@@ -17,10 +17,10 @@ from benchmarks.gpu.recorded import asked, card
 
 from tonnage.cluster import Cluster
 from tonnage.errors import TonnageError
-from tonnage.ghost.pool import Worker
 from tonnage.timing.replay import Pace, priced
 from tonnage.timing.software import software_of
 from tonnage.trace.operations import Worked
+from tonnage.workers.worker import Worker
 
 GRID: Final[dict[str, tuple[float, ...]]] = {
     "passing": (1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3),

@@ -20,8 +20,8 @@ from benchmarks.time.rows import Row
 
 from tonnage.catalog.overheads import overheads
 from tonnage.timing.memory import likely_bytes
+from tonnage.timing.pipeline import split_network
 from tonnage.timing.software import Software
-from tonnage.timing.timing import split_of
 
 FRAGMENTATION = 1.18
 """Reserved / allocated memory to be prepared for: the median of published pairs is 1.10 to 1.12, the most 1.18 to
@@ -66,7 +66,7 @@ def candidates(rows: Sequence[Row]) -> dict[tuple[str, int], list[Candidate]]:
 
 def fullness(row: Row, software: Software) -> float:
     """Memory needed by our account, relative to the card's; above 1 where a stage has no part of the network."""
-    split = split_of(row.shape, row.work, software)
+    split = split_network(row.shape, row.work, software)
     if not split.filled:
         return 2.0
     axes = row.work.axes
@@ -174,7 +174,7 @@ class Cell:
 def of_each_kind(rows: Sequence[Row], prospects: Sequence[Prospect], count: int) -> tuple[int, ...]:
     """Places as `tonnage plan` chooses alternatives: by expected speed, no two that use the same parallel dimensions.
 
-    `tonnage.search.best.difference` counts nothing else in which layouts of the grid differ.  The rest comes last.
+    `tonnage.planner.alternatives.difference` counts nothing else in which the grid differs.  The rest comes last.
     """
     order = sorted(range(len(prospects)), key=lambda place: -prospects[place].expected)
     kinds: dict[tuple[bool, bool], int] = {}

@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from tonnage.cluster import Cluster, Device
     from tonnage.errors import TonnageError
     from tonnage.estimates.estimate import Estimate
-    from tonnage.ghost.pool import Worker
     from tonnage.job import Job
     from tonnage.planner.solution import Solution
     from tonnage.plans import Plan
     from tonnage.script.dry_run import run as dry_run
     from tonnage.trace.trace import Trace
+    from tonnage.workers.worker import Worker
 
 __version__ = "0.1.0"
 
@@ -41,7 +41,7 @@ _MODULES = {
     "Solution": "tonnage.planner.solution",
     "TonnageError": "tonnage.errors",
     "Trace": "tonnage.trace.trace",
-    "Worker": "tonnage.ghost.pool",
+    "Worker": "tonnage.workers.worker",
     "dry_run": "tonnage.script.dry_run",
     "estimate": "tonnage.api",
     "plan": "tonnage.api",

@@ -8,13 +8,12 @@ from tonnage.plans import HEADROOM
 from tonnage.report.html import fragment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from tonnage.cluster import Cluster
     from tonnage.job import Job
     from tonnage.planner.solution import Solution
     from tonnage.plans import Plan
-    from tonnage.search.space import Question
 
 Estimate.notebook_view = fragment
 
@@ -94,11 +93,12 @@ def plan(
     with commas between them, which are compared.  Raises UsageError, CannotEstimate and their subclasses; that
     nothing fits is an answer (`Solution.status`).
     """
-    from tonnage.search.backwards import card_asked, check_cards
+    from tonnage.planner.ask import answer, ask
+    from tonnage.planner.limits import check_cards, initial_card
 
-    cards = _parse_gpus(card_asked(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
+    cards = _parse_gpus(initial_card(find, gpu) if gpu is None else gpu, gpus, gpu_memory)
     check_cards(find, cards, gpu=gpu, gpus=gpus, gpu_memory=gpu_memory)
-    wanted = question(
+    asked = ask(
         model,
         cards,
         options,
@@ -110,59 +110,10 @@ def plan(
         headroom=headroom,
         host_memory_bytes=_parse_memory(host_memory),
     )
-    return answer(wanted, find, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
-
-
-def question(
-    model: str,
-    cards: "Cluster",
-    options: "Mapping[str, Any]",
-    *,
-    said: "Mapping[str, Any] | None" = None,
-    find: str | None = None,
-    offline: bool = False,
-    **limits: Any,
-) -> "Question":
-    """Return the search's question: a job under `options`, of which those that the user `said` (default: all) are
-    fixed.
-
-    `limits` are further fields of the Question.  Raises UsageError.
-    """
-    from tonnage.case import check_idle
-    from tonnage.job import check_said
-    from tonnage.search.backwards import check_looked_for, cluster_asked, most_gpus
-    from tonnage.search.contradictions import check_possible
-    from tonnage.search.space import Question, methods_named
-    from tonnage.trainers.cases import request
-
-    said = options if said is None else said
-    check_looked_for(find, said)
-    methods = methods_named(said.get("method", ""))
-    first = {"method": methods[0]} if methods else {}
-    job, given = request(model, offline=offline, **{**options, **first})
-    if not methods:
-        check_said(said, job)
-    cluster = cluster_asked(find, cards, given)
-    wanted = Question(job=job, plan=given, cluster=cluster, stated=tuple(said), methods=methods, **limits)
-    check_idle(said, given, most_gpus(find, cluster), wanted.is_undecided)
-    if find is None:  # otherwise the search tries cards, lengths and batches that nobody gave
-        check_possible(wanted)
-    return wanted
-
-
-def answer(asked: "Question", find: str | None = None, **how: Any) -> "Solution":
-    """Return the best plans, or with `find` the largest or smallest value that fits; `how` as in `solve`."""
-    if find is not None:
-        from tonnage.search.backwards import backwards
-
-        return backwards(find, asked, **how)
-    from tonnage.search.solve import solve
-
-    return solve(asked, **how)
+    return answer(asked, find, top=top, pareto=pareto, torch_version=torch_version, progress=progress)
 
 
 def _parse_gpus(gpu: "str | Cluster | None", gpus: int | None, gpu_memory: str | int | None) -> "Cluster":
-    """Return the cluster that the arguments name.  Raises UsageError."""
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cluster import Cluster
 

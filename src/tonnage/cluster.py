@@ -1,4 +1,4 @@
-"""Where a step runs: a GPU as the driver describes it, and how many of them."""
+"""The hardware that a step runs on: a GPU as the driver describes it, and how many of them in how many machines."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -7,22 +7,22 @@ from tonnage.errors import UsageError
 from tonnage.units import gib
 
 CUDNN_FIRST: Final = ((9, 0), (10, 0), (10, 3))
-"""Compute capabilities of which torch asks cuDNN's attention before its own (since 2.10)."""
+"""Compute capabilities on which torch prefers cuDNN's attention to its own (since torch 2.10)."""
 
 GPUS_PER_NODE: Final = 8
 """GPUs of one machine when only a total is given: the largest common server."""
 
 CPU: Final = "cpu"
-"""The name of this machine's processor, where `--gpu` otherwise names a card."""
+"""The value of `--gpu` that stands for this machine's processor instead of a card."""
 
 AMPERE: Final = (8, 0)
 """The first compute capability that multiplies in bf16 and runs FlashAttention."""
 
 HERE: Final = "here"
-"""The name of this machine's GPUs (`tonnage.catalog.local_gpus`)."""
+"""The value of `--gpu` that stands for this machine's GPUs (`tonnage.catalog.local_gpus`)."""
 
 GENERIC: Final = "gpu-"
-"""How the identity of a card begins of which only the memory is known."""
+"""Prefix of the id of a card of which only the memory is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,29 +58,29 @@ class Device:
     capability: tuple[int, int]
     """Compute capability, e.g. (9, 0)."""
     capacity_bytes: int
-    """Memory a process can see (torch's total_memory); less than what is soldered on."""
+    """Memory that a process can see (torch's total_memory); less than the memory on the board."""
     nvml_total_bytes: int | None = None
-    """Memory in all as nvidia-smi shows it, with what the driver keeps for itself; None: the next whole GiB."""
+    """Total memory as nvidia-smi shows it, including the driver's own part; None: the next whole GiB."""
     context_low_bytes: int
-    """Least memory of the CUDA context and lazily loaded modules that was observed or derived."""
+    """Lowest observed or derived memory of the CUDA context and lazily loaded modules."""
     context_bytes: int
     """Typical memory of the CUDA context and lazily loaded modules."""
     context_high_bytes: int
-    """Most memory of the CUDA context and lazily loaded modules that was observed or derived."""
+    """Highest observed or derived memory of the CUDA context and lazily loaded modules."""
     context_source: str
-    """How the three figures above were obtained."""
+    """Origin of the three figures above."""
     sms: int
     """Streaming multiprocessors."""
     threads_per_sm: int
-    """Most threads resident on one multiprocessor."""
+    """Maximum of resident threads of one multiprocessor."""
     shared_per_sm_bytes: int
     """Shared memory of one multiprocessor."""
     shared_per_block_bytes: int
-    """Most shared memory of one block, when it opts in."""
+    """Maximum of shared memory of one block, when it opts in."""
     registers_per_sm: int
     """32-bit registers of one multiprocessor."""
     l2_bytes: int | None = None
-    """L2 cache."""
+    """Size of the L2 cache."""
     bus_bits: int | None = None
     """Width of the memory bus."""
     memory_khz: int | None = None
@@ -88,61 +88,64 @@ class Device:
     clock_khz: int | None = None
     """Highest multiprocessor clock as the driver reports it."""
     bandwidth_bytes_per_second: float | None = None
-    """Peak memory bandwidth by the datasheet."""
+    """Peak memory bandwidth according to the datasheet."""
     peak_flops: Peaks = field(default_factory=Peaks)
     """Peak operations per second by dtype."""
     watts: float | None = None
-    """Board power; None: not known, or not what bounds its tensor cores."""
+    """Board power; None: not known, or not the limit of the card's tensor cores."""
     pcie_generation: int | None = None
-    """Generation of the 16-lane PCI Express connection."""
+    """PCI Express generation of the 16-lane connection."""
     pcie_bytes_per_second: float | None = None
     """PCI Express bandwidth in one direction."""
     nvlink_bytes_per_second: float | None = None
-    """NVLink bandwidth in one direction, all links of the GPU together; None: no NVLink."""
+    """NVLink bandwidth in one direction, summed over all links of the GPU; None: no NVLink."""
     nvlink_bridged: bool = False
-    """Whether NVLink is a bridge to one other card, bought apart from them."""
+    """True if NVLink is a bridge to one other card, which is sold separately."""
     host_link_bytes_per_second: float | None = None
-    """Bandwidth in one direction to a host that is not reached over PCI Express (NVLink-C2C)."""
+    """Bandwidth in one direction to a host that is not connected by PCI Express (NVLink-C2C)."""
     network_bytes_per_second: float | None = None
-    """Of a GPU's share of the network between machines, in one direction, in the machines that usually carry it."""
+    """One GPU's share of the bandwidth between machines, in one direction, in the machines that usually have it."""
     source: tuple[str, ...] = ()
-    """Where the figures come from."""
+    """Sources of the figures."""
     date: str = ""
-    """When they were looked up, YYYY-MM-DD."""
+    """Date on which they were looked up, YYYY-MM-DD."""
 
     def __hash__(self) -> int:
-        """Of its name alone: prices are looked up by card thousands of times, and there are few cards."""
+        """Return the hash of the id alone: cards are keys of caches that are read thousands of times."""
         return hash(self.id)
 
     @property
     def without_bf16(self) -> str:
-        """That torch computes in bf16 by way of fp32 here, far slower than in fp16; empty for a card that has it."""
+        """Return a sentence that says that the card cannot compute in bf16; empty for a card that can.
+
+        Without it torch converts to fp32 and back, which is far slower than fp16.
+        """
         if self.id == CPU or self.capability >= AMPERE:
             return ""
         (major, minor), (first, second) = self.capability, AMPERE
         return (
-            f"{self.id} does not compute in bf16: its compute capability is {major}.{minor}, and {first}.{second} is "
-            "the first that does"
+            f"{self.id} does not compute in bf16: its compute capability is {major}.{minor}, and bf16 needs "
+            f"{first}.{second} or higher"
         )
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """What is taken for granted of a card that the catalog does not have; empty for one that it has."""
+        """Return the assumptions about a card that is not in the catalog; empty for one that is."""
         if not self.id.startswith(GENERIC):
             return ()
         major, minor = self.capability
         return (
-            f"the catalog does not have the card: it is taken for one of capability {major}.{minor} with an A100's "
-            f"{self.sms} multiprocessors, on which some temporaries hang, and its context",
+            f"the card is not in the catalog: assumed are capability {major}.{minor}, the {self.sms} multiprocessors "
+            "of an A100 (the size of some temporaries depends on them) and its CUDA context",
         )
 
     def with_capacity(self, capacity_bytes: int) -> "Device":
-        """The same card with another amount of visible memory."""
-        stated = f"capacity {gib(capacity_bytes)}: given by the user instead of {gib(self.capacity_bytes)}"
-        return replace(self, capacity_bytes=capacity_bytes, nvml_total_bytes=None, source=(stated, *self.source))
+        """Return the same card with another amount of visible memory."""
+        origin = f"capacity {gib(capacity_bytes)}: given by the user instead of {gib(self.capacity_bytes)}"
+        return replace(self, capacity_bytes=capacity_bytes, nvml_total_bytes=None, source=(origin, *self.source))
 
     def ghost_settings(self) -> dict[str, str]:
-        """The environment that makes a ghost report this card; figures that are not known are left out."""
+        """Return the environment variables that make a ghost report this card; unknown figures are left out."""
         values = {
             "TOTAL_BYTES": self.capacity_bytes,
             "RESERVED_BYTES": self.nvml_total_bytes and self.nvml_total_bytes - self.capacity_bytes,
@@ -164,16 +167,16 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Equal machines with equal GPUs."""
+    """Identical machines with identical GPUs."""
 
     device: Device
-    """The card."""
+    """GPU model."""
     gpus_per_node: int = 1
     """GPUs of one machine."""
     nodes: int = 1
-    """Machines."""
+    """Number of machines."""
     network_bytes_per_second: float | None = None
-    """Of a GPU's share of the network between machines, in one direction; None: the device's usual one."""
+    """One GPU's share of the bandwidth between machines, in one direction; None: the device's usual share."""
 
     def __post_init__(self) -> None:
         for name in ("gpus_per_node", "nodes"):
@@ -182,7 +185,7 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """GPUs in all, which is the number of ranks."""
+        """Return the total number of GPUs, which is the number of ranks."""
         return self.nodes * self.gpus_per_node
 
     def __str__(self) -> str:

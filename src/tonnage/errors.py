@@ -1,6 +1,6 @@
-"""What can go wrong, each with the exit code the command line answers with.
+"""The errors that tonnage raises on purpose, each with the exit code of the command line.
 
-    TonnageError                    any of ours
+    TonnageError                    base class of them all
     +-- UsageError            (2)   an option or argument that makes no sense
     |   +-- UnknownDevice
     +-- CannotEstimate        (3)   input that is unknown or unreadable, or a machine that cannot run a ghost
@@ -9,18 +9,18 @@
     |   +-- UnreadableFile
     |   +-- GhostUnavailable
     |   +-- UnknownNetwork
-    +-- UnwritableFile        (3)   an answer that could not be put where it was asked for
+    +-- UnwritableFile        (3)   an answer that could not be written to its file
     +-- TrialFailed           (5)   the user's script, or the step, failed for a reason other than memory
 
-Not fitting is an answer, not an error: it is a field of the Estimate, and exit code 1.
-Every message is one line: what happened with numbers, what was possible, what to do.
+A job that does not fit is an answer, not an error: it is a field of the Estimate, and exit code 1.
+Every message is one line that says what happened (with numbers), what was possible and what to do.
 """
 
 from typing import ClassVar
 
 
 class TonnageError(Exception):
-    """Any error tonnage raises on purpose; the command line prints its message without a traceback."""
+    """Base class of the errors that tonnage raises on purpose; the command line prints the message, no traceback."""
 
     exit_code: ClassVar[int] = 3
 
@@ -32,17 +32,17 @@ class UsageError(TonnageError):
 
 
 class UnknownDevice(UsageError):
-    """A GPU name that the catalog does not hold."""
+    """A GPU name that is not in the catalog."""
 
 
 class CannotEstimate(TonnageError):
-    """Input that is unknown or unreadable, or a machine on which this cannot be computed."""
+    """Input that is unknown or unreadable, or a machine on which the answer cannot be computed."""
 
     exit_code = 3
 
 
 class UnknownModel(CannotEstimate):
-    """A model name that is neither in the catalog, nor a file, nor reachable."""
+    """A model name that is not in the catalog, names no file, and cannot be downloaded."""
 
 
 class UnreadableModel(CannotEstimate):
@@ -54,11 +54,11 @@ class UnreadableFile(CannotEstimate):
 
 
 class GhostUnavailable(CannotEstimate):
-    """This machine cannot run a ghost GPU as asked (platform, missing libraries, no CUDA build of torch)."""
+    """A machine that cannot run the requested ghost GPU (platform, missing libraries, no CUDA build of torch)."""
 
 
 class UnknownNetwork(CannotEstimate):
-    """A network whose dimensions are not known, so that its seconds cannot be computed from them."""
+    """A network whose dimensions are unknown, so that the seconds of a step cannot be computed from them."""
 
 
 class UnwritableFile(TonnageError):
@@ -68,14 +68,17 @@ class UnwritableFile(TonnageError):
 
 
 class TrialFailed(TonnageError):
-    """The script or step that was run failed for a reason other than memory."""
+    """A script or step that failed for a reason other than memory."""
 
     exit_code = 5
 
 
 def of_kind(name: str, message: str) -> TonnageError:
-    """The error that another process told by the name of its class, which only that process may know."""
-    kinds = [TonnageError]
-    for kind in kinds:  # which grows meanwhile
-        kinds += kind.__subclasses__()
-    return {kind.__name__: kind for kind in kinds}.get(name, CannotEstimate)(message)
+    """Return the error that another process reported by the name of its class.
+
+    A name that is no TonnageError here, because only the other process defines it, becomes a CannotEstimate.
+    """
+    classes = [TonnageError]
+    for error_class in classes:  # the loop appends to the list that it walks
+        classes += error_class.__subclasses__()
+    return {error_class.__name__: error_class for error_class in classes}.get(name, CannotEstimate)(message)

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written beside their place, then moved into it."""
+"""Atomic file writes: a file is written under a temporary name beside its target, then renamed onto it."""
 
 import os
 import secrets
@@ -11,38 +11,39 @@ from typing import IO, Final
 from tonnage.errors import UnreadableFile, UnwritableFile, UsageError
 from tonnage.units import size
 
-_MOST_OF_A_NAME: Final = 50
-"""Characters of a name that its draft has too: file systems allow 255 bytes, of which a letter may take four."""
+_DRAFT_NAME_LETTERS: Final = 50
+"""Characters of the target's name that a draft's name keeps: file systems allow 255 bytes, and a character may take
+four of them."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` when the block ends without an error.
+    """Open a file that replaces `path` when the block ends without an error.
 
-    Until then an older file stays as it was, and afterwards nothing half-written is left.  What is no regular
-    file (`/dev/stdout`, a pipe) is written in place.  Raises UnwritableFile.
+    Until then an existing file stays unchanged, and after an error no half-written file is left.  A target that is
+    not a regular file (`/dev/stdout`, a pipe) is written directly.  Raises UnwritableFile.
     """
     try:
         if path.exists() and not path.is_file():
             with path.open("wb") as file:
                 yield file
             return
-        place = path.resolve()
-        draft = place.with_name(f".{place.name[:_MOST_OF_A_NAME]}.{secrets.token_hex(8)}.part")
+        target = path.resolve()
+        draft = target.with_name(f".{target.name[:_DRAFT_NAME_LETTERS]}.{secrets.token_hex(8)}.part")
         file = draft.open("xb")
-        with _deleted_on_error(draft):
+        with _delete_on_error(draft):
             with file:
-                if place.exists():
+                if target.exists():
                     with suppress(OSError):  # a file system without permissions
-                        draft.chmod(stat.S_IMODE(place.stat().st_mode))
+                        draft.chmod(stat.S_IMODE(target.stat().st_mode))
                 yield file
-            draft.replace(place)  # closed, as some systems move no open file
+            draft.replace(target)  # after closing: some systems cannot rename an open file
     except OSError as error:
         raise _unwritable(path, error) from error
 
 
 @contextmanager
-def _deleted_on_error(draft: Path) -> Iterator[None]:
+def _delete_on_error(draft: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -52,29 +53,32 @@ def _deleted_on_error(draft: Path) -> Iterator[None]:
 
 
 def read_text(path: Path, most_bytes: int) -> str:
-    """The UTF-8 text of a file or a pipe.  Raises UnreadableFile if it is longer, OSError, UnicodeDecodeError."""
+    """Return the UTF-8 text of a file or a pipe.
+
+    Raises UnreadableFile if it is longer than `most_bytes`, OSError and UnicodeDecodeError.
+    """
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise UnreadableFile(f"{path} is larger than {size(most_bytes)}, which no such file is.")
+        raise UnreadableFile(f"{path} is larger than {size(most_bytes)}; no file of this kind is.")
     return content.decode("utf-8")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Put UTF-8 text into a file, whole or not at all.  Raises UnwritableFile."""
+    """Write UTF-8 text into a file, whole or not at all.  Raises UnwritableFile."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
 
 
 def check_writable(path: Path) -> None:
-    """Find out before the work what would fail after it: a missing folder, no permission, a folder of that name.
+    """Raise UnwritableFile before the work for what would fail after it.
 
-    Raises UnwritableFile.
+    Such are a missing folder, a missing permission, and a folder that has the file's name.
     """
     try:
         folder = path.resolve().parent
         path.exists()
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a byte of zero, links in a circle
+    except (OSError, ValueError, RuntimeError) as error:  # too long a name, a zero byte, a loop of symbolic links
         raise UnwritableFile(
             f"{str(path)[:80]!r} cannot be written ({getattr(error, 'strerror', None) or error})."
         ) from error
@@ -87,18 +91,21 @@ def check_writable(path: Path) -> None:
 
 
 def check_places(*paths: Path | None) -> None:
-    """`check_writable` of files that a command is to write, no two of which are one.  Raises UsageError as well."""
-    places: dict[Path, Path] = {}
+    """Check that a command can write each of its files (`check_writable`), and that no two are the same file.
+
+    Raises UnwritableFile, and UsageError for two answers that would go into one file.
+    """
+    targets: dict[Path, Path] = {}
     for path in paths:
         if path is None:
             continue
         check_writable(path)
-        if places.setdefault(path.resolve(), path) is not path and (path.is_file() or not path.exists()):
-            raise UsageError(f"Two answers are to go into {path}; name another file for one of them.")
+        if targets.setdefault(path.resolve(), path) is not path and (path.is_file() or not path.exists()):
+            raise UsageError(f"Two answers would be written to {path}; name another file for one of them.")
 
 
 def check_free(*paths: Path | None, force: bool) -> None:
-    """Raise UsageError where a file is in the way that may not be replaced; devices and pipes keep nothing."""
+    """Raise UsageError for a file that exists and may not be replaced; devices and pipes have no content to lose."""
     for path in paths:
         if path is not None and path.is_file() and not force:
             raise UsageError(f"{path} exists; name another file, or add --force to replace it.")

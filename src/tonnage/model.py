@@ -1,4 +1,4 @@
-"""A reference to a network that can be built without memory: a Hugging Face configuration, or a factory."""
+"""The network of a job, by reference: a Hugging Face configuration, or a factory that is called to build it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,14 +7,14 @@ from typing import Any, Final, Literal
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRef:
-    """A network that can be built without memory: a configuration, or a factory to be called."""
+    """Reference to a network that can be built without memory: its configuration, or a factory."""
 
     name: str
-    """The name that the user gave, or the catalog's."""
+    """Name that the user gave, or the catalog's name."""
     kind: Literal["config", "factory"]
-    """`config`: a Hugging Face configuration; `factory`: `package.module:callable` returning an nn.Module."""
+    """`config`: a Hugging Face configuration; `factory`: `package.module:callable` that returns an nn.Module."""
     config: dict[str, Any] = field(default_factory=dict)
-    """The Hugging Face configuration as in config.json (with `model_type`); empty for a factory."""
+    """Hugging Face configuration as in config.json (with `model_type`); empty for a factory."""
     factory: str | None = None
     """`package.module:callable`; imported only in the process that builds the model."""
     source: str = ""
@@ -22,25 +22,25 @@ class ModelRef:
 
     @property
     def text(self) -> Mapping[str, Any]:
-        """Return the configuration of the text model: a part of its own, or all."""
+        """Return the configuration of the text model: the part `text_config`, or the whole."""
         return text_part(self.config)
 
     @property
     def positions(self) -> int | None:
-        """Return the configuration's longest text in tokens; None if it names no such number."""
-        stated = (self.text[name] for name in _LONGEST_TEXT_FIELDS if self.text.get(name))
-        longest = next(stated, None)
+        """Return the longest text in tokens that the configuration states; None where it states none."""
+        lengths = (self.text[name] for name in _LENGTH_FIELDS if self.text.get(name))
+        longest = next(lengths, None)
         return longest if isinstance(longest, int) else None
 
 
-_LONGEST_TEXT_FIELDS: Final = ("max_position_embeddings", "n_positions", "max_target_positions")
-"""Fields with the longest text; the last one is that of speech models, for their transcripts."""
+_LENGTH_FIELDS: Final = ("max_position_embeddings", "n_positions", "max_target_positions")
+"""Fields that state the longest text; `max_target_positions` is that of speech networks, for the text they write."""
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a configuration that describes its text model, or all of it.
+    """Return the `text_config` of a configuration, or all of it where there is none.
 
-    An unknown configuration may hold anything under `text_config`.
+    A file from elsewhere may hold anything under that name; only a dict that is not empty counts.
     """
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and inner else config

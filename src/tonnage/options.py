@@ -1,7 +1,11 @@
-"""Options of a Job and a Plan: fields that carry their help, so that Python and the command line say the same.
+"""Options of a Job and a Plan: dataclass fields that carry their help text and the values they accept.
 
 A field made by `word`, `number`, `amount`, `fraction`, `names` or `switch` is an option of every command that takes a
-request; what it accepts is checked in one place, `check`, with one wording.
+request:
+
+    tp: int = number(1, "Ranks that share each matrix.")
+
+Python and the command line show the same help, and `check` is the only place that validates values.
 """
 
 import re
@@ -21,130 +25,137 @@ _AREA: Final = re.compile(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}")
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What is known about one field beside its name and default."""
+    """Description of one field besides its name and default."""
 
     kind: str
     """`word`, `number` (whole), `amount` (x > 0), `fraction` (0 <= x < 1), `names` (a tuple of words) or `switch`."""
     help: str
     """One sentence for the command line."""
     possible: tuple[str, ...] = ()
-    """The words that are accepted; `every-N` stands for any whole number, `budget=SIZE` for a number of bytes,
-    `cpu=FRACTION` for one between 0 and 1, `WxH` for a width and a height."""
+    """Accepted words; `every-N` stands for any whole number, `budget=SIZE` for a number of bytes, `cpu=FRACTION` for
+    a number between 0 and 1, `WxH` for a width and a height."""
     least: int = 1
-    """The smallest number that is accepted."""
+    """Smallest accepted number."""
 
 
 def word(default: str | None, help: str, possible: tuple[str, ...]) -> Any:
-    """One of several words."""
+    """Return a field whose value is one of several words."""
     return field(default=default, metadata={_KEY: Option(kind="word", help=help, possible=possible)})
 
 
 def number(default: int | None, help: str, least: int = 1) -> Any:
-    """A whole number; None where nothing is asked for."""
+    """Return a field whose value is a whole number; a default of None means that the option is not set."""
     return field(default=default, metadata={_KEY: Option(kind="number", help=help, least=least)})
 
 
 def amount(default: float | None, help: str) -> Any:
-    """Any number above zero; None where nothing is asked for."""
+    """Return a field whose value is a number above zero; a default of None means that the option is not set."""
     return field(default=default, metadata={_KEY: Option(kind="amount", help=help)})
 
 
 def fraction(default: float, help: str) -> Any:
-    """A part of something: 0 or more, less than 1."""
+    """Return a field whose value is a fraction: at least 0 and less than 1."""
     return field(default=default, metadata={_KEY: Option(kind="fraction", help=help)})
 
 
 def names(default: tuple[str, ...], help: str) -> Any:
-    """Any words, with commas between them on the command line."""
+    """Return a field whose value is a tuple of words, separated by commas on the command line."""
     return field(default=default, metadata={_KEY: Option(kind="names", help=help)})
 
 
 def switch(help: str) -> Any:
-    """On or off; off if nothing is said."""
+    """Return a field that is on or off, and off by default."""
     return field(default=False, metadata={_KEY: Option(kind="switch", help=help)})
 
 
 def options(kind: type) -> tuple[tuple["Field[Any]", Option], ...]:
-    """The fields of a dataclass that are options, in their order."""
+    """Return the fields of a dataclass that are options, in their order."""
     return _options(kind)
 
 
 @cache
 def _options(kind: Any) -> tuple[tuple["Field[Any]", Option], ...]:
-    found = [(item, item.metadata[_KEY]) for item in fields(kind) if _KEY in item.metadata]
-    assert all(item.default is not MISSING for item, _ in found)
-    return tuple(found)
+    pairs = [(item, item.metadata[_KEY]) for item in fields(kind) if _KEY in item.metadata]
+    assert all(item.default is not MISSING for item, _ in pairs)
+    return tuple(pairs)
 
 
 def spelled(name: str) -> str:
-    """A field's name as the command line has it, without the dashes in front: `seq_len` -> `seq-len`."""
+    """Return a field's name as the command line spells it, without the leading dashes: `seq_len` -> `seq-len`."""
     return name.replace("_", "-")
 
 
 def check(value: object) -> None:
-    """Raise UsageError for the first option of a Job or Plan that has a value which it cannot have."""
+    """Raise UsageError for the first option of a Job or Plan whose value is not accepted."""
     _check(type(value), vars(value))
 
 
 def varied(value: _Value, changes: Mapping[str, Any]) -> _Value:
-    """What `dataclasses.replace` makes of a Plan, or of another frozen value that is not checked as a whole.
+    """Return a copy with these changes, like `dataclasses.replace`, of a Plan or another frozen value.
 
-    A search makes a hundred thousand; this takes a fifth of the time, because only the changes are checked.  Raises
-    UsageError, and TypeError for a field that there is not.
+    A search makes a hundred thousand such copies; this takes a fifth of the time of `replace`, because only the
+    changed fields are checked.  The class must not check its fields against one another.  Raises UsageError, and
+    TypeError for a field that does not exist.
     """
     if not changes.keys() <= vars(value).keys():
         unknown = sorted(changes.keys() - vars(value).keys())
         raise TypeError(f"{type(value).__name__} has no {', '.join(unknown)}")
     _check(type(value), changes)
-    made = object.__new__(type(value))
-    vars(made).update(vars(value), **changes)
-    return made
+    copy = object.__new__(type(value))
+    vars(copy).update(vars(value), **changes)
+    return copy
 
 
 def _check(kind: type, values: Mapping[str, Any]) -> None:
-    known = _by_name(kind)
-    for name, found in values.items():
-        option, default = known.get(name, _NONE)
-        if option is None or found is default:  # as nearly all are
+    known = _options_by_name(kind)
+    for name, value in values.items():
+        option, default = known.get(name, _NO_OPTION)
+        if option is None or value is default:  # true of nearly all fields
             continue
-        if option.kind == "word" and not (isinstance(found, str) and listed(found, option.possible)):
-            raise UsageError(f"Unknown {spelled(name)} {found!r}; possible: {', '.join(option.possible)}.")
-        if option.kind == "number" and (type(found) is not int or found < option.least):
-            shown = repr(found) if isinstance(found, str) else found
+        if option.kind == "word" and not (isinstance(value, str) and listed(value, option.possible)):
+            raise UsageError(f"Unknown {spelled(name)} {value!r}; possible: {', '.join(option.possible)}.")
+        if option.kind == "number" and (type(value) is not int or value < option.least):
+            shown = repr(value) if isinstance(value, str) else value
             raise UsageError(f"{spelled(name)} is {shown}; it must be a whole number of at least {option.least}.")
-        if option.kind == "amount" and not is_amount(found):
-            raise UsageError(f"{spelled(name)} is {found}; it must be a number above 0.")
-        if option.kind == "fraction" and not (isinstance(found, int | float) and 0 <= found < 1):
-            raise UsageError(f"{spelled(name)} is {found}; it must be at least 0 and less than 1.")
+        if option.kind == "amount" and not is_amount(value):
+            raise UsageError(f"{spelled(name)} is {value}; it must be a number above 0.")
+        if option.kind == "fraction" and not (isinstance(value, int | float) and 0 <= value < 1):
+            raise UsageError(f"{spelled(name)} is {value}; it must be at least 0 and less than 1.")
 
 
-_NONE: Final = None, None
-"""Of a field that is no option."""
+_NO_OPTION: Final = None, None
+"""The entry of a field that is not an option."""
 
 
 @cache
-def _by_name(kind: Any) -> dict[str, tuple[Option | None, Any]]:
-    """Each option with its default."""
+def _options_by_name(kind: Any) -> dict[str, tuple[Option | None, Any]]:
+    """Return each option and its default by the field's name."""
     return {item.name: (option, item.default) for item, option in options(kind)}
 
 
 def words(value: object) -> tuple[str, ...]:
-    """Several words, also from a text with commas between them, or from numbers.  Raises ValueError for others."""
+    """Return the words of a comma-separated text, or of a list of words or whole numbers.
+
+    Raises ValueError for anything else.
+    """
     if isinstance(value, str):
         return tuple(word.strip() for word in value.split(",") if word.strip())
-    if not isinstance(value, tuple | list) or not all(type(one) in (str, int) for one in value):
-        raise ValueError(f"{value!r} is no list of words")
+    if not isinstance(value, tuple | list) or not all(type(item) in (str, int) for item in value):
+        raise ValueError(f"{value!r} is not a list of words")
     return tuple(map(str, value))
 
 
 def is_amount(value: object) -> TypeGuard[float]:
-    """True of a number above zero that is not infinite."""
+    """Return True for a finite number above zero."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
 @lru_cache(maxsize=1024)
 def listed(value: str, possible: tuple[str, ...]) -> bool:
-    """True if `possible` holds the value or its pattern: `every-N` for `every-3`, `budget=SIZE` for `budget=4GiB`."""
+    """Return True if `possible` has the value or its pattern.
+
+    The pattern of `every-3` is `every-N`, that of `budget=4GiB` is `budget=SIZE`.  A pattern itself is not a value.
+    """
     if value.endswith(("-N", "=SIZE", "=FRACTION", "WxH")):
         return False
     if _AREA.fullmatch(value):

@@ -1,4 +1,7 @@
-"""The only place that knows that 1 GiB is 2**30 bytes, and how quantities are read and written."""
+"""Sizes and counts: their units, how they are parsed and how they are printed.
+
+`parse_bytes("24GiB")` is 25769803776, and `gib(25769803776)` is `24.00 GiB`.  No other module defines 1 GiB.
+"""
 
 import re
 from fractions import Fraction
@@ -19,17 +22,20 @@ _NUMBER = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Whole bytes in `24GiB`, `80GB`, `23.69GiB` (as PyTorch tells a capacity), or a number.  Raises UsageError."""
+    """Return the whole bytes of `24GiB`, `80GB`, `23.69GiB` (as PyTorch prints a capacity) or of a plain number.
+
+    Raises UsageError.
+    """
     return _parse(text, _BYTES, "a size such as 24GiB, 80GB or 512MiB", whole=False)
 
 
 def parse_count(text: str) -> int:
-    """A whole number from `4096`, `4k`, `4M` (decimal multiples).  Raises UsageError."""
+    """Return the whole number that `4096`, `4k` or `4M` stands for (decimal multiples).  Raises UsageError."""
     return _parse(text, _COUNT, "a whole number such as 4096 or 4M")
 
 
 def _parse(text: str, multiples: dict[str, int], expected: str, whole: bool = True) -> int:
-    """The number in its base unit; what is left of a unit is refused if `whole`, and cut off otherwise."""
+    """Return the number in its base unit; a fraction of that unit is refused if `whole`, and cut off otherwise."""
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in multiples:
         raise UsageError(f"{text!r} is not {expected}.")
@@ -41,18 +47,18 @@ def _parse(text: str, multiples: dict[str, int], expected: str, whole: bool = Tr
 
 
 def typed(count_bytes: int) -> str:
-    """What `parse_bytes` makes the same bytes of: `24GiB`, `6.5GiB`, `80GB`, or their number."""
-    said = (f"{count_bytes / _BYTES[unit.lower()]:g}{unit}" for unit in ("GiB", "GB"))
-    return next((text for text in said if parse_bytes(text) == count_bytes), f"{count_bytes}")
+    """Return the shortest text that `parse_bytes` reads as exactly these bytes: `24GiB`, `6.5GiB`, `80GB`, `1234`."""
+    candidates = (f"{count_bytes / _BYTES[unit.lower()]:g}{unit}" for unit in ("GiB", "GB"))
+    return next((text for text in candidates if parse_bytes(text) == count_bytes), f"{count_bytes}")
 
 
 def gib(count_bytes: int) -> str:
-    """`74.85 GiB`; two decimals, because the third is noise to a reader."""
+    """Return the size as `74.85 GiB`; two decimals, because the third is noise to a reader."""
     return f"{count_bytes / GIB:.2f} GiB"
 
 
 def size(count_bytes: int) -> str:
-    """The largest binary unit in which the value is at least 1: `512 B`, `32.0 MiB`, `74.85 GiB`."""
+    """Return the size in the largest binary unit in which it is at least 1: `512 B`, `32.0 MiB`, `74.85 GiB`."""
     magnitude = abs(count_bytes)
     if magnitude >= GIB:
         return gib(count_bytes)
@@ -64,13 +70,13 @@ def size(count_bytes: int) -> str:
 
 
 def counted(value: int, noun: str) -> str:
-    """`1 step`, `2,000 steps`, `0 batches`: so many of what is named in the singular."""
+    """Return a number with its noun, which is given in the singular: `1 step`, `2,000 steps`, `0 batches`."""
     plural = "" if value == 1 else "es" if noun.endswith("ch") else "s"
     return f"{value:,} {noun}{plural}"
 
 
 def count(value: int) -> str:
-    """`8.03 B`, `135 M`, `12,800`: a number of parameters or tokens, for reading."""
+    """Return a number of parameters or tokens for reading: `8.03 B`, `135 M`, `12,800`."""
     if value >= 10**9:
         return f"{value / 10**9:.2f} B"
     if value >= 10**6:

@@ -1,4 +1,4 @@
-"""The allocator replica: sequences short enough to follow by hand, then invariants under random ones."""
+"""The allocator replica: short sequences with results derived by hand, then invariants under random sequences."""
 
 import pytest
 from hypothesis import example, given
@@ -71,7 +71,7 @@ def test_powers_of_two_with_divisions() -> None:
         ("large_segment_size_mb:64,max_split_size_mb:32", "max_split_size_mb: 32 is too small; at least 64"),
         ("max_split_size_mb:128.5", "'128.5' is not a whole number"),
         ("max_split_size_mb:-1", "'-1' is not a whole number"),
-        ("max_split_size_mb", "expected as name:value"),
+        ("max_split_size_mb", "must be name:value"),
         ("max_split_size_mb:[1:2]", "takes one value"),
         ("roundup_power2_divisions:[1:2", "no closing bracket"),
         ("roundup_power2_divisions:[1:2]3", "expected a comma"),
@@ -99,7 +99,7 @@ def test_options_of_later_versions_are_refused_for_earlier_ones() -> None:
 
 
 @given(st.text(alphabet="abcmx_:,[]>0123456789. ", max_size=60))
-def test_any_text_is_settings_or_one_line_of_error(text: str) -> None:
+def test_any_text_is_settings_or_a_one_line_error(text: str) -> None:
     try:
         divisions = AllocatorSettings.parse(text).roundup_power2_divisions
     except UsageError as error:
@@ -140,7 +140,7 @@ def test_small_requests_share_a_segment_and_merge_again() -> None:
     assert actions(device) == ["segment_alloc", "alloc", "alloc", *["free_requested", "free_completed"] * 2]
 
 
-def test_a_large_block_keeps_a_rest_of_up_to_1_mib() -> None:
+def test_large_block_keeps_a_rest_of_up_to_1_mib() -> None:
     device = allocator()
     keeps = device.malloc(19 * MIB + 1)  # 20 MiB segment: the rest is below 1 MiB
     splits = device.malloc(18 * MIB + 512)  # 20 MiB segment: the rest is 2 MiB - 512
@@ -149,7 +149,7 @@ def test_a_large_block_keeps_a_rest_of_up_to_1_mib() -> None:
     assert device.memory_stats()["requested_bytes.all.current"] == 37 * MIB + 513
 
 
-def test_the_smallest_block_that_fits_is_taken() -> None:
+def test_smallest_fitting_block_is_taken() -> None:
     device = allocator()
     blocks = [device.malloc(size * MIB) for size in (40, 20, 30)]
     for block in blocks:
@@ -170,7 +170,7 @@ OLD, NEW = 64 * MIB, 32 * MIB  # where the driver places the first and the secon
 
 
 @pytest.mark.parametrize(("version", "taken"), [("2.11", NEW), ("2.12", OLD), ("2.13", OLD)])
-def test_equal_blocks_lowest_address_or_oldest(version: str, taken: int) -> None:
+def test_equal_blocks_are_chosen_by_address_or_age(version: str, taken: int) -> None:
     driver = Driver(GIB, recorded_addresses=[OLD, NEW])
     device = CachingAllocator(driver, torch_version=version)
     for block in [device.malloc(20 * MIB), device.malloc(20 * MIB)]:
@@ -179,8 +179,8 @@ def test_equal_blocks_lowest_address_or_oldest(version: str, taken: int) -> None
 
 
 @pytest.mark.parametrize(("version", "taken"), [("2.11", NEW), ("2.12", NEW), ("2.13", OLD)])
-def test_equal_blocks_oldest_block_or_oldest_segment(version: str, taken: int) -> None:
-    """The older segment is cut after the newer one was obtained: its first half is the newest block."""
+def test_equal_blocks_are_chosen_by_age_of_block_or_segment(version: str, taken: int) -> None:
+    """The older segment is split after the newer one was obtained, so its first half is the newest block."""
     driver = Driver(GIB, recorded_addresses=[OLD, NEW])
     device = CachingAllocator(driver, torch_version=version)
     whole, newer = device.malloc(40 * MIB), device.malloc(20 * MIB)
@@ -196,7 +196,7 @@ def test_oversize_blocks_are_not_split() -> None:
     device = allocator("max_split_size_mb:20")
     big = device.malloc(100 * MIB)
     device.free(big)
-    assert device.malloc(10 * MIB) != big  # below the limit: may not cut it
+    assert device.malloc(10 * MIB) != big  # below the limit: must not split it
     assert device.malloc(70 * MIB) != big  # 100 is not below 70 + 20
     assert device.malloc(90 * MIB) == big
     assert device.block_size(big) == 100 * MIB
@@ -206,7 +206,7 @@ def test_oversize_blocks_are_not_split() -> None:
 # --- other streams --------------------------------------------------------------------------------------------
 
 
-def test_a_block_used_on_another_stream_waits_for_it() -> None:
+def test_block_used_on_another_stream_waits_for_it() -> None:
     device = allocator(lazy=True)
     block = device.malloc(20 * MIB)
     device.record_stream(block, 5)
@@ -219,7 +219,7 @@ def test_a_block_used_on_another_stream_waits_for_it() -> None:
     assert device.malloc(20 * MIB) == block
 
 
-def test_the_own_stream_is_not_waited_for() -> None:
+def test_block_does_not_wait_for_its_own_stream() -> None:
     device = allocator(lazy=True)
     block = device.malloc(20 * MIB, stream=5)
     device.record_stream(block, 5)
@@ -239,7 +239,7 @@ def test_running_out_of_memory_waits_for_all_streams() -> None:
 # --- running out ----------------------------------------------------------------------------------------------
 
 
-def test_out_of_memory_says_what_was_missing() -> None:
+def test_out_of_memory_states_sizes() -> None:
     device = allocator(total=100 * MIB)
     device.malloc(60 * MIB)
     device.free(device.malloc(512))
@@ -254,7 +254,7 @@ def test_out_of_memory_says_what_was_missing() -> None:
 
 
 def test_split_segments_cannot_be_given_back() -> None:
-    """Fragmentation: 50 of 60 MiB are free, and 40 cannot be had."""
+    """Fragmentation: 50 of 60 MiB are free, but a request of 40 MiB fails."""
     device = allocator(total=60 * MIB)
     device.free(device.malloc(60 * MIB))
     blocks = [device.malloc(size * MIB) for size in (25, 5, 25, 5)]
@@ -265,7 +265,7 @@ def test_split_segments_cannot_be_given_back() -> None:
         device.malloc(40 * MIB)
 
 
-def test_the_fraction_limits_what_is_reserved() -> None:
+def test_memory_fraction_limits_reserved_bytes() -> None:
     device = allocator("per_process_memory_fraction:0.5", total=200 * MIB)
     device.malloc(90 * MIB)
     with pytest.raises(OutOfMemory):
@@ -333,7 +333,7 @@ def test_expandable_segments_do_not_fragment() -> None:
 # --- private pools --------------------------------------------------------------------------------------------
 
 
-def test_a_private_pool_keeps_its_memory_until_it_is_released() -> None:
+def test_private_pool_keeps_its_memory_until_it_is_released() -> None:
     device = allocator()
     device.create_pool((0, 1))
     device.begin_pool((0, 1))
@@ -350,8 +350,8 @@ def test_a_private_pool_keeps_its_memory_until_it_is_released() -> None:
     assert device.memory_stats()["reserved_bytes_by_private_pools.0_1.all.peak"] == 20 * MIB
 
 
-def test_a_dropped_pool_is_kept_while_a_block_of_it_is_used() -> None:
-    """One expansion of 100 MiB, of which 40 are given back: torch's count of expansions says that nothing is left."""
+def test_released_pool_is_kept_while_one_of_its_blocks_is_used() -> None:
+    """One expansion of 100 MiB, of which 40 are given back: by torch's count of expansions nothing is left."""
     device = allocator("expandable_segments:True")
     device.begin_pool((0, 1))
     device.free(device.malloc(100 * MIB))
@@ -366,7 +366,7 @@ def test_a_dropped_pool_is_kept_while_a_block_of_it_is_used() -> None:
     assert not device.heap.private
 
 
-def test_a_pool_can_be_lent_when_memory_runs_out() -> None:
+def test_private_pool_can_serve_other_requests_when_memory_runs_out() -> None:
     device = allocator(total=50 * MIB)
     device.create_pool((0, 1), use_on_oom=True)
     device.begin_pool((0, 1))
@@ -376,7 +376,7 @@ def test_a_pool_can_be_lent_when_memory_runs_out() -> None:
     assert device.malloc(25 * MIB) == block
 
 
-def test_misuse_is_an_error() -> None:
+def test_misuse_raises_value_error() -> None:
     device = allocator()
     with pytest.raises(ValueError, match="at least 1"):
         device.malloc(0)
@@ -463,7 +463,7 @@ def test_invariants(seed: int, text: str, total: int, version: str, lazy: bool, 
 
 
 def check(device: CachingAllocator) -> None:
-    """Nothing overlaps, splitting loses nothing, and all counts agree with the segments."""
+    """Assert that no blocks overlap, that splitting loses nothing, and that all counts agree with the segments."""
     segments = device.segments()
     numbers = device.memory_stats()
     end = 0
@@ -499,7 +499,7 @@ def recorded(text: str = "", total: int = 4 * GIB, seed: int = 3) -> CachingAllo
 
 
 @pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:64"])
-def test_a_recording_repeats_itself(text: str) -> None:
+def test_replay_with_recorded_settings_equals_the_recording(text: str) -> None:
     device = recorded(text)
     again = replay(device.events, device.settings, 4 * GIB, recorded_limit_bytes=4 * GIB)
     assert list(again.events) == device.events
@@ -509,7 +509,7 @@ def test_a_recording_repeats_itself(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:64"])
-def test_following_a_recording_ends_where_it_ended(text: str) -> None:
+def test_following_a_recording_ends_in_its_state(text: str) -> None:
     device = recorded(text)
     followed = follow(device.events, device.settings, 4 * GIB)
     assert followed.events == device.events
@@ -517,7 +517,7 @@ def test_following_a_recording_ends_where_it_ended(text: str) -> None:
     assert followed.allocated_bytes == device.allocated_bytes
 
 
-def test_the_moments_of_the_peaks() -> None:
+def test_events_of_the_peaks() -> None:
     events = [
         Event("segment_alloc", 64 * MIB, 20 * MIB, 0, 1),
         Event("alloc", 64 * MIB, 12 * MIB, 0, 1),
@@ -532,7 +532,7 @@ def test_the_moments_of_the_peaks() -> None:
     assert [event.mark for event in result.events] == [1, 1, 2, 2, 2, 2, 3, 3]
 
 
-def test_a_smaller_card_runs_out() -> None:
+def test_smaller_card_runs_out_of_memory() -> None:
     events = [Event("alloc", number * GIB, 30 * MIB, 0, number) for number in range(1, 5)]
     result = replay(events, AllocatorSettings(), 128 * MIB, taken_bytes=20 * MIB)
     assert not result.fits
@@ -547,7 +547,7 @@ def test_frees_of_older_blocks_are_counted() -> None:
     assert replay(events, AllocatorSettings(), GIB).unmatched_frees == 1
 
 
-def test_what_was_held_before_is_restored() -> None:
+def test_segments_before_the_recording_are_restored() -> None:
     before = Segment(
         address=64 * MIB,
         stream=0,
@@ -574,8 +574,8 @@ def test_what_was_held_before_is_restored() -> None:
     ]
 
 
-def test_a_call_of_empty_cache_is_told_from_a_retry() -> None:
-    """A segment is given back and a larger one obtained: the program's wish when there was room for both."""
+def test_call_of_empty_cache_is_distinguished_from_a_retry() -> None:
+    """A segment is given back and a larger one obtained: a call of the program if there was room for both."""
     events = [
         Event("segment_alloc", 64 * MIB, 40 * MIB, 0, 0),
         Event("alloc", 64 * MIB, 40 * MIB, 0, 0),
@@ -597,10 +597,10 @@ def test_a_call_of_empty_cache_is_told_from_a_retry() -> None:
         (Event("alloc", 512, 512, 0, 0), "no free block of that size begins"),
         (Event("segment_free", 512, 2 * MIB, 0, 0), "no free segment begins"),
         (Event("segment_unmap", 512, 2 * MIB, 0, 0), "no free pages begin"),
-        (Event("free_requested", 512, 2 * MIB, 0, 0), "where none is handed out"),
-        (Event("free_completed", 512, 2 * MIB, 0, 0), "where none was requested"),
+        (Event("free_requested", 512, 2 * MIB, 0, 0), "where none is allocated"),
+        (Event("free_completed", 512, 2 * MIB, 0, 0), "where no free was requested"),
     ],
 )
-def test_a_recording_that_contradicts_itself(event: Event, message: str) -> None:
+def test_contradictory_recording_is_refused(event: Event, message: str) -> None:
     with pytest.raises(CannotEstimate, match=message):
         follow([event], AllocatorSettings(), GIB)

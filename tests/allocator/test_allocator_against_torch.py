@@ -1,6 +1,6 @@
-"""The replica beside the allocator inside torch, on a ghost GPU: every event, every statistic, every segment.
+"""The replica equals the allocator inside torch on a ghost GPU in all events, statistics and segments.
 
-Both carry out the same random programs.  Each program runs in a fork of its own, made before torch touched the GPU.
+Both run the same random programs.  Each program runs in its own fork, made before torch initialises the GPU.
 """
 
 import functools
@@ -27,11 +27,11 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import GhostUnavailable, UsageError
 from tonnage.estimates import predict
-from tonnage.ghost.pool import Worker
 from tonnage.ghost.process import environment
 from tonnage.trace.trace import Event
 from tonnage.trainers.cases import request
 from tonnage.units import GIB, MIB
+from tonnage.workers.worker import Worker
 
 pytestmark = pytest.mark.ghost
 
@@ -77,7 +77,7 @@ GRAPHS = ("default", "tight", "split tight", "powers of two", "garbage collectio
 
 @functools.cache
 def ghost() -> tuple[str, ...]:
-    """The variables of a ghost process, as name=value; skips when there is none on this machine."""
+    """Return the environment variables of a ghost process, as name=value; skip where no ghost can run."""
     try:
         variables = environment(total_bytes=8 * GIB, context_bytes=0, capability="9.0")
     except GhostUnavailable as error:
@@ -113,7 +113,7 @@ def job(operations: list[Operation], text: str, total_bytes: int, *, lazy: bool)
 
 @functools.cache
 def real_runs(kind: str) -> dict[tuple[str, int], tuple[list[Operation], dict[str, Any]]]:
-    """All programs of a kind, run by torch in one go."""
+    """Return the results of all programs of a kind, which torch runs in one process."""
     keys = [(name, seed) for name in SETTINGS for seed in SEEDS]
     programs = [random_program(seed, LENGTH, **PROGRAMS[kind]) for _, seed in keys]
     jobs = [
@@ -126,7 +126,7 @@ def real_runs(kind: str) -> dict[tuple[str, int], tuple[list[Operation], dict[st
 @pytest.mark.parametrize("kind", PROGRAMS)
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_replica_does_what_torch_does(kind: str, name: str, seed: int) -> None:
+def test_replica_equals_torch(kind: str, name: str, seed: int) -> None:
     operations, real = real_runs(kind)[name, seed]
     assert "failed" not in real
     text, total_bytes = SETTINGS[name]
@@ -145,21 +145,21 @@ def graph_runs() -> dict[str, tuple[list[Operation], dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_graphs_are_captured_into_pools_of_their_own(name: str) -> None:
+def test_graphs_are_captured_into_private_pools(name: str) -> None:
     operations, real = graph_runs()[name]
     assert "failed" not in real
     text, total_bytes = SETTINGS[name]
     replica = replicate(operations, real, total_bytes=total_bytes, settings=text)
     assert len(real["pools"]) > 5
     assert compare_events(real["events"], replica.allocator) is None
-    # what waits for the end of a capture waits in a hash map: the order shows in how split memory was meanwhile
+    # torch keeps blocks that wait for the end of a capture in a hash map, whose order changes the splits meanwhile
     differences = compare_statistics(real["statistics"], replica.allocator)
     assert [name for name in differences if not name.startswith("inactive_split")] == []
     assert compare_segments(real["segments"], replica.allocator) is None
 
 
-def test_the_programs_reach_what_they_should() -> None:
-    """Out of memory, retries, garbage collection, waiting blocks, private pools: else equality proves little."""
+def test_programs_cover_all_cases() -> None:
+    """Out of memory, retries, garbage collection, waiting blocks and private pools all occur in the programs."""
     streams = {name: real for (name, _), (_, real) in real_runs("streams").items()}
     actions = {name: [event[0] for event in real["events"]] for name, real in streams.items()}
     assert streams["tight"]["out_of_memory"]
@@ -175,13 +175,13 @@ def test_the_programs_reach_what_they_should() -> None:
 
 
 def waits(events: list[list[Any]]) -> int:
-    """Frees that were not completed at once."""
+    """Return the number of frees that were not completed at once."""
     return sum(first[0] == "free_requested" and second[0] != "free_completed" for first, second in pairwise(events))
 
 
 @pytest.mark.parametrize("gpu", ["t4", "h100-80gb"])
-def test_a_training_step_repeats_itself(gpu: str, worker: Worker) -> None:
-    """The trace of a real step, served again: the same events in the same order, with the same marks."""
+def test_replay_of_a_training_step_equals_it(gpu: str, worker: Worker) -> None:
+    """The replayed trace of a real step has the same events in the same order, with the same marks."""
     asked = request("smollm2-135m", offline=True, seq_len=512, micro_batch=2, precision="fp32")
     (trace,) = predict.estimate(Case(*asked), parse_cluster(gpu), worker=worker).traces
     recorded = list(trace.events())
@@ -264,8 +264,8 @@ def real_options() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("text", OPTIONS)
-def test_options_are_read_as_torch_reads_them(text: str) -> None:
-    """Refused when torch refuses them; else the same sizes of blocks and segments follow."""
+def test_options_are_parsed_like_torch(text: str) -> None:
+    """Options are refused if torch refuses them; otherwise blocks and segments have torch's sizes."""
     real = real_options()[text]
     if "failed" in real:
         with pytest.raises(UsageError):
@@ -280,7 +280,7 @@ def test_options_are_read_as_torch_reads_them(text: str) -> None:
 
 
 def expected_block(settings: AllocatorSettings, size: int) -> int:
-    """A block on a fresh segment: the rest stays with it when it is too small, or may not be split off."""
+    """Return the size of a block on a new segment; it keeps a rest that cannot be split off."""
     rounded = settings.round_size(size)
     rest = settings.segment_size(rounded) - rounded
     if rounded <= MIB:

@@ -1,4 +1,4 @@
-"""Memory snapshots: real ones replay event by event, hostile ones are refused, torch's viewer opens ours."""
+"""Memory snapshots: real ones replay event by event, hostile ones are refused, torch's viewer opens written ones."""
 
 import gzip
 import io
@@ -33,7 +33,7 @@ from tonnage.trace.trace import Event
 from tonnage.units import GIB, MIB
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "snapshots"
-LIMIT_BYTES = 78 * GIB  # what a process can reserve on the 80 GB cards that most of them come from
+LIMIT_BYTES = 78 * GIB  # limit of a process on 80 GB cards, from which most snapshots come
 
 REAL = {  # file: version that recorded it (for the tie rule), allocations, segment events
     "kk_memory_ctx128_forward_": ("2.7", 2058, 289),
@@ -59,8 +59,8 @@ def events_of(memory: DeviceMemory) -> list[Event]:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_recordings_of_real_gpus_repeat_themselves(name: str) -> None:
-    """Every address, size and stream of every event, and the segments at the end."""
+def test_replays_equal_recordings_of_real_gpus(name: str) -> None:
+    """All addresses, sizes and streams of events are equal, and the segments at the end."""
     version, allocations, segment_events = REAL[name]
     memory = published(name)
     recorded = events_of(memory)
@@ -88,8 +88,8 @@ def test_recordings_of_real_gpus_can_be_followed(name: str) -> None:
     assert followed.segments() == memory.segments
 
 
-def test_a_wrong_tie_rule_shows() -> None:
-    """That the comparison can fail: the rule of 2.12 places blocks elsewhere."""
+def test_wrong_tie_rule_fails_the_comparison() -> None:
+    """The comparison can fail: torch 2.12's rule places blocks elsewhere."""
     memory = published("wed_medium_512_training_memory_snapshot")
     before = snapshot.segments_before(memory, AllocatorSettings())
     result = replay(events_of(memory), AllocatorSettings(), 2**46, "2.12", before=before)
@@ -115,7 +115,7 @@ def snapshot_of(device: CachingAllocator, events: list[Event]) -> DeviceMemory:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_what_was_held_before_is_found_by_undoing(seed: int) -> None:
+def test_segments_before_the_recording_are_found_by_undoing_it(seed: int) -> None:
     device = CachingAllocator(Driver(8 * GIB))
     replica = Replica(device, [0, 1, 2])
     program = random_program(seed, 300)
@@ -124,30 +124,30 @@ def test_what_was_held_before_is_found_by_undoing(seed: int) -> None:
     start = len(device.events)
     replica.run(program[150:])
     memory = snapshot_of(device, device.events[start:])
-    found = snapshot.segments_before(memory, AllocatorSettings())
-    assert [(each.address, each.size_bytes, each.stream) for each in found] == [
+    derived = snapshot.segments_before(memory, AllocatorSettings())
+    assert [(each.address, each.size_bytes, each.stream) for each in derived] == [
         (each.address, each.size_bytes, each.stream) for each in before
     ]
-    assert states(found) == states(before)
-    followed = follow(memory.events, AllocatorSettings(), 8 * GIB, before=found)
+    assert states(derived) == states(before)
+    followed = follow(memory.events, AllocatorSettings(), 8 * GIB, before=derived)
     assert followed.events == list(memory.events)
     assert blocks(followed.segments()) == blocks(memory.segments)
 
 
 def blocks(segments: tuple[Segment, ...]) -> list[tuple[int, int, str]]:
-    """All but what free blocks were once requested for, which nobody can know."""
+    """Return the blocks without the requested sizes of free ones, which are not recorded."""
     return [(block.address, block.size_bytes, block.state) for segment in segments for block in segment.blocks]
 
 
 def states(segments: tuple[Segment, ...]) -> list[tuple[int, str]]:
-    """Addresses of the blocks in use; slack in front of free memory may not be known."""
+    """Return the addresses of the blocks in use; their sizes are unknown where slack is in front of free memory."""
     return [
         (block.address, block.state) for segment in segments for block in segment.blocks if block.state != "inactive"
     ]
 
 
-def test_slack_is_learned_from_what_is_placed_behind_it() -> None:
-    """A block of 5 MiB with 600 KiB of slack, and 14 MiB free behind it: only the next address tells."""
+def test_slack_is_derived_from_the_next_allocation() -> None:
+    """A block of 5 MiB has 600 KiB of slack and 14 MiB of free memory after it: only the next address shows it."""
     slack = 600 * 1024
     held = Segment(
         address=64 * MIB,
@@ -162,8 +162,8 @@ def test_slack_is_learned_from_what_is_placed_behind_it() -> None:
         Event("free_requested", 64 * MIB, 5 * MIB, 0, 0),
         Event("free_completed", 64 * MIB, 5 * MIB, 0, 0),
     )
-    (found,) = snapshot.segments_before(DeviceMemory(segments=(held,), events=events), AllocatorSettings())
-    assert [block.size_bytes for block in found.blocks] == [5 * MIB + slack, 15 * MIB - slack]
+    (segment,) = snapshot.segments_before(DeviceMemory(segments=(held,), events=events), AllocatorSettings())
+    assert [block.size_bytes for block in segment.blocks] == [5 * MIB + slack, 15 * MIB - slack]
 
 
 def test_expandable_segments_are_not_traced_back() -> None:
@@ -216,7 +216,7 @@ def test_torchs_viewer_opens_written_snapshots(kind: str, tmp_path: Path) -> Non
 
 
 def test_torchs_own_functions_read_written_snapshots() -> None:
-    """Its text reports look at every field of segments and events."""
+    """The text reports of torch read all fields of segments and events."""
     pytest.importorskip("torch")
     from torch.cuda import _memory_viz
 
@@ -231,7 +231,7 @@ def test_torchs_own_functions_read_written_snapshots() -> None:
 
 
 class Attack:
-    """Runs a command when it is unpickled by pickle itself."""
+    """An object that runs a command when pickle loads it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -249,7 +249,7 @@ def test_hostile_pickles_do_not_run(protocol: int, tmp_path: Path) -> None:
         snapshot.read(file)
     assert "was not executed" in str(raised.value)
     assert not marker.exists()
-    pickle.loads(file.read_bytes())  # that it is an attack
+    pickle.loads(file.read_bytes())  # shows that the file is an attack
     assert marker.exists()
 
 
@@ -285,7 +285,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_damaged_files_are_one_clear_error(name: str, tmp_path: Path) -> None:
+def test_damaged_files_raise_one_clear_error(name: str, tmp_path: Path) -> None:
     file = tmp_path / "damaged.pickle"
     file.write_bytes(HOSTILE[name])
     with pytest.raises(UnreadableFile) as raised:
@@ -346,7 +346,7 @@ PLAIN = st.recursive(
 
 
 @given(value=PLAIN, protocol=st.sampled_from([2, 3, 4, 5]))
-def test_plain_values_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
+def test_plain_values_are_read_like_pickle(value: Any, protocol: int) -> None:
     data = pickle.dumps(value, protocol=protocol)
     assert pickled.load(data) == pickle.load(io.BytesIO(data))
 

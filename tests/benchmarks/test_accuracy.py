@@ -419,7 +419,7 @@ import threading
 import torch
 from benchmarks.accuracy.scripts import compilers
 from tonnage.ghost import preload
-from tonnage_inside import native
+from tonnage_recorder import native
 
 for name in compilers.IMPORTS:
     preload.imported(name)

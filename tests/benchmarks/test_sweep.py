@@ -11,10 +11,10 @@ from benchmarks.sweep.ways import Asking, differences, tell
 from commands import SOON
 from networks import tiny_job
 from tonnage.catalog.devices import parse_cluster
-from tonnage.ghost.pool import Worker
 from tonnage.plans import Plan
 from tonnage.trainers import engine_of, libraries
-from tonnage.trainers.engine import installed
+from tonnage.trainers.packages import installed
+from tonnage.workers.worker import Worker
 
 ANSWERED = 5
 MOST = 200

@@ -31,14 +31,14 @@ FAMILIES = [
 ]
 
 
-def test_the_catalog_holds_the_families():
+def test_catalog_has_the_families():
     assert set(FAMILIES) <= set(model_names())
     assert len(model_names()) >= 40
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.id)
-def test_the_configuration_has_exactly_the_published_number_of_weights(model):
-    """Built on the meta device by the very function that builds it for a step; ties are counted once."""
+def test_configuration_has_exactly_the_published_number_of_weights(model):
+    """The function that builds a step's network builds it on the meta device; tied weights count once."""
     torch = pytest.importorskip("torch")
     from tonnage.step.model import build
 
@@ -49,14 +49,14 @@ def test_the_configuration_has_exactly_the_published_number_of_weights(model):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.id)
-def test_a_catalog_model_passes_our_own_check_of_configurations(model):
+def test_catalog_model_passes_the_check_of_configurations(model):
     file = files("tonnage") / "catalog" / "configs" / f"{model.id}.json"
     assert read_config(file) == model.config()
     assert model.config_url.startswith("https://huggingface.co/" + model.hub)
     assert model.parameters_source
 
 
-def test_every_file_is_listed_and_names_are_unique():
+def test_each_file_is_listed_and_names_are_unique():
     stored = {file.name.removesuffix(".json") for file in (files("tonnage") / "catalog" / "configs").iterdir()}
     assert stored == set(model_names())
     names = [normalise(name) for model in MODELS for name in (model.id, *model.aliases)]
@@ -64,17 +64,17 @@ def test_every_file_is_listed_and_names_are_unique():
     assert set(names) <= set(known_model_names())
 
 
-def test_names_are_exact():
+def test_names_are_compared_exactly():
     assert find_model("Meta-Llama/Llama-3.1-8B-Instruct") is find_model("llama-3.1-8b")
     assert find_model("LLaMA 3.1 8b") is find_model("llama-3.1-8b")
     assert find_model("llama-3.1") is None
 
 
-def test_a_repository_of_two_entries_means_the_whole_network():
+def test_repository_of_two_entries_is_the_whole_network():
     assert find_model("google/gemma-3-4b-pt").id == "gemma-3-4b"
 
 
-def test_a_catalog_model_resolves_offline_with_its_source():
+def test_catalog_model_resolves_offline_with_its_source():
     ref = resolve("qwen3-8b", offline=True)
     assert ref.kind == "config"
     assert ref.config["hidden_size"] == 4096
@@ -98,22 +98,22 @@ def test_overhead_of_one_gpu_is_its_context():
 def test_nccl_overhead_adds_up():
     """Two communicators of 8 on one machine and one of 2: 2 x 540 MiB + 443 MiB of NCCL buffers."""
     device = find_device("h100")
-    found = overheads(device, (8, 8, 2))
-    assert found.nccl_bytes == 2 * 540 * MIB + 443 * MIB
-    assert found.bytes == device.context_bytes + found.nccl_bytes
-    assert found.low_bytes < found.bytes < found.high_bytes
-    assert any("nccl/issues/964" in line for line in found.source)
+    overhead = overheads(device, (8, 8, 2))
+    assert overhead.nccl_bytes == 2 * 540 * MIB + 443 * MIB
+    assert overhead.bytes == device.context_bytes + overhead.nccl_bytes
+    assert overhead.low_bytes < overhead.bytes < overhead.high_bytes
+    assert any("nccl/issues/964" in line for line in overhead.source)
 
 
-def test_a_communicator_beyond_one_machine_costs_more():
+def test_communicator_across_machines_needs_more():
     device = find_device("h100")
     assert overheads(device, (64,)).bytes > overheads(device, (8,)).bytes
     assert overheads(device, (64,)).bytes == overheads(device, (1024,)).bytes
     assert overheads(device, (16,), gpus_per_node=72) == overheads(device, (8,))
 
 
-def test_direct_peers_cost_what_the_first_all_to_all_of_eight_h100_did():
-    """nccl#1685: 1.06 GB before, 4.34 GB after, with 7 peers."""
+def test_direct_peers_need_what_the_first_all_to_all_of_eight_h100_needed():
+    """NVIDIA/nccl#1685: 1.06 GB before, 4.34 GB after, with 7 peers."""
     device = find_device("h100")
     added = overheads(device, (8,), send_recv_peers=7)
     base = overheads(device, (8,))
@@ -122,32 +122,32 @@ def test_direct_peers_cost_what_the_first_all_to_all_of_eight_h100_did():
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8, 9])
-def test_every_interval_is_ordered(ranks):
-    found = overheads(find_device("b200"), (ranks,), send_recv_peers=1)
-    assert found.low_bytes <= found.bytes <= found.high_bytes
+def test_each_interval_is_ordered(ranks):
+    overhead = overheads(find_device("b200"), (ranks,), send_recv_peers=1)
+    assert overhead.low_bytes <= overhead.bytes <= overhead.high_bytes
 
 
-def _listing(command):
+def _run(command):
     arguments = [*TONNAGE, command]
     return subprocess.run(
         arguments, capture_output=True, text=True, timeout=300, env={**os.environ, "COLUMNS": "200"}
     )
 
 
-def test_the_listings_name_everything():
-    models = _listing("models").stdout
+def test_listings_have_all_models_and_devices():
+    models = _run("models").stdout
     assert all(model.id in models for model in MODELS)
-    devices = _listing("devices").stdout
+    devices = _run("devices").stdout
     assert all(name in devices for name in device_names())
 
 
-def test_a_listing_that_is_not_there_is_refused():
-    result = _listing("modles")
+def test_unknown_command_is_refused():
+    result = _run("modles")
     assert result.returncode == 2
     assert "modles" in result.stderr
 
 
-def test_the_catalog_imports_no_torch():
+def test_catalog_imports_no_torch():
     program = (
         "import sys; from tonnage.catalog.configurations import resolve; "
         "resolve('gpt2'); print('torch' in sys.modules)"
@@ -161,6 +161,6 @@ def test_configurations_are_plain_json():
         assert json.loads(json.dumps(model.config())) == model.config()
 
 
-def test_the_readme_counts_what_is_there():
+def test_readme_states_the_size_of_the_catalog():
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     assert f"{len(device_names())} GPUs and {len(model_names())} model configurations" in readme

@@ -1,4 +1,4 @@
-"""MODEL in all its forms; whatever is written in a config.json, the answer is a configuration or one clear line."""
+"""All forms of MODEL; any content of a config.json is a configuration or a one-line error."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ TINY = {
 
 @pytest.fixture
 def written(tmp_path):
-    """Writes a value (or a text as it is) as a config.json and returns its path as text."""
+    """Return a function that writes a value (a text unchanged) as a config.json and returns its path."""
 
     def write(value, name="config.json"):
         file = tmp_path / "tiny-llama" / name
@@ -37,7 +37,7 @@ def written(tmp_path):
 
 
 def refusal(model, **options):
-    """The one line with which `resolve` refuses."""
+    """Return the one-line message of the error that `resolve` raises."""
     with pytest.raises(CannotEstimate) as caught:
         resolve(model, **options)
     message = str(caught.value)
@@ -46,28 +46,28 @@ def refusal(model, **options):
     return message
 
 
-def test_a_file_and_its_folder_are_the_same_model(written, tmp_path):
+def test_file_and_its_folder_are_the_same_model(written, tmp_path):
     file = written(TINY)
     ref = resolve(file)
     assert (ref.name, ref.kind, ref.config, ref.source) == ("tiny-llama", "config", TINY, file)
     assert resolve(str(tmp_path / "tiny-llama")) == ref
 
 
-def test_what_is_no_name_is_refused_with_what_to_do(written):
-    assert "this is a dict" in refusal({"hidden_size": 64})
+def test_objects_are_refused_with_the_possible_form(written):
+    assert "not a dict" in refusal({"hidden_size": 64})
     assert "package.module:function" in refusal(object())
     assert resolve(Path(written(TINY))) == resolve(written(TINY))
 
 
-def test_a_file_of_another_name_is_called_by_it(written):
+def test_file_of_another_name_names_the_model(written):
     assert resolve(written(TINY, "mine.json")).name == "mine"
 
 
-def test_a_file_with_a_byte_order_mark_is_read(written):
+def test_file_with_a_byte_order_mark_is_read(written):
     assert resolve(written("\ufeff" + json.dumps(TINY))).config == TINY
 
 
-def test_a_catalog_name_wins_over_a_folder_and_dot_slash_means_the_folder(written, tmp_path, monkeypatch):
+def test_catalog_name_wins_over_a_folder_and_dot_slash_means_the_folder(written, tmp_path, monkeypatch):
     written(TINY)
     (tmp_path / "tiny-llama").rename(tmp_path / "gpt2")
     monkeypatch.chdir(tmp_path)
@@ -75,23 +75,23 @@ def test_a_catalog_name_wins_over_a_folder_and_dot_slash_means_the_folder(writte
     assert resolve("./gpt2").config == TINY
 
 
-def test_a_factory_stays_a_reference():
+def test_factory_stays_a_reference():
     ref = resolve("no_such_package.nets:Net.tiny", offline=True)
     assert (ref.kind, ref.factory, ref.config) == ("factory", "no_such_package.nets:Net.tiny", {})
 
 
-def test_code_of_a_repository_is_left_out(written):
+def test_code_of_a_repository_is_ignored(written):
     ref = resolve(written({**TINY, "auto_map": {"AutoModelForCausalLM": "evil.Model"}, "_name_or_path": "x"}))
     assert ref.config == TINY
 
 
-def test_quantization_is_said_to_be_left_out(written):
+def test_source_says_that_quantization_is_not_applied(written):
     ref = resolve(written({**TINY, "quantization_config": {"quant_method": "fp8"}}))
     assert ref.config == TINY
     assert ref.source.endswith("its fp8 quantization is not applied")
 
 
-def test_nested_configurations_may_hold_the_sizes(written):
+def test_sizes_may_be_in_nested_configurations(written):
     config = {"model_type": "gemma3", "text_config": {"hidden_size": 64, "num_attention_heads": 4}}
     assert resolve(written(config)).config == config
 
@@ -119,11 +119,11 @@ def test_nested_configurations_may_hold_the_sizes(written):
         ({"vision_config": {"hidden_size": -1}}, "hidden_size is -1"),
     ],
 )
-def test_absurd_fields_are_named(written, change, words):
+def test_impossible_values_are_refused_by_field(written, change, words):
     assert words in refusal(written({**TINY, **change}))
 
 
-def test_fields_that_may_be_unset_or_several_are_accepted(written):
+def test_unset_fields_and_lists_are_accepted(written):
     config = {
         "model_type": "swin",
         "embed_dim": 96,
@@ -135,13 +135,13 @@ def test_fields_that_may_be_unset_or_several_are_accepted(written):
     assert "depths is 0" in refusal(written({**config, "depths": [2, 0]}))
 
 
-def test_a_dense_member_of_a_family_with_experts_has_none(written):
+def test_number_of_experts_may_be_zero(written):
     config = {**TINY, "num_local_experts": 0, "num_experts_per_tok": 0, "type_vocab_size": 0}
     assert resolve(written(config)).config == config
     assert "from 0 to" in refusal(written({**config, "num_local_experts": -1}))
 
 
-def test_heads_of_their_own_size_need_not_divide_the_width(written):
+def test_width_need_not_be_divisible_where_the_head_size_is_given(written):
     assert resolve(written({**TINY, "hidden_size": 66, "head_dim": 16})).config["hidden_size"] == 66
 
 
@@ -160,16 +160,16 @@ def test_heads_of_their_own_size_need_not_divide_the_width(written):
         ('{"model_type": "llama", "hidden_size": ' + "9" * 5000 + "}", "a number that cannot be read"),
         ('{"a": ' * 100_000, "nested too deeply"),
         ('{"a": ' * 60 + "1" + "}" * 60, "nested more than 32 levels"),
-        ('{"model_type": "\ud800"}', "is not text in UTF-8"),
+        ('{"model_type": "\ud800"}', "is not UTF-8 text"),
     ],
 )
-def test_what_is_no_configuration_is_refused(written, tmp_path, text, words):
+def test_invalid_files_are_refused(written, tmp_path, text, words):
     file = tmp_path / "config.json"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     assert words in refusal(str(file))
 
 
-def test_a_huge_file_is_not_read_to_its_end(tmp_path):
+def test_huge_file_is_not_read_to_its_end(tmp_path):
     file = tmp_path / "config.json"
     with file.open("wb") as stream:
         stream.truncate(LARGEST_FILE_BYTES * 1000)
@@ -183,11 +183,11 @@ def test_devices_and_pipes_are_not_opened(tmp_path):
     assert "not a regular file" in refusal("/dev/zero")
 
 
-def test_a_folder_without_configuration(tmp_path):
+def test_folder_without_configuration_is_refused(tmp_path):
     assert "is a folder without config.json" in refusal(str(tmp_path))
 
 
-def test_a_file_that_may_not_be_read(written, monkeypatch):
+def test_file_without_read_permission_is_refused(written, monkeypatch):
     file = written(TINY)
     monkeypatch.setattr(
         "pathlib.Path.open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
@@ -210,20 +210,20 @@ def test_a_file_that_may_not_be_read(written, monkeypatch):
         ("package.module:", "Unknown model"),
     ],
 )
-def test_unknown_models_are_answered_with_close_names_and_all_forms(name, words):
+def test_unknown_models_are_refused_with_close_names_and_all_forms(name, words):
     message = refusal(name, offline=True)
     assert words in message
     assert "package.module:factory" in message
     assert len(message) < 500
 
 
-def test_a_catalog_repository_needs_no_network():
+def test_catalog_repository_needs_no_network():
     assert resolve("Qwen/Qwen3-8B", offline=True).name == "qwen3-8b"
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A Hub that answers, with an empty cache; `answer(repository, file)` is what a download does."""
+    """Return a function that installs a reachable Hub with an empty cache; `answer(repository, file)` downloads."""
 
     def install(answer):
         def download(repository, file, *, local_files_only=False, **_):
@@ -237,26 +237,26 @@ def hub(monkeypatch):
     return install
 
 
-def test_the_hub_is_asked_for_the_configuration_alone(written, hub):
-    asked = []
-    hub(lambda repository, file: asked.append((repository, file)) or written(TINY))
+def test_only_the_configuration_is_downloaded(written, hub):
+    downloads = []
+    hub(lambda repository, file: downloads.append((repository, file)) or written(TINY))
     ref = resolve("someone/some-model")
     assert (ref.name, ref.config) == ("someone/some-model", TINY)
     assert ref.source == "https://huggingface.co/someone/some-model"
-    assert asked == [("someone/some-model", "config.json")]
+    assert downloads == [("someone/some-model", "config.json")]
 
 
-def test_the_cache_is_used_without_network(written, monkeypatch):
+def test_cache_is_used_without_network(written, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: written(TINY))
     assert resolve("someone/some-model", offline=True).config == TINY
 
 
-def test_a_repository_that_is_not_in_the_cache_is_refused_offline(tmp_path, monkeypatch):
+def test_uncached_repository_is_refused_offline(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     assert "Offline, and the Hub's cache has no such model" in refusal("someone/no-such-model", offline=True)
 
 
-def test_no_network_is_found_out_with_one_question(tmp_path, monkeypatch):
+def test_missing_network_is_noticed_with_one_request(tmp_path, monkeypatch):
     def head(*_, **__):
         raise ConnectionError("no route\nto host")
 
@@ -273,7 +273,7 @@ def test_no_network_is_found_out_with_one_question(tmp_path, monkeypatch):
         ("RemoteEntryNotFoundError", "has no config.json"),
     ],
 )
-def test_what_the_hub_answers_is_said_in_one_line(hub, error, words):
+def test_errors_of_the_hub_become_one_line(hub, error, words):
     def fail(*_):
         kind = getattr(huggingface_hub.errors, error)
         raise kind.__new__(kind)
@@ -316,17 +316,17 @@ def test_any_bytes_are_a_configuration_or_one_line(tmp_path_factory, content):
 @settings(max_examples=300)
 @given(name=st.text(string.printable, max_size=30) | st.text(max_size=30))
 def test_any_text_is_a_model_or_one_line(tmp_path_factory, name):
-    place = os.getcwd()
+    folder = os.getcwd()
     os.chdir(tmp_path_factory.getbasetemp())
     try:
         with contextlib.suppress(UnknownModel, UnreadableModel):
             assert resolve(name, offline=True).kind in ("factory", "config")
     finally:
-        os.chdir(place)
+        os.chdir(folder)
 
 
-def test_a_published_configuration_in_full_is_read_as_the_catalog_has_it(written):
-    """config.json as published holds more (dtype, generation, cache); the catalog's fields are among them."""
+def test_full_published_configuration_has_the_catalogs_fields(written):
+    """A published config.json has more fields (dtype, generation, cache) than the catalog's."""
     model = find_model("smollm2-135m")
     published = {
         **model.config(),
@@ -338,7 +338,7 @@ def test_a_published_configuration_in_full_is_read_as_the_catalog_has_it(written
 
 
 @pytest.mark.parametrize("written", ["Infinity", '{"__float__": "Infinity"}'])
-def test_infinite_limits_are_read_however_transformers_wrote_them(tmp_path, written):
+def test_both_notations_of_infinity_are_read(tmp_path, written):
     file = tmp_path / "config.json"
     file.write_text(f'{{"model_type": "mamba2", "hidden_size": 64, "time_step_limit": [0.0, {written}]}}')
     assert read_config(file)["time_step_limit"] == [0.0, math.inf]
@@ -348,7 +348,7 @@ def test_infinite_limits_are_read_however_transformers_wrote_them(tmp_path, writ
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin", "model.Q4_K_M.GGUF"])
-def test_a_file_of_weights_is_told_as_that_and_not_read(tmp_path: Path, name: str) -> None:
+def test_file_of_weights_is_refused_and_not_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x00\x80\x04{")
     with pytest.raises(UnreadableModel, match=r"is a file of weights, which are not read; give the config\.json"):
         resolve(str(tmp_path / name))

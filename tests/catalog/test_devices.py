@@ -1,4 +1,4 @@
-"""Every card's figures agree with each other; names are exact; counts are read as people write them."""
+"""Figures of a card agree with each other; names are exact; the notations of clusters are parsed."""
 
 import contextlib
 import re
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.catalog.devices import device_names, find_device, generic_device, parse_cluster
+from tonnage.catalog.devices import device_names, find_device, generic_device, parse_cluster, spell_options
 from tonnage.catalog.spelling import closest, distance, normalise
 from tonnage.cluster import Cluster
 from tonnage.errors import UnknownDevice, UsageError
@@ -25,7 +25,7 @@ DEVICES = [find_device(name) for name in device_names()]
 
 
 @pytest.mark.parametrize("name", REQUIRED)
-def test_required_cards_are_there(name):
+def test_required_cards_are_in_the_catalog(name):
     assert find_device(name).id == name
 
 
@@ -51,25 +51,25 @@ def test_figures_of_a_card_agree(name):
 
 @pytest.mark.parametrize("device", [d for d in DEVICES if d.bus_bits and d.memory_khz], ids=lambda d: d.id)
 def test_bandwidth_follows_from_clock_and_bus(device):
-    """Two transfers a clock: bus bits / 8 * 2 * memory clock, within what datasheets round (H200: 4.8 of 4.92)."""
+    """Two transfers a clock: bus bits / 8 * 2 * memory clock, within a datasheet's rounding (H200: 4.8 of 4.92)."""
     derived = device.bus_bits / 8 * 2 * device.memory_khz * 1000
     assert device.bandwidth_bytes_per_second == pytest.approx(derived, rel=0.03)
 
 
 @pytest.mark.parametrize("device", [d for d in DEVICES if d.id.endswith("gb")], ids=lambda d: d.id)
-def test_a_name_that_states_its_memory_states_the_board(device):
+def test_memory_in_a_name_is_that_of_the_board(device):
     """`80gb`: at most 80 GiB, and at least 90 % of 80 GB."""
     stated = int(device.id.removesuffix("gb").rsplit("-", 1)[1])
     assert 0.9 * stated * 10**9 < device.capacity_bytes < stated * GIB
 
 
-def test_the_driver_says_what_public_logs_say():
+def test_capacities_equal_those_of_public_logs():
     """Figures that several public logs print, in GiB with two decimals."""
     printed = {"h100-80gb": "79.19", "h200": "139.80", "t4": "14.56", "b200": "178.35", "rtx-5090": "31.36"}
     assert {name: f"{find_device(name).capacity_bytes / GIB:.2f}" for name in printed} == printed
 
 
-def test_aliases_are_exact_and_belong_to_one_card():
+def test_aliases_are_exact_and_unique():
     seen: dict[str, str] = {}
     for name in device_names():
         device = find_device(name)
@@ -84,7 +84,7 @@ def test_aliases_are_exact_and_belong_to_one_card():
 
 
 @pytest.mark.parametrize(
-    ("short", "meant"),
+    ("short", "device_id"),
     [
         ("h100", "h100-80gb"),
         ("a100", "a100-80gb"),
@@ -93,8 +93,8 @@ def test_aliases_are_exact_and_belong_to_one_card():
         ("RTX_A6000", "rtx-a6000"),
     ],
 )
-def test_short_names_have_a_documented_meaning(short, meant):
-    assert find_device(short).id == meant
+def test_short_names_have_a_documented_meaning(short, device_id):
+    assert find_device(short).id == device_id
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_short_names_have_a_documented_meaning(short, meant):
         ("2080ti", 1, 1, "rtx-2080-ti"),
     ],
 )
-def test_clusters_are_read_as_written(spec, nodes, gpus_per_node, device):
+def test_notations_of_clusters_are_parsed(spec, nodes, gpus_per_node, device):
     cluster = parse_cluster(spec)
     assert (cluster.nodes, cluster.gpus_per_node, cluster.device.id) == (nodes, gpus_per_node, device)
     assert cluster.gpus == nodes * gpus_per_node
@@ -120,13 +120,13 @@ def test_total_number_of_gpus():
     assert parse_cluster("h100", gpus=4) == Cluster(device=find_device("h100"), gpus_per_node=4)
     assert parse_cluster("h100", gpus=64) == Cluster(device=find_device("h100"), gpus_per_node=8, nodes=8)
     assert parse_cluster("4x8xh100", gpus=32).gpus == 32
-    with pytest.raises(UsageError, match="32 GPUs, --gpus 16"):
+    with pytest.raises(UsageError, match="has 32 GPUs, but --gpus is 16"):
         parse_cluster("4x8xh100", gpus=16)
     with pytest.raises(UsageError, match="12 GPUs are not whole machines of 8"):
         parse_cluster("h100", gpus=12)
 
 
-def test_memory_alone_makes_a_generic_gpu_that_says_what_is_assumed():
+def test_memory_alone_makes_a_generic_gpu_that_states_its_assumptions():
     device = parse_cluster(gpu_memory_bytes=24 * GIB).device
     assert device.capacity_bytes == 24 * GIB
     assert device.bandwidth_bytes_per_second is None
@@ -151,8 +151,8 @@ def test_memory_with_a_card_replaces_only_the_memory():
         ({"spec": "h10"}, "Close: h100-80gb"),
         ({"spec": "8xrtx-4099"}, "rtx-4090"),
         ({"spec": "4x8x2xh100"}, "2xh100"),
-        ({"spec": "0xt4"}, "0 is no number of GPUs"),
-        ({"spec": "12345678901xt4"}, "12345678901 is no number of GPUs"),
+        ({"spec": "0xt4"}, "0 is not a number of GPUs"),
+        ({"spec": "12345678901xt4"}, "12345678901 is not a number of GPUs"),
         ({"spec": "t4", "gpus": 0}, "at least 1"),
         ({"spec": "t4", "gpu_memory_bytes": 0}, "above zero"),
         ({"spec": "8x"}, "No GPU named"),
@@ -166,7 +166,7 @@ def test_memory_with_a_card_replaces_only_the_memory():
         ({"spec": "t4", "gpu_memory_bytes": 24}, "give its unit too"),
     ],
 )
-def test_bad_clusters_are_refused_in_one_line(arguments, words):
+def test_invalid_clusters_are_refused_in_one_line(arguments, words):
     with pytest.raises(UsageError) as caught:
         parse_cluster(**arguments)
     assert words in str(caught.value)
@@ -180,7 +180,7 @@ def test_any_text_is_a_cluster_or_a_usage_error(text):
         assert parse_cluster(text).gpus >= 1
 
 
-def test_ghost_settings_are_the_card():
+def test_ghost_settings_describe_the_card():
     settings = find_device("h100").ghost_settings()
     assert settings["GHOST_TOTAL_BYTES"] == "85028896768"
     assert settings["GHOST_CAPABILITY"] == "9.0"
@@ -190,7 +190,7 @@ def test_ghost_settings_are_the_card():
 
 
 def test_context_is_observed_or_derived():
-    """T4: NVML said 140.9 MiB in 111 runs.  L40S stands on its chip, the A40 on multiprocessors."""
+    """T4: NVML reported 140.9 MiB in 111 runs.  The L40S has its chip's context, the A40's is derived."""
     assert find_device("t4").context_bytes == 141 * MIB
     assert find_device("l40s").context_source == "observations on rtx-6000-ada: 2"
     assert find_device("a40").context_source.startswith("derived from")
@@ -216,7 +216,7 @@ def test_closest_names():
     assert closest("completely-else", ["t4"]) == []
 
 
-def test_what_the_driver_keeps_for_itself_on_an_h200() -> None:
+def test_memory_that_the_driver_reserves_on_an_h200() -> None:
     """nvmlDeviceGetMemoryInfo_v2 on the card (measurements/h200-2026-11-20.jsonl): reserved, and total."""
     device = find_device("h200")
     assert device.nvml_total_bytes == 150_754_820_096
@@ -226,7 +226,7 @@ def test_what_the_driver_keeps_for_itself_on_an_h200() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "arguments"),
     [
         ("--gpu 4x8xh100-80gb", {"spec": "4x8xh100-80gb"}),
         ("--gpu-memory 6.5GiB --gpus 2", {"spec": None, "gpus": 2, "gpu_memory_bytes": 13 * 2**29}),
@@ -236,8 +236,8 @@ def test_what_the_driver_keeps_for_itself_on_an_h200() -> None:
         ("--gpu 1x12x --gpu-memory 25436943811", {"spec": "12x", "gpu_memory_bytes": 25_436_943_811}),
     ],
 )
-def test_options_say_the_same_cluster(options, said):
-    assert parse_cluster(**said).options == options
+def test_cluster_is_spelled_as_options(options, arguments):
+    assert spell_options(parse_cluster(**arguments)) == options
 
 
 @given(
@@ -246,16 +246,16 @@ def test_options_say_the_same_cluster(options, said):
     st.integers(1, 20),
     st.integers(MIB, 2**40) | st.integers(1, 300).map(lambda size: size * GIB),
 )
-def test_options_make_the_same_cluster_again(name, nodes, gpus_per_node, memory_bytes):
-    made = parse_cluster(f"{nodes}x{gpus_per_node}x{name}", gpu_memory_bytes=memory_bytes)
-    words = made.options.split()
-    said = dict(zip(words[::2], words[1::2], strict=True))
-    again = parse_cluster(
-        said.get("--gpu"),
-        gpus=int(said["--gpus"]) if "--gpus" in said else None,
-        gpu_memory_bytes=parse_bytes(said["--gpu-memory"]) if "--gpu-memory" in said else None,
+def test_spelled_options_parse_to_the_same_cluster(name, nodes, gpus_per_node, memory_bytes):
+    cluster = parse_cluster(f"{nodes}x{gpus_per_node}x{name}", gpu_memory_bytes=memory_bytes)
+    words = spell_options(cluster).split()
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    parsed = parse_cluster(
+        options.get("--gpu"),
+        gpus=int(options["--gpus"]) if "--gpus" in options else None,
+        gpu_memory_bytes=parse_bytes(options["--gpu-memory"]) if "--gpu-memory" in options else None,
     )
-    assert again == made
+    assert parsed == cluster
 
 
 def test_cards_before_ampere_have_no_bf16() -> None:

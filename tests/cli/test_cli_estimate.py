@@ -192,7 +192,7 @@ def test_the_cpu_has_no_allocator_to_draw(tonnage, calls, tmp_path):
     ended = tonnage("estimate", "gpt2", "--gpu", "cpu", "--snapshot", str(tmp_path / "z.pickle"))
     assert (ended.code, calls.job) == (2, None)
     assert is_one_line(ended.err)
-    assert "--snapshot is of a GPU's caching allocator, and the CPU has none" in ended.err
+    assert "--snapshot shows a GPU's caching allocator, and the CPU has none" in ended.err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`tonnage devices` and `tonnage models`."""
+"""`tonnage devices`, `tonnage models` and `tonnage formats`."""
 
 import json
 
@@ -6,7 +6,7 @@ from tonnage.catalog.devices import device_names
 from tonnage.catalog.models import model_names
 
 
-def test_every_device_is_listed_on_a_line(tonnage):
+def test_each_device_has_a_line(tonnage):
     ended = tonnage("devices")
     assert ended.code == 0
     assert [line.split()[0] for line in ended.out.splitlines()[1:]] == device_names()
@@ -23,40 +23,40 @@ def test_devices_as_json(tonnage):
     assert json.loads(tonnage("devices", "t4", "--json").out)["capacity_bytes"] > 14 * 2**30
 
 
-def test_every_model_is_listed_on_a_line(tonnage):
+def test_each_model_has_a_line(tonnage):
     ended = tonnage("models")
     assert ended.code == 0
     assert [line.split()[0] for line in ended.out.splitlines()[1:]] == model_names()
 
 
 def test_models_can_be_searched(tonnage):
-    found = [line.split()[0] for line in tonnage("models", "LLAMA-3.1").out.splitlines()[1:]]
-    assert "llama-3.1-8b" in found
-    assert "gpt2" not in found
+    names = [line.split()[0] for line in tonnage("models", "LLAMA-3.1").out.splitlines()[1:]]
+    assert "llama-3.1-8b" in names
+    assert "gpt2" not in names
 
 
-def test_no_model_found_is_an_answer(tonnage):
+def test_search_without_a_match_exits_with_1(tonnage):
     ended = tonnage("models", "zzz")
     assert (ended.code, ended.out) == (1, "")
     assert "zzz" in ended.err
     assert (tonnage("models", "zzz", "--json").out, ended.code) == ("[]\n", 1)
 
 
-def test_a_configuration_can_be_printed(tonnage):
+def test_configuration_is_printed_with_a_note_on_its_dtype(tonnage):
     written = tonnage("models", "gpt2", "--config")
     assert json.loads(written.out)["model_type"] == "gpt2"
     assert "names no dtype" in written.err
 
 
-def test_a_configuration_needs_an_exact_name(tonnage):
+def test_configuration_needs_an_exact_name(tonnage):
     ended = tonnage("models", "gpt", "--config")
     assert (ended.code, ended.out) == (2, "")
     assert "'gpt'" in ended.err
 
 
-def test_the_page_of_formats_is_of_all_of_them(tonnage):
+def test_page_of_formats_excludes_other_outputs(tonnage):
     assert tonnage("formats", "--markdown").out.startswith("# Number formats")
     for other in ("nf4", "--json"):
         ended = tonnage("formats", other, "--markdown")
         assert (ended.code, ended.out) == (2, "")
-        assert f"--markdown prints the page of all formats, and {other} asks for another" in ended.err
+        assert f"--markdown prints the page of all formats, and {other} another output" in ended.err

@@ -10,11 +10,11 @@ import tonnage as package
 from tonnage.errors import UsageError
 from tonnage.job import Job
 from tonnage.model import ModelRef
+from tonnage.planner import ask
 from tonnage.planner import plan_file as planfile
+from tonnage.planner.question import Question
 from tonnage.planner.solution import Candidate, Choice, Solution
 from tonnage.plans import Plan
-from tonnage.search import backwards, solve
-from tonnage.search.space import Question
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Question]:
         noted.append(question)
         return Solution(status="unsupported", question={})
 
-    monkeypatch.setattr(solve, "solve", unsupported)
+    monkeypatch.setattr(ask, "solve", unsupported)
     return noted
 
 
@@ -40,7 +40,7 @@ def test_a_plan_is_kept_with_the_cards_that_were_found(tonnage, monkeypatch, tmp
         cards = {"gpu": "4xt4", "gpu_memory_bytes": None}
         return Solution(status="found", question=cards, plans=(found,))
 
-    monkeypatch.setattr(backwards, "backwards", four)
+    monkeypatch.setattr(ask, "find_limit", four)
     path = tmp_path / "plan.toml"
     said = ("plan", "gpt2", "--gpu", "t4", "--offline", "--find", "min-gpus", "--tp", "2", "--save", str(path))
     assert tonnage(*said, "--json").code == 0
@@ -102,7 +102,7 @@ def test_the_same_in_python():
 def test_a_number_of_gpus_that_is_looked_for_may_be_several(tonnage, monkeypatch):
     begun: list[Question] = []
     answer = Solution(status="unsupported", question={"gpu": "t4", "gpu_memory_bytes": None})
-    monkeypatch.setattr(backwards, "backwards", lambda find, question, **others: begun.append(question) or answer)
+    monkeypatch.setattr(ask, "find_limit", lambda find, question, **others: begun.append(question) or answer)
     said = ("--gpu", "t4", "--find", "min-gpus", "--accum-sync", "--json")
     assert tonnage("plan", "gpt2", "--offline", *said).code == 1
     assert begun[0].plan.accum_sync
@@ -112,7 +112,7 @@ def test_a_folder_is_found_from_other_folders(tonnage, monkeypatch, tmp_path):
     job = Job(model=ModelRef(name="mine", kind="config"))
     found = Choice(name="best", candidate=Candidate(job=job, plan=Plan()), estimate=estimates.fitting())
     solution = Solution(status="found", question={"gpu": "t4", "gpu_memory_bytes": None}, plans=(found,))
-    monkeypatch.setattr(solve, "solve", lambda question, **others: solution)
+    monkeypatch.setattr(ask, "solve", lambda question, **others: solution)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text(tonnage("models", "gpt2", "--config").out)
@@ -121,8 +121,7 @@ def test_a_folder_is_found_from_other_folders(tonnage, monkeypatch, tmp_path):
 
 
 def test_techniques_may_be_named_one_by_one_or_together(tonnage: Any, asked: list[Question]) -> None:
-    tonnage(
-        "plan", "gpt2", "--gpu", "t4", "--offline", "--without", "tp", "--without", "pp,cp", "--allow", "precision"
-    )
+    limits = ["--without", "tp", "--without", "pp,cp", "--allow", "precision,budget"]
+    tonnage("plan", "gpt2", "--gpu", "t4", "--offline", *limits)
     (found,) = asked
-    assert (found.without, found.only, found.allow) == (("tp", "pp", "cp"), (), ("precision",))
+    assert (found.without, found.only, found.allow) == (("tp", "pp", "cp"), (), ("precision", "budget"))

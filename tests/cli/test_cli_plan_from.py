@@ -10,9 +10,9 @@ from lines import is_one_line
 
 import estimates
 from tonnage.job import Job
+from tonnage.planner import ask
 from tonnage.planner.solution import Candidate, Choice, Solution
 from tonnage.plans import Plan
-from tonnage.search import backwards, solve
 
 CONFIG = {
     "train_micro_batch_size_per_gpu": 2,
@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         choice = Choice(name="best", candidate=best, estimate=estimates.fitting())
         return Solution(status="found", question={}, plans=(choice,))
 
-    monkeypatch.setattr(solve, "solve", found)
+    monkeypatch.setattr(ask, "solve", found)
     return noted
 
 
@@ -60,9 +60,9 @@ def test_where_cards_are_asked_for_the_file_is_run_on_those_that_were_found(
     tonnage: Any, calls: Any, asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def four(find: str, question: Any, **others: Any) -> Solution:
-        return replace(solve.solve(question), question={"gpu": "4xa100-80gb", "gpu_memory_bytes": None})
+        return replace(ask.solve(question), question={"gpu": "4xa100-80gb", "gpu_memory_bytes": None})
 
-    monkeypatch.setattr(backwards, "backwards", four)
+    monkeypatch.setattr(ask, "find_limit", four)
     said = ("plan", "gpt2", "--gpu", "a100-80gb", "--find", "min-gpus", "--seq-len", "512")
     assert tonnage(*said, "--from", "ds_config.json", "--json").code == 0
     assert str(calls.cluster) == "4xa100-80gb"
@@ -85,7 +85,7 @@ def test_a_setting_under_another_name_is_left_out_and_what_is_said_already_is_no
         choice = Choice(name="best", candidate=best, estimate=estimates.fitting())
         return Solution(status="found", question={}, plans=(choice,))
 
-    monkeypatch.setattr(solve, "solve", plain)
+    monkeypatch.setattr(ask, "solve", plain)
     arguments = {"per_device_train_batch_size": 2, "bf16": True, "optim": "adamw_torch_fused", "fsdp": "full_shard"}
     Path("args.json").write_text(json.dumps({**arguments, "gradient_checkpointing": True}))
     ended = tonnage("plan", "gpt2", "--gpu", "8xa100-80gb", "--seq-len", "512", "--from", "args.json", "--json")

@@ -1,28 +1,28 @@
-"""Progress: on standard error, and for logs only when it takes long."""
+"""Progress goes to standard error, and to logs only when a command takes long."""
 
 from tonnage.cli import progress as module
 from tonnage.cli.progress import progress
 
 
-def test_nothing_for_what_is_over_at_once(capsys):
-    with progress() as say:
-        say("one")
-        say("two")
+def test_short_command_shows_no_progress(capsys):
+    with progress() as show:
+        show("one")
+        show("two")
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_long_run_says_where_it_is_once(capsys):
+def test_long_command_shows_each_message_once(capsys):
     lines = module._Lines()
-    lines.say("one")
-    lines.say("two")
-    lines.begin()  # what the timer does
-    lines.say("two")
-    lines.say("three")
+    lines.show("one")
+    lines.show("two")
+    lines.begin()  # called by the timer
+    lines.show("two")
+    lines.show("three")
     assert capsys.readouterr().err == "two\nthree\n"
 
 
-def test_a_late_first_message_is_said(capsys):
+def test_late_first_message_is_shown(capsys):
     lines = module._Lines()
     lines.begin()
-    lines.say("one")
+    lines.show("one")
     assert capsys.readouterr().err == "one\n"

@@ -1,4 +1,4 @@
-"""`tonnage report`: what was saved, shown again."""
+"""`tonnage report` shows a saved estimate again."""
 
 import json
 import pickle
@@ -19,7 +19,7 @@ def kept(tmp_path):
     return path
 
 
-def test_same_report_same_json_same_exit_code(kept, tonnage, calls):
+def test_saved_estimate_gives_the_same_report_json_and_exit_code(kept, tonnage, calls):
     calls.estimate = estimates.full_card()
     again, first = tonnage("report", str(kept)), tonnage("estimate", "gpt2", "--gpu", "t4")
     assert (again.code, again.out) == (first.code, first.out)
@@ -32,12 +32,12 @@ def test_width_follows_the_terminal(kept, tonnage, monkeypatch):
     assert tonnage("report", str(kept)).out == render(estimates.full_card(), width=70)
 
 
-def test_page(kept, tonnage, tmp_path):
+def test_page_is_written(kept, tonnage, tmp_path):
     tonnage("report", str(kept), "--html", str(tmp_path / "page.html"))
     assert "DOES NOT FIT" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-def test_a_page_takes_the_place_of_a_page_alone(kept, tonnage, tmp_path):
+def test_page_replaces_only_a_page_without_force(kept, tonnage, tmp_path):
     page, mine = tmp_path / "page.html", tmp_path / "mine.html"
     mine.write_text("<!DOCTYPE html><p>mine")
     assert [tonnage("report", str(kept), "--html", str(page)).code for _ in range(2)] == [1, 1]
@@ -49,7 +49,7 @@ def test_a_page_takes_the_place_of_a_page_alone(kept, tonnage, tmp_path):
     assert "DOES NOT FIT" in mine.read_text(encoding="utf-8")
 
 
-def test_the_cpu_has_no_allocator_to_draw(tonnage, tmp_path):
+def test_snapshot_of_the_cpu_is_refused(tonnage, tmp_path):
     path, made = tmp_path / "run.tonnage", estimates.fitting()
     saved.save(path, replace(made, cluster={**made.cluster, "gpu": "cpu"}))
     ended = tonnage("report", str(path), "--snapshot", str(tmp_path / "z.pickle"))
@@ -61,11 +61,11 @@ def test_snapshot_needs_a_trace(kept, tonnage, tmp_path):
     ended = tonnage("report", str(kept), "--snapshot", str(tmp_path / "snapshot.pickle"))
     assert ended.code == 3
     assert is_one_line(ended.err)
-    assert "holds no trace" in ended.err
+    assert "has no trace for a snapshot" in ended.err
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", pickle.dumps([1]), b"{}"])
-def test_other_files_are_one_line(content, tmp_path, tonnage):
+def test_other_files_are_a_one_line_error(content, tmp_path, tonnage):
     path = tmp_path / "other"
     path.write_bytes(content)
     ended = tonnage("report", str(path))
@@ -73,7 +73,7 @@ def test_other_files_are_one_line(content, tmp_path, tonnage):
     assert is_one_line(ended.err)
 
 
-def test_missing_file(tonnage, tmp_path):
+def test_missing_file_is_refused(tonnage, tmp_path):
     ended = tonnage("report", str(tmp_path / "none"))
     assert ended.code == 3
     assert "is not there; give a file written by --save" in ended.err

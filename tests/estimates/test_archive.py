@@ -19,8 +19,9 @@ from tonnage import files
 from tonnage.errors import UnreadableFile, UnwritableFile
 from tonnage.estimates import archive as saved
 from tonnage.estimates.estimate import Estimate
+from tonnage.recorder.tonnage_recorder.layout import EVENT_COLUMNS
 from tonnage.report import html, terminal
-from tonnage.trace.trace import EVENT_COLUMNS, Claim, Mark, Trace
+from tonnage.trace.trace import Claim, Mark, Trace
 
 
 def small_trace(rank: int = 0) -> Trace:

@@ -13,12 +13,13 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates import cache as shelf
 from tonnage.estimates import predict
-from tonnage.ghost.pool import request
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
+from tonnage.recorder.tonnage_recorder.layout import EVENT_COLUMNS
 from tonnage.trace import trace as traces
-from tonnage.trace.trace import EVENT_COLUMNS, Mark, Trace
+from tonnage.trace.trace import Mark, Trace
+from tonnage.workers.worker import request
 
 CARD = parse_cluster("t4")
 MODEL = ModelRef(name="mine", kind="config", config={"model_type": "llama", "hidden_size": 64})

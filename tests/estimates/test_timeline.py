@@ -9,7 +9,8 @@ import pytest
 from allocator_programs import Replica, random_program
 from tonnage.allocator import AllocatorSettings, CachingAllocator, Driver
 from tonnage.estimates.timeline import timeline
-from tonnage.trace.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
+from tonnage.trace.trace import Claim, Mark, Trace
 from tonnage.units import MIB
 
 STEP = (

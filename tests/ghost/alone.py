@@ -18,7 +18,8 @@ from forks import one_of
 
 def main() -> None:
     import torch
-    from tonnage_inside import native, ranks, values
+    from tonnage_inside import values
+    from tonnage_recorder import native, ranks
 
     ghost = native.load()
     assert ghost is not None

@@ -4,10 +4,10 @@ import pytest
 
 from networks import SEEING, tiny, tiny_job
 from tonnage.catalog.devices import parse_cluster
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
+from tonnage.workers.worker import Worker
 
 pytestmark = pytest.mark.ghost
 

@@ -12,12 +12,12 @@ from networks import tiny_job
 from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
-from tonnage.ghost.pool import Worker
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.report import wording
 from tonnage.techniques import build
 from tonnage.trace.operations import Operation, Worked
+from tonnage.workers.worker import Worker
 
 pytestmark = pytest.mark.ghost
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tonnage.ghost.process import INSIDE
+from tonnage.ghost.process import PATH
 
-sys.path.append(str(INSIDE))
+sys.path.extend(PATH.split(":"))
 from tonnage_inside.values import deepspeed_ops
 
 

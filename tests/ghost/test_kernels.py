@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.ghost.process import INSIDE, environment
+from tonnage.ghost.process import PATH, environment
 from tonnage.ghost.wheel import Torch
 
 WITH_KEY = """
@@ -39,7 +39,7 @@ def triton(tmp_path: Path) -> Path:
 
 
 def key(triton: Path, program: str = PROGRAM) -> str:
-    paths = f"{INSIDE}:{triton.parent}"
+    paths = f"{PATH}:{triton.parent}"
     ran = subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": paths}, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     return ran.stdout

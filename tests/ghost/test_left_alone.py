@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tonnage.ghost.process import INSIDE
+from tonnage.ghost.process import PATH
 
 OLDER = "frames = SimpleNamespace(skip_code=lambda code: marked.append(code.co_name))\n"
 NEWER = (
@@ -32,4 +32,4 @@ def test_functions_methods_and_what_they_define_are_left_alone(frames: str) -> N
         "compiled.leave_alone(torch, [module])\n"
         "assert marked == ['one', 'inner', 'method'], marked\n"
     )
-    subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": str(INSIDE)}, check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", program], env={"PYTHONPATH": PATH}, check=True, timeout=300)

@@ -12,10 +12,10 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
 from tonnage.estimates.summary import Run
 from tonnage.estimates.timeline import timeline
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
+from tonnage.workers.worker import Worker
 
 pytestmark = pytest.mark.ghost
 

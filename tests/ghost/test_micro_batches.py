@@ -11,11 +11,11 @@ from tonnage.catalog.configurations import resolve
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
 from tonnage.estimates.timeline import timeline
-from tonnage.ghost.pool import request
 from tonnage.job import Job
 from tonnage.plans import Plan
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS
 from tonnage.shallow.few import is_first_alike, micro_batches_alike
-from tonnage.trace.trace import ACTIONS
+from tonnage.workers.worker import request
 
 SYNC = {"accum_sync": True}
 

@@ -346,29 +346,6 @@ def test_addresses_that_came_back_are_handed_out_again(ghost: Ghost) -> None:
     ghost(program)
 
 
-def test_a_process_begins_anew_where_nothing_is_left(ghost: Ghost) -> None:
-    program = """
-        g.ghost_begin_anew.restype = ctypes.c_bool
-        free, _ = memory()
-        for _ in range(2):
-            pinned = malloc(3 * MIB, "cudaMallocHost")
-            assert g.cudaFreeHost(c_void_p(pinned)) == 0
-            c = communicator(4, 0, "one")
-            block = malloc(8 * MIB)
-            g.ncclAllReduce(c_void_p(block), c_void_p(block), c_size_t(2), INT64, SUM, c, None)
-            assert g.ghost_pinned_peak_bytes() == 3 * MIB
-            assert [r["grid_y"] for r in records() if r["grid_x"] == 4] == [1]  # the first communicator
-            assert not g.ghost_begin_anew()  # the block and the communicator are there
-            assert g.ghost_pinned_peak_bytes() == 0 and not records()
-            assert g.cudaFree(c_void_p(block)) == 0
-            assert not g.ghost_begin_anew()
-            assert g.ncclCommDestroy(c) == 0
-            assert g.ghost_begin_anew()
-            assert memory()[0] == free
-    """
-    ghost(program, total_bytes=100 << 20, context_bytes=10 << 20, nccl_bytes="4:5242880", log=1)
-
-
 def test_virtual_memory_is_paid_when_created_and_seen_when_mapped(ghost: Ghost) -> None:
     program = """
         place, handle, size = c_uint64(), c_uint64(), c_size_t()

@@ -10,10 +10,10 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates import predict
 from tonnage.estimates.summary import Run
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.techniques.expert_parallel import transformers_has_it
+from tonnage.workers.worker import Worker
 
 WIDE = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8}
 """Wide enough for every parameter to be a whole number of the allocator's 512-byte blocks on each of 8 ranks."""

@@ -26,7 +26,7 @@ def test_the_environment_names_our_libraries_the_card_and_the_torch(built: Path,
         torch=torch, inherit=inherited, watch_into=tmp_path, steps=2, devices=8, total_bytes=1 << 34, capability="8.0"
     )
     assert variables["LD_PRELOAD"].split(":") == [str(built / "libcudart.so.13"), str(built / "libghost.so")]
-    assert variables["PYTHONPATH"].split(":") == [str(process.INSIDE), str(tmp_path / "torch"), "/own/code"]
+    assert variables["PYTHONPATH"].split(":") == [*process.PATH.split(":"), str(tmp_path / "torch"), "/own/code"]
     assert (variables["GHOST_TOTAL_BYTES"], variables["GHOST_CAPABILITY"]) == (str(1 << 34), "8.0")
     assert (variables["GHOST_DEVICES"], variables["TONNAGE_STEPS"]) == ("8", "2")
     assert variables["CUDNN_HOME"] == variables["NVRTC_HOME"] == str(built), "where Transformer Engine looks"

@@ -454,7 +454,7 @@ def test_a_card_without_room_for_nccl_is_out_of_memory(dry_run: Any) -> None:
     assert not estimate.fits
     assert estimate.oom.message.endswith("Last error: Cuda failure 2 'out of memory'")
     assert estimate.peak.process_bytes <= estimate.cluster["capacity_bytes"], "what was refused is not counted"
-    assert "room for NCCL's buffers asked for" in wording.need(estimate)
+    assert "no room for NCCL's buffers" in wording.need(estimate)
 
 
 # -- values

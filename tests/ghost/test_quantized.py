@@ -11,8 +11,8 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.cluster import Cluster
 from tonnage.estimates.estimate import Estimate
 from tonnage.estimates.predict import estimate
-from tonnage.ghost.pool import Worker
 from tonnage.plans import Plan
+from tonnage.workers.worker import Worker
 
 CARD, EIGHT = parse_cluster("a100-40gb"), parse_cluster("8xa100-40gb")
 LAYERS, WIDTH, INNER, KEYS, WORDS, RANK = 3, 32, 48, 16, 61, 16  # the tiny Llama of tests/networks.py

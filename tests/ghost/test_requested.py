@@ -6,11 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tonnage.ghost.process import INSIDE
+from tonnage.ghost.process import PATH
 from tonnage.trace.trace import Activity, packed
 
-sys.path.append(str(INSIDE))
-from tonnage_inside import requested, written
+sys.path.extend(PATH.split(":"))
+from tonnage_inside import requested
+from tonnage_recorder import written
 
 
 def of_card(kind: str, block: int, count: int) -> bytes:

@@ -24,17 +24,17 @@ from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates import predict
 from tonnage.estimates.timeline import timeline
-from tonnage.ghost.pool import Worker
-from tonnage.ghost.process import INSIDE
+from tonnage.ghost.process import PATH
 from tonnage.job import Job
 from tonnage.plans import Plan
 from tonnage.script import dry_run as dryrun
 from tonnage.techniques import checkpointing, environment
 from tonnage.trace.trace import Trace
 from tonnage.units import MIB
+from tonnage.workers.worker import Worker
 
-sys.path.append(str(INSIDE))
-from tonnage_inside import written
+sys.path.extend(PATH.split(":"))
+from tonnage_recorder import written
 
 OTHERS = os.environ.get("TONNAGE_TEST_TORCH", "").split()
 PROGRAMS = Path(__file__).parents[1] / "programs"
@@ -108,7 +108,7 @@ def test_marks_are_those_of_events_one_by_one(data: st.DataObject) -> None:
 
 
 OLD = """
-from tonnage_inside import watch
+from tonnage_recorder import watch
 begin = watch.Watch.__init__
 
 def begin_as_before_2_10(self, *args, **options):

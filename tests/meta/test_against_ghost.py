@@ -12,11 +12,11 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.catalog.models import find_model, model_names
 from tonnage.estimates import predict
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.shallow.few import roomy
 from tonnage.techniques.expert_parallel import experts_of, transformers_has_it
 from tonnage.trainers.cases import request
+from tonnage.workers.worker import Worker
 
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
 

@@ -1,4 +1,4 @@
-"""Advice: said when the numbers bear it out, and not otherwise."""
+"""Suggestions are made when the numbers support them, and not otherwise."""
 
 from dataclasses import replace
 
@@ -20,18 +20,18 @@ def with_message(old: str, new: str, **changes: object) -> Estimate:
     return replace(estimate, oom=replace(estimate.oom, message=estimates.MESSAGE.replace(old, new)), **changes)
 
 
-def test_nothing_to_say_when_it_fits():
+def test_no_suggestions_when_it_fits():
     assert advice(estimates.fitting()) == []
 
 
-def test_expandable_segments_only_if_the_unused_bytes_would_have_sufficed():
+def test_expandable_segments_only_if_the_unallocated_bytes_suffice():
     assert options(estimates.full_card())[0] == "--allocator expandable"
-    # 9 GiB unallocated and 0.25 GiB free: 9.2 GiB would have found room, 9.5 GiB not.
+    # 9 GiB unallocated and 0.25 GiB free: enough for 9.2 GiB, but not for 9.5 GiB.
     assert "--allocator expandable" in options(with_message("512.00 MiB", "9.20 GiB"))
     assert "--allocator expandable" not in options(with_message("512.00 MiB", "9.50 GiB"))
 
 
-def test_expandable_segments_not_to_those_who_have_them():
+def test_expandable_segments_are_not_suggested_twice():
     estimate = estimates.full_card()
     assert "--allocator expandable" not in options(
         replace(estimate, plan={**estimate.plan, "allocator": "expandable"})
@@ -40,24 +40,24 @@ def test_expandable_segments_not_to_those_who_have_them():
     assert options(script) == []
 
 
-def test_a_script_is_told_of_the_environment_and_no_options_of_ours():
+def test_script_gets_an_environment_variable_and_no_options():
     script = replace(estimates.full_card(), plan={})
     assert options(script) == ["PYTORCH_ALLOC_CONF=expandable_segments:True"]
-    older = replace(script, versions={"torch": "2.9.1+cu128"})  # calls this name deprecated, and reads no other
+    older = replace(script, versions={"torch": "2.9.1+cu128"})  # deprecates this name, but reads no other
     assert options(older) == ["PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"]
 
 
 def test_most_bytes_first():
-    # 56 GiB of states on 4 ranks (42 can go), 42 GiB of gradients and states, 21.5 GiB of activations.
+    # 56 GiB of states on 4 ranks (42 can be saved), 42 GiB of gradients and states, 21.5 GiB of activations.
     assert options(estimates.full_card())[1:] == ["--shard zero3", "--method lora", "--checkpointing full"]
 
 
-def test_one_card_is_not_told_to_shard():
+def test_sharding_is_not_suggested_for_one_card():
     estimate = estimates.full_card()
     assert "--shard zero3" not in options(replace(estimate, cluster={**estimate.cluster, "gpus": 1}))
 
 
-def test_gradients_that_wait_for_the_last_micro_batch_can_be_divided_before():
+def test_reducing_gradients_after_each_micro_batch_is_suggested():
     estimate = estimates.full_card()
     plan = {**estimate.plan, "shard": "zero3"}
     waiting = replace(estimate, plan=plan, job={**estimate.job, "grad_accum": 4})
@@ -70,7 +70,7 @@ def test_gradients_that_wait_for_the_last_micro_batch_can_be_divided_before():
     assert "--accum-sync" not in options(replace(waiting, cluster={**estimate.cluster, "gpus": 1}))
 
 
-def test_only_what_the_engine_has_words_for_is_advised():
+def test_only_settings_of_the_engine_are_suggested():
     estimate = estimates.full_card()
     assert {"--shard zero3", "--checkpointing full"} <= {*options(estimate)}
     assert options(replace(estimate, plan={**estimate.plan, "engine": "megatron"}))[1:] == [
@@ -79,47 +79,47 @@ def test_only_what_the_engine_has_words_for_is_advised():
     ]
 
 
-def test_what_is_used_already_is_not_advised():
+def test_options_in_use_are_not_suggested():
     estimate = estimates.full_card()
     plan = {**estimate.plan, "checkpointing": "full", "shard": "zero3", "allocator": "expandable"}
     used = replace(estimate, plan=plan, job={**estimate.job, "method": "lora", "micro_batch": 1})
     assert options(used) == []
 
 
-def test_half_a_batch_keeps_the_global_batch_only_when_it_can():
+def test_half_the_batch_keeps_the_global_batch_only_if_even():
     even = replace(estimates.full_card(), plan={"checkpointing": "full"}, job={"micro_batch": 4, "grad_accum": 3})
     odd = replace(even, job={"micro_batch": 3})
     assert [(item.what, "--grad-accum 6 keeps" in item.why) for item in advice(even)][-1] == ("--micro-batch 2", True)
     assert [(item.what, "keeps" in item.why) for item in advice(odd)][-1] == ("--micro-batch 1", False)
 
 
-def test_foreach_temporaries_only_in_the_optimizer():
+def test_fused_optimizer_only_for_a_shortage_in_the_optimizer():
     estimate = estimates.full_card()
     in_step = replace(estimate, oom=replace(estimate.oom, phase="optimizer", message=""), plan={"optimizer": "adamw"})
     assert "--optimizer adamw-fused" in options(in_step)
     assert "--optimizer adamw-fused" not in options(replace(in_step, oom=estimate.oom))
 
 
-MAKING = "torch/optim/adam.py:178 _init_group"
+CREATION_FRAME = "torch/optim/adam.py:178 _init_group"
 
 
-def test_moments_that_were_still_to_be_made_are_what_is_at_stake():
-    """No temporaries yet, and pieces of the cache would not have held what was to come."""
+def test_moments_are_at_stake_while_they_are_created():
+    """There are no temporaries yet, and the cache is too small for the moments that follow."""
     estimate = estimates.full_card()
     held = {**estimate.peak.by_category, "gradient": 16 * GIB, "optimizer_state": 4 * GIB}
     making = replace(
         estimate,
-        oom=replace(estimate.oom, phase="optimizer", step=1, stack=(MAKING,)),
+        oom=replace(estimate.oom, phase="optimizer", step=1, stack=(CREATION_FRAME,)),
         peak=replace(estimate.peak, by_category=held),
         plan={"optimizer": "adamw", "optimizer_offload": "none"},
     )
-    (item,) = [one for one in advice(making) if one.what == "--optimizer-offload cpu"]
-    assert "take 32.00 GiB, of which 28.00 GiB were still to be made" in item.why
+    (suggestion,) = [item for item in advice(making) if item.what == "--optimizer-offload cpu"]
+    assert "take 32.00 GiB, of which 28.00 GiB were not created yet" in suggestion.why
     assert "--optimizer adamw-8bit" in options(making)
     assert "--optimizer adamw-fused" not in options(making)
     assert "--allocator expandable" not in options(making)
     script = replace(making, plan={})
-    assert options(script) == [], "which pieces of the cache would not have helped either"
+    assert options(script) == [], "expandable segments would not have helped it either"
     made = replace(making, peak=replace(making.peak, by_category={**held, "optimizer_state": 32 * GIB}))
     assert "--optimizer-offload cpu" not in options(made)
 
@@ -133,10 +133,8 @@ def test_moments_that_were_still_to_be_made_are_what_is_at_stake():
         ("zero3", "deepspeed", ["--optimizer-offload cpu"]),
     ],
 )
-def test_moments_are_advised_to_where_the_way_to_divide_takes_them(
-    shard: str, engine: str, wanted: list[str]
-) -> None:
-    """In the first backward pass none is there yet."""
+def test_suggestions_for_moments_depend_on_the_sharding(shard: str, engine: str, wanted: list[str]) -> None:
+    """In the first backward pass no moments exist yet."""
     estimate = estimates.full_card()
     plan = {"optimizer": "adamw", "optimizer_offload": "none", "param_offload": "none", "shard": shard}
     first = replace(
@@ -145,13 +143,13 @@ def test_moments_are_advised_to_where_the_way_to_divide_takes_them(
         peak=replace(estimate.peak, by_category={"gradient": 16 * GIB, "activation": 4 * GIB}),
         plan={**plan, "engine": engine},
     )
-    found = [one for one in advice(first) if "Adam's moments" in one.why]
-    assert [one.what for one in found] == wanted
-    assert "take 32.00 GiB or more, still to be made" in found[0].why
+    suggestions = [item for item in advice(first) if "Adam's moments" in item.why]
+    assert [item.what for item in suggestions] == wanted
+    assert "take 32.00 GiB or more, and were not created yet" in suggestions[0].why
     assert "--allocator expandable" not in options(first)
 
 
-def test_chunked_loss_when_the_request_is_as_large_as_the_logits():
+def test_chunked_loss_for_a_request_of_the_size_of_the_logits():
     # 4 x 4096 tokens and 128,256 words in two bytes: 3.91 GiB.
     estimate = with_message("512.00 MiB", "3.91 GiB", plan={"loss": "plain"})
     model = {**estimate.model, "vocab_size": 128256}
@@ -160,7 +158,7 @@ def test_chunked_loss_when_the_request_is_as_large_as_the_logits():
     assert "--loss chunked" not in options(estimate)
 
 
-def test_what_is_smaller_than_the_request_is_not_worth_saying():
+def test_suggestions_smaller_than_the_request_are_omitted():
     estimate = with_message("512.00 MiB", "22.00 GiB")  # more than the 21.5 GiB of activations
     assert "--checkpointing full" in options(estimates.full_card())
     assert "--checkpointing full" not in options(estimate)
@@ -168,13 +166,13 @@ def test_what_is_smaller_than_the_request_is_not_worth_saying():
 
 
 def test_temporaries_of_the_model_grow_with_the_batch_too():
-    # 21.5 GiB of activations and 0.25 GiB of workspace at a peak in the backward pass; half of that can go.
+    # 21.5 GiB of activations and 0.25 GiB of workspace at a peak in the backward pass; half of that can be saved.
     plan = {"checkpointing": "full", "shard": "none"}
     (item,) = [item for item in advice(replace(estimates.full_card(), plan=plan)) if "micro-batch" in item.what]
-    assert "activations and temporaries hold 21.75 GiB" in item.why
+    assert "activations and temporaries take 21.75 GiB" in item.why
     sharded = replace(estimates.full_card(), plan={**plan, "shard": "zero3"})
     (item,) = [item for item in advice(sharded) if "micro-batch" in item.what]
-    assert "activations hold 21.50 GiB" in item.why
+    assert "activations take 21.50 GiB" in item.why
 
 
 def test_expandable_segments_come_last_when_more_requests_would_follow():
@@ -184,9 +182,9 @@ def test_expandable_segments_come_last_when_more_requests_would_follow():
     assert options(replace(begun, oom=replace(begun.oom, phase="backward")))[0] == "--allocator expandable"
 
 
-def test_another_attention_when_the_request_is_as_large_as_a_layers_scores():
+def test_another_attention_for_a_request_of_the_size_of_the_scores():
     estimate = with_message("512.00 MiB", "8.00 GiB", plan={**estimates.full_card().plan, "shard": "zero3"})
-    for scores, said in ((8 * GIB, True), (4 * GIB, True), (7 * GIB, False), (None, False)):
+    for scores, is_suggested in ((8 * GIB, True), (4 * GIB, True), (7 * GIB, False), (None, False)):
         for sparing in ("flex", "efficient"):
             model = {**estimate.model, "scores_bytes": scores, "sparing_attention": sparing}
-            assert (f"--attention {sparing}" in options(replace(estimate, model=model))) == said
+            assert (f"--attention {sparing}" in options(replace(estimate, model=model))) == is_suggested

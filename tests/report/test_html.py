@@ -1,4 +1,4 @@
-"""The web page: well-formed, self-contained, escaped, and with the numbers of the value."""
+"""The web page is well-formed, self-contained and escaped, and has the numbers of the value."""
 
 import json
 from dataclasses import replace
@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 
 import estimates
+from tonnage import api
 from tonnage.estimates.estimate import Estimate
 from tonnage.report.html import fragment, page
 
@@ -15,7 +16,7 @@ VOID = {"meta", "img", "br"}
 
 
 class Reader(HTMLParser):
-    """Collects tags and attributes, and checks that every tag is closed where it should be."""
+    """Collects tags and attributes, and checks that each tag is closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -49,7 +50,7 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.parametrize("make", [estimates.fitting, estimates.full_card, estimates.scripted])
-def test_page_is_well_formed_and_asks_for_nothing(make):
+def test_page_is_well_formed_and_makes_no_requests(make):
     read = Reader(page(make()))
     assert not {"link", "img", "iframe", "object", "video"} & set(read.tags)
     assert not [value for name, value in read.attributes if name in ("src", "href") or name.startswith("on")]
@@ -59,7 +60,7 @@ def test_page_is_well_formed_and_asks_for_nothing(make):
 
 
 @pytest.mark.parametrize("make", [estimates.fitting, estimates.full_card])
-def test_page_carries_the_estimate_as_data(make):
+def test_page_contains_the_estimate_as_data(make):
     read = Reader(page(make()))
     assert ("type", "application/json") in read.attributes
     assert Estimate.from_json(json.loads(read.data[0])) == make()
@@ -84,18 +85,19 @@ def test_everything_is_escaped():
     assert "script" not in Reader(fragment(evil)).tags
 
 
-def test_the_numbers_are_there():
+def test_fragment_has_the_numbers():
     text = Reader(fragment(estimates.fitting())).text
     for part in ("FITS", "60.00 GiB of 80.00 GiB (75.0 %)", "28.00 GiB", "llama-7b (6.74 B parameters)", "58.00 GiB"):
         assert part in text
 
 
 def test_notebooks_show_the_fragment():
+    assert api.Estimate.notebook_view is fragment
     assert estimates.fitting()._repr_html_() == fragment(estimates.fitting())
 
 
 def test_bar_pieces_add_up_to_the_part_of_the_card():
-    # 60 of 80 GiB of a bar 760 wide.
+    # 60 of 80 GiB, in a bar 760 wide.
     widths = [
         float(value)
         for (name, value), (_, height) in zip(

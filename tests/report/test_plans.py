@@ -1,27 +1,27 @@
-"""How a Solution is shown."""
+"""A Solution is shown on the terminal and as a page."""
 
 import json
 from dataclasses import replace
 from functools import cache
 
-from solutions import Formula, question
+from solutions import FormulaRunner, question
+from tonnage.planner.solve import search
 from tonnage.report import plans, plans_html
-from tonnage.search.solve import search
 
 
 @cache
 def solved(**options):
-    return search(question(**options), Formula(), top=3, pareto=True)
+    return search(question(**options), FormulaRunner(), top=3, pareto=True)
 
 
-def test_the_first_line_says_what_to_run():
+def test_first_line_has_the_best_plan():
     text = plans.render(solved(gpu="8xa100-80gb"))
     assert text.startswith("FITS  ")
     for part in ("Plans that fit", "Why", "From the baseline to the plan", "Memory against speed", "headroom"):
         assert part in text
 
 
-def test_drawn_lengths_are_no_tokens_that_are_counted():
+def test_drawn_lengths_are_shown_by_the_longest():
     found = solved(gpu="8xa100-80gb")
     asked = found.question
     drawn = replace(found, question={**asked, "job": {**asked["job"], "seq_len": 4096, "lengths": ["512", "2048"]}})
@@ -30,14 +30,14 @@ def test_drawn_lengths_are_no_tokens_that_are_counted():
     assert f"{sequences} x {asked['job']['seq_len']:,}" in plans.render(found)
 
 
-def test_ascii_and_narrow():
+def test_ascii_on_a_narrow_terminal():
     text = plans.render(solved(gpu="8xa100-80gb"), width=60, unicode=False)
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= 60
 
 
-def test_memory_of_the_host_is_said_where_a_plan_uses_it():
-    """Nobody knows how much the host has."""
+def test_host_memory_is_shown_where_a_plan_uses_it():
+    """The host's own memory is not known."""
     offloaded = solved(gpu="8xa100-80gb", param_offload="cpu", shard="zero3")
     best = offloaded.plans[0]
     of_eight = replace(best.estimate, cluster={**best.estimate.cluster, "gpus_per_node": 8})
@@ -49,23 +49,23 @@ def test_memory_of_the_host_is_said_where_a_plan_uses_it():
 
 def test_nothing_fits():
     asked = question(gpu="t4", model="llama-3.1-8b", without=("param-offload", "optimizer-offload", "checkpointing"))
-    solution = search(asked, Formula(), top=1)
+    solution = search(asked, FormulaRunner(), top=1)
     text = plans.render(solution)
     assert text.startswith("DOES NOT FIT")
     assert "What would make it fit" in text
     assert "missing" in plans_html.page(solution)
 
 
-def test_what_stands_against_all_plans_is_named():
+def test_reason_against_all_plans_is_shown():
     asked = question("llama-3.2-1b", gpu="t4", shard="ddp", param_offload="cpu")
-    solution = search(asked, Formula(), top=1)
+    solution = search(asked, FormulaRunner(), top=1)
     assert solution.status == "unsupported"
     said = "param-offload=cpu: it is a part of FSDP2, and shard is ddp"
     assert said in " ".join(plans.render(solution).split())
     assert said in plans_html.page(solution)
 
 
-def test_the_page_stands_alone_and_carries_its_data():
+def test_page_is_self_contained_and_contains_its_data():
     solution = solved(gpu="8xa100-80gb")
     page = plans_html.page(solution)
     assert "<svg" in page
@@ -74,14 +74,14 @@ def test_the_page_stands_alone_and_carries_its_data():
     assert json.loads(data)["status"] == "found"
 
 
-def test_a_strangers_name_is_escaped():
+def test_names_are_escaped():
     solution = solved(gpu="a100-80gb", model="llama-3.2-1b")
     evil = replace(solution, question={**solution.question, "model": "<script>alert(1)</script>\x1b[2J"})
     assert "<script>alert" not in plans_html.page(evil)
     assert "\x1b" not in plans.render(evil)
 
 
-def test_json_has_what_the_contract_names():
+def test_json_has_the_fields_of_the_contract():
     document = solved(gpu="8xa100-80gb").to_json()
     json.dumps(document, allow_nan=False)
     assert document["schema_version"] == 1
@@ -92,7 +92,7 @@ def test_json_has_what_the_contract_names():
     assert best["estimate"]["time"]["step_seconds"] > 0
 
 
-def test_what_of_a_step_was_run_is_said_in_both():
+def test_executed_part_of_a_step_is_shown_in_both_views():
     solution = solved(gpu="8xa100-80gb")
     run = solution.plans[0].estimate.coverage.run[0]
     assert "steps" in run
@@ -101,7 +101,7 @@ def test_what_of_a_step_was_run_is_said_in_both():
         assert "run on the ghost" in shown
 
 
-def test_what_was_found_backwards_is_said_in_both():
+def test_found_limit_is_shown_in_both_views():
     found = solved(gpu="a100-80gb", model="llama-3.2-1b")
     said = {"find": "max-seq-len", "found": "seq-len 512", "limit": "no longer one was tried"}
     asked = replace(found, question={**found.question, **said})

@@ -1,4 +1,4 @@
-"""The numbers of PyTorch's message."""
+"""The numbers of PyTorch's out-of-memory message are parsed."""
 
 import estimates
 from tonnage.report.shortage import Shortage, shortage
@@ -16,5 +16,5 @@ def test_small_and_missing_numbers():
     assert shortage(text) == Shortage(asked_bytes=2048, free_bytes=0, unallocated_bytes=None)
 
 
-def test_another_text_says_nothing():
+def test_other_texts_have_no_numbers():
     assert shortage("NCCL error 2") == Shortage(asked_bytes=None, free_bytes=None, unallocated_bytes=None)

@@ -1,4 +1,4 @@
-"""The terminal report: golden text, and what must hold at every width, with and without colour."""
+"""The terminal report: golden texts, and properties that hold at all widths, with and without colour."""
 
 import os
 import re
@@ -27,7 +27,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden_text(name):
-    """Set TONNAGE_WRITE_GOLDEN=1 to write the files anew, and look at the difference."""
+    """The report equals its golden file; TONNAGE_WRITE_GOLDEN=1 writes the files: check their differences."""
     make, options = CASES[name]
     text = render(make(), **options)
     path = GOLDEN / f"{name}.txt"
@@ -38,7 +38,7 @@ def test_golden_text(name):
 
 @pytest.mark.parametrize("make", [estimates.fitting, estimates.full_card, estimates.scripted])
 @pytest.mark.parametrize("width", [1, 40, 41, 59, 60, 61, 80, 99, 100, 137, 200, 500])
-def test_no_line_is_wider_than_asked(make, width):
+def test_no_line_is_wider_than_requested(make, width):
     lines = render(make(), width=width).splitlines()
     assert max(map(cell_len, lines)) <= min(max(width, 40), 200)
     assert all(line == line.rstrip() for line in lines)
@@ -69,7 +69,7 @@ def bar(text: str) -> str:
     return next(line for line in text.splitlines() if line.startswith("▕"))[1:-1]
 
 
-def test_the_bar_is_as_long_as_the_card():
+def test_bar_has_the_length_of_the_card():
     # 98 cells for 80 GiB: 14 GiB are 17.15 cells, 28 GiB 34.3, 20 GiB free 24.5.
     drawn = bar(render(estimates.fitting(), width=100))
     assert len(drawn) == 98
@@ -95,27 +95,27 @@ def test_more_than_the_card_still_fills_one_line():
     assert len(bar(render(small, width=100))) == 98
 
 
-def test_a_small_amount_is_not_shown_as_nothing():
+def test_small_amount_is_not_shown_as_zero():
     peak = estimates.peak()
     held = {**peak.by_category, "communication": 512, "workspace": 256 * MIB - 512}
     text = render(replace(estimates.fitting(), peak=replace(peak, by_category=held)))
     assert re.search(r"communication +512 B", text)
 
 
-def test_every_number_of_the_verdict():
+def test_numbers_of_the_verdict():
     first = render(estimates.fitting()).splitlines()[0]
     assert first == "FITS  60.00 GiB of 80.00 GiB (75.0 %); 20.00 GiB free."
 
 
-def test_barely_fitting_says_so():
+def test_tight_fit_is_marked():
     estimate = estimates.fitting()
     peak = replace(estimate.peak, high_bytes=81 * GIB)
     text = render(replace(estimate, peak=peak))
     assert text.startswith("FITS, BARELY")
-    assert "its upper end is more than the card has" in text
+    assert "the upper end exceeds the card's memory" in text
 
 
-def test_unknowns_are_called_unknown():
+def test_unknown_values_are_called_unknown():
     bare = replace(
         estimates.fitting(),
         model={},
@@ -133,7 +133,7 @@ def test_unknowns_are_called_unknown():
     assert "free" not in text
 
 
-def test_out_of_memory_shows_pytorchs_words_the_users_frames_and_what_to_try():
+def test_out_of_memory_shows_the_message_the_users_frames_and_suggestions():
     text = " ".join(render(estimates.full_card(), width=200).split())
     assert estimates.MESSAGE in text
     assert "/home/ada/train.py:61 main" in text
@@ -159,7 +159,7 @@ def test_ranks_with_equal_numbers_share_a_row():
     assert re.search(r"^  1-3 +yes +58.00 GiB", text, re.MULTILINE)
 
 
-def test_a_thousand_different_ranks_stay_readable():
+def test_many_different_ranks_are_cut_off():
     ranks = tuple(
         estimates.rank_entry(rank, True, estimates.peak(process_bytes=60 * GIB + rank * MIB * 11))
         for rank in range(1024)

@@ -1,4 +1,4 @@
-"""A Trace as a snapshot: the same events, the blocks that are left, and the module in place of the call stack."""
+"""A Trace as a snapshot has the same events, the live blocks, and modules instead of call stacks."""
 
 import pickle
 from array import array
@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from tonnage.allocator import snapshot as snapshots
 from tonnage.errors import CannotEstimate
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
 from tonnage.report import viewer
-from tonnage.trace.trace import ACTIONS, EVENT_COLUMNS, Mark, Trace
+from tonnage.trace.trace import Mark, Trace
 from tonnage.units import MIB
 
 BASE = 0x7F0000000000
 
 
 def trace(*rows: tuple[str, int, int, int]) -> Trace:
-    """Rows of action, address, size and mark, on stream 0."""
+    """Return a Trace of rows of action, address, size and mark, on stream 0."""
     columns = [(ACTIONS.index(action), address, size, 0, mark) for action, address, size, mark in rows]
     return Trace(
         source="ghost",
@@ -48,7 +49,7 @@ def test_written_snapshot_reads_back(tmp_path):
     assert [event.action for event in memory.events] == [event.action for event in TWO_BLOCKS.events()]
     (segment,) = memory.segments
     assert segment.size_bytes == 2 * MIB
-    # 1,000 bytes were rounded to 1,024 and given back; 512 are held; the rest was never handed out.
+    # 1,000 bytes were rounded to 1,024 and freed; 512 are allocated; the rest was never allocated.
     assert [(block.size_bytes, block.state) for block in segment.blocks] == [
         (1024, "inactive"),
         (512, "active_allocated"),
@@ -56,7 +57,7 @@ def test_written_snapshot_reads_back(tmp_path):
     ]
 
 
-def test_the_module_stands_in_for_the_stack(tmp_path):
+def test_modules_replace_call_stacks(tmp_path):
     path = tmp_path / "snapshot.pickle"
     viewer.write(TWO_BLOCKS, path)
     plain = pickle.loads(path.read_bytes())
@@ -79,7 +80,7 @@ def test_the_module_stands_in_for_the_stack(tmp_path):
         max_size=8,
     )
 )
-def test_any_trace_is_a_snapshot_or_an_error_of_ours(rows, tmp_path):
+def test_any_trace_is_a_snapshot_or_a_clear_error(rows, tmp_path):
     try:
         viewer.write(trace(*rows), tmp_path / "snapshot.pickle")
     except CannotEstimate:
@@ -87,12 +88,12 @@ def test_any_trace_is_a_snapshot_or_an_error_of_ours(rows, tmp_path):
     snapshots.read(tmp_path / "snapshot.pickle")
 
 
-def test_settings_that_no_allocator_has_are_an_error_of_the_file(tmp_path):
+def test_unknown_allocator_settings_are_a_clear_error(tmp_path):
     with pytest.raises(CannotEstimate, match="no snapshot can be made of it"):
         viewer.write(replace(TWO_BLOCKS, allocator_settings="no_such_option:1"), tmp_path / "snapshot.pickle")
 
 
-def test_a_trace_that_contradicts_itself_is_an_error_and_leaves_no_file(tmp_path):
+def test_contradictory_trace_is_an_error_and_leaves_no_file(tmp_path):
     with pytest.raises(CannotEstimate):
         viewer.write(trace(("free_requested", BASE, 512, 0)), tmp_path / "snapshot.pickle")
     assert list(tmp_path.iterdir()) == []

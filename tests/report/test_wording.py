@@ -1,4 +1,4 @@
-"""Sentences and rows that every view shares."""
+"""Sentences and rows that all views share."""
 
 from dataclasses import asdict, replace
 
@@ -27,12 +27,12 @@ def test_shares_sum_to_the_process():
     assert sum(share.bytes for share in wording.shares(estimate)) == estimate.peak.process_bytes
 
 
-def test_a_command_is_told_as_it_would_be_typed():
+def test_command_is_shown_as_typed():
     estimate = replace(estimates.scripted(), job={"command": ["bash", "-c", "python train.py; true"]})
     assert wording.subject(estimate) == "bash -c 'python train.py; true'"
 
 
-def test_what_other_processes_hold_is_not_free():
+def test_memory_of_other_processes_is_not_free():
     estimate = estimates.scripted()
     own, capacity = estimate.peak.process_bytes, wording.capacity_bytes(estimate)
     assert capacity is not None
@@ -49,7 +49,7 @@ def test_what_other_processes_hold_is_not_free():
 
 
 @pytest.mark.parametrize(
-    ("cluster", "said"),
+    ("cluster", "expected"),
     [
         ({"gpu": "t4", "gpus": 1, "nodes": 1}, "t4"),
         ({"gpu": "t4", "gpus": 8, "nodes": 1}, "8 x t4"),
@@ -57,11 +57,11 @@ def test_what_other_processes_hold_is_not_free():
         ({}, "GPU"),
     ],
 )
-def test_card(cluster, said):
-    assert wording.card(replace(estimates.fitting(), cluster=cluster)) == said
+def test_card(cluster, expected):
+    assert wording.card(replace(estimates.fitting(), cluster=cluster)) == expected
 
 
-def test_choices_leave_out_what_is_nobodys_choice():
+def test_choices_omit_options_without_effect():
     assert wording.choices(estimates.fitting()) == "full, 1 x 4,096 tokens, bf16-true, adamw, checkpointing full"
     pictures = replace(estimates.fitting(), model={**estimates.fitting().model, "words": False})
     assert wording.choices(pictures) == "full, 1 sample, bf16-true, adamw, checkpointing full"
@@ -77,7 +77,7 @@ def test_spans_name_each_number_once(numbers):
     assert named == sorted(numbers)
 
 
-def test_frames_keep_the_users_own_and_the_innermost():
+def test_frames_keep_the_users_own_and_the_innermost_ones():
     library = [f"/env/site-packages/torch/a.py:{line} f" for line in range(20)]
     stack = ("/home/ada/train.py:1 main", *library[:10], "/home/ada/model.py:2 forward", *library[10:])
     assert wording.frames(stack) == [
@@ -89,7 +89,7 @@ def test_frames_keep_the_users_own_and_the_innermost():
     ]
 
 
-def test_frames_leave_out_how_modules_are_called():
+def test_frames_omit_module_calls():
     call = "/env/lib/python3.11/site-packages/torch/nn/modules/module.py:1884 _call_impl"
     stack = ("/cache/tonnage/torch-2.13.0-cp311/torch/nn/modules/linear.py:1 forward", call, "train.py:2 main", call)
     assert wording.frames(stack) == [
@@ -99,12 +99,12 @@ def test_frames_leave_out_how_modules_are_called():
     ]
 
 
-def test_a_short_stack_is_shown_whole():
+def test_short_stack_is_shown_whole():
     assert wording.frames(("a:1 f", "b:2 g")) == ["a:1 f", "b:2 g"]
     assert wording.frames(()) == []
 
 
-def test_the_first_step_and_the_later_ones():
+def test_peaks_of_the_first_and_later_steps():
     assert wording.first_and_later(estimates.fitting()) == []
     steps = [StepPeak(step=n, allocated_bytes=a, reserved_bytes=r) for n, a, r in ((1, 5, 9), (2, 8, 10), (3, 7, 12))]
     first, later = wording.first_and_later(replace(estimates.fitting(), steps=tuple(steps)))
@@ -112,20 +112,20 @@ def test_the_first_step_and_the_later_ones():
     assert (later.name, later.allocated_bytes, later.reserved_bytes) == ("later steps", 8, 12)
 
 
-def test_a_switch_is_named_when_it_is_set():
+def test_switch_is_named_when_it_is_set():
     plan = {**estimates.fitting().plan, "optimizer_in_backward": True, "accum_sync": False}
-    said = wording.choices(replace(estimates.fitting(), plan=plan))
-    assert "optimizer in backward" in said
-    assert "True" not in said
-    assert "accum sync" not in said
+    choices = wording.choices(replace(estimates.fitting(), plan=plan))
+    assert "optimizer in backward" in choices
+    assert "True" not in choices
+    assert "accum sync" not in choices
 
 
-def test_of_the_default_plan_precision_and_optimizer_are_named() -> None:
-    said = wording.choices(replace(estimates.fitting(), plan=asdict(Plan())))
-    assert said.endswith("bf16-mixed, adamw")
+def test_default_plan_shows_precision_and_optimizer() -> None:
+    choices = wording.choices(replace(estimates.fitting(), plan=asdict(Plan())))
+    assert choices.endswith("bf16-mixed, adamw")
 
 
-def test_frames_of_ours_in_a_checkout_are_not_the_users():
+def test_frames_of_a_checkout_are_not_the_users():
     mine = "/home/ada/train.py:1 main"
     ours = [f"{module.__file__}:1 f" for module in (step, fsdp, continuing)]
     checkout = [
@@ -140,22 +140,22 @@ def test_frames_of_ours_in_a_checkout_are_not_the_users():
         ]
 
 
-def test_drawn_lengths_are_told_by_their_longest():
-    found = estimates.fitting()
-    drawn = replace(found, job={**found.job, "seq_len": 4096, "micro_batch": 2, "lengths": ["512", "1024"]})
+def test_drawn_lengths_are_shown_by_the_longest():
+    estimate = estimates.fitting()
+    drawn = replace(estimate, job={**estimate.job, "seq_len": 4096, "micro_batch": 2, "lengths": ["512", "1024"]})
     assert "2 x up to 1,024 tokens" in wording.choices(drawn)
     assert "4,096" not in wording.choices(drawn)
 
 
 @pytest.mark.parametrize("lengths", [7, "512", {"a": 1}, ["²"], ["9" * 5000], [None], [True], []])
-def test_lengths_of_a_damaged_file_are_no_lengths(lengths):
-    found = estimates.fitting()
-    odd = replace(found, job={**found.job, "seq_len": 4096, "micro_batch": 2, "lengths": lengths})
+def test_invalid_lengths_of_a_file_are_ignored(lengths):
+    estimate = estimates.fitting()
+    odd = replace(estimate, job={**estimate.job, "seq_len": 4096, "micro_batch": 2, "lengths": lengths})
     assert "2 x 4,096 tokens" in wording.choices(odd)
 
 
-def test_a_card_too_small_for_what_is_beside_pytorch():
-    found = estimates.full_card()
-    peak = replace(found.peak, process_bytes=3 * 10**9)
-    said = wording.need(replace(found, peak=peak, cluster={**found.cluster, "capacity_bytes": 10**8}))
-    assert "the process would take 2.79 GiB of 0.09 GiB" in said
+def test_card_too_small_for_memory_outside_pytorch():
+    estimate = estimates.full_card()
+    peak = replace(estimate.peak, process_bytes=3 * 10**9)
+    need = wording.need(replace(estimate, peak=peak, cluster={**estimate.cluster, "capacity_bytes": 10**8}))
+    assert "the process would take 2.79 GiB of 0.09 GiB" in need

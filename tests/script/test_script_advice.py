@@ -7,16 +7,16 @@ import pytest
 from notes import LOOP, facts
 
 import estimates
-from solutions import Formula
+from solutions import FormulaRunner
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TrialFailed
 from tonnage.planner.solution import Candidate
+from tonnage.planner.space import with_free_choices
 from tonnage.report.script import render
 from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
 from tonnage.script.changes import expandable
 from tonnage.script.facts import understood
-from tonnage.search.space import free_wins
 from tonnage.units import GIB, gib
 
 COMMAND = ["python", "train.py", "--per_device_train_batch_size", "4"]
@@ -50,13 +50,13 @@ class Scripts:
         return estimate, replace(self.first, said=said, allocator_settings=allocator)
 
 
-class Ghosts(Formula):
+class TrialRunner(FormulaRunner):
     """The formula, behind the face of a context manager."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
-    def __enter__(self) -> "Ghosts":
+    def __enter__(self) -> "TrialRunner":
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -68,7 +68,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     def ran(first: Any, *peaks: int, gpu: str = "a100-80gb", command: list[str] = COMMAND, **asked: Any) -> Any:
         scripts = Scripts(first, *peaks)
         monkeypatch.setattr(advice, "_run", scripts)
-        monkeypatch.setattr(advice, "Ghosts", Ghosts)
+        monkeypatch.setattr(advice, "TrialRunner", TrialRunner)
         given = {"said": {}, **asked}
         found = advise(Asked(command=command, cluster=parse_cluster(gpu), **given))
         return found, scripts
@@ -118,7 +118,7 @@ def test_attention_is_kept_which_is_chosen_where_the_script_makes_its_network():
         asked = Asked(command=COMMAND, cluster=parse_cluster("t4"), said={}, without=without)
         question = advice._question(asked, understood(known), known)
         assert not question.is_open("attention")
-        assert free_wins(question).attention == "auto"
+        assert with_free_choices(question).attention == "auto"
     best = Candidate(job=question.job, plan=replace(question.plan, precision="fp16-mixed"))
     assert ("attention", "efficient") in {(name, value) for _, name, value in advice._further(best, question.cluster)}
     assert advice._has_no_words("attention", "efficient", best.job, best.plan, known, question.cluster)
@@ -150,7 +150,7 @@ def test_nothing_is_advised_that_was_not_carried(run):
 def test_where_nothing_fits_it_is_said_what_comes_nearest(monkeypatch):
     scripts = Scripts(facts(options=OPTIONS), 90 * GIB)
     monkeypatch.setattr(advice, "_run", scripts)
-    monkeypatch.setattr(advice, "Ghosts", Ghosts)
+    monkeypatch.setattr(advice, "TrialRunner", TrialRunner)
     found = advise(Asked(command=COMMAND, cluster=parse_cluster("rtx-3080"), said={}))
     assert found.status == "too_large"
     near = found.solution.nearest
@@ -168,7 +168,7 @@ def test_a_script_that_fails_with_the_changes(run, monkeypatch):
         return scripts(*given)
 
     monkeypatch.setattr(advice, "_run", second)
-    monkeypatch.setattr(advice, "Ghosts", Ghosts)
+    monkeypatch.setattr(advice, "TrialRunner", TrialRunner)
     found = advise(Asked(command=COMMAND, cluster=parse_cluster("a100-80gb"), said={}))
     assert (found.status, found.failed[0].why) == ("too_large", "unrecognized arguments: --optim")
 

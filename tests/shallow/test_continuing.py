@@ -15,12 +15,13 @@ from tonnage.estimates import cache as shelf
 from tonnage.estimates import sources
 from tonnage.estimates.predict import estimate
 from tonnage.plans import Plan
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS, EVENT_COLUMNS
 from tonnage.shallow import continuing, few
 from tonnage.shallow.few import with_layers
 from tonnage.shallow.requests import ALLOC, EMPTY, FREE, MARK, Requests
 from tonnage.shallow.sizes import Sizes
 from tonnage.shallow.tokens import IN_SERIES, BlockRegistry, tokens
-from tonnage.trace.trace import ACTIONS, EVENT_COLUMNS, Claim, Mark, Trace
+from tonnage.trace.trace import Claim, Mark, Trace
 from tonnage.trainers.cases import request
 from tonnage.units import MIB
 

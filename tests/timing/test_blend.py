@@ -1,4 +1,4 @@
-"""Between nothing and everything running again; batches that are unlike each other."""
+"""Steps between no recomputation and full recomputation, and batches of different lengths."""
 
 from dataclasses import replace
 
@@ -24,18 +24,19 @@ def ends():
 
 
 def run_again(part, again, looked_at):
+    """Return the summary of what a budget recomputes."""
     return {"seconds_fraction": part, "layers": 32, "layers_again": again, "layers_in_part": looked_at}
 
 
 @pytest.mark.parametrize(("part", "again", "same_as"), [(0.0, 0, 0), (1.0, 32, 1)])
 def test_ends_are_those_of_the_time_model(ends, part, again, same_as):
-    found = blended(*ends, run_again(part, again, 0))
-    assert found.step_seconds == pytest.approx(ends[same_as].step_seconds)
-    assert found.recompute_seconds == pytest.approx(ends[same_as].recompute_seconds)
-    assert found.mfu == pytest.approx(ends[same_as].mfu)
+    step = blended(*ends, run_again(part, again, 0))
+    assert step.step_seconds == pytest.approx(ends[same_as].step_seconds)
+    assert step.recompute_seconds == pytest.approx(ends[same_as].recompute_seconds)
+    assert step.mfu == pytest.approx(ends[same_as].mfu)
 
 
-def test_in_between_it_grows_with_what_runs_again(ends):
+def test_seconds_grow_with_the_part_that_runs_again(ends):
     parts = [blended(*ends, run_again(part / 4, 32, 32)).step_seconds for part in range(5)]
     assert parts == sorted(parts)
     assert parts[0] >= ends[0].step_seconds
@@ -52,7 +53,7 @@ def test_a_micro_batch_is_as_long_as_the_longest_of_its_sequences():
     assert sum(length * often for length, often in many.items()) == pytest.approx(4 / 5 * 1000, rel=0.05)
 
 
-def test_drawn_lengths_are_priced_one_by_one_and_padding_is_no_token():
+def test_drawn_lengths_are_priced_one_by_one_and_padding_is_not_counted():
     cluster, model = (
         parse_cluster("h200"),
         ModelRef(name="", kind="config", config=find_model("llama-3.2-1b").config()),

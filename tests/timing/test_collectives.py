@@ -1,4 +1,4 @@
-"""Exchanges: bytes of a ring by hand, and what slows them."""
+"""Collectives: the bytes of a ring by hand, and what slows them."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def test_one_rank_exchanges_nothing():
     assert FABRIC.gather(Group(1, 1), 1e9) == 0.0
 
 
-def test_an_unknown_network_is_said():
+def test_an_unknown_network_is_refused():
     alone = replace(FABRIC, far_bytes_per_second=None)
     assert alone.gather(Group(8, 8), 1e6) > 0
     with pytest.raises(CannotEstimate, match="network between the machines"):
@@ -46,7 +46,7 @@ def test_more_bytes_never_take_less(ranks, some, more):
     assert FABRIC.gather(group, low) <= FABRIC.gather(group, high)
 
 
-def test_an_exchange_slows_down_what_is_computed_beside_it():
+def test_an_exchange_slows_down_the_computation_beside_it():
     # 8 ranks: 0.06 of its seconds, and 0.44 of the seconds in which 700 MB pass a link
     near = FABRIC.gather(Group(8, 8), 800e6)
     assert FABRIC.slowing(Group(8, 8), 800e6) == pytest.approx(0.06 * near + 0.44 * 7e-3)

@@ -10,8 +10,9 @@ from tonnage.cluster import Cluster
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.timing import compiled, operations
+from tonnage.timing import compiled
 from tonnage.timing.kinds import read_shape
+from tonnage.timing.layer import layer_operations, layer_weights
 from tonnage.timing.operations import Slice
 from tonnage.timing.software import software
 from tonnage.timing.timing import timing
@@ -34,50 +35,50 @@ def moved(passes, *names):
 def test_bytes_between_the_products_of_a_llama_layer_by_hand():
     """In bf16 alone: 18 bytes a value of the stream forward (4 r + 5 e), 24 back; 3 e and 5 e of the 8,192 inside."""
     stream, inner = 4096 * 2048, 4096 * 8192
-    found = compiled.layer(LLAMA, PURE)
-    assert moved(found.forward, "norms") == 18 * stream
-    assert moved(found.backward, "norms backward") == 24 * stream
-    assert moved(found.forward, "activation") == 6 * inner
-    assert moved(found.backward, "activation backward") == 10 * inner
-    assert moved(found.forward, "rotation") == 4 * 4096 * (2048 + 512)
+    layer = compiled.layer(LLAMA, PURE)
+    assert moved(layer.forward, "norms") == 18 * stream
+    assert moved(layer.backward, "norms backward") == 24 * stream
+    assert moved(layer.forward, "activation") == 6 * inner
+    assert moved(layer.backward, "activation backward") == 10 * inner
+    assert moved(layer.forward, "rotation") == 4 * 4096 * (2048 + 512)
 
 
 def test_autocast_keeps_the_stream_wide_and_casts_its_gradient():
     stream = 4096 * 2048
-    found = compiled.layer(LLAMA, MIXED)
-    assert moved(found.forward, "norms") == (4 * 4 + 5 * 2) * stream
-    assert moved(found.backward, "norms backward") == (6 * 4 + 6 * 2 + 6) * stream
-    weights = operations.layer_weights(LLAMA, MIXED)
-    assert moved(found.forward, "cast of weights") == moved(found.backward, "cast of gradients") == 6 * weights
+    layer = compiled.layer(LLAMA, MIXED)
+    assert moved(layer.forward, "norms") == (4 * 4 + 5 * 2) * stream
+    assert moved(layer.backward, "norms backward") == (6 * 4 + 6 * 2 + 6) * stream
+    weights = layer_weights(LLAMA, MIXED)
+    assert moved(layer.forward, "cast of weights") == moved(layer.backward, "cast of gradients") == 6 * weights
 
 
-def test_products_and_attention_stay_and_little_else():
+def test_products_and_attention_stay_and_passes_shrink():
     for shape in (LLAMA, GPT2, QWEN3, GEMMA):
-        written, made = operations.layer(shape, MIXED), compiled.layer(shape, MIXED)
-        assert sum(op.flops for op in written.forward) == pytest.approx(sum(op.flops for op in made.forward))
-        assert made.flops == pytest.approx(written.flops)
-        passed = [op for op in (*made.forward, *made.backward) if op.family not in ("matmul", "attention")]
+        eager, fused = layer_operations(shape, MIXED), compiled.layer(shape, MIXED)
+        assert sum(op.flops for op in eager.forward) == pytest.approx(sum(op.flops for op in fused.forward))
+        assert fused.flops == pytest.approx(eager.flops)
+        passed = [op for op in (*fused.forward, *fused.backward) if op.family not in ("matmul", "attention")]
         assert all(op.plain for op in passed)
-        assert sum(op.kernels for op in (*made.forward, *made.backward)) < sum(
-            op.kernels for op in (*written.forward, *written.backward)
+        assert sum(op.kernels for op in (*fused.forward, *fused.backward)) < sum(
+            op.kernels for op in (*eager.forward, *eager.backward)
         )
 
 
-def test_adapters_sums_are_in_the_kernels_that_take_them():
+def test_sums_of_adapters_are_in_the_kernels_that_read_them():
     """Rank 16 at one product of k and n: forward k + 3 n values, backward 3 k + 2 n."""
     part = replace(PURE, lora_rank=16, trained=False, adapted=frozenset({"query"}))
-    found = compiled.layer(LLAMA, part)
-    assert moved(found.forward, "query adapter") == 4096 * 2 * (2048 + 3 * 2048)
-    assert moved(found.backward, "query adapter backward") == 4096 * 2 * (3 * 2048 + 2 * 2048)
-    assert not moved(found.forward, "key adapter")
+    layer = compiled.layer(LLAMA, part)
+    assert moved(layer.forward, "query adapter") == 4096 * 2 * (2048 + 3 * 2048)
+    assert moved(layer.backward, "query adapter backward") == 4096 * 2 * (3 * 2048 + 2 * 2048)
+    assert not moved(layer.forward, "key adapter")
 
 
 def test_a_mask_has_attention_compute_what_it_hides():
-    plain, masked = (operations.layer(LLAMA, replace(PURE, masked=value)) for value in (False, True))
+    plain, masked = (layer_operations(LLAMA, replace(PURE, masked=value)) for value in (False, True))
     flops = [sum(op.flops for op in each.forward if op.family == "attention") for each in (plain, masked)]
     assert flops[1] == pytest.approx(2.6 * flops[0])
     both_ways = replace(LLAMA, causal=False)
-    assert operations.layer(both_ways, replace(PURE, masked=True)) == operations.layer(both_ways, PURE)
+    assert layer_operations(both_ways, replace(PURE, masked=True)) == layer_operations(both_ways, PURE)
 
 
 def step(shape=LLAMA, **plan):
@@ -93,7 +94,7 @@ def test_compiled_layers_are_faster_and_a_network_as_a_whole_pays_for_its_mask()
 
 
 def test_the_host_calls_each_compiled_layer():
-    """Of 16 tokens the card takes nothing: two calls a layer, three where it runs again, one each way for a whole."""
+    """16 tokens take the card no time: two calls a layer, three where it runs again, one each way for the whole."""
     call = EAGER.compiled_call_seconds
     assert step(compile="layers", seq_len=16).host_seconds > 16 * 2 * call * 0.5
     more = step(compile="layers", seq_len=16, checkpointing="full").step_seconds
@@ -101,6 +102,6 @@ def test_the_host_calls_each_compiled_layer():
     assert step(compile="model", seq_len=16).step_seconds < step(compile="layers", seq_len=16).step_seconds
 
 
-def test_packed_documents_are_behind_a_mask():
+def test_packed_documents_are_masked():
     assert step(packing=4).step_seconds > step().step_seconds
     assert step(packing=4, attention="flex").step_seconds <= step(attention="flex").step_seconds

@@ -61,7 +61,7 @@ def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_
     assert likely_bytes(SMALL, piped) == first
 
 
-def test_what_waits_on_the_host_is_all_that_a_layer_saves():
+def test_everything_that_a_layer_saves_waits_on_the_host():
     copied = replace(WORK, activation_offload=True)
     weights = SMALL.dense_layer_parameters * 2
     assert offloaded_bytes(SMALL, copied) == SAVED_AGAIN * kept_bytes(SMALL, WORK) + weights
@@ -88,8 +88,8 @@ WIDE_GPT2 = {"n_embd": 256, "n_inner": 1024, "n_head": 4, "n_positions": 512}
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("llama", WIDE | HEADS), ("qwen3", WIDE | HEADS), ("gpt2", WIDE_GPT2)])
-def test_operations_save_about_so_often_what_is_kept(name, sizes):
-    """A step on the CPU as torch's hooks see it, two layers beside one: all that is saved but the weights."""
+def test_operations_save_each_kept_byte_about_so_often(name, sizes):
+    """Steps on the CPU, with two layers and with one: everything that torch's hooks see saved, but weights."""
     plan, saved = Plan(precision="bf16-true"), []
     for layers in (1, 2):
         job = tiny_job(name, seq_len=512, micro_batch=1)
@@ -102,7 +102,7 @@ def test_operations_save_about_so_often_what_is_kept(name, sizes):
 
 
 def test_scores_are_saved_as_counted():
-    """As above, what a layer more saves with eager attention beyond what it saves with a kernel that keeps none."""
+    """A step on the CPU as above: eager attention saves more in each layer than a kernel that keeps no scores."""
     saved = {}
     for attention in ("eager", "auto"):
         for layers in (1, 2):
@@ -118,7 +118,7 @@ def test_scores_are_saved_as_counted():
 
 
 def saved_bytes(ready):
-    """Bytes that a micro-batch's operations save, each as often as it is saved."""
+    """Return the bytes that a micro-batch's operations save, each as often as it is saved."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in ready.model.parameters()}
     found = []
 

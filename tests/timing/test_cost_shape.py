@@ -23,8 +23,8 @@ def test_weights_are_the_published_number_or_the_kind_is_refused(name):
 
 def test_active_weights_of_mixtral():
     shape = read_shape(find_model("mixtral-8x7b").config())
-    left_out = 32 * 6 * 3 * 4096 * 14336  # layers x experts not chosen x matrices
-    assert shape.active_parameters == shape.parameters - left_out
+    idle = 32 * 6 * 3 * 4096 * 14336  # layers x experts not chosen x matrices
+    assert shape.active_parameters == shape.parameters - idle
     assert shape.active_parameters == pytest.approx(12.9e9, rel=0.01)  # the model card says 12.9 B
 
 
@@ -42,7 +42,7 @@ def test_windows_are_read_by_layer():
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "said"),
+    ("name", "changed", "message"),
     [
         ("pythia-160m", {"intermediate_size": None}, "intermediate is not stated"),
         ("pythia-160m", {"num_hidden_layers": None}, "layers is not stated"),
@@ -51,7 +51,7 @@ def test_windows_are_read_by_layer():
         ("llama-3.1-8b", {"num_attention_heads": 0, "head_dim": None}, "cannot be read"),
     ],
 )
-def test_dimensions_that_are_no_numbers_are_unknown(name, changed, said):
+def test_dimensions_that_are_no_numbers_are_unknown(name, changed, message):
     config = {**find_model(name).config(), **changed}
-    with pytest.raises(CannotEstimate, match=said):
+    with pytest.raises(CannotEstimate, match=message):
         read_shape(config)

@@ -4,23 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from timed_steps import EAGER, LLAMA, ONE, PLAIN, llama_job
 from tonnage.catalog.devices import find_device
-from tonnage.catalog.models import find_model
 from tonnage.cluster import Cluster
-from tonnage.job import Job
 from tonnage.mesh import Axes
-from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.timing.host import copy_seconds, update_seconds
-from tonnage.timing.kinds import read_shape
-from tonnage.timing.software import software
+from tonnage.timing.memory import offloaded_bytes
 from tonnage.timing.timing import timing
 from tonnage.timing.work import Work
 
-LLAMA = read_shape(find_model("llama-3.1-8b").config())
-ONE = Cluster(device=find_device("h200"))
-EIGHT = Cluster(device=find_device("h200"), gpus_per_node=8)
-SIXTEEN = Cluster(device=find_device("h200"), gpus_per_node=8, nodes=2)
+EIGHT = replace(ONE, gpus_per_node=8)
+SIXTEEN = replace(EIGHT, nodes=2)
 FUSED = Work(seq_len=4096, weight_bytes=4, gradient_bytes=4, optimizer="adamw-fused", optimizer_offload=1.0)
 BILLION = 1e9
 
@@ -41,8 +36,8 @@ def test_ranks_of_a_machine_share_its_memory_and_machines_do_not():
     assert update_seconds(BILLION, FUSED, SIXTEEN) == pytest.approx(8 * alone)
     # so a network divided among the ranks of one machine takes as long as on one card
     whole = replace(FUSED, param_offload=True, shard="zero3")
-    step = timing(LLAMA, whole, ONE, software("eager")).optimizer_seconds
-    divided = timing(LLAMA, replace(whole, axes=Axes(dp_shard=8)), EIGHT, software("eager")).optimizer_seconds
+    step = timing(LLAMA, whole, ONE, EAGER).optimizer_seconds
+    divided = timing(LLAMA, replace(whole, axes=Axes(dp_shard=8)), EIGHT, EAGER).optimizer_seconds
     assert divided == pytest.approx(step)
 
 
@@ -71,7 +66,7 @@ def test_part_of_the_states_is_part_of_the_copies():
 
 def test_a_fraction_is_divided_between_card_and_host():
     steps = [
-        timing(LLAMA, replace(FUSED, optimizer_offload=part), ONE, software("eager")).optimizer_seconds
+        timing(LLAMA, replace(FUSED, optimizer_offload=part), ONE, EAGER).optimizer_seconds
         for part in (0.0, 0.5, 1.0)
     ]
     assert steps[0] < steps[1] < steps[2]
@@ -81,18 +76,45 @@ def test_a_fraction_is_divided_between_card_and_host():
 @pytest.mark.parametrize(
     ("plan", "part"), [(Plan(), 0.0), (Plan(optimizer_offload="cpu"), 1.0), (Plan(optimizer_offload="cpu=0.5"), 0.5)]
 )
-def test_what_a_plan_says_of_the_part(plan, part):
-    model = find_model("llama-3.1-8b")
-    job = Job(model=ModelRef(name=model.id, kind="config", config=model.config()))
-    assert Work.of(job, plan, ONE).optimizer_offload == part
+def test_the_plan_decides_which_part_of_the_states_is_offloaded(plan, part):
+    assert Work.of(llama_job(), plan, ONE).optimizer_offload == part
 
 
 def test_deepspeeds_adam_is_one_pass():
-    model = find_model("llama-3.1-8b")
-    job = Job(model=ModelRef(name=model.id, kind="config", config=model.config()))
-    plan = Plan(engine="deepspeed", shard="zero3", optimizer_offload="cpu")
-    assert Work.of(job, plan, EIGHT).optimizer == "adamw-fused"
-    found = timing(LLAMA, Work.of(job, plan, EIGHT), EIGHT, software("eager"))
-    # what is left of ml-engineering's steps besides computation is 2.1 s
-    assert found.optimizer_seconds + found.copy_seconds == pytest.approx(2.14, rel=0.05)
-    assert found.bound_by == "host"
+    work = Work.of(llama_job(), Plan(engine="deepspeed", shard="zero3", optimizer_offload="cpu"), EIGHT)
+    assert work.optimizer == "adamw-fused"
+    step = timing(LLAMA, work, EIGHT, EAGER)
+    # ml-engineering's steps take 2.1 s besides computation
+    assert step.optimizer_seconds + step.copy_seconds == pytest.approx(2.14, rel=0.05)
+    assert step.bound_by == "host"
+
+
+def test_torchs_own_offload_of_activations_hides_no_copy():
+    """`save_on_cpu` waits for each: 60 GB there and back take longer than the layers, however long those take."""
+
+    def copies(**changes):
+        return timing(LLAMA, replace(PLAIN, activation_offload=True, **changes), ONE, EAGER).copy_seconds
+
+    there_and_back = 2 * 32 * offloaded_bytes(LLAMA, replace(PLAIN, activation_offload=True))
+    assert copies() == pytest.approx(there_and_back / (0.85 * ONE.device.pcie_bytes_per_second))
+    assert copies() > timing(LLAMA, replace(PLAIN, checkpointing="full"), ONE, EAGER).recompute_seconds
+    assert copies(copies_beside=True) < copies() / 2
+    assert copies(checkpointing="full") < copies() / 20
+
+
+def test_weights_of_one_gpu_come_from_its_host():
+    """Twice and their gradients once a micro-batch; half of it, and what is longer than its computation, shows."""
+    plan = Plan(shard="zero3", param_offload="cpu", accum_sync=True)
+    rate = 0.85 * ONE.device.pcie_bytes_per_second
+
+    def copies(seq_len, **changes):
+        work = replace(Work.of(llama_job(seq_len=seq_len), plan, ONE), **changes)
+        return timing(LLAMA, work, ONE, EAGER).copy_seconds
+
+    whole = 3 * 4 * LLAMA.parameters / rate
+    assert copies(16384) == pytest.approx(whole / 2)
+    assert whole / 2 < copies(8) < whole
+    assert copies(16384, grad_accum=4) == pytest.approx(4 * whole / 2)
+    assert copies(16384, grad_accum=4, averages_each=False) == pytest.approx((4 * 2 / 3 + 1 / 3) * whole / 2)
+    assert copies(16384, shard="zero2") == pytest.approx(2 / 3 * whole / 2)
+    assert timing(LLAMA, Work.of(llama_job(seq_len=16384), plan, ONE), ONE, EAGER).communication_seconds == 0

@@ -1,4 +1,4 @@
-"""Every kind of network is counted as transformers builds it: weights, norms, and what its products and norms are."""
+"""Every kind of network is counted as transformers builds it: its weights, its norms and their kind."""
 
 import pytest
 import torch
@@ -33,11 +33,11 @@ STATED = {
     "electra": {"embedding_size": 256},
     "olmo": {"attention_bias": True},
 }
-"""What is stated of a kind besides its usual dimensions: what they lack, or what its other networks have."""
+"""Fields that a kind's usual configuration lacks, or that only some of its networks have."""
 
 
-def built(kind, **stated):
-    """The configuration, and the network on the meta device."""
+def build(kind, **stated):
+    """Return the configuration of a kind, and the network on the meta device."""
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
         pytest.skip(f"this transformers has no {kind}")
     config = AutoConfig.for_model(kind, **stated)
@@ -48,13 +48,13 @@ def built(kind, **stated):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_counted_as_transformers_builds_them(kind):
-    config, network = built(kind, **STATED.get(kind, {}))
+    config, network = build(kind, **STATED.get(kind, {}))
     assert read_shape(config.to_dict()).parameters == sum(one.numel() for one in network.parameters())
 
 
 @pytest.mark.parametrize("kind", ["electra", "falcon", "stablelm", "granitemoeshared", "cohere", "glm4_moe"])
-def test_they_are_so_without_what_was_stated(kind):
-    config, network = built(kind, **({"use_qk_norm": True} if kind == "cohere" else {}))
+def test_weights_are_counted_without_the_stated_fields(kind):
+    config, network = build(kind, **({"use_qk_norm": True} if kind == "cohere" else {}))
     assert read_shape(config.to_dict()).parameters == sum(one.numel() for one in network.parameters())
 
 
@@ -64,7 +64,7 @@ WITHOUT_WEIGHTS = ("olmo", "modernbert")
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITHOUT_WEIGHTS])
 def test_norms_are_those_of_a_layer(kind):
-    config, network = built(kind, **STATED.get(kind, {}))
+    config, network = build(kind, **STATED.get(kind, {}))
     shape = read_shape(config.to_dict())
     layers = next(one for one in network.modules() if isinstance(one, nn.ModuleList) and len(one) == shape.layers)
     norms = [one for one in layers[-1].modules() if "norm" in type(one).__name__.lower()]
@@ -73,7 +73,7 @@ def test_norms_are_those_of_a_layer(kind):
     assert shape.rms_norm == all(getattr(one, "bias", None) is None for one in norms)
 
 
-def test_a_kind_that_nobody_timed_has_a_wider_interval_and_says_so():
+def test_an_unmeasured_kind_has_a_wider_interval_and_says_so():
     config = find_model("llama-3.2-1b").config()
     llama, smollm = (
         price(
@@ -92,13 +92,13 @@ def test_a_kind_that_nobody_timed_has_a_wider_interval_and_says_so():
     assert not [one for one in llama.assumed if "no step of" in one]
 
 
-def test_what_was_timed_is_a_known_kind():
+def test_timed_kinds_are_known():
     assert set(KINDS) >= TIMED
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_flex_attention_is_there_where_it_is_said_to_be(kind):
-    config, network = built(kind, **STATED.get(kind, {}))
+def test_flex_attention_is_available_where_the_shape_says_so(kind):
+    config, network = build(kind, **STATED.get(kind, {}))
     shape = read_shape(config.to_dict())
     if shape.keeps_scores:
         assert shape.flexible == network._supports_flex_attn

@@ -9,9 +9,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tonnage.catalog.devices import find_device
 from tonnage.catalog.models import find_model
-from tonnage.timing import operations, rates
+from tonnage.timing import rates
+from tonnage.timing.attention import seen_tokens
+from tonnage.timing.head import head_operations
 from tonnage.timing.kinds import read_shape
-from tonnage.timing.operations import Slice
+from tonnage.timing.layer import layer_operations
+from tonnage.timing.operations import Product, Slice
 from tonnage.timing.shape import Shape
 
 LLAMA = Shape(
@@ -20,20 +23,20 @@ LLAMA = Shape(
 )  # fmt: skip
 
 
-def products(passes, forward=True):
+def product_flops(passes, forward=True):
     return sum(op.flops for op in (passes.forward if forward else passes.backward) if op.family == "matmul")
 
 
 def test_products_of_a_llama_layer_by_hand():
     # 2 flops x tokens x (query 4096^2 + output 4096^2 + key and value 2 x 4096 x 1024 + three of 4096 x 14336)
     weights = 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
-    layer = operations.layer(LLAMA, Slice(tokens=1000, seq_len=1000))
-    assert products(layer) == 2 * 1000 * weights
-    assert products(layer, forward=False) == 2 * products(layer)
+    layer = layer_operations(LLAMA, Slice(tokens=1000, seq_len=1000))
+    assert product_flops(layer) == 2 * 1000 * weights
+    assert product_flops(layer, forward=False) == 2 * product_flops(layer)
 
 
 def test_attention_of_a_llama_layer_by_hand():
-    layer = operations.layer(LLAMA, Slice(tokens=4 * 2048, seq_len=2048))
+    layer = layer_operations(LLAMA, Slice(tokens=4 * 2048, seq_len=2048))
     forward = next(op for op in layer.forward if op.family == "attention")
     # scores and values: 2 products x 2 flops x 8192 queries x 1024 keys on average x 4096
     assert forward.flops == 2 * 2 * 8192 * 1024 * 4096
@@ -42,21 +45,21 @@ def test_attention_of_a_llama_layer_by_hand():
 
 
 def test_tensor_parallel_ranks_share_a_layer():
-    whole, part = (operations.layer(LLAMA, Slice(tokens=512, seq_len=512, tp=t)) for t in (1, 8))
-    assert products(part) == pytest.approx(products(whole) / 8)
+    whole, part = (layer_operations(LLAMA, Slice(tokens=512, seq_len=512, tp=t)) for t in (1, 8))
+    assert product_flops(part) == pytest.approx(product_flops(whole) / 8)
 
 
 def test_frozen_layers_have_one_product_less_in_backward():
     part = Slice(tokens=512, seq_len=512, trained=False, lora_rank=16)
-    layer = operations.layer(LLAMA, part)
-    assert products(layer, forward=False) == products(layer)
+    layer = layer_operations(LLAMA, part)
+    assert product_flops(layer, forward=False) == product_flops(layer)
     assert sum("adapter" in op.name for op in layer.forward) == 7
 
 
 def test_a_window_hides_keys():
     windowed = replace(LLAMA, window=512, window_fraction=1.0)
-    assert operations.seen_tokens(windowed, 4096) == 512 - 512**2 / (2 * 4096)
-    assert operations.seen_tokens(windowed, 512) == operations.seen_tokens(LLAMA, 512)
+    assert seen_tokens(windowed, 4096) == 512 - 512**2 / (2 * 4096)
+    assert seen_tokens(windowed, 512) == seen_tokens(LLAMA, 512)
 
 
 TINY = {
@@ -80,43 +83,45 @@ def test_products_and_attention_are_those_of_torchs_counter(kind):
         network(input_ids=ids, use_cache=False).logits.sum().backward()
     shape = read_shape({"model_type": kind, **config.to_dict()})
     part = Slice(tokens=48, seq_len=16, dtype="fp32", residual_bytes=4, backend="eager")
-    layers = shape.layers * operations.layer(shape, part).flops
+    layers = shape.layers * layer_operations(shape, part).flops
     counted = counter.get_total_flops()
     rotations = 2 * 3 * 16 * shape.head_dim * shape.rotary  # frequencies x positions: a product in eager code
-    assert layers + operations.head(shape, part).flops == pytest.approx(counted, abs=rotations + 1)
+    assert layers + head_operations(shape, part).flops == pytest.approx(counted, abs=rotations + 1)
 
 
 MIXTRAL = read_shape(find_model("mixtral-8x7b").config())
 
 
-def of_experts(**fields):
-    layer = operations.layer(MIXTRAL, Slice(tokens=512, seq_len=512, experts=True, **fields))
+def expert_operations(**fields):
+    layer = layer_operations(MIXTRAL, Slice(tokens=512, seq_len=512, experts=True, **fields))
     return [op for op in (*layer.forward, *layer.backward) if op.name.startswith("expert")]
 
 
 def test_experts_are_multiplied_together_but_one_by_one_under_autocast():
-    together, one_by_one = of_experts(), of_experts(casts=True)
+    together, one_by_one = expert_operations(), expert_operations(casts=True)
     assert all(op.grouped for op in together)
     assert sum(op.kernels for op in together) == 2 + 4  # gate and up are one matrix; two products each in backward
     assert sum(op.kernels for op in one_by_one) == 8 * sum(op.kernels for op in together)
     assert sum(op.flops for op in one_by_one) == sum(op.flops for op in together)
-    assert sum(op.kernels for op in of_experts(fused=True, dtype="fp8", ep=4)) == 2 * (2 + 4)
-    assert sum(op.products for op in of_experts(fused=True, ep=4)) == 2 * (2 + 4)  # each fills the card by itself
-    assert sum(op.products for op in of_experts(fused=True, ep=4, experts_fused=True)) == 2 + 4
+    assert sum(op.kernels for op in expert_operations(fused=True, dtype="fp8", ep=4)) == 2 * (2 + 4)
+    assert sum(op.products for op in expert_operations(fused=True, ep=4)) == 2 * (
+        2 + 4
+    )  # each fills the card by itself
+    assert sum(op.products for op in expert_operations(fused=True, ep=4, experts_fused=True)) == 2 + 4
 
 
 def test_ranks_with_experts_of_their_own_multiply_as_much_as_ranks_with_parts_of_all():
     """Half of the tokens with whole matrices, or all with halves: fewer bytes, as half of the rows are handed on."""
-    parts, whole = (of_experts(fused=True, tp=2, ep=4, experts_whole=whole) for whole in (False, True))
+    parts, whole = (expert_operations(fused=True, tp=2, ep=4, experts_whole=whole) for whole in (False, True))
     assert sum(op.flops for op in whole) == sum(op.flops for op in parts)
-    routed = [operations.layer(MIXTRAL, Slice(tokens=512, seq_len=512, tp=2, experts=True, experts_whole=own))
+    routed = [layer_operations(MIXTRAL, Slice(tokens=512, seq_len=512, tp=2, experts=True, experts_whole=own))
               for own in (False, True)]  # fmt: skip
     moved = [sum(op.bytes for op in layer.forward if op.name == "routing") for layer in routed]
     assert moved[0] == 2 * moved[1]
 
 
 def casts_of(shape, **fields):
-    layer = operations.layer(shape, Slice(tokens=10, seq_len=10, fused=True, dtype="fp8", **fields))
+    layer = layer_operations(shape, Slice(tokens=10, seq_len=10, fused=True, dtype="fp8", **fields))
     ops = [op for op in (*layer.forward, *layer.backward) if op.name.startswith("cast for")]
     return sum(op.bytes for op in ops), sum(op.kernels for op in ops)
 
@@ -127,8 +132,8 @@ def test_narrow_operands_are_cast_in_passes_of_their_own_by_hand():
     operands = 4096 + 4 * 4096 + 4096 + 4 * 14336
     results = 4 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
     assert casts_of(shape) == (10 * (operands + results), 8)
-    assert operations.layer(shape, Slice(tokens=10, seq_len=10, fused=True, dtype="bf16")).forward != ()
-    wide = operations.layer(shape, Slice(tokens=10, seq_len=10, fused=True))
+    assert layer_operations(shape, Slice(tokens=10, seq_len=10, fused=True, dtype="bf16")).forward != ()
+    wide = layer_operations(shape, Slice(tokens=10, seq_len=10, fused=True))
     assert not any(op.name.startswith("cast for") for op in (*wide.forward, *wide.backward))
 
 
@@ -143,7 +148,7 @@ GPT_OSS = read_shape(find_model("gpt-oss-20b").config())
 
 def test_clamped_experts_with_biases_take_passes_that_one_kernel_spares():
     def around(**fields):
-        layer = operations.layer(GPT_OSS, Slice(tokens=10, seq_len=10, experts=True, **fields))
+        layer = layer_operations(GPT_OSS, Slice(tokens=10, seq_len=10, experts=True, **fields))
         return sum(op.bytes for op in layer.forward if op.name in ("clamp", "expert biases"))
 
     assert around(fused=True) == 10 * 4 * (16 * 2880 + 28 * 2880)
@@ -154,7 +159,7 @@ def test_the_loss_moves_less_the_more_of_its_steps_are_one_kernel():
     part = Slice(tokens=8, seq_len=8, fused=True)
     moved = {
         loss: sum(op.bytes for op in (*passes.forward, *passes.backward) if op.family == "loss")
-        for loss, passes in ((loss, operations.head(LLAMA, part, loss)) for loss in ("plain", "compiled", "fused"))
+        for loss, passes in ((loss, head_operations(LLAMA, part, loss)) for loss in ("plain", "compiled", "fused"))
     }
     logits = 8 * 128256
     assert moved == {"plain": 62 * logits, "compiled": 28 * logits, "fused": 4 * logits}
@@ -162,7 +167,7 @@ def test_the_loss_moves_less_the_more_of_its_steps_are_one_kernel():
 
 def test_one_expert_on_a_rank_is_still_an_expert():
     """Its tokens were handed to it, and its rows are as many: 512 x 2 of 8 ranks' tokens, among 8 experts."""
-    alone, among = of_experts(fused=True, ep=8), of_experts(fused=True, ep=2)
+    alone, among = expert_operations(fused=True, ep=8), expert_operations(fused=True, ep=2)
     assert all(op.grouped for op in (*alone, *among))
     assert sum(op.flops for op in alone) == sum(op.flops for op in among)
     assert sum(op.kernels for op in among) == 4 * sum(op.kernels for op in alone)
@@ -170,23 +175,23 @@ def test_one_expert_on_a_rank_is_still_an_expert():
 
 def test_graphs_launch_what_they_captured():
     part = Slice(tokens=512, seq_len=512, experts=True, fused=True, captured="part")
-    layer = operations.layer(MIXTRAL, part)
+    layer = layer_operations(MIXTRAL, part)
     assert {op.name for op in layer.forward if op.kernels} == {"expert up", "expert down"}
-    whole = operations.layer(MIXTRAL, Slice(tokens=512, seq_len=512, experts=True, fused=True, captured="all"))
+    whole = layer_operations(MIXTRAL, Slice(tokens=512, seq_len=512, experts=True, fused=True, captured="all"))
     assert not any(op.kernels for op in (*whole.forward, *whole.backward))
 
 
 def test_adapters_of_experts_make_whole_matrices():
-    adapters = [op for op in of_experts(lora_rank=16, trained=False) if "adapter" in op.name]
+    adapters = [op for op in expert_operations(lora_rank=16, trained=False) if "adapter" in op.name]
     weights = 3 * 8 * 4096 * 14336
     assert sum(op.bytes for op in adapters) == (4 + 3) * 2 * weights
 
 
 def test_torchs_formula_multiplies_scores_in_fp32():
-    layer = operations.layer(LLAMA, Slice(tokens=512, seq_len=512, backend="math"))
+    layer = layer_operations(LLAMA, Slice(tokens=512, seq_len=512, backend="math"))
     scores = [op for op in (*layer.forward, *layer.backward) if op.name.startswith("attention")]
     assert {op.dtype for op in scores} == {"fp32"}
-    eager = operations.layer(LLAMA, Slice(tokens=512, seq_len=512, backend="eager"))
+    eager = layer_operations(LLAMA, Slice(tokens=512, seq_len=512, backend="eager"))
     assert layer.flops == eager.flops
 
 
@@ -194,7 +199,7 @@ def test_kept_scores_pass_through_memory_and_the_softmax_through_the_cards_arith
     """4 bytes of products, 5 of dropout and 3 of the softmax, backward 8, 5 and 4; an A100 is slower in fp32 than
     its memory, an L4 is not."""
     gpt = replace(LLAMA, dropout=True)
-    layer = operations.layer(gpt, Slice(tokens=100, seq_len=100, fused=True, backend="eager"))
+    layer = layer_operations(gpt, Slice(tokens=100, seq_len=100, fused=True, backend="eager"))
     forward, backward = (
         sum(op.bytes for op in ops if op.name.startswith(("scores", "softmax"))) / (100 * 100 * 32)
         for ops in (layer.forward, layer.backward)
@@ -203,15 +208,15 @@ def test_kept_scores_pass_through_memory_and_the_softmax_through_the_cards_arith
     softmax = next(op for op in layer.forward if op.family == "softmax")
     for name, bound in (("a100-40gb", softmax.flops / 19.5e12), ("l4", softmax.bytes / (300e9 * 0.77))):
         device = find_device(name)
-        reached = replace(rates.card(device), pass_seconds=0.0)
-        found = rates.seconds([softmax], device, reached, backend="eager", seq_len=100)
-        assert found.memory == pytest.approx(bound)
+        card = replace(rates.card(device), pass_seconds=0.0)
+        taken = rates.seconds([softmax], device, card, backend="eager", seq_len=100)
+        assert taken.memory == pytest.approx(bound)
 
 
 def test_without_a_compiler_narrow_products_cost_more_in_casts_than_they_save():
-    """Of 2,000 tokens: six kernels of 33 bytes a value for operand and weights, and again with both gradients."""
+    """2,000 tokens: six kernels of 33 bytes a value for operand and weights, and again with both gradients."""
     wide, narrow = (
-        operations.layer(LLAMA, Slice(tokens=2000, seq_len=2000, dtype=dtype)) for dtype in ("bf16", "fp8")
+        layer_operations(LLAMA, Slice(tokens=2000, seq_len=2000, dtype=dtype)) for dtype in ("bf16", "fp8")
     )
     cast = {op.name: op for op in (*narrow.forward, *narrow.backward) if op.name.startswith("cast for")}
     assert len(cast) == 2 * 7
@@ -228,7 +233,7 @@ def test_without_a_compiler_narrow_products_cost_more_in_casts_than_they_save():
 
 def test_a_boards_power_holds_its_tensor_cores_back():
     # an L4 has 72 W for 121 TFLOP/s, an RTX 4090 450 W for 165
-    product = operations.Product("up", 8192, 8192, 8192).operation("bf16")
+    product = Product("up", 8192, 8192, 8192).operation("bf16")
     parts = {}
     for name in ("l4", "rtx-4090"):
         device = find_device(name)
@@ -243,7 +248,7 @@ def test_heads_that_do_not_begin_at_16_bytes_are_multiplied_outside_tensor_cores
 
     def scores(head_dim):
         wide = replace(LLAMA, head_dim=head_dim, value_dim=head_dim)
-        forward = operations.layer(wide, Slice(tokens=2048, seq_len=2048, fused=True, backend="eager")).forward
+        forward = layer_operations(wide, Slice(tokens=2048, seq_len=2048, fused=True, backend="eager")).forward
         product = next(op for op in forward if op.name == "attention")
         took = rates.seconds([product], device, rates.card(device), backend="eager", seq_len=2048).compute
         return product.flops / took
@@ -254,7 +259,7 @@ def test_heads_that_do_not_begin_at_16_bytes_are_multiplied_outside_tensor_cores
 
 def test_dropout_of_kept_scores_passes_through_memory_too():
     def softmax(dropout):
-        layer = operations.layer(replace(LLAMA, dropout=dropout), Slice(tokens=100, seq_len=100, backend="eager"))
+        layer = layer_operations(replace(LLAMA, dropout=dropout), Slice(tokens=100, seq_len=100, backend="eager"))
         return [op.bytes for op in (*layer.forward, *layer.backward) if op.name.startswith("softmax")]
 
     scores = 100 * 100 * 32

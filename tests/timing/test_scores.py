@@ -1,4 +1,4 @@
-"""Attention scores that need not be kept, by hand."""
+"""Attention scores that another backend would not keep, by hand."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from tonnage.techniques import choices
 from tonnage.timing.scores import SPARING, avoidable_bytes, sparing_attention
 
 
-def test_scores_that_flex_attention_would_not_have():
+def test_scores_that_another_backend_would_not_keep():
     job = Job(model=resolve("gpt-oss-20b", offline=True), seq_len=8192)
     h100, t4 = parse_cluster("8xh100-80gb"), parse_cluster("t4")
     assert avoidable_bytes(Case(job, Plan(shard="zero3"), h100)) == 64 * 8192**2 * 2  # what runs out in eager code
@@ -24,5 +24,5 @@ def test_scores_that_flex_attention_would_not_have():
     assert sparing_attention(Case(llama, Plan(precision="fp16-mixed"), t4)) == "efficient"
 
 
-def test_what_is_said_is_a_value_of_the_option():
+def test_sparing_backends_are_values_of_the_option():
     assert set(SPARING) <= set(choices("attention"))

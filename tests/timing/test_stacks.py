@@ -36,7 +36,7 @@ def test_weights_are_those_published(name, within):
     assert counted == pytest.approx(find_model(name).parameters, rel=within)
 
 
-def test_patches_and_frames_are_the_tokens_of_their_stacks():
+def test_stacks_see_patches_and_frames_as_tokens():
     assert [one.seq_len for one in stacks(job("vit-base"))] == [197]  # 14 x 14, and the class
     assert [one.seq_len for one in stacks(job("whisper-small", seq_len=448))] == [1500, 448, 448]
     images, text = stacks(job("qwen2.5-vl-3b", images=2, image_size="560x280"))
@@ -52,12 +52,12 @@ def test_an_image_costs_time_and_the_interval_is_wide():
     assert 0 < one.mfu < 0.7
 
 
-def test_speed_of_an_image_classifier_is_told_in_its_own_tokens():
-    found = price(Case(job("vit-large", micro_batch=64), Plan(), ONE))
-    assert found.tokens_per_second_per_gpu == pytest.approx(64 * 197 / found.step_seconds)
+def test_the_speed_of_an_image_classifier_is_in_patches():
+    step = price(Case(job("vit-large", micro_batch=64), Plan(), ONE))
+    assert step.tokens_per_second_per_gpu == pytest.approx(64 * 197 / step.step_seconds)
 
 
-def test_what_is_divided_among_ranks_is_not_known():
+def test_stacks_are_timed_under_data_parallelism_alone():
     many = replace(ONE, gpus_per_node=8)
     assert price(Case(job("vit-large", micro_batch=8), Plan(shard="zero3"), many)).step_seconds > 0
     with pytest.raises(CannotEstimate, match="'vit' network under tp, pp, cp or ep"):
@@ -67,7 +67,7 @@ def test_what_is_divided_among_ranks_is_not_known():
 
 
 @pytest.mark.parametrize(("name", "kind"), [("llava-1.5-7b", "llama"), ("gemma-3-4b", "gemma3_text")])
-def test_layers_of_a_text_that_is_not_said_are_those_of_its_family(name, kind):
+def test_layers_of_an_unstated_text_model_are_those_of_its_family(name, kind):
     known = job(name)
     config = known.model.config
     assert config["text_config"]["model_type"] == kind

@@ -1,4 +1,4 @@
-"""A step of which each operation was seen: cases that one can play by hand."""
+"""Replay of a recorded step, on cases that can be computed by hand."""
 
 import struct
 from array import array
@@ -9,8 +9,10 @@ import pytest
 from tonnage.catalog.devices import find_device
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate
-from tonnage.timing import rates, timing
+from tonnage.timing import rates
 from tonnage.timing.collectives import Group
+from tonnage.timing.data_parallel import GATHERED_TENSOR_SECONDS
+from tonnage.timing.fabrics import data_fabric
 from tonnage.timing.replay import Pace, priced
 from tonnage.timing.software import software_of
 from tonnage.trace.operations import Operation, Worked
@@ -19,7 +21,7 @@ H200 = find_device("h200")
 ONE = Cluster(device=H200)
 EIGHT = Cluster(device=H200, gpus_per_node=8)
 CODE = software_of("tonnage")
-REACHED = rates.card(H200)
+CARD = rates.card(H200)
 PACE = replace(
     Pace.usual(),
     kernel_seconds=1e-6,
@@ -38,7 +40,7 @@ def record(kind, stream=0, *, name=0, ranks=0, moved=0, address=0, mark=0, flags
 
 
 def step(records, operations=(), places=(), phases=None, passed_on=None):
-    """Records, with operations at places (number, first record, the one behind)."""
+    """Return records with operations at places (number, first record, the one behind)."""
     numbers = array("q", [number for place in places for number in place])
     return Worked(
         operations=tuple(operations),
@@ -59,7 +61,7 @@ def multiplying(flops, moved=0, phase="forward"):
 
 
 def passing_seconds(moved, kernels=1):
-    return moved / (H200.bandwidth_bytes_per_second * REACHED.memory) + kernels * REACHED.pass_seconds
+    return moved / (H200.bandwidth_bytes_per_second * CARD.memory) + kernels * CARD.pass_seconds
 
 
 def seconds(worked, cluster=ONE, pace=PACE):
@@ -79,27 +81,27 @@ def test_an_operation_of_several_kernels_takes_its_bytes_once():
 def test_a_product_takes_its_operations_and_fills_the_card():
     flops = 10**13
     worked = step([record(13)], [multiplying(flops)], [(0, 0, 1)])
-    peak = H200.peak_flops.bf16 * REACHED.matmul
-    found = priced(worked, ONE, CODE, PACE)
-    assert found.step_seconds == pytest.approx(flops / peak + REACHED.fill_seconds)
-    assert found.mfu == pytest.approx(flops / found.step_seconds / H200.peak_flops.bf16)
-    assert found.bound_by == "compute"
-    assert found.low_seconds < found.step_seconds < found.high_seconds
+    peak = H200.peak_flops.bf16 * CARD.matmul
+    played = priced(worked, ONE, CODE, PACE)
+    assert played.step_seconds == pytest.approx(flops / peak + CARD.fill_seconds)
+    assert played.mfu == pytest.approx(flops / played.step_seconds / H200.peak_flops.bf16)
+    assert played.bound_by == "compute"
+    assert played.low_seconds < played.step_seconds < played.high_seconds
 
 
-def test_what_runs_again_is_no_work_that_was_asked_for():
+def test_recomputation_does_not_count_as_model_flops():
     operations = [multiplying(10**13), multiplying(10**13, phase="recompute")]
     worked = step([record(13)] * 2, operations, [(0, 0, 1), (1, 1, 2)])
-    found = priced(worked, ONE, CODE, PACE)
-    assert found.mfu == pytest.approx(10**13 / found.step_seconds / H200.peak_flops.bf16)
+    played = priced(worked, ONE, CODE, PACE)
+    assert played.mfu == pytest.approx(10**13 / played.step_seconds / H200.peak_flops.bf16)
 
 
-def test_the_host_is_waited_for_where_it_launches_more_slowly():
+def test_the_card_waits_for_a_host_that_launches_more_slowly():
     worked = step([record(KERNEL)] * 50, [moving(1)], [(0, place, place + 1) for place in range(50)])
-    found = priced(worked, ONE, CODE, replace(PACE, kernel_seconds=1e-3))
-    assert found.step_seconds == pytest.approx(50 * 1e-3)
-    assert found.bound_by == "host"
-    assert any("waits for the host" in one for one in found.assumed)
+    played = priced(worked, ONE, CODE, replace(PACE, kernel_seconds=1e-3))
+    assert played.step_seconds == pytest.approx(50 * 1e-3)
+    assert played.bound_by == "host"
+    assert any("waits for the host" in one for one in played.assumed)
 
 
 def test_an_optimizers_kernels_are_launched_at_their_own_pace():
@@ -118,7 +120,7 @@ def test_parts_that_run_again_take_the_host_longer():
     assert seconds(worked, pace=pace) == pytest.approx(5 * 1e-3 + 2 * 0.1)
 
 
-def test_tensors_that_are_gathered_and_passed_on_take_the_host_each_its_time():
+def test_gathered_and_passed_on_tensors_take_the_host_time():
     gather = Operation("forward", "all_gather_copy_in", "pass", "bfloat16", 0, 1, 1, True, False, 0, 9)
     pace = replace(PACE, kernel_seconds=1e-3, updating_kernel_seconds=1e-3, passed_on_seconds=1e-4)
     phases = {0: "forward", 1: "optimizer"}
@@ -126,12 +128,12 @@ def test_tensors_that_are_gathered_and_passed_on_take_the_host_each_its_time():
     plain = step(records, phases=phases)
     assert seconds(plain, pace=pace) == pytest.approx(3e-3)
     gathered = step(records, [gather], [(0, 0, 1)], phases)
-    assert seconds(gathered, pace=pace) == pytest.approx(3e-3 + 9 * timing.GATHERED_TENSOR_SECONDS)
+    assert seconds(gathered, pace=pace) == pytest.approx(3e-3 + 9 * GATHERED_TENSOR_SECONDS)
     passed_on = step(records, phases=phases, passed_on={"optimizer": 40, "backward": 7})
     assert seconds(passed_on, pace=pace) == pytest.approx(3e-3 + 40 * 1e-4)
 
 
-def test_kernels_that_were_not_seen_are_told():
+def test_kernels_launched_past_torch_are_reported():
     seen_alone = step([record(KERNEL)] * 4, [moving(1, kernels=4)], [(0, 0, 4)])
     assert not any("launched past" in one for one in priced(seen_alone, ONE, CODE, PACE).assumed)
     half = step([record(KERNEL)] * 4, [moving(1, kernels=2)], [(0, 0, 2)])
@@ -141,7 +143,7 @@ def test_kernels_that_were_not_seen_are_told():
 
 
 def gathering(waits):
-    """A gather of 7 GB on a stream of its own, and a pass of 200 GB that waits for it, or does not.
+    """Return a gather of 7 GB on a stream of its own, and a pass of 200 GB that waits for it, or does not.
 
     The gather itself waits for what was computed before, as that of updated weights does.
     """
@@ -153,13 +155,13 @@ def gathering(waits):
     return step(records, [moving(200 * 10**9)], [(0, at, at + 1)])
 
 
-def test_an_exchange_on_another_stream_hides_behind_what_does_not_wait_for_it():
+def test_an_exchange_on_another_stream_hides_behind_independent_work():
     pass_seconds = passing_seconds(200 * 10**9)
     hidden, waited = gathering(False), gathering(True)
     alone = step([record(COLLECTIVE, 7, name=1, ranks=8, moved=875_000_000)])
     gather = seconds(alone, EIGHT)
     assert 0.005 < gather < pass_seconds
-    slowed = timing.data_fabric(EIGHT, REACHED, CODE).slowing(Group(8, 8), 7 * 10**9)
+    slowed = data_fabric(EIGHT, CARD, CODE).slowing(Group(8, 8), 7 * 10**9)
     assert 0 < slowed < gather
     assert seconds(hidden, EIGHT) == pytest.approx(pass_seconds + slowed, rel=1e-3)
     assert seconds(waited, EIGHT) == pytest.approx(gather + pass_seconds, rel=1e-3)
@@ -168,7 +170,7 @@ def test_an_exchange_on_another_stream_hides_behind_what_does_not_wait_for_it():
 
 def test_the_host_waits_where_it_synchronises():
     """Each step: a pass of 10 ms, a wait for it, and 50 launches of 1 ms of the host that take the card nothing."""
-    operations = [moving(int(0.01 * H200.bandwidth_bytes_per_second * REACHED.memory)), moving(1)]
+    operations = [moving(int(0.01 * H200.bandwidth_bytes_per_second * CARD.memory)), moving(1)]
     launches = [record(KERNEL)] * 50
     places = [(0, 0, 1), *((1, 2 + place, 3 + place) for place in range(50))]
     pace = replace(PACE, kernel_seconds=1e-3)
@@ -183,7 +185,7 @@ def test_copies_cross_the_link():
     assert seconds(worked) == pytest.approx(10**9 / H200.pcie_bytes_per_second, rel=0.01)
 
 
-def test_ranks_that_send_to_each_other_are_not_told():
+def test_sends_between_ranks_are_refused():
     worked = step([record(COLLECTIVE, name=2, ranks=2, moved=10)])
     with pytest.raises(CannotEstimate, match="what others send"):
         priced(worked, EIGHT, CODE, PACE)

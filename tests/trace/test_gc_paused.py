@@ -1,4 +1,4 @@
-"""The collector is off for as long as that was wanted, and no longer."""
+"""The cyclic collector is disabled inside the block and restored after it."""
 
 import gc
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from tonnage.trace.gc_paused import uncollected
 
 @pytest.fixture(params=[True, False])
 def enabled(request: pytest.FixtureRequest) -> Iterator[bool]:
-    was = gc.isenabled()
+    before = gc.isenabled()
     (gc.enable if request.param else gc.disable)()
     yield request.param
-    (gc.enable if was else gc.disable)()
+    (gc.enable if before else gc.disable)()
 
 
-def test_the_collector_is_left_as_it_was(enabled: bool) -> None:
+def test_collector_is_restored_after_an_error(enabled: bool) -> None:
     with suppress(ValueError), uncollected():
         assert not gc.isenabled()
-        raise ValueError("also where something fails")
+        raise ValueError("an error inside the block")
     assert gc.isenabled() == enabled

@@ -1,4 +1,4 @@
-"""A Trace survives saving, and a damaged one gives one clear error."""
+"""A Trace is saved and loaded unchanged, and a damaged one raises one clear error."""
 
 import contextlib
 import json
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tonnage.errors import UnreadableFile
 from tonnage.estimates.timeline import timeline
+from tonnage.recorder.tonnage_recorder import layout
 from tonnage.trace import trace as traces
 from tonnage.trace.trace import Activity, Claim, Mark, Trace
 
@@ -21,10 +22,10 @@ EVENTS = [("segment_alloc", 0, 2097152, 0, 0), ("alloc", 0, 1000, 0, 1), ("free_
 
 
 def example() -> Trace:
-    columns = {name: array("q") for name in traces.EVENT_COLUMNS}
+    columns = {name: array("q") for name in layout.EVENT_COLUMNS}
     for action, *numbers in EVENTS:
-        columns["action"].append(traces.ACTIONS.index(action))
-        for name, number in zip(traces.EVENT_COLUMNS[1:], numbers, strict=True):
+        columns["action"].append(layout.ACTIONS.index(action))
+        for name, number in zip(layout.EVENT_COLUMNS[1:], numbers, strict=True):
             columns[name].append(number)
     return Trace(
         source="ghost",
@@ -37,7 +38,7 @@ def example() -> Trace:
         claims=(Claim(mark=1, address=0, category="parameter"),),
         names=("gemm",),
         event_columns=columns,
-        log=traces._RECORD.pack(1, 0, 0, 1, 0, 8, 4, 1, 128, 0, 7, 0, 0, 0),
+        log=layout.RECORD.pack(1, 0, 0, 1, 0, 8, 4, 1, 128, 0, 7, 0, 0, 0),
     )
 
 
@@ -47,7 +48,7 @@ def save(trace: Trace, path: Path) -> Path:
     return path
 
 
-def test_a_trace_comes_back_as_it_was_saved(tmp_path: Path) -> None:
+def test_saved_trace_loads_unchanged(tmp_path: Path) -> None:
     trace = example()
     assert traces.load(save(trace, tmp_path / "a.trace")) == trace
 
@@ -65,35 +66,37 @@ def test_events_and_activities_are_read_from_the_columns() -> None:
     )
 
 
-def test_exchanges_that_are_alike_are_named_once() -> None:
+def test_equal_exchanges_are_listed_once() -> None:
     def exchange(name: str, peer: int, layout: tuple[int, int, int], size: int) -> Activity:
         return Activity("collective", name, 1, 0, layout, peer, 7, size, 0, 0)
 
-    every = [
+    exchanges = [
         exchange("AllGather", 0, (4, 1, 2), 512),
         exchange("AllGather", 0, (4, 1, 2), 1024),
         exchange("Send", 3, (4, 1, 2), 512),
         exchange("AllGather", 0, (2, 2, 0), 512),
     ]
-    places = {"AllGather": 0, "Send": 1}
-    log = example().log + b"".join(traces.packed(each, places) for each in every)
-    trace = replace(example(), names=tuple(places), log=log)
-    assert list(trace.activities("collective")) == every
-    found = [("AllGather", (4, 1, 2), 0), ("Send", (4, 1, 2), 3), ("AllGather", (2, 2, 0), 0)]
-    assert trace.exchanges() == found
+    indices = {"AllGather": 0, "Send": 1}
+    log = example().log + b"".join(traces.packed(each, indices) for each in exchanges)
+    trace = replace(example(), names=tuple(indices), log=log)
+    assert list(trace.activities("collective")) == exchanges
+    distinct = [("AllGather", (4, 1, 2), 0), ("Send", (4, 1, 2), 3), ("AllGather", (2, 2, 0), 0)]
+    assert trace.exchanges() == distinct
 
 
 @pytest.mark.parametrize(
-    ("repeated", "good"), [((0, 1), True), ((), True), ((1,), False), ((0, 9), False), ((1, 0), False)]
+    ("repeated", "is_valid"), [((0, 1), True), ((), True), ((1,), False), ((0, 9), False), ((1, 0), False)]
 )
-def test_repeated_steps_begin_at_marks_that_are_there(tmp_path: Path, repeated: tuple[int, ...], good: bool) -> None:
+def test_repeated_steps_must_begin_at_existing_marks(
+    tmp_path: Path, repeated: tuple[int, ...], is_valid: bool
+) -> None:
     path = save(replace(example(), repeated=repeated), tmp_path / "a.trace")
-    with contextlib.nullcontext() if good else pytest.raises(UnreadableFile, match="repeated"):
+    with contextlib.nullcontext() if is_valid else pytest.raises(UnreadableFile, match="repeated"):
         assert timeline(traces.load(path)).marks == example().marks
 
 
 @pytest.mark.parametrize("member", ["trace.json", "events.mark", "log"])
-def test_a_missing_member_is_one_error(tmp_path: Path, member: str) -> None:
+def test_missing_member_is_one_error(tmp_path: Path, member: str) -> None:
     whole = save(example(), tmp_path / "whole.trace")
     with zipfile.ZipFile(whole) as source, zipfile.ZipFile(tmp_path / "part.trace", "w") as target:
         for name in source.namelist():
@@ -116,7 +119,7 @@ def test_a_missing_member_is_one_error(tmp_path: Path, member: str) -> None:
         ("log", b"short"),
     ],
 )
-def test_a_member_that_does_not_fit_is_one_error(tmp_path: Path, member: str, content: bytes) -> None:
+def test_inconsistent_member_is_one_error(tmp_path: Path, member: str, content: bytes) -> None:
     whole = save(example(), tmp_path / "whole.trace")
     with zipfile.ZipFile(whole) as source, zipfile.ZipFile(tmp_path / "bad.trace", "w") as target:
         for name in source.namelist():
@@ -129,20 +132,20 @@ def test_a_member_that_does_not_fit_is_one_error(tmp_path: Path, member: str, co
     ("name", "value"),
     [("allocator_settings", 3), ("rank", "0"), ("versions", []), ("seconds", None), ("outcome", "oom")],
 )
-def test_a_field_of_another_type_is_one_error(tmp_path: Path, name: str, value: Any) -> None:
+def test_field_of_the_wrong_type_is_one_error(tmp_path: Path, name: str, value: Any) -> None:
     whole = save(example(), tmp_path / "whole.trace")
     with zipfile.ZipFile(whole) as source, zipfile.ZipFile(tmp_path / "bad.trace", "w") as target:
         for member in source.namelist():
             content = source.read(member)
             changed = json.dumps({**json.loads(content), name: value}).encode() if member == "trace.json" else content
             target.writestr(member, changed)
-    with pytest.raises(UnreadableFile, match=f"its {name} is of another type"):
+    with pytest.raises(UnreadableFile, match=f"its {name} has the wrong type"):
         traces.load(tmp_path / "bad.trace")
 
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_any_damage_is_either_harmless_or_one_error(
+def test_damaged_file_loads_or_raises_one_error(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("damage")

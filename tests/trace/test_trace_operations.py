@@ -1,4 +1,4 @@
-"""What a step's operations work, in a file: read whole, or refused in one line."""
+"""A file of a step's operations is read whole, or refused in one line."""
 
 import io
 import struct
@@ -34,7 +34,7 @@ def archive(step):
     return file.getvalue()
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_saved_operations_load_unchanged(tmp_path):
     path = tmp_path / "PID.worked"
     assert worked.load(path) is None
     path.write_bytes(archive(STEP))
@@ -44,7 +44,7 @@ def test_what_is_written_is_read(tmp_path):
     assert STEP.records()[0].grid == (0, 1, 2)
 
 
-def test_an_archive_without_it_has_none():
+def test_archive_without_operations_gives_none():
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as members:
         members.writestr("trace.json", "{}")
@@ -52,14 +52,14 @@ def test_an_archive_without_it_has_none():
 
 
 @pytest.mark.parametrize("numbers", [[0, 0], [2, 0, 1], [0, 1, 1], [0, 3, 5], [-1, 0, 1]])
-def test_operations_that_point_nowhere_are_refused(tmp_path, numbers):
+def test_operations_with_invalid_records_are_refused(tmp_path, numbers):
     path = tmp_path / "worked"
     path.write_bytes(archive(Worked(**{**vars(STEP), "numbers": array("q", numbers)})))
     with pytest.raises(UnreadableFile):
         worked.load(path)
 
 
-def test_an_operation_that_launched_nothing_is_refused(tmp_path):
+def test_operation_that_launched_nothing_is_refused(tmp_path):
     waits = b"".join(struct.pack("<BBHIIIIIIIQQQQ", 15, 0, 0, 3, 1, *range(5), *range(4)) for _ in range(4))
     path = tmp_path / "worked"
     path.write_bytes(archive(Worked(**{**vars(STEP), "log": waits})))
@@ -68,13 +68,13 @@ def test_an_operation_that_launched_nothing_is_refused(tmp_path):
 
 
 @given(st.data())
-def test_a_damaged_file_is_one_of_ours_or_read(tmp_path_factory, data):
+def test_damaged_file_loads_or_raises_one_error(tmp_path_factory, data):
     whole = bytearray(archive(STEP))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     path = tmp_path_factory.mktemp("damaged") / "worked"
     path.write_bytes(bytes(whole[: data.draw(st.integers(0, len(whole)))]))
     with suppress(UnreadableFile):
-        found = worked.load(path)
-        assert found is not None
-        assert all(last <= len(found.records()) for _, _, last in found.places())
+        loaded = worked.load(path)
+        assert loaded is not None
+        assert all(last <= len(loaded.records()) for _, _, last in loaded.places())

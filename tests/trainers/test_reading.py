@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import tiny_job
-from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TonnageError, UnreadableFile
 from tonnage.job import Job
 from tonnage.options import options
 from tonnage.planner.changes import wordless
+from tonnage.planner.question import Question
+from tonnage.planner.space import list_candidates
 from tonnage.plans import Plan
-from tonnage.search.space import Question, candidates
 from tonnage.trainers import export as exports
 from tonnage.trainers import reading
 
@@ -74,7 +74,7 @@ def test_what_was_exported_is_read_again(
     """Every option that the file itself carries; the rest is job.json's, which is ours."""
     wanted = Plan(**plan)
     export = exports.export(
-        Case(dataclasses.replace(tiny_job(), **job), wanted, parse_cluster(gpus)), "gpt2", exports.target(name)
+        dataclasses.replace(tiny_job(), **job), wanted, parse_cluster(gpus), "gpt2", exports.target(name)
     )
     if any("installed" in item.why for item in export.unexpressed):
         pytest.skip(f"{export.unexpressed[0].why}")
@@ -416,9 +416,7 @@ def test_a_large_or_missing_file_is_one_line(tmp_path: Path) -> None:
         reading.read(tmp_path / "bytes.yaml")
 
 
-KEYS = sorted(
-    {key for _, _, keys, _ in reading._KINDS for key in keys} | {mark for _, m, _, _ in reading._KINDS for mark in m}
-)
+KEYS = sorted({key for reader in reading.READERS for key in (*reader.keys, *reader.marks)})
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -444,7 +442,7 @@ def test_whatever_it_holds_is_options_that_can_be_had(tmp_path: Path, document: 
                 place = {}
         place[last] = value
     path = written(tmp_path, "f.json", nested)
-    if not any(mark in nested for _, marks, _, _ in reading._KINDS for mark in marks):
+    if not any(mark in nested for reader in reading.READERS for mark in reader.marks):
         with pytest.raises(UnreadableFile):
             reading.read(path)
         return
@@ -489,7 +487,7 @@ def test_where_no_engine_says_it_a_search_leaves_out_what_the_target_has_no_word
     assert not {"checkpointing=full", "shard=zero3", "optimizer=adamw-fused", "param-offload=cpu"} & set(left_out)
     question = Question(job=tiny_job(), plan=Plan(), cluster=parse_cluster("8xa100-80gb"), without=left_out)
     target = exports.target("llama-factory")
-    for one in candidates(question):
+    for one in list_candidates(question):
         for item, _ in options(Plan):
             value = getattr(one.plan, item.name)
             if item.name in exports.QUANTIZED:

@@ -14,12 +14,12 @@ from tonnage.errors import CannotEstimate, UsageError
 from tonnage.estimates.predict import estimate
 from tonnage.estimates.summary import Run
 from tonnage.estimates.timeline import timeline
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.trainers import engine_of
-from tonnage.trainers.engine import installed
+from tonnage.trainers.packages import installed
+from tonnage.workers.worker import Worker
 
 pytestmark = pytest.mark.ghost
 

@@ -10,12 +10,12 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.estimates.predict import estimate
 from tonnage.estimates.summary import Run
-from tonnage.ghost.pool import Worker
 from tonnage.job import Job
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.trainers import engine_of
-from tonnage.trainers.engine import installed
+from tonnage.trainers.packages import installed
+from tonnage.workers.worker import Worker
 
 WIDTH, INNER, EXPERTS = 128, 64, 8
 SHAPES = {

@@ -1,4 +1,4 @@
-"""Blocks, and the pools in which free blocks wait."""
+"""Blocks of memory, and the pools that keep the free ones."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from tonnage.allocator.settings import round_up
 from tonnage.allocator.statistics import Stat, Statistics
 
 PoolId = tuple[int, int]
-"""Names a private pool as `torch.cuda.MemPool.id` does."""
+"""Id of a private pool, as `torch.cuda.MemPool.id` has it."""
 DEFAULT_POOL: Final[PoolId] = (0, 0)
-"""What traces and snapshots call the pools that are not private."""
+"""Id of the pools that are not private in traces and snapshots."""
 
 _Key = tuple[int, int, int, int]
 
 
 class Range:
-    """The addresses of one expandable segment, and the pages in which memory is mapped to them."""
+    """The address range of one expandable segment, and the size of the pages in which memory is mapped to it."""
 
     __slots__ = ("address", "page_bytes", "size_bytes")
 
@@ -26,18 +26,18 @@ class Range:
         self.page_bytes = page_bytes
 
     def pages_for(self, block: "Block", size_bytes: int) -> int:
-        """Bytes to map so that the first `size_bytes` of an unmapped block have memory: whole pages."""
+        """Return the bytes to map, in whole pages, to give memory to the first `size_bytes` of an unmapped block."""
         return round_up(block.address - self.address + size_bytes, self.page_bytes) - (block.address - self.address)
 
     def pages_within(self, block: "Block") -> tuple[int, int]:
-        """Address and bytes of the pages that lie wholly inside a block; zero bytes when none does."""
+        """Return the address and bytes of the pages that lie completely inside a block; zero bytes if none does."""
         start = round_up(block.address - self.address, self.page_bytes)
         end = (block.address + block.size - self.address) // self.page_bytes * self.page_bytes
         return self.address + start, max(end - start, 0)
 
 
 class Block:
-    """A piece of a segment: handed out, waiting for other streams, free, or (expandable) without memory."""
+    """A part of a segment: allocated, freed but used by other streams, free, or (expandable segments) unmapped."""
 
     __slots__ = (
         "address",
@@ -64,7 +64,7 @@ class Block:
         self.size = size
         self.stream = stream
         self.pool = pool
-        self.order = order  # decides among free blocks of one size: see settings.tie_rule
+        self.order = order  # breaks ties between free blocks of one size: see settings.tie_rule
         self.range = range
         self.requested = 0
         self.allocated = False
@@ -72,28 +72,28 @@ class Block:
         self.previous: Block | None = None
         self.next: Block | None = None
         self.uses: set[int] = set()  # other streams on which the program used it
-        self.events = 0  # of those streams, not yet seen to be finished
-        self.searches = 0  # of the pool, when the block came into it: its age for garbage collection
+        self.events = 0  # events of those streams that have not finished
+        self.searches = 0  # the pool's count when the block entered it: its age for garbage collection
         self.key: _Key = (0, 0, 0, 0)
 
     @property
     def is_split(self) -> bool:
-        """Whether it is only a part of its segment."""
+        """Return True if it is only a part of its segment."""
         return self.previous is not None or self.next is not None
 
     @property
     def is_free(self) -> bool:
-        """Whether nobody uses it, on any stream."""
+        """Return True if no stream uses it."""
         return not (self.allocated or self.events or self.uses)
 
     @property
     def size_when_expanded(self) -> int:
-        """Its size if the unmapped addresses behind it were mapped too."""
+        """Return the size that it has when the unmapped addresses after it are mapped too."""
         following = self.next
         return self.size + (following.size if following is not None and not following.mapped else 0)
 
     def insert_before(self, block: "Block") -> None:
-        """Become the left neighbour of `block`."""
+        """Insert this block in front of `block`."""
         self.previous = block.previous
         self.next = block
         if self.previous is not None:
@@ -101,7 +101,7 @@ class Block:
         block.previous = self
 
     def insert_after(self, block: "Block") -> None:
-        """Become the right neighbour of `block`."""
+        """Insert this block after `block`."""
         self.next = block.next
         self.previous = block
         if self.next is not None:
@@ -123,7 +123,7 @@ class Block:
 
 
 class _SortedBlocks:
-    """Blocks by key; two lists in step, because bisection over tuples runs in C."""
+    """Blocks sorted by key, in two parallel lists, because bisection over tuples runs in C."""
 
     __slots__ = ("blocks", "keys")
 
@@ -153,7 +153,7 @@ class Pool:
         self, *, is_small: bool, statistics: tuple[Statistics, ...], owner: "PrivatePool | None" = None
     ) -> None:
         self.is_small = is_small
-        self.statistics = statistics  # of all blocks, and of this size class
+        self.statistics = statistics  # those of all blocks, and those of this size class
         self.reserved = [each.reserved_bytes for each in statistics]
         self.owner = owner
         self.searches = 0  # counted only while garbage collection is on
@@ -162,28 +162,28 @@ class Pool:
 
     @property
     def id(self) -> PoolId:
-        """The private pool it belongs to, or DEFAULT_POOL."""
+        """Return the id of its private pool, or DEFAULT_POOL."""
         return DEFAULT_POOL if self.owner is None else self.owner.id
 
     def add(self, block: Block) -> None:
-        """Put a free block in."""
+        """Add a free block."""
         block.searches = self.searches
         self._free.add(block, (block.stream, block.size, block.order, block.address))
 
     def remove(self, block: Block) -> None:
-        """Take a free block out."""
+        """Remove a free block."""
         self._free.remove(block)
 
     def add_unmapped(self, block: Block) -> None:
-        """Remember addresses without memory."""
+        """Add an unmapped block: addresses without memory."""
         self._unmapped.add(block, (block.stream, block.address, 0, 0))
 
     def remove_unmapped(self, block: Block) -> None:
-        """Forget addresses without memory."""
+        """Remove an unmapped block."""
         self._unmapped.remove(block)
 
     def unmapped(self, stream: int) -> Iterator[Block]:
-        """Blocks without memory of a stream, by address."""
+        """Yield a stream's unmapped blocks by address."""
         for position in range(bisect_left(self._unmapped.keys, (stream,)), len(self._unmapped.keys)):
             block = self._unmapped.blocks[position]
             if block.stream != stream:
@@ -191,17 +191,20 @@ class Pool:
             yield block
 
     def best_fit(self, stream: int, size: int) -> int:
-        """Position in `free` of the smallest block of at least `size`; it may be of another stream or the end."""
+        """Return the position in `free` of the smallest block of at least `size`.
+
+        The position may be that of another stream's block, or the end.
+        """
         return bisect_left(self._free.keys, (stream, size))
 
     @property
     def free(self) -> list[Block]:
-        """The free blocks in order; copy it before changing the pool."""
+        """Return the free blocks in order; copy the list before you change the pool."""
         return self._free.blocks
 
 
 class PrivatePool:
-    """Pools of their own for a CUDA graph or a torch.cuda.MemPool."""
+    """The separate pools of a CUDA graph or a torch.cuda.MemPool."""
 
     __slots__ = ("id", "large", "reserved_bytes", "small", "splits", "use_on_oom", "users")
 
@@ -209,7 +212,7 @@ class PrivatePool:
         self.id = pool_id
         self.small = Pool(is_small=True, statistics=(all_pools, small), owner=self)
         self.large = Pool(is_small=False, statistics=(all_pools, large), owner=self)
-        self.users = 1  # graphs and MemPool objects that hold it
+        self.users = 1  # graphs and MemPool objects that use it
         self.splits = True
         self.use_on_oom = False
         self.reserved_bytes = {"all": Stat(), "small_pool": Stat(), "large_pool": Stat()}

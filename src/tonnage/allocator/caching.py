@@ -1,10 +1,13 @@
 """A replica of PyTorch's CUDACachingAllocator: the same decisions, events and statistics, without a GPU.
 
-The rules are in `docs/explanation/allocator.md`; `tests/allocator/test_allocator_against_torch.py` compares every
-event and statistic with the allocator inside torch.  One object is the allocator of one device.
+`docs/explanation/allocator.md` has the rules; `tests/allocator/test_allocator_against_torch.py` compares each event
+and statistic with the allocator inside torch.  One object is the allocator of one device:
+
+    allocator = CachingAllocator(Driver(24 * GIB))
+    address = allocator.malloc(1000)
+    allocator.free(address)
 """
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -15,35 +18,36 @@ from tonnage.allocator.driver import Driver
 from tonnage.allocator.heap import Heap
 from tonnage.allocator.segments import Segment
 from tonnage.allocator.settings import SMALL_BYTES, AllocatorSettings
+from tonnage.allocator.stream_events import StreamEvents
 from tonnage.trace.trace import Event
 from tonnage.units import size as in_units
 
 NEWEST: Final = "2.13"
-"""The newest torch whose rules were compared; later ones are taken to behave like it."""
+"""Newest torch whose rules were compared; later versions are assumed to behave like it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shortage:
-    """What was missing when a request could not be served."""
+    """State of the allocator when a request could not be served."""
 
     requested_bytes: int
-    """The request, rounded as a block."""
+    """Size of the request, rounded to a block size."""
     segment_bytes: int
-    """The segment that the driver would have had to give; the size that torch's own message names."""
+    """Size of the segment that the driver could not give, which is the size in torch's own message."""
     allocated_bytes: int
-    """Handed out to the program at that moment."""
+    """Bytes of the allocated blocks."""
     reserved_bytes: int
-    """Held by the allocator at that moment, after it gave back what it could."""
+    """Bytes of the segments, after all possible ones were given back."""
     free_bytes: int
-    """Free on the device at that moment."""
+    """Free bytes of the device."""
     total_bytes: int
-    """The device's memory as the driver reports it."""
+    """Memory of the device as the driver reports it."""
     mark: int
-    """The mark of the event that asked (see trace.Event)."""
+    """Mark of the request's event (see trace.Event)."""
 
 
 class OutOfMemory(Exception):
-    """A request could not be served, even after cached memory was given back."""
+    """A request that could not be served, even after cached memory was given back."""
 
     def __init__(self, shortage: Shortage) -> None:
         self.shortage = shortage
@@ -72,9 +76,9 @@ class _Use(NamedTuple):
 class CachingAllocator:
     """The caching allocator of one device.
 
-    Memory comes from `driver`.  `events` grows with every decision, in torch's words; each event carries `mark`,
-    which the caller may set.  Work of other streams (`record_stream`) is finished at once or, with `lazy=True`,
-    when `synchronise` says so: the two bounds of what a real GPU does.
+    Memory comes from `driver`.  `events` lists all decisions with torch's names; each event has the `mark` that the
+    caller set.  Work of other streams (`record_stream`) finishes at once or, with `lazy=True`, when `synchronise` is
+    called: a real GPU finishes it between these two moments.
     """
 
     def __init__(
@@ -88,92 +92,76 @@ class CachingAllocator:
         self.heap = Heap(driver, settings or AllocatorSettings(), torch_version)
         self._allowed_bytes: int | None = None
         self.set_memory_fraction(self.settings.per_process_memory_fraction)
-        self._held: dict[int, Block] = {}
-        self._waiting: dict[int, deque[tuple[int, Block]]] = {}
-        self._lazy = lazy
-        self._tickets = 0
-        self._finished_everywhere = 0
-        self._finished: dict[int, int] = {}
+        self._stream_events = StreamEvents(self.heap, lazy=lazy)
         self._uses: list[_Use] = []
-        self._deferred: dict[Block, None] = {}
-        self._uses_in_capture: dict[Block, set[int]] = {}
 
-    # --- what a program asks ----------------------------------------------------------------------------------
+    # --- requests of a program --------------------------------------------------------------------------------
 
     def malloc(self, size_bytes: int, stream: int = 0) -> int:
-        """The address of a block for `size_bytes` (at least 1).  Raises OutOfMemory."""
+        """Return the address of a block for `size_bytes` (at least 1).  Raises OutOfMemory."""
         if size_bytes < 1:
-            raise ValueError(f"{size_bytes} bytes requested; torch asks its allocator for at least 1.")
+            raise ValueError(f"{size_bytes} bytes requested; torch requests at least 1 from its allocator.")
         if not self._is_capturing(stream):
-            self._process_events()
-        request = self._request(size_bytes, stream)
-        block = self._search(request)
+            self._stream_events.process()
+        request = self._make_request(size_bytes, stream)
+        block = self._take_best_fit(request)
         if block is None:
             self._collect_garbage()
             block = self._obtain(request)
         if block is None:
-            block, request = self._last_resorts(request)
+            block, request = self._try_last_resorts(request)
         if block is None:
-            raise self._shortage(request)
+            raise self._count_out_of_memory(request)
         return self.heap.hand_out(block, request.size, size_bytes, expandable=request.expandable)
 
     def free(self, address: int, *, held: bool = False) -> int:
-        """The program is done with a block; other streams on which it was used may not be.
+        """Free a block; other streams on which it was used may still use it.
 
-        With `held`, the caller decides when those are: at `complete` of the returned ticket, or before, when all
-        streams are waited for.
+        With `held`, the block becomes free when `complete` is called with the returned ticket, or before, when the
+        allocator waits for all streams.
         """
         block = self.heap.take_back(address)
         if not held and not block.uses:
             self.heap.free(block)
-            return self._tickets
+            return self._stream_events.last_ticket
         self.heap.waiting.add(block)
         if held:
-            block.events = 1
-            self._tickets += 1
-            self._held[self._tickets] = block
+            self._stream_events.hold(block)
         elif self._is_capturing(block.stream, *block.uses):
-            self._deferred[block] = None
+            self._stream_events.defer(block)
         else:
-            self._insert_events(block)
-        return self._tickets
+            self._stream_events.insert(block)
+        return self._stream_events.last_ticket
 
     def complete(self, ticket: int) -> bool:
-        """Other streams are done with a block freed as `held`; False when it is no longer waited for."""
-        block = self._held.pop(ticket, None)
-        if block is None:
-            return False
-        self._event_finished(block)
-        return True
+        """End the use of a block that was freed as `held`; return False when it no longer waits."""
+        return self._stream_events.complete(ticket)
 
     def record_stream(self, address: int, stream: int) -> None:
-        """The program used a block on another stream."""
+        """Record that the program used a block on another stream."""
         block = self.heap.live[address]
         if stream == block.stream:
             return
         block.uses.add(stream)
         if self._is_capturing(block.stream, stream):
-            self._uses_in_capture.setdefault(block, set()).add(stream)
+            self._stream_events.note_use_in_capture(block, stream)
 
     def synchronise(self, stream: int | None = None) -> None:
-        """All work so far, on one stream or on all, has finished (matters to a lazy allocator)."""
-        if stream is None:
-            self._finished_everywhere = self._tickets
-        else:
-            self._finished[stream] = self._tickets
+        """Finish all work so far on one stream, or on all; only a lazy allocator needs it."""
+        self._stream_events.synchronise(stream)
 
     def empty_cache(self, pool: PoolId = DEFAULT_POOL) -> None:
-        """Give every segment without a used block back to the driver."""
+        """Give all segments without a block in use back to the driver."""
         self._release_cached(pool)
 
     def set_memory_fraction(self, fraction: float) -> None:
-        """Limit what may be reserved to this fraction of the device; 1.0 lifts the limit."""
+        """Limit the reserved bytes to this fraction of the device; 1.0 removes the limit."""
         self._allowed_bytes = None if fraction >= 1.0 else int(fraction * self.driver.total_bytes)
 
     # --- private pools ----------------------------------------------------------------------------------------
 
     def create_pool(self, pool: PoolId, *, splits: bool = True, use_on_oom: bool = False) -> None:
-        """Make a private pool, or hold an existing one once more."""
+        """Create a private pool, or add a user to an existing one."""
         if pool in self.heap.private:
             self.heap.private[pool].users += 1
             return
@@ -181,10 +169,10 @@ class CachingAllocator:
         private.splits, private.use_on_oom = splits, use_on_oom
 
     def begin_pool(self, pool: PoolId, *, streams: Iterable[int] | None = None, capturing: bool = False) -> None:
-        """From now on serve requests (on these streams; None: all) from a private pool.
+        """Serve requests (on these streams; None: all) from a private pool from now on.
 
-        For a stream that is `capturing` a graph, events may not be asked whether they are finished, nor memory given
-        back; up to torch 2.12 the same holds for all streams while any private pool is in use.
+        While a stream is `capturing` a graph, its events cannot be queried and memory cannot be given back; up to
+        torch 2.12 this holds for all streams while any private pool is in use.
         """
         if any(pool == use.pool for use in self._uses):
             raise ValueError(f"Pool {pool} is in use already.")
@@ -192,26 +180,26 @@ class CachingAllocator:
         self._uses.append(_Use(pool, None if streams is None else frozenset(streams), capturing))
 
     def end_pool(self, pool: PoolId) -> None:
-        """Stop serving requests from a private pool; it keeps its memory until released."""
+        """Stop serving requests from a private pool; it keeps its memory until it is released."""
         remaining = [use for use in self._uses if use.pool != pool]
         if len(remaining) == len(self._uses):
             raise ValueError(f"Pool {pool} is not in use.")
         self._uses = remaining
 
     def release_pool(self, pool: PoolId) -> None:
-        """Hold a private pool once less; without holders its free segments can be given back."""
+        """Remove a user of a private pool; without users its free segments can be given back."""
         self.heap.private[pool].users -= 1
 
-    # --- what a caller reads ----------------------------------------------------------------------------------
+    # --- state ------------------------------------------------------------------------------------------------
 
     @property
     def driver(self) -> Driver:
-        """Where memory comes from."""
+        """Return the driver that provides the memory."""
         return self.heap.driver
 
     @property
     def settings(self) -> AllocatorSettings:
-        """The options; they may be replaced while the program runs."""
+        """Return the options; they may be replaced while the program runs."""
         return self.heap.settings
 
     @settings.setter
@@ -220,12 +208,12 @@ class CachingAllocator:
 
     @property
     def events(self) -> list[Event]:
-        """Everything that was done."""
+        """Return all events so far."""
         return self.heap.events
 
     @property
     def mark(self) -> int:
-        """What the next events carry as their mark."""
+        """Return the mark of the next events."""
         return self.heap.mark
 
     @mark.setter
@@ -234,52 +222,52 @@ class CachingAllocator:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Retries, times out of memory, calls of the driver (heap.COUNTERS)."""
+        """Return the counters of retries, out-of-memory errors and driver calls (heap.COUNTERS)."""
         return self.heap.counters
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes held from the driver."""
+        """Return the bytes of all segments."""
         return self.heap.reserved_bytes
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the blocks that the program holds."""
+        """Return the bytes of all allocated blocks."""
         return self.heap.all.allocated_bytes.current
 
     @property
     def peak_allocated_bytes(self) -> int:
-        """The highest `allocated_bytes` since the start or the last reset."""
+        """Return the peak of `allocated_bytes` since the start or the last reset."""
         return self.heap.all.allocated_bytes.peak
 
     @property
     def peak_reserved_bytes(self) -> int:
-        """The highest `reserved_bytes` since the start or the last reset."""
+        """Return the peak of `reserved_bytes` since the start or the last reset."""
         return self.heap.all.reserved_bytes.peak
 
     def block_size(self, address: int) -> int:
-        """Bytes of the handed-out block at `address`: the request, rounded, and the slack of a block not split."""
+        """Return the bytes of the allocated block at `address`: the rounded request and unsplit slack."""
         return self.heap.live[address].size
 
     def memory_stats(self) -> dict[str, int]:
-        """The numbers of `torch.cuda.memory_stats`, under its names."""
+        """Return the numbers of `torch.cuda.memory_stats`, with its names."""
         return self.heap.memory_stats()
 
     def reset_peak_memory_stats(self) -> None:
-        """Let every peak be the present value."""
+        """Set all peaks to the current values."""
         self.heap.reset_peak_memory_stats()
 
     def reset_accumulated_memory_stats(self) -> None:
-        """Forget what was ever added and taken away, and the counters."""
+        """Set the sums of all increases and decreases and the counters to zero."""
         self.heap.reset_accumulated_memory_stats()
 
     def segments(self) -> tuple[Segment, ...]:
-        """Everything held from the driver, by address."""
+        """Return all segments by address."""
         return self.heap.segments()
 
     # --- finding a block --------------------------------------------------------------------------------------
 
-    def _request(self, size_bytes: int, stream: int) -> _Request:
+    def _make_request(self, size_bytes: int, stream: int) -> _Request:
         size = self.settings.round_size(size_bytes)
         owner = self._private_pool_for(stream)
         if size <= SMALL_BYTES:
@@ -304,8 +292,8 @@ class CachingAllocator:
             use.capturing and (use.streams is None or not use.streams.isdisjoint(streams)) for use in self._uses
         )
 
-    def _search(self, request: _Request) -> Block | None:
-        """The best fitting free block, taken out of its pool."""
+    def _take_best_fit(self, request: _Request) -> Block | None:
+        """Remove the best fitting free block from its pool and return it; None if there is none."""
         pool = request.pool
         if self._collects_garbage:
             pool.searches += 1
@@ -315,10 +303,11 @@ class CachingAllocator:
             return None
         block = free[position]
         if block.range is not None:
-            found = (_closest_to_full if request.expandable else _not_expandable)(free, position)
-            if found is None:
+            choose = _least_expandable if request.expandable else _next_outside_expandable
+            chosen = choose(free, position)
+            if chosen is None:
                 return None
-            block = found
+            block = chosen
         if not self._may_serve(block, request.size):
             return None
         pool.remove(block)
@@ -333,59 +322,64 @@ class CachingAllocator:
         return block.size < size + self.settings.max_non_split_rounding_bytes
 
     def _obtain(self, request: _Request) -> Block | None:
-        """A new block from the driver; None when it, or the fraction, does not allow it."""
+        """Return a new block from the driver; None when the driver or the memory fraction does not allow it."""
         wanted = self.reserved_bytes + request.segment_bytes
         if self._allowed_bytes is not None and wanted > self._allowed_bytes:
             return None
         if self.settings.throw_on_cudamalloc_oom:
             self._reject_above_fraction(request, wanted)
-        return self._expand(request) if request.expandable else self._new_segment(request)
+        return self._expand(request) if request.expandable else self._add_segment(request)
 
     def _reject_above_fraction(self, request: _Request, wanted_bytes: int) -> None:
         if wanted_bytes > int(self.settings.per_process_memory_fraction * self.driver.total_bytes):
             self.counters["num_oom_rejections"] += 1
             raise OutOfMemory(self._describe_shortage(request))
 
-    def _new_segment(self, request: _Request) -> Block | None:
+    def _add_segment(self, request: _Request) -> Block | None:
         address = self.driver.malloc(request.segment_bytes)
         if address is None:
             return None
         return self.heap.add_segment(address, request.segment_bytes, request.stream, request.pool)
 
     def _expand(self, request: _Request) -> Block | None:
-        """A block made by mapping memory behind a free block, or to unmapped addresses, at the lowest that fit.
+        """Return a block made by mapping memory after a free block, or to the lowest unmapped addresses that fit.
 
-        When memory runs out half way, what was mapped stays as a free block.
+        When memory runs out in between, the memory mapped so far stays as a free block, and None is returned.
         """
-        block = self._room(request)
+        block = self._find_room(request)
         if not block.mapped and not self.heap.map(block, min(block.size, request.size)):
             return None
         while block.size < request.size:
             following = block.next
-            assert following is not None  # _room saw enough addresses
+            assert following is not None  # _find_room ensures enough addresses
             if not self.heap.map(following, min(request.size - block.size, following.size)):
                 return None
             block = following
         request.pool.remove(block)
         return block
 
-    def _room(self, request: _Request) -> Block:
+    def _find_room(self, request: _Request) -> Block:
+        """Return the block at which enough free or unmapped addresses begin, in a new range if necessary."""
         for block in request.pool.unmapped(request.stream):
             start = block.previous if block.previous is not None and block.previous.is_free else block
             if _has_room(start, request.size):
                 return start
         return self.heap.add_range(request.pool, request.stream)
 
-    def _last_resorts(self, request: _Request) -> tuple[Block | None, _Request]:
-        """Pools lent for this moment; then giving back large cached blocks; then all of them."""
+    def _try_last_resorts(self, request: _Request) -> tuple[Block | None, _Request]:
+        """Return a block (or None) and the request that it serves, by the last means before an error.
+
+        They are, in order: private pools with `use_on_oom`, the release of large cached blocks, the release of all
+        cached blocks.
+        """
         if request.pool.owner is None:
             for private in self.heap.private.values():
                 if private.use_on_oom:
                     pool = private.small if request.pool.is_small else private.large
-                    lent = request._replace(pool=pool, expandable=False)
-                    block = self._search(lent)
+                    redirected = request._replace(pool=pool, expandable=False)
+                    block = self._take_best_fit(redirected)
                     if block is not None:
-                        return block, lent
+                        return block, redirected
         if self._release_oversize(request):
             block = self._obtain(request)
             if block is not None:
@@ -396,7 +390,8 @@ class CachingAllocator:
         self.counters["num_alloc_retries"] += 1
         return self._obtain(request), request
 
-    def _shortage(self, request: _Request) -> OutOfMemory:
+    def _count_out_of_memory(self, request: _Request) -> OutOfMemory:
+        """Record an out-of-memory event and return its error."""
         self.heap.note("oom", self.driver.free_bytes, request.size, request.stream)
         self.counters["num_ooms"] += 1
         return OutOfMemory(self._describe_shortage(request))
@@ -412,68 +407,6 @@ class CachingAllocator:
             mark=self.mark,
         )
 
-    # --- other streams ----------------------------------------------------------------------------------------
-
-    def _insert_events(self, block: Block) -> None:
-        streams, block.uses = block.uses, set()
-        self._tickets += 1
-        for stream in streams:
-            block.events += 1
-            self._waiting.setdefault(stream, deque()).append((self._tickets, block))
-
-    def _event_finished(self, block: Block) -> None:
-        block.events -= 1
-        if block.events == 0:
-            self._finish(block)
-
-    def _finish(self, block: Block) -> None:
-        self.heap.waiting.discard(block)
-        self.heap.free(block)
-
-    def _process_events(self) -> None:
-        """Free the blocks of finished events, stopping at the first unfinished one of each stream."""
-        if self._deferred:
-            self._insert_deferred_events()
-        if not self._waiting:
-            return
-        for stream in list(self._waiting):
-            queue = self._waiting[stream]
-            while queue and self._is_finished(stream, queue[0][0]):
-                self._event_finished(queue.popleft()[1])
-            if not queue:
-                del self._waiting[stream]
-
-    def _is_finished(self, stream: int, ticket: int) -> bool:
-        return not self._lazy or ticket <= max(self._finished_everywhere, self._finished.get(stream, 0))
-
-    def _wait_for_events(self, private: PrivatePool | None = None) -> None:
-        """Wait for all streams (for the blocks of one private pool, or for all) and free what waited for them."""
-        self.counters["num_sync_all_streams"] += 1
-        self._insert_deferred_events()
-        for stream in list(self._waiting):
-            remaining: deque[tuple[int, Block]] = deque()
-            for ticket, block in self._waiting[stream]:
-                if private is None or block.pool.owner is private:
-                    self._event_finished(block)
-                else:
-                    remaining.append((ticket, block))
-            if remaining:
-                self._waiting[stream] = remaining
-            else:
-                del self._waiting[stream]
-        for ticket, block in list(self._held.items()):
-            if private is None or block.pool.owner is private:
-                self.complete(ticket)
-
-    def _insert_deferred_events(self) -> None:
-        """Blocks freed during a capture: only streams recorded before it still have to be waited for."""
-        deferred, self._deferred = self._deferred, {}
-        for block in deferred:
-            block.uses -= self._uses_in_capture.pop(block, set())
-            self._insert_events(block)
-            if block.events == 0:
-                self._finish(block)
-
     # --- giving memory back -----------------------------------------------------------------------------------
 
     @property
@@ -481,7 +414,7 @@ class CachingAllocator:
         return self._allowed_bytes is not None and self.settings.garbage_collection_threshold is not None
 
     def _collect_garbage(self) -> None:
-        """Give back the oldest unsplit large blocks when the reserved memory is above the threshold."""
+        """Give back the oldest unsplit large blocks when the reserved memory exceeds the threshold."""
         if self._allowed_bytes is None or self.settings.garbage_collection_threshold is None:
             return
         target = self.reserved_bytes - int(self.settings.garbage_collection_threshold * self._allowed_bytes)
@@ -490,8 +423,8 @@ class CachingAllocator:
         reclaimed = 0
         progress = True
         while reclaimed < target and progress and ages:
-            oldest = sum(ages.values()) / len(ages)
-            old = [block for block, age in ages.items() if block.range is None and age >= oldest]
+            mean_age = sum(ages.values()) / len(ages)
+            old = [block for block, age in ages.items() if block.range is None and age >= mean_age]
             progress = bool(old)
             for block in old:
                 reclaimed += block.size
@@ -499,7 +432,7 @@ class CachingAllocator:
                 self.heap.release_segment(block)
 
     def _release_oversize(self, request: _Request) -> bool:
-        """Give back one block that is large enough, or several that may not be split; False when not enough."""
+        """Give back one block that is large enough, or several that may not be split; return False if not enough."""
         limit = self.settings.max_split_bytes
         if limit is None:
             return False
@@ -520,14 +453,14 @@ class CachingAllocator:
 
     def _release_cached(self, pool: PoolId) -> None:
         if pool == DEFAULT_POOL and not self._is_capturing():
-            self._wait_for_events()
+            self._stream_events.wait()
             self._release_free(self.heap.large)
             self._release_free(self.heap.small)
         for private in [private for private in self.heap.private.values() if private.users == 0]:
             if pool not in (DEFAULT_POOL, private.id):
                 continue
             if pool == private.id:
-                self._wait_for_events(private)
+                self._stream_events.wait(private)
             self._release_free(private.small)
             self._release_free(private.large)
             if private.reserved_bytes["all"].current == 0:
@@ -544,8 +477,11 @@ class CachingAllocator:
                 pool.remove_unmapped(block)
 
 
-def _closest_to_full(free: list[Block], position: int) -> Block:
-    """Among expandable blocks, size means the size a block can grow to; larger blocks may leave less behind."""
+def _least_expandable(free: list[Block], position: int) -> Block:
+    """Return the block from `position` on that can grow to the smallest size, while the next one can grow less.
+
+    For blocks of expandable segments the size to which they can grow counts, so a larger block may fit better.
+    """
     block = free[position]
     for following in islice(free, position + 1, None):
         if block.range is None or following.stream != block.stream:
@@ -556,8 +492,8 @@ def _closest_to_full(free: list[Block], position: int) -> Block:
     return block
 
 
-def _not_expandable(free: list[Block], position: int) -> Block | None:
-    """The next block outside expandable segments: the option was on, and is off now."""
+def _next_outside_expandable(free: list[Block], position: int) -> Block | None:
+    """Return the next block of the stream outside expandable segments, after the option was switched off."""
     stream = free[position].stream
     for block in islice(free, position + 1, None):
         if block.stream != stream:

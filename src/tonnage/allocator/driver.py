@@ -1,4 +1,4 @@
-"""The memory of one device as the CUDA driver deals it out: a capacity, and addresses."""
+"""A replica of the CUDA driver's memory management for one device: a capacity and an address space."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -7,22 +7,23 @@ from tonnage.allocator.settings import round_up
 from tonnage.units import MIB
 
 GRANULARITY_BYTES: Final = 2 * MIB
-"""Physical memory comes in pages of this size, for cudaMalloc (above 1 MiB) as for cuMemCreate."""
+"""Page size of physical memory, for cudaMalloc (above 1 MiB) and for cuMemCreate."""
 _FIRST_ADDRESS: Final = 32 * MIB
 _RANGE_ALIGNMENT_BYTES: Final = 32 * MIB
 
 
 class Driver:
-    """A capacity and an address space: freed addresses are handed out again from the lowest, else new ones.
+    """A capacity and an address space: the lowest freed address that fits is reused, otherwise a new one is returned.
 
-    NVIDIA does not say which address cudaMalloc returns, and torch up to 2.11 prefers low addresses, so for those
-    versions two runs may place equal blocks differently.  From 2.12 on addresses decide nothing.
+    NVIDIA does not document which address cudaMalloc returns, and torch up to 2.11 prefers low addresses, so with
+    those versions two runs may place equal blocks differently.  From torch 2.12 on, addresses decide nothing.
     """
 
     def __init__(self, total_bytes: int, *, taken_bytes: int = 0, recorded_addresses: Iterable[int] = ()) -> None:
-        """`total_bytes` as the driver reports it; `taken_bytes` by context, NCCL and other processes.
+        """Create a device with `total_bytes`, as the driver reports them.
 
-        `recorded_addresses` are what a real cudaMalloc returned, in order; they are returned while they last.
+        `taken_bytes` of them are used by the CUDA context, NCCL and other processes.  `recorded_addresses` are the
+        results of a real cudaMalloc in order; they are returned first.
         """
         self.total_bytes = total_bytes
         self.used_bytes = taken_bytes
@@ -32,11 +33,11 @@ class Driver:
 
     @property
     def free_bytes(self) -> int:
-        """What cudaMemGetInfo reports as free."""
+        """Return the free bytes that cudaMemGetInfo reports."""
         return max(self.total_bytes - self.used_bytes, 0)
 
     def malloc(self, size_bytes: int) -> int | None:
-        """cudaMalloc: an address, or None when memory does not suffice."""
+        """Return an address like cudaMalloc, or None when there is not enough memory."""
         size = round_up(size_bytes, GRANULARITY_BYTES)
         if not self.create(size):
             return None
@@ -53,24 +54,24 @@ class Driver:
         return address
 
     def free(self, address: int, size_bytes: int) -> None:
-        """cudaFree of what `malloc` returned for this size."""
+        """Free an address that `malloc` returned for this size, like cudaFree."""
         size = round_up(size_bytes, GRANULARITY_BYTES)
         self.release(size)
         self._freed.append((address, size))
 
     def reserve(self, size_bytes: int) -> int:
-        """cuMemAddressReserve: addresses without memory."""
+        """Return the start of a reserved range of addresses without memory, like cuMemAddressReserve."""
         return self._take(size_bytes, _RANGE_ALIGNMENT_BYTES)
 
     def create(self, size_bytes: int) -> bool:
-        """cuMemCreate: memory without addresses; False when it does not suffice."""
+        """Take memory without addresses, like cuMemCreate; return False when there is not enough."""
         if self.used_bytes + size_bytes > self.total_bytes:
             return False
         self.used_bytes += size_bytes
         return True
 
     def release(self, size_bytes: int) -> None:
-        """cuMemRelease."""
+        """Give back memory without addresses, like cuMemRelease."""
         self.used_bytes -= size_bytes
 
     def _take(self, size_bytes: int, alignment_bytes: int) -> int:

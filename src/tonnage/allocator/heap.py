@@ -1,6 +1,7 @@
-"""Segments cut into blocks: what can be done with them, and the accounts that are kept of it.
+"""Segments, the blocks into which they are split, and the statistics of both.
 
-The heap decides nothing but where to cut; which block serves a request is the allocator's business (`caching`).
+The heap carries out operations and decides only where to split a block; the allocator (`caching`) chooses the block
+that serves a request.
 """
 
 from collections.abc import Iterator
@@ -29,11 +30,11 @@ COUNTERS: Final = (
     "num_device_free",
     "num_oom_rejections",
 )
-"""The plain counters of `torch.cuda.memory_stats`."""
+"""Names of the plain counters of `torch.cuda.memory_stats`."""
 
 
 class Heap:
-    """The memory that one allocator holds: its pools, the blocks in use, events and statistics."""
+    """Memory of one allocator: its pools, the blocks in use, events and statistics."""
 
     def __init__(self, driver: Driver, settings: AllocatorSettings, torch_version: str) -> None:
         self.driver = driver
@@ -48,9 +49,9 @@ class Heap:
         self.large = Pool(is_small=False, statistics=(self.all, large))
         self.private: dict[PoolId, PrivatePool] = {}
         self.live: dict[int, Block] = {}
-        """The blocks that the program holds, by address."""
+        """Allocated blocks by address."""
         self.waiting: set[Block] = set()
-        """The blocks that it has freed and other streams may still use."""
+        """Freed blocks that other streams may still use."""
         self._statistics = {"all": self.all, "small_pool": small, "large_pool": large}
         self._reserved_by_pool: dict[PoolId, dict[str, Stat]] = {}
         self._oversize_allocations, self._oversize_segments = Stat(), Stat()
@@ -59,19 +60,19 @@ class Heap:
         self._orders = 0
 
     def add_private_pool(self, pool: PoolId) -> PrivatePool:
-        """Make pools of their own under this name."""
+        """Create private pools with this id."""
         small, large = self._statistics["small_pool"], self._statistics["large_pool"]
         self.private[pool] = PrivatePool(pool, self.all, small, large)
         return self.private[pool]
 
     def note(self, action: str, address: int, size_bytes: int, stream: int) -> None:
-        """Write down what happened."""
+        """Record an event."""
         self.events.append(Event(action, address, size_bytes, stream, self.mark))
 
     # --- segments ---------------------------------------------------------------------------------------------
 
     def add_segment(self, address: int, size: int, stream: int, pool: Pool) -> Block:
-        """A new block that is a whole segment, obtained from the driver; it is in no pool yet."""
+        """Return a block that is a whole new segment, obtained from the driver; it is in no pool yet."""
         self._reserve(pool, size)
         for statistics in pool.statistics:
             statistics.segment.increase(1)
@@ -81,7 +82,7 @@ class Heap:
         return Block(address, size, stream, pool, self._next_order(None))
 
     def release_segment(self, block: Block) -> None:
-        """Give a free block that is a whole segment back to the driver."""
+        """Give a free block, which must be a whole segment, back to the driver."""
         pool, size = block.pool, block.size
         self.counters["num_device_free"] += 1
         self.note("segment_free", block.address, size, block.stream)
@@ -96,53 +97,53 @@ class Heap:
     # --- blocks -----------------------------------------------------------------------------------------------
 
     def hand_out(self, block: Block, size: int, requested_bytes: int, *, expandable: bool) -> int:
-        """Give the program the first `size` bytes of a free block that is in no pool, or all of it; its address."""
+        """Allocate the first `size` bytes of a free block that is in no pool, or all of it; return the address."""
         was_split = block.is_split
-        counted = block.range is None  # free parts of expandable segments are not called inactive splits
+        counts_splits = block.range is None  # free parts of expandable segments do not count as inactive splits
         pool = block.pool
         if self._should_split(block, size, expandable):
             rest = block
             block = self.split_front(rest, size)
             pool.add(rest)
-            if counted and was_split:
+            if counts_splits and was_split:
                 self.count_split(pool, 0, -block.size)
-            elif counted:
+            elif counts_splits:
                 self.count_split(pool, 1, rest.size)
-        elif counted and was_split:
+        elif counts_splits and was_split:
             self.count_split(pool, -1, -block.size)
         block.allocated = True
         block.requested = requested_bytes
         self.live[block.address] = block
         self.note("alloc", block.address, requested_bytes, block.stream)
         for statistics in pool.statistics:
-            statistics.handed_out(block.size, requested_bytes)
+            statistics.count_allocation(block.size, requested_bytes)
         if self._is_oversize(block.size):
             self._oversize_allocations.increase(1)
         return block.address
 
     def take_back(self, address: int) -> Block:
-        """The program is done with a block; it is not free yet.  Raises ValueError when it holds none there."""
+        """Return the block that the program frees; it is not free yet.  Raises ValueError for an unknown address."""
         block = self.live.pop(address, None)
         if block is None:
-            raise ValueError(f"{address:#x} is not the address of a block that is handed out.")
+            raise ValueError(f"{address:#x} is not the address of an allocated block.")
         block.allocated = False
         for statistics in block.pool.statistics:
-            statistics.given_back(block.size)
+            statistics.count_free_request(block.size)
         self.note("free_requested", address, block.requested, block.stream)
         if self._is_oversize(block.size):
             self._oversize_allocations.decrease(1)
         return block
 
     def free(self, block: Block) -> None:
-        """Merge a block that nobody uses any more with its free neighbours, and put it into its pool."""
+        """Merge a block that no stream uses any more with its free neighbours, and add it to its pool."""
         self.note("free_completed", block.address, block.requested, block.stream)
         size = block.size
         splits = split_bytes = 0
         for neighbour in (block.previous, block.next):
-            subsumed = self._merge(block, neighbour)
-            if subsumed:
+            merged = self._merge(block, neighbour)
+            if merged:
                 splits -= 1
-                split_bytes -= subsumed
+                split_bytes -= merged
         block.pool.add(block)
         if block.is_split:
             splits += 1
@@ -150,10 +151,10 @@ class Heap:
         if block.range is None:
             self.count_split(block.pool, splits, split_bytes)
         for statistics in block.pool.statistics:
-            statistics.became_free(size, block.requested)
+            statistics.count_free(size, block.requested)
 
     def split_front(self, rest: Block, size: int) -> Block:
-        """The first `size` bytes as a block of their own, in front of the rest."""
+        """Split the first `size` bytes off a block and return them as a new block in front of the rest."""
         front = Block(rest.address, size, rest.stream, rest.pool, self._next_order(rest), rest.range)
         front.insert_before(rest)
         rest.address += size
@@ -161,9 +162,9 @@ class Heap:
         return front
 
     def count_split(self, pool: Pool, blocks: int, size_bytes: int) -> None:
-        """Count this many more free parts of split segments."""
+        """Add to the number and the bytes of the free parts of split segments."""
         for statistics in pool.statistics:
-            statistics.split_changed(blocks, size_bytes)
+            statistics.count_split_change(blocks, size_bytes)
 
     def _should_split(self, block: Block, size: int, expandable: bool) -> bool:
         if block.pool.owner is not None and not block.pool.owner.splits:
@@ -175,7 +176,7 @@ class Heap:
         return (limit is None or size < limit) and rest > SMALL_BYTES
 
     def _merge(self, block: Block, neighbour: Block | None) -> int:
-        """Bytes that `block` took over from a neighbour; 0 when that is in use, or only one of them has memory."""
+        """Merge a neighbour into `block` and return its bytes; 0 if it is in use, or only one of them has memory."""
         if neighbour is None or not neighbour.is_free or block.mapped != neighbour.mapped:
             return 0
         if neighbour.mapped:
@@ -188,7 +189,7 @@ class Heap:
     # --- expandable segments ----------------------------------------------------------------------------------
 
     def add_range(self, pool: Pool, stream: int, address: int | None = None) -> Block:
-        """Addresses for one and an eighth of the device's memory, in whole pages."""
+        """Return an unmapped block with a new range of addresses: 9/8 of the device's memory, in whole pages."""
         page = SMALL_SEGMENT_BYTES if pool.is_small else self.settings.large_segment_bytes
         size = round_up(self.driver.total_bytes + self.driver.total_bytes // 8, page)
         addresses = Range(self.driver.reserve(size) if address is None else address, size, page)
@@ -198,7 +199,7 @@ class Heap:
         return block
 
     def map(self, block: Block, size: int) -> bool:
-        """Give memory to the first `size` bytes of an unmapped block, in whole pages; False when there is none."""
+        """Map memory to the first `size` bytes of an unmapped block, in whole pages; return False without memory."""
         assert block.range is not None
         mapped = block.range.pages_for(block, size)
         if not self.driver.create(mapped):
@@ -221,7 +222,7 @@ class Heap:
         return True
 
     def unmap(self, block: Block) -> None:
-        """Give back the pages that lie wholly in a free block."""
+        """Give back the pages that lie completely inside a free block."""
         assert block.range is not None
         address, size = block.range.pages_within(block)
         if size == 0:
@@ -247,10 +248,10 @@ class Heap:
         self.counters["num_device_free"] += 1
         self.note("segment_unmap", address, size, block.stream)
 
-    # --- accounts ---------------------------------------------------------------------------------------------
+    # --- statistics -------------------------------------------------------------------------------------------
 
     def memory_stats(self) -> dict[str, int]:
-        """The numbers of `torch.cuda.memory_stats`, under its names."""
+        """Return the numbers of `torch.cuda.memory_stats`, with its names."""
         numbers: dict[str, int] = {}
         for pool, statistics in self._statistics.items():
             for name, stat in statistics.items():
@@ -269,20 +270,21 @@ class Heap:
         return numbers
 
     def reset_peak_memory_stats(self) -> None:
-        """Let every peak be the present value."""
-        for stat in self._every_stat():
+        """Set all peaks to the current values."""
+        for stat in self._iterate_stats():
             stat.reset_peak()
 
     def reset_accumulated_memory_stats(self) -> None:
-        """Forget what was ever added and taken away, and the counters."""
-        for stat in self._every_stat():
+        """Set the sums of all increases and decreases and the counters to zero."""
+        for stat in self._iterate_stats():
             stat.reset_accumulated()
         self.counters = dict.fromkeys(COUNTERS, 0)
 
     def segments(self) -> tuple[Segment, ...]:
-        """Everything held from the driver, by address."""
-        heads = [block for block in self._every_mapped_block() if block.previous is None or not block.previous.mapped]
-        return tuple(_segment(head) for head in sorted(heads, key=lambda block: block.address))
+        """Return all segments by address."""
+        blocks = self._iterate_mapped_blocks()
+        heads = [block for block in blocks if block.previous is None or not block.previous.mapped]
+        return tuple(_make_segment(head) for head in sorted(heads, key=lambda block: block.address))
 
     def _next_order(self, parent: Block | None) -> int:
         if self._tie == "address":
@@ -308,14 +310,14 @@ class Heap:
         for stat in pool.reserved:
             stat.decrease(size)
 
-    def _every_stat(self) -> Iterator[Stat]:
+    def _iterate_stats(self) -> Iterator[Stat]:
         for statistics in self._statistics.values():
             yield from statistics
         for reserved in self._reserved_by_pool.values():
             yield from reserved.values()
         yield from (self._oversize_allocations, self._oversize_segments)
 
-    def _every_mapped_block(self) -> Iterator[Block]:
+    def _iterate_mapped_blocks(self) -> Iterator[Block]:
         pools = [self.small, self.large]
         for private in self.private.values():
             pools += (private.small, private.large)
@@ -325,7 +327,7 @@ class Heap:
         yield from self.waiting
 
 
-def _segment(head: Block) -> Segment:
+def _make_segment(head: Block) -> Segment:
     blocks = []
     block: Block | None = head
     while block is not None and block.mapped:

@@ -1,4 +1,4 @@
-"""A heap as a recording found it, and what the recording did, block by block at the recorded addresses."""
+"""Operations on a heap at recorded addresses: they restore its state and repeat a recording block by block."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -12,22 +12,22 @@ from tonnage.errors import CannotEstimate
 
 
 def restore(allocator: CachingAllocator, segments: Iterable[Segment]) -> dict[int, int]:
-    """Hold these segments, obtained in this order, before the program's first request.
+    """Add these segments, obtained in this order, before the program's first request.
 
-    Returns, by address, the tickets of blocks that await other streams (see `complete`).  Raises CannotEstimate
-    for expandable segments: what addresses they reserve is not known.
+    Returns the tickets of the blocks that wait for other streams, by address (see `CachingAllocator.complete`).
+    Raises CannotEstimate for expandable segments, because the addresses that they reserved are not known.
     """
     tickets: dict[int, int] = {}
     for segment in segments:
         if segment.is_expandable:
             raise CannotEstimate(
-                "An expandable segment cannot be restored, because the addresses it reserved are not known; "
+                "An expandable segment cannot be restored, because the addresses that it reserved are not known; "
                 "record from the start of the program."
             )
         pool = allocator.heap.small if segment.is_small else allocator.heap.large
         head = place_segment(allocator.heap, segment.address, segment.size_bytes, segment.stream, pool)
         pool.remove(head)
-        _divide(allocator.heap, head, segment.blocks)
+        _split_into(allocator.heap, head, segment.blocks)
         for block in segment.blocks:
             if block.state == "active_pending_free":
                 tickets[block.address] = allocator.free(block.address, held=True)
@@ -36,7 +36,7 @@ def restore(allocator: CachingAllocator, segments: Iterable[Segment]) -> dict[in
 
 
 def place_segment(heap: Heap, address: int, size: int, stream: int, pool: Pool | None = None) -> Block:
-    """A segment that the real allocator obtained there; small ones are those of 2 MiB."""
+    """Add a segment that the real allocator obtained at this address; segments of 2 MiB are small ones."""
     if pool is None:
         pool = heap.small if size == SMALL_SEGMENT_BYTES else heap.large
     heap.driver.create(size)
@@ -46,7 +46,10 @@ def place_segment(heap: Heap, address: int, size: int, stream: int, pool: Pool |
 
 
 def place(heap: Heap, address: int, size_bytes: int, stream: int) -> None:
-    """A request that the real allocator served there.  Raises CannotEstimate when no free block begins there."""
+    """Allocate the block at this address, as the real allocator did.
+
+    Raises CannotEstimate when no free block begins there.
+    """
     size = heap.settings.round_size(size_bytes)
     pool = heap.small if size <= SMALL_BYTES else heap.large
     for block in islice(pool.free, pool.best_fit(stream, size), None):
@@ -55,22 +58,22 @@ def place(heap: Heap, address: int, size_bytes: int, stream: int) -> None:
             heap.hand_out(block, size, size_bytes, expandable=block.range is not None)
             return
     raise CannotEstimate(
-        f"The recording hands out {size_bytes} bytes at {address:#x}, where no free block of that size begins."
+        f"The recording allocates {size_bytes} bytes at {address:#x}, where no free block of that size begins."
     )
 
 
 def place_release(heap: Heap, address: int) -> None:
-    """A segment that the real allocator gave back."""
+    """Give the segment at this address back to the driver, as the real allocator did."""
     for pool in (heap.small, heap.large):
         for block in pool.free:
             if block.address == address and not block.is_split:
                 heap.release_segment(block)
                 return
-    raise CannotEstimate(f"The recording gives back a segment at {address:#x}, where no free segment begins.")
+    raise CannotEstimate(f"The recording frees a segment at {address:#x}, where no free segment begins.")
 
 
 def place_mapping(heap: Heap, address: int, size: int, stream: int) -> None:
-    """Memory that the real allocator mapped there, in an expandable segment known or new."""
+    """Map memory at this address, as the real allocator did, in a known or a new expandable segment."""
     pool = heap.small if size == SMALL_SEGMENT_BYTES else heap.large
     known = [
         block
@@ -84,7 +87,7 @@ def place_mapping(heap: Heap, address: int, size: int, stream: int) -> None:
 
 
 def place_unmapping(heap: Heap, address: int) -> None:
-    """Memory of an expandable segment that the real allocator gave back."""
+    """Unmap the pages at this address, as the real allocator did."""
     for pool in (heap.small, heap.large):
         for block in pool.free:
             if block.range is not None and block.range.pages_within(block)[0] == address:
@@ -93,8 +96,8 @@ def place_unmapping(heap: Heap, address: int) -> None:
     raise CannotEstimate(f"The recording unmaps memory at {address:#x}, where no free pages begin.")
 
 
-def _divide(heap: Heap, rest: Block, parts: tuple[SegmentBlock, ...]) -> None:
-    """Cut a new segment into blocks; the last part keeps the Block object that the segment came with."""
+def _split_into(heap: Heap, rest: Block, parts: tuple[SegmentBlock, ...]) -> None:
+    """Split a new segment into blocks; the last part keeps the segment's Block object."""
     is_split = len(parts) > 1
     for part in parts[:-1]:
         front = heap.split_front(rest, part.size_bytes)
@@ -112,4 +115,4 @@ def _set_state(heap: Heap, block: Block, part: SegmentBlock, is_split: bool) -> 
     block.requested = part.requested_bytes
     heap.live[block.address] = block
     for statistics in block.pool.statistics:
-        statistics.handed_out(block.size, part.requested_bytes)
+        statistics.count_allocation(block.size, part.requested_bytes)

@@ -1,4 +1,4 @@
-"""Recorded requests, served again: under other settings and capacities, or exactly where they were served."""
+"""Replays of recorded requests: `replay` under other settings and capacities, `follow` at the recorded addresses."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,32 +14,32 @@ from tonnage.trace.trace import Event
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What the allocator would have done with the same requests."""
+    """Result of a replay: peaks, events and the final state of the allocator."""
 
     peak_allocated_bytes: int
-    """Highest sum of the blocks handed out."""
+    """Peak of the allocated blocks."""
     peak_allocated_at: int | None
-    """Number of the recorded event that reached it; None when nothing was allocated."""
+    """Index of the recorded event that reached it; None when nothing was allocated."""
     peak_reserved_bytes: int
-    """Highest sum of the segments held."""
+    """Peak of the segments."""
     peak_reserved_at: int | None
-    """Number of the recorded event that reached it; None when nothing was reserved."""
+    """Index of the recorded event that reached it; None when nothing was reserved."""
     shortage: Shortage | None
-    """What was missing when the replay ran out of memory; None when every request was served."""
+    """The request that ran out of memory; None when all requests were served."""
     stopped_at: int | None
-    """Number of the recorded event that ran out of memory; nothing after it was replayed."""
+    """Index of the recorded event that ran out of memory; nothing after it was replayed."""
     unmatched_frees: int
-    """Frees of blocks that had been handed out before the recording began; they were left out."""
+    """Number of frees that were skipped, because their blocks had been allocated before the recording began."""
     events: tuple[Event, ...]
-    """Everything the allocator did, with the marks of the recorded events that caused it."""
+    """All events of the allocator, with the marks of the recorded events that caused them."""
     statistics: dict[str, int]
-    """At the end, under the names of `torch.cuda.memory_stats`."""
+    """Final statistics, with the names of `torch.cuda.memory_stats`."""
     segments: tuple[Segment, ...]
-    """What is held at the end."""
+    """Segments at the end."""
 
     @property
     def fits(self) -> bool:
-        """Whether every request was served."""
+        """Return True if all requests were served."""
         return self.shortage is None
 
 
@@ -54,24 +54,24 @@ def replay(
     recorded_limit_bytes: int | None = None,
     recorded_addresses: Iterable[int] = (),
 ) -> Replay:
-    """Serve recorded requests with a fresh allocator on a device of `capacity_bytes`.
+    """Serve recorded requests with a new allocator on a device of `capacity_bytes`, and return the result.
 
-    `taken_bytes` is what context, NCCL and other processes hold of it.  `before` is what the allocator held when the
-    recording began.  `recorded_addresses` are where the driver placed the recorded segments: with them, and the
-    recorded settings and version, the recording repeats itself exactly (see Driver).  Memory used on other streams
-    is free again where the recording says so, or when the allocator waits for all streams.  The first request that
-    cannot be served ends the replay, as it would end the program.
+    `taken_bytes` of the device are used by the CUDA context, NCCL and other processes.  `before` are the allocator's
+    segments when the recording began.  `recorded_addresses` are the addresses of the recorded segments: with them and
+    the recorded settings and version, the replay equals the recording exactly (see Driver).  Memory used on other
+    streams becomes free where the recording says so, or when the allocator waits for all streams.  The first request
+    that cannot be served ends the replay, as it would end the program.
 
-    A recording does not say when the program itself called `empty_cache`; segments given back outside a request are
-    taken as such a call.  When they are followed by a new segment, it was one if the new segment would have fitted
-    anyway into `recorded_limit_bytes`, the most that the recorded process could reserve; None: that is not known,
-    and it is taken for a retry.  Raises CannotEstimate for a `before` that cannot be restored.
+    A recording does not contain the program's own calls of `empty_cache`.  Segments that are given back outside a
+    request count as such a call.  When a new segment follows them, they were a call if the new segment would have
+    fitted anyway into `recorded_limit_bytes`, the limit of the recorded process; without a known limit (None) they
+    count as the allocator's retry.  Raises CannotEstimate for a `before` that cannot be restored.
     """
     recorded, before = list(events), tuple(before)
     driver = Driver(capacity_bytes, taken_bytes=taken_bytes, recorded_addresses=recorded_addresses)
     allocator = CachingAllocator(driver, settings, torch_version=torch_version)
     player = _Player(allocator, before)
-    cache_emptied = set(_emptied(recorded, recorded_limit_bytes, allocator.reserved_bytes))
+    cache_emptied = set(_find_empty_cache_calls(recorded, recorded_limit_bytes, allocator.reserved_bytes))
     shortage = stopped_at = None
     for number, event in enumerate(recorded):
         if number in cache_emptied:
@@ -103,26 +103,26 @@ def follow(
     *,
     before: Iterable[Segment] = (),
 ) -> CachingAllocator:
-    """The allocator after it did what the recording says, block by block at the recorded addresses.
+    """Return an allocator that has repeated the recording, block by block at the recorded addresses.
 
-    Sizes of blocks (with slack), statistics and segments are then those of the recorded process, whichever torch it
-    ran and however its ties were broken.  Raises CannotEstimate when the recording contradicts itself.
+    Its block sizes (with slack), statistics and segments are those of the recorded process, for any torch and any
+    rule that breaks ties.  Raises CannotEstimate when the recording contradicts itself.
     """
     allocator = CachingAllocator(Driver(total_bytes), settings)
     tickets = placing.restore(allocator, before)
     for event in events:
         allocator.mark = event.mark
-        _follow(allocator, event, tickets)
+        _repeat(allocator, event, tickets)
     return allocator
 
 
 class _Player:
-    """Carries requests over, from recorded addresses to the replica's."""
+    """Serves recorded requests with an allocator; it maps recorded addresses to the allocator's own."""
 
     def __init__(self, allocator: CachingAllocator, before: Iterable[Segment]) -> None:
         self.allocator = allocator
         self.tickets = placing.restore(allocator, before)
-        self.addresses = {address: address for segment in before for address in _held(segment)}
+        self.addresses = {address: address for segment in before for address in _allocated_addresses(segment)}
         self.unmatched_frees = 0
         self.peak_allocated_at: int | None = None
         self.peak_reserved_at: int | None = None
@@ -156,8 +156,8 @@ class _Player:
         self._peaks = (self.allocator.peak_allocated_bytes, self.allocator.peak_reserved_bytes)
 
 
-def _emptied(events: Sequence[Event], limit_bytes: int | None, reserved_bytes: int) -> Iterable[int]:
-    """Numbers of the events that begin a run of segments given back by the program's own `empty_cache`."""
+def _find_empty_cache_calls(events: Sequence[Event], limit_bytes: int | None, reserved_bytes: int) -> Iterable[int]:
+    """Yield the indices of the events at which the program itself called `empty_cache`."""
     run_start: int | None = None
     reserved_before_run = 0
     for number, (action, _, size, *_) in enumerate(events):
@@ -178,11 +178,12 @@ def _emptied(events: Sequence[Event], limit_bytes: int | None, reserved_bytes: i
         yield run_start
 
 
-def _held(segment: Segment) -> Iterable[int]:
+def _allocated_addresses(segment: Segment) -> Iterable[int]:
     return (block.address for block in segment.blocks if block.state == "active_allocated")
 
 
-def _follow(allocator: CachingAllocator, event: Event, tickets: dict[int, int]) -> None:
+def _repeat(allocator: CachingAllocator, event: Event, tickets: dict[int, int]) -> None:
+    """Repeat one recorded event at its recorded address.  Raises CannotEstimate where that is impossible."""
     match event.action:
         case "alloc":
             placing.place(allocator.heap, event.address, event.size_bytes, event.stream)
@@ -191,7 +192,7 @@ def _follow(allocator: CachingAllocator, event: Event, tickets: dict[int, int]) 
         case "free_completed":
             if event.address not in tickets:
                 raise CannotEstimate(
-                    f"The recording completes a free at {event.address:#x}, where none was requested."
+                    f"The recording completes a free at {event.address:#x}, where no free was requested."
                 )
             allocator.complete(tickets.pop(event.address))
         case "segment_alloc":
@@ -208,4 +209,4 @@ def _free(allocator: CachingAllocator, address: int) -> int:
     try:
         return allocator.free(address, held=True)
     except ValueError:
-        raise CannotEstimate(f"The recording frees a block at {address:#x}, where none is handed out.") from None
+        raise CannotEstimate(f"The recording frees a block at {address:#x}, where none is allocated.") from None

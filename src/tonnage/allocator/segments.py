@@ -1,10 +1,10 @@
-"""What the allocator holds at one moment, as plain values: segments and the blocks they consist of."""
+"""The state of an allocator at one moment as plain values: segments and their blocks."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 BlockState = Literal["active_allocated", "active_pending_free", "inactive"]
-"""Handed out; freed but perhaps still in use by another stream; free.  The words of torch's snapshots."""
+"""State of a block in torch's snapshots: allocated; freed, but perhaps in use by another stream; free."""
 
 
 class SegmentBlock(NamedTuple):
@@ -13,38 +13,38 @@ class SegmentBlock(NamedTuple):
     address: int
     size_bytes: int
     requested_bytes: int
-    """What the program asked for when this block was last handed out."""
+    """Size that the program requested when this block was last allocated."""
     state: BlockState
 
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Memory obtained from the driver at once, or one contiguous mapped part of an expandable segment."""
+    """Memory from one call of the driver, or one contiguous mapped part of an expandable segment."""
 
     address: int
-    """Where it begins."""
+    """Start address."""
     stream: int
-    """The only stream for which its blocks are handed out."""
+    """The only stream for which its blocks are allocated."""
     is_small: bool
-    """Whether it serves requests up to 1 MiB."""
+    """True if it serves requests up to 1 MiB."""
     is_expandable: bool = False
-    """Whether it is part of an expandable segment."""
+    """True if it is part of an expandable segment."""
     pool: tuple[int, int] = (0, 0)
-    """The private pool it belongs to; (0, 0) for none."""
+    """Id of its private pool; (0, 0) for none."""
     blocks: tuple[SegmentBlock, ...]
-    """Its parts in order of their addresses, without gaps."""
+    """Its blocks in order of address, without gaps."""
 
     @property
     def size_bytes(self) -> int:
-        """Its reserved bytes."""
+        """Return its reserved bytes."""
         return sum(block.size_bytes for block in self.blocks)
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the blocks that the program holds."""
+        """Return the bytes of its allocated blocks."""
         return sum(block.size_bytes for block in self.blocks if block.state == "active_allocated")
 
     @property
     def active_bytes(self) -> int:
-        """Bytes of the blocks that are held, or freed and perhaps still in use."""
+        """Return the bytes of its blocks that are allocated, or freed but perhaps in use by another stream."""
         return sum(block.size_bytes for block in self.blocks if block.state != "inactive")

@@ -1,7 +1,7 @@
-"""PyTorch's memory snapshots: read without trusting them, and written for PyTorch's own viewer.
+"""PyTorch's memory snapshots: read from untrusted files, and written for PyTorch's own viewer.
 
-A snapshot is what `torch.cuda.memory._dump_snapshot` writes: the segments held at that moment, and the last events of
-each device's allocator with their call stacks.
+`torch.cuda.memory._dump_snapshot` writes a snapshot: the segments at that moment, and the last events of each
+device's allocator with their call stacks.
 """
 
 import gzip
@@ -20,9 +20,9 @@ from tonnage.errors import CannotEstimate, UnreadableFile
 from tonnage.trace.trace import Event
 
 MAX_BYTES: Final = 4 * 2**30
-"""A snapshot larger than this, unpacked, is refused."""
+"""Limit of an unpacked snapshot's size; a larger one is refused."""
 MAX_BLOCKS: Final = 2 * 10**7
-"""So is one that claims to have more blocks."""
+"""Limit of a snapshot's blocks; one with more is refused."""
 
 _STATES: Final[tuple[BlockState, ...]] = get_args(BlockState)
 _SCALAR: Final = (str, int, float, bool, type(None))
@@ -39,7 +39,7 @@ class Frame(NamedTuple):
 
 
 Stack = tuple[Frame, ...]
-"""A call stack, the innermost call first."""
+"""A call stack, innermost call first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,29 +47,29 @@ class DeviceMemory:
     """One device's part of a snapshot."""
 
     segments: tuple[Segment, ...] = ()
-    """What was held when the snapshot was taken, by address."""
+    """Segments at the moment of the snapshot, by address."""
     events: tuple[Event, ...] = ()
-    """What the allocator did before, oldest first; the mark of an event is the number of its stack."""
+    """Events of the allocator before it, oldest first; the mark of an event is the index of its stack."""
     stacks: tuple[Stack, ...] = ((),)
-    """The call stacks of the events and blocks; the first is the empty one."""
+    """Call stacks of the events and blocks; the first one is empty."""
     times_us: tuple[int, ...] = ()
-    """When each event happened, in microseconds since 1970; empty when unknown."""
+    """Time of each event in microseconds since 1970; empty when unknown."""
     block_stacks: dict[int, int] = field(default_factory=dict)
-    """Address of a block that is in use: number of the stack that asked for it."""
+    """Index of the stack that requested each block in use, by the block's address."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What the caching allocators of one process held and did."""
+    """State and history of the caching allocators of one process."""
 
     devices: tuple[DeviceMemory, ...]
-    """By device number."""
+    """Memory of each device, by device number."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """The allocator's settings as torch lists them; empty in snapshots of old versions."""
+    """Allocator settings as torch lists them; empty in snapshots of old versions."""
 
     @property
     def allocator_settings(self) -> AllocatorSettings:
-        """The settings as the replica takes them.  Raises UsageError for options it does not know."""
+        """Return the settings for the allocator's replica.  Raises UsageError for options that it does not know."""
         text = next((self.settings[key] for key in _SETTINGS_KEYS if self.settings.get(key)), "")
         return AllocatorSettings.parse(str(text))
 
@@ -78,9 +78,9 @@ class Snapshot:
 
 
 def read(path: Path | str) -> Snapshot:
-    """The snapshot in a file, gzip-compressed or not.  Nothing in it is executed.  Raises UnreadableFile."""
+    """Return the snapshot in a file, gzip-compressed or not.  Nothing in it is executed.  Raises UnreadableFile."""
     try:
-        data = _content(Path(path))
+        data = _read_content(Path(path))
     except (OSError, EOFError, ValueError) as error:
         raise UnreadableFile(f"Cannot read the snapshot {path}: {error}.") from None
     try:
@@ -89,11 +89,11 @@ def read(path: Path | str) -> Snapshot:
         raise UnreadableFile(f"{path} is not a memory snapshot: {error}") from None
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     with path.open("rb") as file:
-        compressed = file.read(2) == b"\x1f\x8b"
+        is_compressed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
-        if not compressed:
+        if not is_compressed:
             data = file.read(MAX_BYTES + 1)
         else:
             with gzip.open(file) as unpacked:
@@ -104,41 +104,41 @@ def _content(path: Path) -> bytes:
 
 
 def from_plain(document: Any) -> Snapshot:
-    """The snapshot in what `torch.cuda.memory._snapshot()` returns.  Raises UnreadableFile."""
+    """Return the snapshot of a document that `torch.cuda.memory._snapshot()` returns.  Raises UnreadableFile."""
     try:
-        traces = list(_typed(document["device_traces"], list))
-        segments = list(_typed(document["segments"], list))
-        settings = dict(_scalars(document.get("allocator_settings", {})))
-        count = max([len(traces), *(_natural(segment["device"]) + 1 for segment in segments)], default=0)
+        traces = list(_check_type(document["device_traces"], list))
+        segments = list(_check_type(document["segments"], list))
+        settings = dict(_plain_settings(document.get("allocator_settings", {})))
+        count = max([len(traces), *(_check_natural(segment["device"]) + 1 for segment in segments)], default=0)
         if count > 1024:
             raise ValueError(f"{count} devices")
-        if sum(len(_typed(segment["blocks"], list)) for segment in segments) > MAX_BLOCKS:
+        if sum(len(_check_type(segment["blocks"], list)) for segment in segments) > MAX_BLOCKS:
             raise ValueError(f"more than {MAX_BLOCKS} blocks")
         traces += [[] for _ in range(count - len(traces))]
         devices = tuple(
-            _device([segment for segment in segments if segment["device"] == number], trace)
+            _parse_device([segment for segment in segments if segment["device"] == number], trace)
             for number, trace in enumerate(traces)
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
-        raise UnreadableFile(f"it lacks the form of one ({type(error).__name__}: {str(error)[:80]}).") from None
+        raise UnreadableFile(f"its form is another ({type(error).__name__}: {str(error)[:80]}).") from None
     return Snapshot(devices=devices, settings=settings)
 
 
-def _device(segments: list[Any], trace: list[Any]) -> DeviceMemory:
+def _parse_device(segments: list[Any], trace: list[Any]) -> DeviceMemory:
     stacks = _Stacks()
     events = []
     times = []
-    for entry in _typed(trace, list):
-        action = _typed(entry["action"], str)
+    for entry in _check_type(trace, list):
+        action = _check_type(entry["action"], str)
         address = entry.get("device_free", 0) if action == "oom" else entry.get("addr", 0)
-        number = stacks.number(entry.get("frames", _NO_FRAMES))
-        stream = _integer(entry.get("stream", 0))
-        events.append(Event(action, _integer(address), _natural(entry["size"]), stream, number))
-        times.append(_integer(entry.get("time_us", 0)))
+        stack = stacks.index(entry.get("frames", _NO_FRAMES))
+        stream = _check_integer(entry.get("stream", 0))
+        events.append(Event(action, _check_integer(address), _check_natural(entry["size"]), stream, stack))
+        times.append(_check_integer(entry.get("time_us", 0)))
     block_stacks: dict[int, int] = {}
-    held = tuple(sorted((_segment(each, stacks, block_stacks) for each in segments), key=_address))
+    parsed = tuple(sorted((_parse_segment(each, stacks, block_stacks) for each in segments), key=_address))
     return DeviceMemory(
-        segments=held,
+        segments=parsed,
         events=tuple(events),
         stacks=tuple(stacks.stacks),
         times_us=tuple(times),
@@ -146,89 +146,91 @@ def _device(segments: list[Any], trace: list[Any]) -> DeviceMemory:
     )
 
 
-def _segment(entry: Any, stacks: "_Stacks", block_stacks: dict[int, int]) -> Segment:
-    start = address = _natural(entry["address"])
+def _parse_segment(entry: Any, stacks: "_Stacks", block_stacks: dict[int, int]) -> Segment:
+    start = address = _check_natural(entry["address"])
     blocks = []
     for block in entry["blocks"]:
-        state = _typed(block["state"], str)
-        if state == "active_awaiting_free":  # the word of torch's documentation
+        state = _check_type(block["state"], str)
+        if state == "active_awaiting_free":  # the name in torch's documentation
             state = "active_pending_free"
         if state not in _STATES:
             raise ValueError(f"a block in state {state[:40]!r}")
-        size = _natural(block["size"])
-        blocks.append(SegmentBlock(address, size, _natural(block.get("requested_size", size)), state))
+        size = _check_natural(block["size"])
+        blocks.append(SegmentBlock(address, size, _check_natural(block.get("requested_size", size)), state))
         if state != "inactive":
-            block_stacks[address] = stacks.number(block.get("frames", _NO_FRAMES))
+            block_stacks[address] = stacks.index(block.get("frames", _NO_FRAMES))
         address += size
-    if address - start != _natural(entry["total_size"]):
+    if address - start != _check_natural(entry["total_size"]):
         raise ValueError(f"a segment of {entry['total_size']} bytes whose blocks have {address - start}")
     return Segment(
         address=start,
-        stream=_integer(entry["stream"]),
+        stream=_check_integer(entry["stream"]),
         is_small=entry["segment_type"] == "small",
         is_expandable=bool(entry.get("is_expandable", False)),
-        pool=_pool(entry.get("segment_pool_id", (0, 0))),
+        pool=_parse_pool(entry.get("segment_pool_id", (0, 0))),
         blocks=tuple(blocks),
     )
 
 
 class _Stacks:
-    """Numbers call stacks; torch writes equal ones as the same object."""
+    """Assigns indices to call stacks; torch writes equal stacks as the same object."""
 
     def __init__(self) -> None:
         self.stacks: list[Stack] = [()]
-        self._numbers: dict[Stack, int] = {(): 0}
-        self._seen: dict[int, int] = {}
+        self._indices: dict[Stack, int] = {(): 0}
+        self._index_by_id: dict[int, int] = {}
         self._frames: dict[int, Frame] = {}
 
-    def number(self, frames: Any) -> int:
-        known = self._seen.get(id(frames))
+    def index(self, frames: Any) -> int:
+        known = self._index_by_id.get(id(frames))
         if known is None:
-            stack = tuple(self._frame(frame) for frame in _typed(frames, list))
-            known = self._numbers.setdefault(stack, len(self.stacks))
+            stack = tuple(self._parse_frame(frame) for frame in _check_type(frames, list))
+            known = self._indices.setdefault(stack, len(self.stacks))
             if known == len(self.stacks):
                 self.stacks.append(stack)
-            self._seen[id(frames)] = known  # the document keeps `frames` alive while we read it
+            self._index_by_id[id(frames)] = known  # the document keeps `frames` alive while it is read
         return known
 
-    def _frame(self, frame: Any) -> Frame:
+    def _parse_frame(self, frame: Any) -> Frame:
         known = self._frames.get(id(frame))
         if known is None:
-            known = Frame(_typed(frame["filename"], str), _integer(frame["line"]), _typed(frame["name"], str))
+            filename, name = _check_type(frame["filename"], str), _check_type(frame["name"], str)
+            known = Frame(filename, _check_integer(frame["line"]), name)
             self._frames[id(frame)] = known
         return known
 
 
-def _scalars(settings: Any) -> Iterator[tuple[str, Any]]:
-    """The settings that are plain values, or tables of them."""
-    for name, value in _typed(settings, dict).items():
+def _plain_settings(settings: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the settings whose values are plain, or tables of plain values."""
+    for name, value in _check_type(settings, dict).items():
         if isinstance(value, dict):
             yield str(name), {str(key): each for key, each in value.items() if isinstance(each, _SCALAR)}
         elif isinstance(value, _SCALAR):
             yield str(name), value
 
 
-def _typed(value: Any, kind: type) -> Any:
+def _check_type(value: Any, kind: type) -> Any:
+    """Return the value.  Raises TypeError unless it is of this type."""
     if not isinstance(value, kind):
-        raise TypeError(f"{type(value).__name__} where a {kind.__name__} belongs")
+        raise TypeError(f"{type(value).__name__} instead of {kind.__name__}")
     return value
 
 
-def _integer(value: Any) -> int:
+def _check_integer(value: Any) -> int:
     if type(value) is not int or not -(2**63) <= value < 2**64:
-        raise TypeError(f"{type(value).__name__} where a 64-bit integer belongs")
+        raise TypeError(f"{type(value).__name__} instead of a 64-bit integer")
     return value
 
 
-def _natural(value: Any) -> int:
-    if _integer(value) < 0:
+def _check_natural(value: Any) -> int:
+    if _check_integer(value) < 0:
         raise ValueError("a negative size or address")
     return int(value)
 
 
-def _pool(value: Any) -> tuple[int, int]:
+def _parse_pool(value: Any) -> tuple[int, int]:
     first, second = value
-    return _integer(first), _integer(second)
+    return _check_integer(first), _check_integer(second)
 
 
 def _address(segment: Segment) -> int:
@@ -239,32 +241,32 @@ def _address(segment: Segment) -> int:
 
 
 def segments_before(memory: DeviceMemory, settings: AllocatorSettings) -> tuple[Segment, ...]:
-    """What was held before the first recorded event, by address, found by undoing the events.
+    """Return the segments before the first recorded event, by address, by undoing the events.
 
-    A recording gives the requested size of a block that was freed, not the block's.  A block of a large segment may
-    have up to 1 MiB of slack; it shows as a gap too small to be a free block, or as a later block that begins behind
-    a gap that should begin one.  Slack in front of a gap that is larger, and is never used while the block lives,
-    leaves no trace and is taken for free memory.  Raises CannotEstimate for expandable segments, whose reserved
-    addresses are not recorded.
+    A recording has the requested size of a freed block, not the block's size.  A block of a large segment may have
+    up to 1 MiB of slack.  The slack shows as a gap that is too small for a free block, or by a later block that
+    begins after a gap instead of at its start.  Slack in front of a larger gap that stays unused while the block
+    lives leaves no trace, and counts as free memory.  Raises CannotEstimate for expandable segments, because their
+    reserved addresses are not recorded.
     """
-    return _Undo(memory, settings).segments()
+    return _EarlierState(memory, settings).segments()
 
 
-class _Life(NamedTuple):
-    """A block in use."""
+class _LiveBlock(NamedTuple):
+    """A block in use; `awaits` is True if it is freed and waits for other streams."""
 
     requested_bytes: int
     stream: int
     awaits: bool
 
 
-class _Undo:
-    """The state before the first event."""
+class _EarlierState:
+    """The segments and blocks before the first event, found by undoing the events from the last one on."""
 
     def __init__(self, memory: DeviceMemory, settings: AllocatorSettings) -> None:
         self.settings = settings
         self.held: dict[int, tuple[int, int, bool]] = {}
-        self.live: dict[int, _Life] = {}
+        self.live: dict[int, _LiveBlock] = {}
         self.sizes: dict[int, int] = {}
         for segment in memory.segments:
             if segment.is_expandable:
@@ -276,7 +278,7 @@ class _Undo:
             for block in segment.blocks:
                 if block.state != "inactive":
                     awaits = block.state == "active_pending_free"
-                    self.live[block.address] = _Life(block.requested_bytes, segment.stream, awaits)
+                    self.live[block.address] = _LiveBlock(block.requested_bytes, segment.stream, awaits)
                     self.sizes[block.address] = block.size_bytes
         for event in reversed(memory.events):
             self.undo(event)
@@ -288,20 +290,20 @@ class _Undo:
                 self.live.pop(event.address, None)
                 self.sizes.pop(event.address, None)
             case "free_completed":
-                self.live[event.address] = _Life(event.size_bytes, event.stream, True)
+                self.live[event.address] = _LiveBlock(event.size_bytes, event.stream, True)
                 self.sizes.pop(event.address, None)
             case "free_requested":
-                self.live[event.address] = _Life(event.size_bytes, event.stream, False)
+                self.live[event.address] = _LiveBlock(event.size_bytes, event.stream, False)
             case "segment_alloc":
                 self.held.pop(event.address, None)
             case "segment_free":
-                small = self.settings.segment_size(1) == event.size_bytes
-                self.held[event.address] = (event.size_bytes, event.stream, small)
+                is_small = self.settings.segment_size(1) == event.size_bytes
+                self.held[event.address] = (event.size_bytes, event.stream, is_small)
             case "segment_map" | "segment_unmap":
                 raise CannotEstimate("Expandable segments cannot be traced back; record from the start.")
 
     def learn_slack(self, events: Sequence[Event]) -> None:
-        """Blocks begin where others end: what is placed closely behind a block of unknown size tells its size."""
+        """Derive sizes of blocks from later allocations that begin where a block of unknown size must end."""
         unknown = sorted(self.live.keys() - self.sizes.keys())
         for event in events:
             if event.action == "free_completed":
@@ -310,11 +312,12 @@ class _Undo:
                     del unknown[position]
             elif event.action == "alloc":
                 position = bisect_left(unknown, event.address) - 1
-                if position >= 0 and self._reaches(unknown[position], event.address):
+                if position >= 0 and self._can_reach(unknown[position], event.address):
                     self.sizes[unknown[position]] = event.address - unknown[position]
                     del unknown[position]
 
-    def _reaches(self, address: int, following: int) -> bool:
+    def _can_reach(self, address: int, following: int) -> bool:
+        """Return True if the block at `address` can end at `following`, with at most 1 MiB of slack."""
         size = self.settings.round_size(self.live[address].requested_bytes)
         slack = following - address - size
         return size > SMALL_BYTES and 0 <= slack <= SMALL_BYTES
@@ -329,25 +332,27 @@ class _Undo:
             inside = position
             while inside < len(addresses) and addresses[inside] < start + size:
                 inside += 1
-            blocks = tuple(self._blocks(addresses[position:inside], start, start + size, is_small))
+            blocks = tuple(self._iterate_blocks(addresses[position:inside], start, start + size, is_small))
             position = inside
             result.append(Segment(address=start, stream=stream, is_small=is_small, blocks=blocks))
         return tuple(result)
 
-    def _blocks(self, addresses: Sequence[int], start: int, end: int, is_small: bool) -> Iterator[SegmentBlock]:
+    def _iterate_blocks(
+        self, addresses: Sequence[int], start: int, end: int, is_small: bool
+    ) -> Iterator[SegmentBlock]:
         for number, address in enumerate(addresses):
             if address > start:
                 yield SegmentBlock(start, address - start, 0, "inactive")
             following = addresses[number + 1] if number + 1 < len(addresses) else end
-            life = self.live[address]
-            size = self._size(address, following - address, is_small)
-            state: BlockState = "active_pending_free" if life.awaits else "active_allocated"
-            yield SegmentBlock(address, size, life.requested_bytes, state)
+            live = self.live[address]
+            size = self._block_size(address, following - address, is_small)
+            state: BlockState = "active_pending_free" if live.awaits else "active_allocated"
+            yield SegmentBlock(address, size, live.requested_bytes, state)
             start = address + size
         if start < end:
             yield SegmentBlock(start, end - start, 0, "inactive")
 
-    def _size(self, address: int, available: int, is_small: bool) -> int:
+    def _block_size(self, address: int, available: int, is_small: bool) -> int:
         known = self.sizes.get(address)
         if known is not None:
             return known
@@ -360,13 +365,13 @@ class _Undo:
 
 
 def write(snapshot: Snapshot, path: Path | str) -> None:
-    """A file for PyTorch's memory viewer (pytorch.org/memory_viz, `python -m torch.cuda._memory_viz`)."""
+    """Write a file for PyTorch's memory viewer (pytorch.org/memory_viz, `python -m torch.cuda._memory_viz`)."""
     with Path(path).open("wb") as file:
         pickle.dump(to_plain(snapshot), file, protocol=4)
 
 
 def to_plain(snapshot: Snapshot) -> dict[str, Any]:
-    """The snapshot as `torch.cuda.memory._snapshot()` would return it."""
+    """Return the snapshot as a document of `torch.cuda.memory._snapshot()`."""
     return {
         "segments": [
             entry for number, memory in enumerate(snapshot.devices) for entry in _plain_segments(number, memory)

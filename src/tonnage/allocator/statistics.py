@@ -1,4 +1,4 @@
-"""The allocator's counters, under the names that `torch.cuda.memory_stats` gives them."""
+"""The allocator's counters, with the names of `torch.cuda.memory_stats`."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -14,11 +14,11 @@ STATISTIC_NAMES: Final = (
     "inactive_split_bytes",
     "requested_bytes",
 )
-"""Statistics kept for all blocks, for the small pools and for the large pools."""
+"""Names of the statistics that are kept for all blocks, for the small pools and for the large pools."""
 
 
 class Stat:
-    """One counted quantity: its value now, its highest value, and everything ever added and taken away."""
+    """One counted quantity: its current value, its peak, and the sums of all increases and decreases."""
 
     __slots__ = ("allocated", "current", "freed", "peak")
 
@@ -26,34 +26,34 @@ class Stat:
         self.current = self.peak = self.allocated = self.freed = 0
 
     def increase(self, amount: int) -> None:
-        """Add `amount` (not negative)."""
+        """Add `amount`, which must not be negative."""
         self.current += amount
         self.allocated += amount
         if self.current > self.peak:
             self.peak = self.current
 
     def decrease(self, amount: int) -> None:
-        """Take `amount` (not negative) away."""
+        """Subtract `amount`, which must not be negative."""
         self.current -= amount
         self.freed += amount
 
     def change(self, amount: int) -> None:
-        """Increase or decrease, by the sign of `amount`."""
+        """Increase or decrease, depending on the sign of `amount`."""
         if amount > 0:
             self.increase(amount)
         elif amount < 0:
             self.decrease(-amount)
 
     def reset_peak(self) -> None:
-        """Let the peak be the present value."""
+        """Set the peak to the current value."""
         self.peak = self.current
 
     def reset_accumulated(self) -> None:
-        """Forget what was ever added and taken away."""
+        """Set the sums of all increases and decreases to zero."""
         self.allocated = self.freed = 0
 
     def items(self, name: str) -> Iterator[tuple[str, int]]:
-        """The four numbers with their names, e.g. `segment.all.peak`."""
+        """Yield the four numbers with their names, e.g. `segment.all.peak`."""
         yield f"{name}.current", self.current
         yield f"{name}.peak", self.peak
         yield f"{name}.allocated", self.allocated
@@ -80,32 +80,32 @@ class Statistics:
             setattr(self, name, Stat())
 
     def items(self) -> Iterator[tuple[str, Stat]]:
-        """The quantities with their names."""
+        """Return the quantities with their names."""
         return ((name, getattr(self, name)) for name in STATISTIC_NAMES)
 
     def __iter__(self) -> Iterator[Stat]:
         return (getattr(self, name) for name in STATISTIC_NAMES)
 
-    def handed_out(self, block_bytes: int, requested_bytes: int) -> None:
-        """A block went to the program."""
+    def count_allocation(self, block_bytes: int, requested_bytes: int) -> None:
+        """Count a block that is allocated to the program."""
         self.allocation.increase(1)
         self.allocated_bytes.increase(block_bytes)
         self.active.increase(1)
         self.active_bytes.increase(block_bytes)
         self.requested_bytes.increase(requested_bytes)
 
-    def given_back(self, block_bytes: int) -> None:
-        """The program freed a block; it may still be in use by other streams."""
+    def count_free_request(self, block_bytes: int) -> None:
+        """Count a block that the program freed; other streams may still use it."""
         self.allocation.decrease(1)
         self.allocated_bytes.decrease(block_bytes)
 
-    def became_free(self, block_bytes: int, requested_bytes: int) -> None:
-        """A block that the program had freed can be used again."""
+    def count_free(self, block_bytes: int, requested_bytes: int) -> None:
+        """Count a freed block that no stream uses any more."""
         self.active.decrease(1)
         self.active_bytes.decrease(block_bytes)
         self.requested_bytes.decrease(requested_bytes)
 
-    def split_changed(self, blocks: int, size_bytes: int) -> None:
-        """The free parts of split segments changed by this much."""
+    def count_split_change(self, blocks: int, size_bytes: int) -> None:
+        """Count a change in the number and the bytes of the free parts of split segments."""
         self.inactive_split.change(blocks)
         self.inactive_split_bytes.change(size_bytes)

@@ -1,8 +1,8 @@
-"""Reads pickles that hold nothing but plain values, by a machine that has no instruction to do anything else.
+"""A safe reader of pickles that hold only plain values.
 
-A pickle is a program.  This interpreter knows the instructions that build None, booleans, numbers, text, lists,
-tuples and dicts; the ones that import or call something do not exist here, so a hostile file cannot run code, and
-what it can cost is bounded by its own size.
+A pickle is a program.  This interpreter has only the instructions that build None, booleans, numbers, text, lists,
+tuples and dicts.  It has none that import or call something, so a hostile file cannot run code, and its cost is
+bounded by the size of the file.
 """
 
 import struct
@@ -15,7 +15,10 @@ _MARK: Final = object()
 
 
 def load(data: bytes) -> Any:
-    """The value that the pickle in `data` builds.  Raises UnreadableFile, also when it is not a plain value."""
+    """Return the value that the pickle in `data` builds.
+
+    Raises UnreadableFile for a damaged pickle, and for one that builds more than plain values.
+    """
     machine = _Machine(data)
     try:
         return machine.run()
@@ -29,7 +32,7 @@ def load(data: bytes) -> Any:
 
 
 class _Machine:
-    """The stack, the memo and the position in the program."""
+    """An interpreter's state: its stack, its memo and its position in the program."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -47,7 +50,7 @@ class _Machine:
             instruction = instructions.get(code)
             if instruction is None:
                 raise UnreadableFile(
-                    f"The pickle holds instruction {bytes([code])!r} at byte {self.position - 1}, which builds more "
+                    f"The pickle has instruction {bytes([code])!r} at byte {self.position - 1}, which can build more "
                     "than plain values; it was not executed."
                 )
             instruction(self)
@@ -60,11 +63,11 @@ class _Machine:
         self.position = end
         return self.data[start:end]
 
-    def number(self, layout: str) -> Any:
+    def take_number(self, layout: str) -> Any:
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
-    def since_mark(self) -> list[Any]:
-        """What was pushed after the last mark; both leave the stack."""
+    def pop_to_mark(self) -> list[Any]:
+        """Remove the last mark and the values above it from the stack, and return the values."""
         stack = self.stack
         position = len(stack) - 1
         while stack[position] is not _MARK:
@@ -89,19 +92,19 @@ def _push(make: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
     return instruction
 
 
-def _integer(size_layout: str) -> Callable[[_Machine], Any]:
-    return lambda machine: int.from_bytes(machine.take(machine.number(size_layout)), "little", signed=True)
+def _read_integer(size_layout: str) -> Callable[[_Machine], Any]:
+    return lambda machine: int.from_bytes(machine.take(machine.take_number(size_layout)), "little", signed=True)
 
 
-def _text(size_layout: str) -> Callable[[_Machine], Any]:
-    return lambda machine: machine.take(machine.number(size_layout)).decode("utf-8", "surrogatepass")
+def _read_text(size_layout: str) -> Callable[[_Machine], Any]:
+    return lambda machine: machine.take(machine.take_number(size_layout)).decode("utf-8", "surrogatepass")
 
 
-def _number(layout: str) -> Callable[[_Machine], Any]:
-    return lambda machine: machine.number(layout)
+def _read_number(layout: str) -> Callable[[_Machine], Any]:
+    return lambda machine: machine.take_number(layout)
 
 
-def _tuple_of(count: int) -> Callable[[_Machine], None]:
+def _build_tuple(count: int) -> Callable[[_Machine], None]:
     def instruction(machine: _Machine) -> None:
         values = tuple(machine.stack[-count:])
         if len(values) < count or _MARK in values:
@@ -117,34 +120,34 @@ def _append(machine: _Machine) -> None:
 
 
 def _appends(machine: _Machine) -> None:
-    values = machine.since_mark()
+    values = machine.pop_to_mark()
     machine.top(list).extend(values)
 
 
 def _set_item(machine: _Machine) -> None:
     value, key = machine.stack.pop(), machine.stack.pop()
-    machine.top(dict)[_key(key)] = value
+    machine.top(dict)[_check_key(key)] = value
 
 
 def _set_items(machine: _Machine) -> None:
-    values = machine.since_mark()
-    machine.top(dict).update(zip(map(_key, values[::2]), values[1::2], strict=True))
+    values = machine.pop_to_mark()
+    machine.top(dict).update(zip(map(_check_key, values[::2]), values[1::2], strict=True))
 
 
-def _key(value: Any) -> Any:
-    """Text and numbers only: hashing a deep tuple would overflow the interpreter's own stack."""
+def _check_key(value: Any) -> Any:
+    """Return a key of a dict; only text and numbers, because hashing a deep tuple would overflow Python's stack."""
     if not isinstance(value, str | int | float):
         raise TypeError("not a key")
     return value
 
 
-def _remember(machine: _Machine) -> None:
+def _memoize(machine: _Machine) -> None:
     machine.memo[len(machine.memo)] = machine.stack[-1]
 
 
-def _remember_as(layout: str) -> Callable[[_Machine], None]:
+def _memoize_at(layout: str) -> Callable[[_Machine], None]:
     def instruction(machine: _Machine) -> None:
-        machine.memo[machine.number(layout)] = machine.stack[-1]
+        machine.memo[machine.take_number(layout)] = machine.stack[-1]
 
     return instruction
 
@@ -165,30 +168,30 @@ _INSTRUCTIONS: Final[dict[int, Callable[[_Machine], None]]] = {
     ord("N"): _push(lambda machine: None),
     0x88: _push(lambda machine: True),
     0x89: _push(lambda machine: False),
-    ord("J"): _push(_number("<i")),
-    ord("K"): _push(_number("<B")),
-    ord("M"): _push(_number("<H")),
-    0x8A: _push(_integer("<B")),  # LONG1
-    0x8B: _push(_integer("<I")),  # LONG4
-    ord("G"): _push(_number(">d")),
-    0x8C: _push(_text("<B")),
-    ord("X"): _push(_text("<I")),
-    0x8D: _push(_text("<Q")),
+    ord("J"): _push(_read_number("<i")),
+    ord("K"): _push(_read_number("<B")),
+    ord("M"): _push(_read_number("<H")),
+    0x8A: _push(_read_integer("<B")),  # LONG1
+    0x8B: _push(_read_integer("<I")),  # LONG4
+    ord("G"): _push(_read_number(">d")),
+    0x8C: _push(_read_text("<B")),
+    ord("X"): _push(_read_text("<I")),
+    0x8D: _push(_read_text("<Q")),
     ord("]"): _push(lambda machine: []),
     ord("}"): _push(lambda machine: {}),
     ord(")"): _push(lambda machine: ()),
-    0x85: _tuple_of(1),
-    0x86: _tuple_of(2),
-    0x87: _tuple_of(3),
-    ord("t"): _push(lambda machine: tuple(machine.since_mark())),
-    ord("l"): _push(lambda machine: machine.since_mark()),
+    0x85: _build_tuple(1),
+    0x86: _build_tuple(2),
+    0x87: _build_tuple(3),
+    ord("t"): _push(lambda machine: tuple(machine.pop_to_mark())),
+    ord("l"): _push(lambda machine: machine.pop_to_mark()),
     ord("a"): _append,
     ord("e"): _appends,
     ord("s"): _set_item,
     ord("u"): _set_items,
-    0x94: _remember,
-    ord("q"): _remember_as("<B"),
-    ord("r"): _remember_as("<I"),
-    ord("h"): _push(lambda machine: machine.memo[machine.number("<B")]),
-    ord("j"): _push(lambda machine: machine.memo[machine.number("<I")]),
+    0x94: _memoize,
+    ord("q"): _memoize_at("<B"),
+    ord("r"): _memoize_at("<I"),
+    ord("h"): _push(lambda machine: machine.memo[machine.take_number("<B")]),
+    ord("j"): _push(lambda machine: machine.memo[machine.take_number("<I")]),
 }

@@ -1,7 +1,7 @@
-"""MODEL as a user writes it, resolved to a configuration without running or importing anything.
+"""Resolves the MODEL that a user writes to a configuration, without running or importing anything.
 
-A catalog name, a folder with a config.json, a config.json, a Hub repository `org/name`, or
-`package.module:factory`, which stays a reference: it is imported only in the process that builds the model.
+MODEL is a catalog name, a folder with a config.json, a config.json, a Hub repository `org/name`, or
+`package.module:factory`.  A factory stays a reference: it is imported only in the process that builds the model.
 """
 
 import json
@@ -19,12 +19,12 @@ from tonnage.model import ModelRef
 from tonnage.units import MIB, size
 
 LARGEST_FILE_BYTES: Final = 16 * MIB
-"""No config.json is larger: with 21,843 class labels ViT's has 1.5 MiB."""
+"""Limit of a config.json's size; ViT's with 21,843 class labels has 1.5 MiB."""
 
 _FACTORY = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _DOWNLOAD_SECONDS: Final = 10
-_DEEPEST: Final = 32
+_MAX_DEPTH: Final = 32
 
 _LIMITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(
@@ -42,7 +42,7 @@ _LIMITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("max_position_embeddings", "n_positions"), 10**9),
     **dict.fromkeys(("image_size", "patch_size", "num_channels", "num_labels"), 10**6),
 }
-"""Fields that count something in a network, with a number beyond any network that was ever built."""
+"""Fields that count something in a network, each with an upper limit beyond any network ever built."""
 
 _MAY_BE_ZERO: Final = frozenset(
     {
@@ -50,30 +50,31 @@ _MAY_BE_ZERO: Final = frozenset(
         *("encoder_layers", "decoder_layers", "num_decoder_layers"),
     }
 )
-"""Dense members of a family with experts (Granite 4), models without segments (DeBERTa), half an encoder-decoder."""
+"""Fields that are 0 in dense members of a family with experts (Granite 4), in models without segments (DeBERTa) and
+in one half of an encoder-decoder."""
 
-_SIZES: Final = (
+_SIZE_FIELDS: Final = (
     *("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "hidden_sizes", "hidden_dim"),
     *("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "depth", "depths", "num_blocks"),
 )
-"""Fields of which a configuration has at least one; without any, a default network would be sized instead."""
+"""Fields of which a configuration needs at least one; without any, the type's default network would be estimated."""
 
-_HEADS: Final = (("hidden_size", "num_attention_heads"), ("n_embd", "n_head"), ("dim", "n_heads"))
-_HEAD_SIZES: Final = ("head_dim", "d_kv", "kv_channels", "attention_head_size", "qk_nope_head_dim")
-_NOT_THE_NETWORK: Final = ("auto_map", "_name_or_path", "transformers_version", "quantization_config")
+_WIDTHS_AND_HEADS: Final = (("hidden_size", "num_attention_heads"), ("n_embd", "n_head"), ("dim", "n_heads"))
+_HEAD_SIZE_FIELDS: Final = ("head_dim", "d_kv", "kv_channels", "attention_head_size", "qk_nope_head_dim")
+_IGNORED_FIELDS: Final = ("auto_map", "_name_or_path", "transformers_version", "quantization_config")
 
 
 def resolve(model: str | PathLike[str], *, offline: bool = False) -> ModelRef:
-    """The network that `model` names; the forms are tried in the order given at the top.
+    """Return a reference to the network that `model` names; its forms are tried in the order given at the top.
 
-    A catalog name wins over a folder of the same name (write `./gpt2` for the folder).  Code that a repository
-    carries (`auto_map`) is never run: the class comes from transformers, by `model_type`.
+    A catalog name wins over a folder of the same name (write `./gpt2` for the folder).  Code in a repository
+    (`auto_map`) is never run: the class comes from transformers, by `model_type`.
     Raises UnknownModel and UnreadableModel.
     """
     if not isinstance(model, str | PathLike):
         raise UnknownModel(
-            f"A model is given by its name, and this is a {type(model).__name__}: networks are built in a process of "
-            "their own. Write a function that returns it, and say package.module:function."
+            f"MODEL must be a name, not a {type(model).__name__}, because another process builds the network. "
+            "Write a function that returns it, and give package.module:function."
         )
     model = fspath(model)
     known = find_model(model)
@@ -84,86 +85,89 @@ def resolve(model: str | PathLike[str], *, offline: bool = False) -> ModelRef:
             config=known.config(),
             source=f"catalog: {known.config_url} ({known.date})",
         )
-    path = _path(model)
+    path = _find_path(model)
     if path is not None:
         return _from_path(path)
     if is_factory(model):
         return ModelRef(name=model, kind="factory", factory=model, source=f"factory {model}")
     if _HUB_ID.fullmatch(model) and not model.endswith(".json"):
         return _from_hub(model, offline)
-    return _unknown(model)
+    return _raise_unknown(model)
 
 
 NOT_APPLIED: Final = "quantization is not applied"
-"""How the source of a configuration ends whose weights are published quantized."""
+"""Last words of `ModelRef.source` for a configuration whose weights are published quantized."""
 
 
 def is_factory(model: str) -> bool:
-    """Whether it is `package.module:function`, which is imported and called."""
+    """Return True for `package.module:function`, which is imported and called."""
     return _FACTORY.fullmatch(model) is not None
 
 
-def _path(model: str) -> Path | None:
-    """The existing file or folder of that name, or None."""
+def _find_path(model: str) -> Path | None:
+    """Return the existing file or folder of that name, or None."""
     if not model.strip():
         return None
     try:
         path = Path(model).expanduser()
         return path if path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, not a file name at all, ~ of no user
+    except (OSError, ValueError, RuntimeError):  # too long, not a file name at all, ~ of an unknown user
         return None
 
 
-_WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
-"""How files of weights end."""
+_WEIGHT_SUFFIXES: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
 
 
 def _from_path(path: Path) -> ModelRef:
-    """The configuration of a folder or file."""
+    """Return the model of a folder or a config.json."""
     file = path / "config.json" if path.is_dir() else path
     if not file.exists():
         raise UnreadableModel(f"{str(path)!r} is a folder without config.json; give the model's own folder or file.")
-    if file.suffix.lower() in _WEIGHTS:
+    if file.suffix.lower() in _WEIGHT_SUFFIXES:
         raise UnreadableModel(
             f"{str(file)!r} is a file of weights, which are not read; give the config.json beside it, or the folder."
         )
     config = read_config(file)
     folder = file.resolve().parent.name
-    return _reference(folder if file.name == "config.json" and folder else file.stem, config, str(file))
+    return _make_reference(folder if file.name == "config.json" and folder else file.stem, config, str(file))
 
 
-def _reference(name: str, config: dict[str, Any], where: str) -> ModelRef:
+def _make_reference(name: str, config: dict[str, Any], origin: str) -> ModelRef:
     quantized = config.get("quantization_config")
     method = quantized.get("quant_method", "unknown") if isinstance(quantized, dict) else None
     note = f"; its {method} {NOT_APPLIED}" if method else ""
-    shaping = {key: value for key, value in config.items() if key not in _NOT_THE_NETWORK}
-    return ModelRef(name=name, kind="config", config=shaping, source=where + note)
+    shaping = {key: value for key, value in config.items() if key not in _IGNORED_FIELDS}
+    return ModelRef(name=name, kind="config", config=shaping, source=origin + note)
 
 
 def _from_hub(name: str, offline: bool) -> ModelRef:
-    """The config.json of a Hub repository, and only that file: from the Hub's cache, or downloaded into it."""
+    """Return the model of a Hub repository.
+
+    Only its config.json is read, from the Hub's cache or downloaded into it.
+    """
     from huggingface_hub import errors
 
     try:
-        file = _cached(name) or (None if offline else _downloaded(name))
+        file = _find_cached(name) or (None if offline else _download(name))
     except errors.GatedRepoError:
         raise UnknownModel(
             f"{name} is gated on the Hub: accept its licence there and run `hf auth login`, or give a config.json."
         ) from None
     except errors.RepositoryNotFoundError:
-        return _unknown(name, "The Hub has no repository of that name (or it is private). ")
+        return _raise_unknown(name, "The Hub has no repository of that name (or it is private). ")
     except errors.RemoteEntryNotFoundError:
         raise UnknownModel(f"{name} on the Hub has no config.json; give package.module:factory instead.") from None
     except errors.HFValidationError:
-        return _unknown(name)
-    except Exception as error:  # no network in its many forms: httpx's, OS errors, offline mode
-        return _unknown(name, f"The Hub was not reached ({type(error).__name__}), and its cache has no such model. ")
+        return _raise_unknown(name)
+    except Exception as error:  # the many forms of a missing network: httpx's errors, OS errors, offline mode
+        reason = f"The Hub was not reached ({type(error).__name__}), and its cache has no such model. "
+        return _raise_unknown(name, reason)
     if file is None:
-        return _unknown(name, "Offline, and the Hub's cache has no such model. ")
-    return _reference(name, read_config(Path(file)), f"https://huggingface.co/{name}")
+        return _raise_unknown(name, "Offline, and the Hub's cache has no such model. ")
+    return _make_reference(name, read_config(Path(file)), f"https://huggingface.co/{name}")
 
 
-def _cached(name: str) -> str | None:
+def _find_cached(name: str) -> str | None:
     from huggingface_hub import errors, hf_hub_download
 
     try:
@@ -172,17 +176,21 @@ def _cached(name: str) -> str | None:
         return None
 
 
-def _downloaded(name: str) -> str:
-    """Asks once whether the Hub answers, because a download without network is tried for half a minute."""
+def _download(name: str) -> str:
+    """Download a repository's config.json and return its path.
+
+    One request tests the connection first, because a download without network is retried for half a minute.
+    """
     from huggingface_hub import constants, get_session, hf_hub_download
 
     get_session().head(constants.ENDPOINT, timeout=_DOWNLOAD_SECONDS)
     return str(hf_hub_download(name, "config.json", etag_timeout=_DOWNLOAD_SECONDS))
 
 
-def _unknown(model: str, reason: str = "") -> NoReturn:
+def _raise_unknown(model: str, reason: str = "") -> NoReturn:
+    """Raise UnknownModel with the closest catalog names and the possible forms."""
     near = closest(model, known_model_names(), limit=5)
-    names = list(dict.fromkeys(found.id for found in map(find_model, near) if found is not None))[:3]
+    names = list(dict.fromkeys(known.id for known in map(find_model, near) if known is not None))[:3]
     hint = f"Close: {', '.join(names)}. " if names else ""
     shown = model if len(model) <= 80 else model[:77] + "..."
     raise UnknownModel(
@@ -192,25 +200,27 @@ def _unknown(model: str, reason: str = "") -> NoReturn:
 
 
 def read_config(file: Path) -> dict[str, Any]:
-    """A config.json, checked: it is a configuration, and its sizes are those of a network.
+    """Return the content of a config.json after a check that its sizes can be those of a network.
 
-    Raises UnreadableModel with the field, its value and what is possible.
+    Raises UnreadableModel with the field, its value and the possible values.
     """
-    config = _parse(file, _read(file))
+    config = _parse_json(file, _read_content(file))
     if not isinstance(config, dict):
         kind = "a list" if isinstance(config, list) else "a single value"
         raise UnreadableModel(f"{str(file)!r} holds {kind} where a configuration has named fields.")
-    if _depth(config) > _DEEPEST:
-        raise UnreadableModel(f"{str(file)!r} is nested more than {_DEEPEST} levels deep; no configuration is.")
+    if _measure_depth(config) > _MAX_DEPTH:
+        raise UnreadableModel(f"{str(file)!r} is nested more than {_MAX_DEPTH} levels deep; no configuration is.")
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
         raise UnreadableModel(f"{str(file)!r} has no model_type (e.g. llama), so its architecture is not known.")
     architectures = config.get("architectures")
-    if architectures is not None and not _are_texts(architectures):
-        raise UnreadableModel(f"{str(file)!r}: architectures is {_shown(architectures)}; it must be a list of names.")
-    parts = list(_parts(config))
-    named = any("model_type" in part for part in parts[1:])  # parts of their types' usual sizes, as SigLIP's base
-    if not named and not any(field in part for part in parts for field in _SIZES):
+    if architectures is not None and not _is_list_of_texts(architectures):
+        raise UnreadableModel(
+            f"{str(file)!r}: architectures is {_show_value(architectures)}; it must be a list of names."
+        )
+    parts = list(_iterate_parts(config))
+    has_typed_parts = any("model_type" in part for part in parts[1:])  # whose types have default sizes: SigLIP's base
+    if not has_typed_parts and not any(field in part for part in parts for field in _SIZE_FIELDS):
         raise UnreadableModel(
             f"{str(file)!r} states neither the width nor the depth of the network (hidden_size, num_hidden_layers, "
             "...)."
@@ -220,7 +230,7 @@ def read_config(file: Path) -> dict[str, Any]:
     return config
 
 
-def _read(file: Path) -> bytes:
+def _read_content(file: Path) -> bytes:
     try:
         if not file.is_file():
             raise UnreadableModel(f"{str(file)!r} is not a regular file.")
@@ -233,9 +243,9 @@ def _read(file: Path) -> bytes:
     return content
 
 
-def _parse(file: Path, content: bytes) -> Any:
+def _parse_json(file: Path, content: bytes) -> Any:
     try:
-        return json.loads(content.decode("utf-8-sig"), parse_constant=_constant, object_hook=_infinite)
+        return json.loads(content.decode("utf-8-sig"), parse_constant=_parse_constant, object_hook=_parse_infinity)
     except json.JSONDecodeError as error:
         raise UnreadableModel(
             f"{str(file)!r} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
@@ -243,32 +253,32 @@ def _parse(file: Path, content: bytes) -> Any:
     except RecursionError:
         raise UnreadableModel(f"{str(file)!r} is nested too deeply for a configuration.") from None
     except UnicodeDecodeError:
-        raise UnreadableModel(f"{str(file)!r} is not text in UTF-8.") from None
+        raise UnreadableModel(f"{str(file)!r} is not UTF-8 text.") from None
     except ValueError as error:
         raise UnreadableModel(f"{str(file)!r} holds a number that cannot be read: {str(error)[:80]!r}.") from None
 
 
-def _constant(text: str) -> float:
-    """`Infinity`, as Mamba's limits of time steps have it; whatever is not a number is refused."""
-    if text not in _INFINITE:
+def _parse_constant(text: str) -> float:
+    """Return the number of `Infinity`, which Mamba's time-step limits have.  Raises ValueError for NaN."""
+    if text not in _INFINITIES:
         raise ValueError(f"{text} is not JSON")
     return float(text)
 
 
-_INFINITE: Final = ("Infinity", "-Infinity")
+_INFINITIES: Final = ("Infinity", "-Infinity")
 
 
-def _infinite(part: dict[str, Any]) -> Any:
-    """The same as transformers 5 writes it: {"__float__": "Infinity"}."""
-    return float(part["__float__"]) if len(part) == 1 and part.get("__float__") in _INFINITE else part
+def _parse_infinity(part: dict[str, Any]) -> Any:
+    """Return the number of an infinity as transformers 5 writes it, {"__float__": "Infinity"}; others as they are."""
+    return float(part["__float__"]) if len(part) == 1 and part.get("__float__") in _INFINITIES else part
 
 
-def _are_texts(value: Any) -> bool:
+def _is_list_of_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
 
 
-def _depth(value: Any) -> int:
-    """Levels of nesting, counted without recursion."""
+def _measure_depth(value: Any) -> int:
+    """Return the levels of nesting, counted without recursion."""
     level, depth = [value], 0
     while level:
         inner = (
@@ -278,43 +288,43 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The configuration and the configurations inside it (text_config, vision_config, encoder, ...)."""
+def _iterate_parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the configuration and the configurations inside it (text_config, vision_config, encoder, ...)."""
     yield config
     for key, value in config.items():
-        inner = isinstance(value, dict) and (key.endswith("config") or "model_type" in value)
-        if inner and key not in _NOT_THE_NETWORK:
-            yield from _parts(value)
+        is_configuration = isinstance(value, dict) and (key.endswith("config") or "model_type" in value)
+        if is_configuration and key not in _IGNORED_FIELDS:
+            yield from _iterate_parts(value)
 
 
-def _check_part(part: dict[str, Any], where: str) -> None:
+def _check_part(part: dict[str, Any], file: str) -> None:
     for field, most in _LIMITS.items():
         value = part.get(field)
         for number in value if isinstance(value, list) else [value]:
-            _check_count(where, field, number, most)
-    for width, heads in _HEADS:
-        if not any(part.get(field) is not None for field in _HEAD_SIZES):
-            _check_divisible(where, part, width, heads)
-    _check_divisible(where, part, "num_attention_heads", "num_key_value_heads")
+            _check_count(file, field, number, most)
+    for width, heads in _WIDTHS_AND_HEADS:
+        if not any(part.get(field) is not None for field in _HEAD_SIZE_FIELDS):
+            _check_divisible(file, part, width, heads)
+    _check_divisible(file, part, "num_attention_heads", "num_key_value_heads")
 
 
-def _check_count(where: str, field: str, value: Any, most: int) -> None:
-    """None is `not set`, which several architectures allow."""
+def _check_count(file: str, field: str, value: Any, most: int) -> None:
+    """Raise UnreadableModel for a value that is no possible count; None means `not set`, which some types allow."""
     least = 0 if field in _MAY_BE_ZERO else 1
     if value is None or (isinstance(value, int) and not isinstance(value, bool) and least <= value <= most):
         return
     raise UnreadableModel(
-        f"{where!r}: {field} is {_shown(value)}; it must be a whole number from {least} to {most:,}."
+        f"{file!r}: {field} is {_show_value(value)}; it must be a whole number from {least} to {most:,}."
     )
 
 
-def _check_divisible(where: str, part: dict[str, Any], whole: str, parts: str) -> None:
+def _check_divisible(file: str, part: dict[str, Any], whole: str, parts: str) -> None:
     number, divisor = part.get(whole), part.get(parts)
     if isinstance(number, int) and isinstance(divisor, int) and number % divisor:
-        raise UnreadableModel(f"{where!r}: {whole} {number} is not divisible by {parts} {divisor}.")
+        raise UnreadableModel(f"{file!r}: {whole} {number} is not divisible by {parts} {divisor}.")
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return "not finite"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**30:

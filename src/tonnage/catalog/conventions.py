@@ -1,6 +1,7 @@
-"""What each trainer does by itself, whatever a plan says: facts that decide memory and seconds of its steps.
+"""Defaults of each trainer that no option of a plan changes, and that decide memory and seconds of its steps.
 
-The trainers' own code is in `tonnage.trainers`; tests/trainers compares these facts with it where it is installed.
+The code that runs each trainer is in `tonnage.trainers`; tests/trainers compares these facts with the installed
+trainers.
 """
 
 from collections.abc import Mapping
@@ -12,33 +13,33 @@ from tonnage.plans import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class Conventions:
-    """The habits of one trainer."""
+    """Defaults of one trainer."""
 
     torchs_ddp: bool = False
-    """Whether its `ddp` is torch's, which averages gradients in buckets beside them."""
+    """True if its `ddp` is torch's DistributedDataParallel, which averages gradients in separate buckets."""
     clips: bool = False
-    """Whether it scales gradients down to norm 1.0 where a plan says nothing of it."""
+    """True if it clips gradients to norm 1.0 where a plan does not say whether to clip."""
     fuses_adamw: bool = False
-    """Whether AdamW without further options is one kernel for many tensors."""
+    """True if its default AdamW is fused: one kernel for many tensors."""
     keeps_adapters: bool = False
-    """Whether adapters stay in the dtype in which PEFT makes them."""
+    """True if adapters stay in the dtype in which PEFT creates them."""
     reduces_as_computed: bool = False
-    """Whether FSDP2 reduces gradients in the dtype of computation: accelerate's policy, which names no other."""
+    """True if FSDP2 reduces gradients in the compute dtype: accelerate's policy, which sets no other reduce dtype."""
     by_zero: bool = False
-    """Whether DeepSpeed's ZeRO divides, which stores weights and gradients in the dtype of computation."""
+    """True if DeepSpeed's ZeRO shards, which stores weights and gradients in the compute dtype."""
     copies_share_experts: bool = False
-    """Whether all data-parallel ranks may deal the experts out among them, also those that divide nothing else."""
+    """True if all data-parallel ranks can share the experts, also replicas that share nothing else."""
 
 
-_OF_HF_TRAINER: Final = Conventions(
+_HF_TRAINER: Final = Conventions(
     torchs_ddp=True, clips=True, fuses_adamw=True, keeps_adapters=True, reduces_as_computed=True
 )
 
 _BY_ENGINE: Final[Mapping[str, Conventions]] = {
     "tonnage": Conventions(torchs_ddp=True),
-    "hf-trainer": _OF_HF_TRAINER,
-    "trl": _OF_HF_TRAINER,
-    "axolotl": _OF_HF_TRAINER,
+    "hf-trainer": _HF_TRAINER,
+    "trl": _HF_TRAINER,
+    "axolotl": _HF_TRAINER,
     "accelerate": Conventions(torchs_ddp=True, reduces_as_computed=True),
     "deepspeed": Conventions(fuses_adamw=True, by_zero=True),
     "torchtitan": Conventions(clips=True, fuses_adamw=True, keeps_adapters=True),
@@ -47,12 +48,12 @@ _BY_ENGINE: Final[Mapping[str, Conventions]] = {
 
 
 def conventions_of(engine: str) -> Conventions:
-    """Return what the trainer of this name does by itself."""
+    """Return the defaults of the trainer of this name."""
     return _BY_ENGINE[engine]
 
 
 def averages_by_ddp(plan: Plan) -> bool:
-    """Return whether torch's DDP averages the gradients, in buckets beside them."""
+    """Return True if torch's DDP averages the gradients, in separate buckets."""
     if plan.shard == "zero1":
         return plan.engine == "tonnage" and plan.precision != "megatron-bf16"
     return plan.shard == "ddp" and conventions_of(plan.engine).torchs_ddp

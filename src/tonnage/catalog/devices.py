@@ -1,4 +1,4 @@
-"""The GPUs of the catalog, and how a cluster is written: `t4`, `8xA100-80GB`, `4x8xH100`."""
+"""The GPUs of the catalog, and the notation of a cluster: `t4`, `8xA100-80GB`, `4x8xH100` (machines x GPUs)."""
 
 import re
 import tomllib
@@ -15,44 +15,44 @@ from tonnage.errors import UnknownDevice, UsageError
 from tonnage.units import MIB, counted, gib, typed
 
 _GENERIC_MODEL: Final = "a100-80gb"
-"""The card whose kernels and workspaces a GPU known only by its memory is assumed to have."""
+"""The card whose kernels and workspaces are assumed for a GPU of which only the memory is known."""
 
-_OTHER_SPEC = re.compile(
+_OTHER_NOTATION = re.compile(
     r"(?P<name>.+?)\s*[x×*:]\s*(?P<count>[0-9]+)|(?P<number>[0-9]+)\s*[*:]\s*(?P<card>.+)", re.IGNORECASE
 )
-"""How others write several GPUs: h100:8, H100x8, 8*h100."""
+"""Notations of several GPUs in other programs: h100:8, H100x8, 8*h100."""
 _SPEC = re.compile(r"\s*(?:([0-9]+)\s*[x×]\s*)?(?:([0-9]+)\s*[x×]\s*)?(.*?)\s*", re.IGNORECASE)
 
 
 def device_names() -> list[str]:
-    """The ids of all GPUs in the catalog, in its order (by generation)."""
+    """Return the ids of all GPUs in the catalog, in its order (by generation)."""
     return list(_devices())
 
 
 def find_device(name: str) -> Device:
-    """The GPU with this id or alias, compared exactly after lower-casing.
+    """Return the GPU with this id or alias, compared exactly after lower-casing.
 
     Raises UnknownDevice with the closest names.
     """
-    known = _names()
+    known = _devices_by_name()
     device = known.get(normalise(name))
     if device is not None:
         return device
-    near = list(dict.fromkeys(known[found].id for found in closest(name, known, limit=5)))
+    near = list(dict.fromkeys(known[candidate].id for candidate in closest(name, known, limit=5)))
     hint = f"Close: {', '.join(near)}. " if near else ""
     raise UnknownDevice(
         f"Unknown GPU {name.strip()!r}. {hint}"
-        f"All {len(_devices())}: tonnage devices; or give its memory: --gpu-memory 24GiB; or cpu."
+        f"`tonnage devices` lists all {len(_devices())}; or give its memory: --gpu-memory 24GiB; or cpu."
     )
 
 
 def known_by_driver(name: str) -> Device | None:
-    """The catalog's GPU that the driver calls so."""
+    """Return the catalog's GPU with this marketing name, as the driver reports it; None if there is none."""
     return next((device for device in _devices().values() if normalise(device.name) == normalise(name)), None)
 
 
 def generic_device(capacity_bytes: int) -> Device:
-    """A GPU known only by its memory: an A100's kernels and context are assumed, and no speeds."""
+    """Return a GPU of which only the memory is known: kernels and context are an A100's, speeds are unknown."""
     model = find_device(_GENERIC_MODEL)
     unknown_speeds: dict[str, Any] = dict.fromkeys(
         (
@@ -77,7 +77,7 @@ def generic_device(capacity_bytes: int) -> Device:
 
 
 def host_device(capacity_bytes: int | None = None) -> Device:
-    """The processor and its memory (default: this machine's), on which estimates count live tensors exactly."""
+    """Return the processor as a device, with this memory (default: this machine's); estimates count live tensors."""
     if capacity_bytes is None:
         from tonnage.catalog.machine import memory_bytes
 
@@ -90,7 +90,7 @@ def host_device(capacity_bytes: int | None = None) -> Device:
         context_low_bytes=0,
         context_bytes=0,
         context_high_bytes=0,
-        context_source="none on the CPU; Python and its libraries are not counted",
+        context_source="the CPU has none; the memory of Python and its libraries is not counted",
         sms=0,
         threads_per_sm=0,
         shared_per_sm_bytes=0,
@@ -102,12 +102,12 @@ def host_device(capacity_bytes: int | None = None) -> Device:
 def parse_cluster(
     spec: str | None = None, *, gpus: int | None = None, gpu_memory_bytes: int | None = None
 ) -> Cluster:
-    """The cluster that `t4`, `8xA100-80GB` or `4x8xH100` (machines x GPUs) names.
+    """Return the cluster that `t4`, `8xA100-80GB` or `4x8xH100` (machines x GPUs) stands for.
 
-    `gpus` gives the total where the text does not; above 8 it must be whole machines of 8.  `here` is this machine
-    with its GPUs, all of them unless a number is given.  `gpu_memory_bytes` replaces the card's memory, or stands
-    alone for a GPU that is not in the catalog.
-    Raises UnknownDevice and UsageError; of this machine CannotEstimate.
+    `gpus` is the total where the text has no number; above 8 it must be a multiple of 8.  `here` stands for this
+    machine with all of its GPUs, or with the given number of them.  `gpu_memory_bytes` replaces the card's memory;
+    without a name it stands for a GPU that is not in the catalog.
+    Raises UnknownDevice and UsageError; for `here` also CannotEstimate.
     """
     if gpus is not None and gpus < 1:
         raise UsageError(f"The number of GPUs is {gpus}; it must be at least 1.")
@@ -117,57 +117,61 @@ def parse_cluster(
         raise UsageError(
             f"The GPU memory is {gpu_memory_bytes} bytes, less than 1 MiB; give its unit too, such as 24GiB."
         )
-    nodes, per_node, name = _split(spec)
+    nodes, per_node, name = _split_spec(spec)
     if per_node is not None and gpus is not None and gpus != nodes * per_node:
-        raise UsageError(f"{spec!r} says {counted(nodes * per_node, 'GPU')}, --gpus {gpus}; give one of the two.")
+        raise UsageError(
+            f"{spec!r} has {counted(nodes * per_node, 'GPU')}, but --gpus is {gpus}; give one of the two."
+        )
     if normalise(name) == HERE:
-        return _here(nodes, per_node or gpus, gpu_memory_bytes)
+        return _local_cluster(nodes, per_node or gpus, gpu_memory_bytes)
     if per_node is None:
-        nodes, per_node = _machines(gpus or 1)
-    return Cluster(device=_device(name, gpu_memory_bytes), gpus_per_node=per_node, nodes=nodes)
+        nodes, per_node = _split_into_machines(gpus or 1)
+    return Cluster(device=_resolve_device(name, gpu_memory_bytes), gpus_per_node=per_node, nodes=nodes)
 
 
-def _here(nodes: int, per_node: int | None, memory_bytes: int | None) -> Cluster:
-    """So many machines like this one."""
-    from tonnage.catalog import local_gpus as here
+def _local_cluster(nodes: int, per_node: int | None, memory_bytes: int | None) -> Cluster:
+    """Return a cluster of this number of machines like the local one."""
+    from tonnage.catalog import local_gpus
 
-    found = here.cluster(per_node)
-    device = found.device if memory_bytes is None else found.device.with_capacity(memory_bytes)
-    return replace(found, device=device, nodes=nodes)
+    machine = local_gpus.cluster(per_node)
+    device = machine.device if memory_bytes is None else machine.device.with_capacity(memory_bytes)
+    return replace(machine, device=device, nodes=nodes)
 
 
-def _split(spec: str | None) -> tuple[int, int | None, str]:
-    """Machines, GPUs of each if stated, and the card's name from `4x8xH100`."""
+def _split_spec(spec: str | None) -> tuple[int, int | None, str]:
+    """Return the machines, the GPUs of each (None if not stated) and the card's name of `4x8xH100`."""
     match = _SPEC.fullmatch(spec or "")
     if match is None:  # a line break within the name
         return 1, None, spec or ""
-    counts = [_positive(digits, spec) for digits in match.groups()[:2] if digits is not None]
+    counts = [_parse_positive(digits, spec) for digits in match.groups()[:2] if digits is not None]
     nodes = counts[0] if len(counts) == 2 else 1
     return nodes, counts[-1] if counts else None, match[3]
 
 
-def _positive(digits: str, spec: str | None) -> int:
+def _parse_positive(digits: str, spec: str | None) -> int:
     if len(digits) > 9 or int(digits) == 0:
-        raise UsageError(f"{spec!r}: {digits} is no number of GPUs; try 8xA100-80GB or 4x8xH100.")
+        raise UsageError(f"{spec!r}: {digits} is not a number of GPUs; try 8xA100-80GB or 4x8xH100.")
     return int(digits)
 
 
-def _machines(gpus: int) -> tuple[int, int]:
-    """Machines and GPUs of each for a total."""
+def _split_into_machines(gpus: int) -> tuple[int, int]:
+    """Return the number of machines and the GPUs of each for a total."""
     if gpus <= GPUS_PER_NODE:
         return 1, gpus
     if gpus % GPUS_PER_NODE:
         raise UsageError(
-            f"{gpus} GPUs are not whole machines of {GPUS_PER_NODE}; say how many machines, e.g. --gpu 2x6xA100-80GB."
+            f"{gpus} GPUs are not whole machines of {GPUS_PER_NODE}; give the number of machines too, "
+            "e.g. --gpu 2x6xA100-80GB."
         )
     return gpus // GPUS_PER_NODE, GPUS_PER_NODE
 
 
-def _device(name: str, memory_bytes: int | None) -> Device:
+def _resolve_device(name: str, memory_bytes: int | None) -> Device:
+    """Return the device of a name and an optional memory size.  Raises UnknownDevice, UsageError."""
     if normalise(name) == CPU:
         return host_device(memory_bytes)
     if name:
-        _check_form(name)
+        _check_notation(name)
         device = find_device(name)
         return device if memory_bytes is None else device.with_capacity(memory_bytes)
     if memory_bytes is None:
@@ -175,36 +179,36 @@ def _device(name: str, memory_bytes: int | None) -> Device:
     return generic_device(memory_bytes)
 
 
-def _check_form(name: str) -> None:
-    """Refuse other ways of writing several GPUs, with ours.  Raises UsageError."""
+def _check_notation(name: str) -> None:
+    """Raise UsageError for another program's notation of several GPUs, with the right one in the message."""
     kinds = [part for part in re.split(r"\s*[,+]\s*", name) if part]
-    if len(kinds) > 1 and normalise(kinds[0]) in _names():
-        raise UsageError(f"{name!r} names {len(kinds)} kinds of GPUs; a job runs on one: --gpu {kinds[0]}.")
-    other = _OTHER_SPEC.fullmatch(name)
-    if other is not None and normalise(other["name"] or other["card"]) in _names():
+    if len(kinds) > 1 and normalise(kinds[0]) in _devices_by_name():
+        raise UsageError(f"{name!r} names {len(kinds)} kinds of GPUs; a job runs on one kind: --gpu {kinds[0]}.")
+    other = _OTHER_NOTATION.fullmatch(name)
+    if other is not None and normalise(other["name"] or other["card"]) in _devices_by_name():
         written = f"{other['count'] or other['number']}x{other['name'] or other['card']}"
-        raise UsageError(f"{name!r}: write the number of GPUs in front: --gpu {written}.")
+        raise UsageError(f"{name!r}: the number of GPUs goes in front: --gpu {written}.")
 
 
 @cache
 def _devices() -> Mapping[str, Device]:
-    """The catalog, read once."""
+    """Return the GPUs of the catalog by id."""
     text = (files("tonnage") / "catalog" / "devices.toml").read_text(encoding="utf-8")
     tables = tomllib.loads(text)
     observed = {entry["id"]: entry for entry in tables["device"] if "context_observed_mib" in entry}
-    return {entry["id"]: _entry(entry, tables["capability"], observed) for entry in tables["device"]}
+    return {entry["id"]: _parse_device(entry, tables["capability"], observed) for entry in tables["device"]}
 
 
 @cache
-def _names() -> Mapping[str, Device]:
-    """Every id and alias."""
+def _devices_by_name() -> Mapping[str, Device]:
+    """Return the GPUs of the catalog by id and by alias."""
     return {name: device for device in _devices().values() for name in (device.id, *device.aliases)}
 
 
-def _entry(
+def _parse_device(
     entry: Mapping[str, Any], capabilities: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]
 ) -> Device:
-    """The Device of one table of devices.toml."""
+    """Return the Device of one table of devices.toml."""
     values = {k: v for k, v in entry.items() if k not in ("context_observed_mib", "context_like")}
     limits = {k: v for k, v in capabilities[entry["capability"]].items() if k not in ("source", "date")}
     major, minor = entry["capability"].split(".")
@@ -214,15 +218,15 @@ def _entry(
         "peak_flops": Peaks(**entry.get("peak_flops", {})),
         "source": tuple(entry["source"]),
     }
-    return Device(**values, **limits, **_context(entry, observed))
+    return Device(**values, **limits, **_context_fields(entry, observed))
 
 
-def _context(entry: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Memory of the CUDA context: observed on the card, or on the same chip, or by multiprocessors.
+def _context_fields(entry: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the memory of the CUDA context: observed on the card, or on the same chip, or derived.
 
-    The context grows with the multiprocessors (each needs local memory for all its threads): the observed
-    cards lie between 2.5 and 5.8 MiB a multiprocessor.  A card observed fewer than three times is given
-    the spread of all cards around its own median.
+    It is derived from the number of multiprocessors: the context grows with them, because each needs local memory
+    for all its threads; the observed cards lie between 2.5 and 5.8 MiB a multiprocessor.  A card with fewer than
+    three observations gets the spread of all cards around its own median.
     """
     per_sm = {name: median(e["context_observed_mib"]) / e["sms"] for name, e in observed.items()}
     spread = _spread(observed)
@@ -230,23 +234,23 @@ def _context(entry: Mapping[str, Any], observed: Mapping[str, Mapping[str, Any]]
     if like is None:
         middle = median(per_sm.values()) * entry["sms"]
         low, high = min(per_sm.values()) * entry["sms"], max(per_sm.values()) * entry["sms"]
-        how = f"derived from {len(observed)} observed cards by multiprocessors"
+        origin = f"derived from {len(observed)} observed cards, by number of multiprocessors"
     else:
         figures = like["context_observed_mib"]
         middle, low, high = median(figures), min(figures), max(figures)
-        how = f"observations on {like['id']}: {len(figures)}"
+        origin = f"observations on {like['id']}: {len(figures)}"
         if len(figures) < 3:
             low, high = min(low, middle * spread[0]), max(high, middle * spread[1])
     return {
         "context_low_bytes": round(low * MIB),
         "context_bytes": round(middle * MIB),
         "context_high_bytes": round(high * MIB),
-        "context_source": how,
+        "context_source": origin,
     }
 
 
 def _spread(observed: Mapping[str, Mapping[str, Any]]) -> tuple[float, float]:
-    """The least and most that any card observed more than once departs from its own median."""
+    """Return the lowest and the highest ratio of an observation to its card's median, over the repeated ones."""
     repeated: list[Sequence[float]] = [
         e["context_observed_mib"] for e in observed.values() if len(e["context_observed_mib"]) > 1
     ]
@@ -257,9 +261,11 @@ def _spread(observed: Mapping[str, Mapping[str, Any]]) -> tuple[float, float]:
 
 
 def spell_cluster(cluster: Cluster) -> tuple[str, int | None]:
-    """Return what `parse_cluster` reads the same cluster from: its text, and its memory where the catalog has
-    another."""
-    known = _names().get(cluster.device.id)
+    """Return the arguments with which `parse_cluster` makes the same cluster: a text and a memory size.
+
+    The memory is None where it equals the catalog's.
+    """
+    known = _devices_by_name().get(cluster.device.id)
     if known is None and cluster.device.id != CPU:
         return f"{cluster.nodes}x{cluster.gpus_per_node}x", cluster.device.capacity_bytes
     differs = known is not None and known.capacity_bytes != cluster.device.capacity_bytes
@@ -267,10 +273,10 @@ def spell_cluster(cluster: Cluster) -> tuple[str, int | None]:
 
 
 def spell_options(cluster: Cluster) -> str:
-    """Return the cluster as options of the command line: `--gpu 8xh100-80gb`, `--gpu-memory 6GiB --gpus 2`."""
+    """Return the cluster as command-line options: `--gpu 8xh100-80gb`, or `--gpu-memory 6GiB --gpus 2`."""
     name, memory_bytes = spell_cluster(cluster)
     if memory_bytes is None:
         return f"--gpu {name}"
     memory = f"--gpu-memory {typed(memory_bytes)}"
-    usual = (cluster.nodes == 1 and cluster.gpus <= GPUS_PER_NODE) or cluster.gpus_per_node == GPUS_PER_NODE
-    return f"{memory} --gpus {cluster.gpus}" if name.endswith("x") and usual else f"--gpu {name} {memory}"
+    is_usual = (cluster.nodes == 1 and cluster.gpus <= GPUS_PER_NODE) or cluster.gpus_per_node == GPUS_PER_NODE
+    return f"{memory} --gpus {cluster.gpus}" if name.endswith("x") and is_usual else f"--gpu {name} {memory}"

@@ -1,8 +1,8 @@
-"""Number formats of training and serving, computed from how their bits are divided.  Imports no torch.
+"""Number formats of training and serving, computed from their numbers of bits.  Imports no torch.
 
 A value of a floating-point format with E exponent bits, M mantissa bits and bias B = 2**(E-1) - 1 is
 (-1)**sign * 2**(exponent - B) * (1 + mantissa / 2**M), or below the smallest normal number
-2**(1 - B) * mantissa / 2**M.  What the highest exponent means differs: see `Top`.
+2**(1 - B) * mantissa / 2**M.  Formats differ in the meaning of the highest exponent: see `Top`.
 
 nf4 has no exponent: its 16 values are quantiles of a normal distribution (QLoRA, Dettmers et al. 2023, arXiv
 2305.14314, section 3 and appendix E), computed here as bitsandbytes' `create_normal_map` derives them.
@@ -21,12 +21,12 @@ from tonnage.cluster import Device
 
 
 class Top(Enum):
-    """What the codes with the highest exponent mean."""
+    """Meaning of the codes with the highest exponent."""
 
     IEEE = "infinities and NaNs"
-    """As IEEE 754: no finite value has it."""
+    """IEEE 754: no finite value has it."""
     NAN = "one NaN"
-    """E4M3: only the code with all ones is NaN, the others are values (OCP 8-bit floating point, 2023)."""
+    """E4M3: only the code with all ones is NaN, the other codes are values (OCP 8-bit floating point, 2023)."""
     VALUES = "values"
     """All codes are finite values (E2M1 of OCP's microscaling formats, 2023)."""
 
@@ -36,59 +36,59 @@ class Scale:
     """A factor that a block of values shares."""
 
     block: int
-    """Values that share one."""
+    """Number of values that share it."""
     bits: int
     """Bits of the factor."""
     kind: str
-    """What the factor is."""
+    """Description of the factor."""
 
     @property
     def bits_per_value(self) -> Fraction:
-        """The factor's share of each value."""
+        """Return the factor's bits divided by the values that share it."""
         return Fraction(self.bits, self.block)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """One way to write a number."""
+    """One number format."""
 
     name: str
-    """As options and this page call it."""
+    """Name in options and in the list of formats."""
     exponent_bits: int = 0
-    """0: no floating point."""
+    """Bits of the exponent; 0: not floating point."""
     mantissa_bits: int = 0
     """Stored fraction bits."""
     top: Top = Top.IEEE
-    """What the highest exponent means."""
+    """Meaning of the highest exponent."""
     storage_bits: int
-    """Bits of one value in memory, without its scale: tf32 is kept as fp32."""
+    """Bits of one value in memory, without its scale; tf32 is stored as fp32."""
     codes: tuple[float, ...] = ()
-    """The values themselves, ascending, where the format is a list of them."""
+    """All values, ascending, where the format is a list of values."""
     scales: tuple[Scale, ...] = ()
-    """Factors that blocks of values share, from the smallest block."""
+    """Factors that blocks of values share, smallest block first."""
     computes_as: str
-    """The field of `Device.peak_flops` with the speed of matrices in it; empty: it is only stored."""
+    """Field of `Device.peak_flops` with the speed of matrices in it; empty: it is only stored."""
     standard: str
-    """Where its bits are defined."""
+    """Document that defines its bits."""
 
     @property
     def bits_per_value(self) -> Fraction:
-        """Bits in memory with the share of every scale."""
+        """Return the bits of a value in memory, with its share of every scale."""
         return self.storage_bits + sum((scale.bits_per_value for scale in self.scales), Fraction(0))
 
     @property
     def is_float(self) -> bool:
-        """Whether steps grow with the value."""
+        """Return True for floating point: the distance between values grows with the value."""
         return self.exponent_bits > 0
 
     @property
     def bias(self) -> int:
-        """What is taken from the stored exponent."""
+        """Return the number that is subtracted from the stored exponent."""
         return (1 << (self.exponent_bits - 1)) - 1
 
     @property
     def largest(self) -> float:
-        """The largest finite value."""
+        """Return the largest finite value."""
         if self.codes:
             return self.codes[-1]
         exponent, mantissa = (1 << self.exponent_bits) - 1, (1 << self.mantissa_bits) - 1
@@ -100,56 +100,56 @@ class Format:
 
     @property
     def smallest_normal(self) -> float:
-        """The smallest positive value with full precision; of a list, the smallest positive one."""
+        """Return the smallest positive value with full precision; for a list of values the smallest positive one."""
         return min(code for code in self.codes if code > 0) if self.codes else ldexp(1.0, 1 - self.bias)
 
     @property
     def smallest_step(self) -> float:
-        """The smallest distance between two values: for floats the smallest subnormal number."""
+        """Return the smallest distance between two values: for floats the smallest subnormal number."""
         if self.codes:
             return min(after - before for before, after in zip(self.codes, self.codes[1:], strict=False))
         return self.smallest_normal / (1 << self.mantissa_bits)
 
     @property
     def epsilon(self) -> float | None:
-        """The distance from 1 to the next value; None where there is no such."""
+        """Return the distance from 1 to the next value; None for a list of values."""
         return ldexp(1.0, -self.mantissa_bits) if self.is_float else None
 
     @property
     def binades(self) -> float | None:
-        """Powers of two from the smallest normal to the largest value; None where steps do not grow."""
+        """Return the powers of two between the smallest normal and the largest value; None for a list of values."""
         return log2(self.largest / self.smallest_normal) if self.is_float else None
 
     @property
     def loss_scaling(self) -> str:
-        """Whether gradients in it need a factor to stay above the smallest step."""
+        """Return an answer to whether gradients in it need a scaled loss to stay above the smallest step."""
         if not self.is_float:
-            return "gradients are not kept in it"
+            return "not used for gradients"
         if self.scales:
             return "no: every block has its own scale"
         if self.exponent_bits >= FP32.exponent_bits:
-            return "no: the range of fp32"
+            return "no: it has the range of fp32"
         if self.storage_bits == 16:
             return f"yes: gradients below {self.smallest_step / 2:.1e} round to zero"
         return "a scale for each tensor (or finer), chosen from its largest value"
 
     def devices(self) -> tuple[Device, ...]:
-        """The catalog's GPUs with a published speed of matrices in this format."""
+        """Return the catalog's GPUs with a published speed of matrices in this format."""
         known = (find_device(name) for name in device_names())
-        return tuple(device for device in known if _computes(device, self))
+        return tuple(device for device in known if _has_speed(device, self))
 
 
-def _computes(device: Device, wanted: Format) -> bool:
-    speed = getattr(device.peak_flops, wanted.computes_as) if wanted.computes_as else None
-    return speed is not None and device.capability >= LEAST_CAPABILITY.get(wanted.name, (0, 0))
+def _has_speed(device: Device, number_format: Format) -> bool:
+    speed = getattr(device.peak_flops, number_format.computes_as) if number_format.computes_as else None
+    return speed is not None and device.capability >= LEAST_CAPABILITY.get(number_format.name, (0, 0))
 
 
 @cache
 def normal_float_codes() -> tuple[float, ...]:
-    """The 16 values of NormalFloat: quantiles of N(0, 1) at even steps, 8 positive and 7 negative ones and zero.
+    """Return the 16 values of NormalFloat: zero, and 8 positive and 7 negative quantiles of N(0, 1) at even steps.
 
-    The outermost quantile would be infinite; the probability taken there is the mean of 1 - 1/(2*15) and
-    1 - 1/(2*16), for the 15 and 16 intervals of the two sides.  All are divided by the largest.
+    The outermost quantile would be infinite; its probability is taken to be the mean of 1 - 1/(2*15) and
+    1 - 1/(2*16), for the 15 and 16 intervals of the two sides.  All values are divided by the largest.
     """
     outermost = 1 - (1 / 30 + 1 / 32) / 2
     positive = [_quantile(outermost, step, 9) for step in range(8)]
@@ -159,7 +159,7 @@ def normal_float_codes() -> tuple[float, ...]:
 
 
 def _quantile(start: float, step: int, points: int) -> float:
-    """The normal quantile at the step-th of so many even points from `start` down to one half."""
+    """Return the normal quantile at the step-th of `points` even probabilities from `start` down to one half."""
     return NormalDist().inv_cdf(start + (0.5 - start) * step / (points - 1))
 
 
@@ -230,7 +230,7 @@ FORMATS: Final[tuple[Format, ...]] = (
         storage_bits=8,
         codes=tuple(float(code) for code in range(-128, 128)),
         computes_as="int8",
-        standard="two's complement; a scale for each row or block is added by who quantizes",
+        standard="two's complement; quantization adds a scale for each row or block",
     ),
     Format(
         name="nf4",
@@ -254,16 +254,16 @@ FORMATS: Final[tuple[Format, ...]] = (
 )
 
 LEAST_CAPABILITY: Final = {"mxfp8": (10, 0)}
-"""Compute capability from which tensor cores take a format's scales, where the peak's dtype does not tell: fp8
-matrices with a scale for each block came with Blackwell (PTX ISA: `.kind::mxf8f6f4` with `.block_scale`)."""
+"""Lowest compute capability whose tensor cores apply a format's scales, where the dtype of the peak does not show it:
+fp8 matrices with a scale for each block came with Blackwell (PTX ISA: `.kind::mxf8f6f4` with `.block_scale`)."""
 
 
 def find_format(name: str) -> Format:
-    """The format of that name.  Raises UsageError with the possible names."""
+    """Return the format of this name.  Raises UsageError with the possible names."""
     from tonnage.errors import UsageError
 
-    known = {known.name: known for known in FORMATS}
-    found = known.get(name.strip().lower().replace("_", "-"))
-    if found is None:
+    known = {each.name: each for each in FORMATS}
+    match = known.get(name.strip().lower().replace("_", "-"))
+    if match is None:
         raise UsageError(f"Unknown format {name.strip()!r}; possible: {', '.join(known)}.")
-    return found
+    return match

@@ -1,7 +1,8 @@
-"""The GPUs of this machine, as NVIDIA's driver tells of them: `--here`, or the name `here`.
+"""The GPUs of this machine, as NVIDIA's driver reports them: `--here`, or `--gpu here`.
 
-Read through NVML (the package nvidia-ml-py), which makes no CUDA context and wants no torch.  What the driver leaves
-a process (its total less what it keeps for itself) stands in place of the catalog's capacity, another driver's.
+They are read through NVML (the package nvidia-ml-py), which creates no CUDA context and needs no torch.  The memory
+that this driver leaves to a process (the total without its own part) replaces the catalog's capacity, which was
+measured with another driver.
 """
 
 from __future__ import annotations
@@ -20,95 +21,95 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 WORTH_SAYING_BYTES: Final = 2**29
-"""What others hold on a card before it is worth a word: a desktop, or a process that is left over."""
+"""Memory that other processes may hold on a card without a note: a desktop holds less, a forgotten process more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """One GPU, or one part of a GPU that is divided (MIG), that a program started now would see."""
+    """One GPU, or one MIG instance of a divided GPU, that a program started now would see."""
 
     name: str
-    """As the driver reports it."""
+    """Name that the driver reports."""
     uuid: str
-    """As CUDA_VISIBLE_DEVICES may name it."""
+    """UUID, by which CUDA_VISIBLE_DEVICES may name it."""
     total_bytes: int
     """Memory as nvidia-smi shows it."""
     capacity_bytes: int
-    """Memory as torch shows it: without what the driver keeps for itself."""
+    """Memory as torch shows it: without the driver's own part."""
     used_bytes: int
-    """Held by processes."""
+    """Memory that processes hold."""
     capability: tuple[int, int]
-    """Compute capability; of a part, that of the whole."""
+    """Compute capability; of a MIG instance, that of the whole GPU."""
 
     @property
     def device(self) -> Device:
-        """The catalog's card of that name with the memory that is here; for others only the memory is known."""
+        """Return the catalog's card of that name with this machine's memory, or a generic card with that memory."""
         known = known_by_driver(self.name)
         device = known or replace(generic_device(self.capacity_bytes), name=self.name, capability=self.capability)
-        stated = f"capacity {gib(self.capacity_bytes)}: as the driver of this machine reports it"
+        origin = f"capacity {gib(self.capacity_bytes)}: as the driver of this machine reports it"
         return replace(
             device,
             capacity_bytes=self.capacity_bytes,
             nvml_total_bytes=self.total_bytes,
-            source=(stated, *device.source),
+            source=(origin, *device.source),
         )
 
 
 def cluster(gpus: int | None = None) -> Cluster:
-    """This machine with all of its GPUs, or with so many of them.
+    """Return this machine as a cluster, with all of its GPUs or with this number of them.
 
-    Raises CannotEstimate where no driver can be asked, UsageError where there are fewer, or where they differ.
+    Raises CannotEstimate where there is no driver, UsageError where there are fewer GPUs, or where they differ.
     """
-    found = visible()
-    names = sorted({one.name for one in found})
+    local = visible()
+    names = sorted({gpu.name for gpu in local})
     if len(names) > 1:
-        listed = ", ".join(f"{sum(one.name == name for one in found)} x {name}" for name in names)
+        listed = ", ".join(f"{sum(gpu.name == name for gpu in local)} x {name}" for name in names)
         raise UsageError(
             f"The GPUs of this machine differ ({listed}); choose some by their UUIDs with CUDA_VISIBLE_DEVICES."
         )
-    if gpus is not None and gpus > len(found):
-        raise UsageError(f"This machine has {len(found)} x {names[0]}, and {gpus} were asked for.")
-    least = min(found[:gpus], key=lambda one: one.capacity_bytes)
-    return Cluster(device=least.device, gpus_per_node=len(found[:gpus]))
+    if gpus is not None and gpus > len(local):
+        raise UsageError(f"This machine has {len(local)} x {names[0]}, but {gpus} were requested.")
+    least = min(local[:gpus], key=lambda gpu: gpu.capacity_bytes)
+    return Cluster(device=least.device, gpus_per_node=len(local[:gpus]))
 
 
 def in_use(found: Sequence[Found]) -> list[str]:
-    """A sentence for each GPU on which others hold memory: an estimate is of an empty card."""
+    """Return a sentence for each GPU on which other processes hold memory, because estimates assume an empty card."""
     return [
-        f"GPU {place} ({one.name}): other processes hold {gib(one.used_bytes)} of {gib(one.capacity_bytes)}; "
+        f"GPU {index} ({gpu.name}): other processes hold {gib(gpu.used_bytes)} of {gib(gpu.capacity_bytes)}; "
         "the answer is for an empty card."
-        for place, one in enumerate(found)
-        if one.used_bytes > WORTH_SAYING_BYTES
+        for index, gpu in enumerate(found)
+        if gpu.used_bytes > WORTH_SAYING_BYTES
     ]
 
 
 def visible() -> list[Found]:
-    """The GPUs that a program started now would see, in its order.  Raises CannotEstimate, UsageError."""
-    nvml = _nvml()
+    """Return the GPUs that a program started now would see, in its order.  Raises CannotEstimate, UsageError."""
+    nvml = _import_nvml()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
         raise CannotEstimate(f"This machine's GPUs cannot be read: {error}. Name a card with --gpu.") from error
     try:
-        every = list(_all(nvml))
+        all_gpus = list(_iterate_gpus(nvml))
     except nvml.NVMLError as error:
-        raise CannotEstimate(f"NVIDIA's driver does not tell of its GPUs: {error}.") from error
+        raise CannotEstimate(f"NVIDIA's driver does not report its GPUs: {error}. Name a card with --gpu.") from error
     finally:
         nvml.nvmlShutdown()
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if _is_ambiguous(every, said, os.environ.get("CUDA_DEVICE_ORDER")):
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if _is_ambiguous(all_gpus, variable, os.environ.get("CUDA_DEVICE_ORDER")):
         raise UsageError(
-            "The GPUs of this machine differ, and CUDA numbers them by their speed (CUDA_DEVICE_ORDER), which the "
-            "driver does not tell; name them in CUDA_VISIBLE_DEVICES by their UUIDs, or set CUDA_DEVICE_ORDER to "
+            "The GPUs of this machine differ, and CUDA numbers them by speed (CUDA_DEVICE_ORDER), which the driver "
+            "does not report; name them in CUDA_VISIBLE_DEVICES by their UUIDs, or set CUDA_DEVICE_ORDER to "
             "PCI_BUS_ID."
         )
-    chosen = _chosen(every, said)
+    chosen = _select_visible(all_gpus, variable)
     if not chosen:
-        raise UsageError("No GPU of this machine can be seen (CUDA_VISIBLE_DEVICES); name a card with --gpu.")
+        raise UsageError("CUDA_VISIBLE_DEVICES hides all GPUs of this machine; name a card with --gpu.")
     return chosen
 
 
-def _nvml() -> ModuleType:
+def _import_nvml() -> ModuleType:
     try:
         import pynvml
     except ImportError as error:
@@ -119,11 +120,11 @@ def _nvml() -> ModuleType:
     return module
 
 
-def _all(nvml: Any) -> Iterator[Found]:
-    """All GPUs; of one that is divided, its parts."""
+def _iterate_gpus(nvml: Any) -> Iterator[Found]:
+    """Yield all GPUs; for a divided one, its MIG instances."""
     for index in range(nvml.nvmlDeviceGetCount()):
         whole = nvml.nvmlDeviceGetHandleByIndex(index)
-        for handle in _parts(nvml, whole) or [whole]:
+        for handle in _mig_instances(nvml, whole) or [whole]:
             memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
             yield Found(
                 name=nvml.nvmlDeviceGetName(handle),
@@ -135,46 +136,49 @@ def _all(nvml: Any) -> Iterator[Found]:
             )
 
 
-def _parts(nvml: Any, handle: Any) -> list[Any]:
-    """MIG instances; none where a card is whole, or knows nothing of them."""
+def _mig_instances(nvml: Any, handle: Any) -> list[Any]:
+    """Return the handles of a GPU's MIG instances; none for a GPU that is not divided, or without MIG."""
     try:
-        divided, _ = nvml.nvmlDeviceGetMigMode(handle)
-        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if divided else 0
+        is_divided, _ = nvml.nvmlDeviceGetMigMode(handle)
+        slots = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_divided else 0
     except nvml.NVMLError:
         return []
-    parts = []
-    for place in range(most):
+    instances = []
+    for slot in range(slots):
         try:
-            parts.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
-        except nvml.NVMLError:  # a place without an instance
+            instances.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot))
+        except nvml.NVMLError:  # an empty slot
             continue
-    return parts
+    return instances
 
 
-def _is_ambiguous(every: Sequence[Found], said: str | None, order: str | None) -> bool:
-    """Whether GPUs are chosen by numbers that the driver, which counts them by their places, may give to others."""
-    numbered = said is not None and any(_is_place(word.strip()) for word in said.split(","))
-    return numbered and order != "PCI_BUS_ID" and len({one.name for one in every}) > 1
+def _is_ambiguous(gpus: Sequence[Found], variable: str | None, order: str | None) -> bool:
+    """Return True if CUDA_VISIBLE_DEVICES has numbers that may mean other GPUs in CUDA than in the driver.
+
+    The driver counts by PCI bus, CUDA by speed unless CUDA_DEVICE_ORDER says otherwise.
+    """
+    has_numbers = variable is not None and any(_is_index(word.strip()) for word in variable.split(","))
+    return has_numbers and order != "PCI_BUS_ID" and len({gpu.name for gpu in gpus}) > 1
 
 
-def _is_place(word: str) -> bool:
+def _is_index(word: str) -> bool:
     return word.isascii() and word.isdigit()
 
 
-def _chosen(every: Sequence[Found], said: str | None) -> list[Found]:
-    """What CUDA_VISIBLE_DEVICES leaves: by place, or by the beginning of a UUID; up to the first that is unknown.
+def _select_visible(gpus: Sequence[Found], variable: str | None) -> list[Found]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES selects, by index or by the beginning of a UUID.
 
-    Of one that is named twice CUDA makes that there is none.
+    The list ends at the first unknown entry, and a GPU that is named twice makes it empty, as in CUDA.
     """
-    if said is None:
-        return list(every)
+    if variable is None:
+        return list(gpus)
     chosen: list[Found] = []
-    for word in (part.strip() for part in said.split(",")):
-        place = int(word[:9]) if _is_place(word) else None
-        if place is not None:
-            match = list(every[place : place + 1])
+    for word in (part.strip() for part in variable.split(",")):
+        index = int(word[:9]) if _is_index(word) else None
+        if index is not None:
+            match = list(gpus[index : index + 1])
         else:
-            match = [one for one in every if word and one.uuid.startswith(word)]
+            match = [gpu for gpu in gpus if word and gpu.uuid.startswith(word)]
         if len(match) != 1:
             break
         if match[0] in chosen:

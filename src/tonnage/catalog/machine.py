@@ -1,4 +1,4 @@
-"""The memory of this machine, as far as processes started here may hold it."""
+"""The host memory that processes on this machine can use: the machine's total, or the limit of their cgroup."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _ROOT = Path("/")
 
 
 def memory_bytes() -> int:
-    """Bytes of memory that is here; less than the machine's where a container or a batch job may have no more."""
+    """Return the bytes of usable memory: the machine's total, or the lower limit of a container or batch job."""
     import psutil
 
-    return min([int(psutil.virtual_memory().total), *_limits(_ROOT)])
+    return min([int(psutil.virtual_memory().total), *_cgroup_limits(_ROOT)])
 
 
-def _limits(root: Path) -> Iterator[int]:
-    """What Linux's control groups of this process say, and those above them: the least counts.
+def _cgroup_limits(root: Path) -> Iterator[int]:
+    """Yield the memory limits of this process's Linux control groups and of their parents; the lowest counts.
 
-    Second version: one tree, `memory.max`; first version: a tree for memory, `memory.limit_in_bytes`.  In a container
-    the path may be one of the machine, which is not there, and its own group is the top of the tree.
+    cgroup v2 has one tree with `memory.max`, v1 has a tree for memory with `memory.limit_in_bytes`.  In a container
+    the path may be the host's, which does not exist inside; the container's own group is the root of the tree.
     """
     groups: list[str] = []
-    with suppress(OSError):  # another system than Linux
+    with suppress(OSError):  # not on Linux
         groups = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     for group in groups:
         controllers, _, path = group.partition(":")[2].partition(":")
@@ -35,5 +35,5 @@ def _limits(root: Path) -> Iterator[int]:
             continue
         own = PurePosixPath(path.lstrip("/"))
         for folder in (own, *own.parents):
-            with suppress(OSError, ValueError):  # not there, or "max"
+            with suppress(OSError, ValueError):  # no such file, or "max"
                 yield int((tree / folder / name).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The model configurations of the catalog, by their names."""
+"""The model configurations of the catalog, by name."""
 
 import json
 import tomllib
@@ -13,50 +13,50 @@ from tonnage.catalog.spelling import normalise
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A published network: where its configuration is, and how many weights it must have."""
+    """A published network: the origin of its configuration, and the number of weights that it must have."""
 
     id: str
     """The catalog's name, e.g. `llama-3.1-8b`."""
     hub: str
-    """The Hub repository whose config.json it is."""
+    """Hub repository whose config.json it is."""
     aliases: tuple[str, ...] = ()
     """Other exact names, among them Hub repositories with the same network."""
     parameters: int
-    """Weights of the class that is trained, ties counted once."""
+    """Number of weights of the class that is trained; tied weights count once."""
     parameters_source: str
-    """Where that number was published."""
+    """Publication of that number."""
     config_url: str
-    """Where the configuration was published."""
+    """URL of the published configuration."""
     note: str = ""
-    """What the network is with or without."""
+    """Parts that the network has or lacks."""
     date: str
-    """When it was looked up, YYYY-MM-DD."""
+    """Date on which it was looked up, YYYY-MM-DD."""
 
     def config(self) -> dict[str, Any]:
-        """A fresh copy of the configuration, as config.json has it."""
+        """Return a new copy of the configuration, as in config.json."""
         text = (files("tonnage") / "catalog" / "configs" / f"{self.id}.json").read_text(encoding="utf-8")
         config: dict[str, Any] = json.loads(text)
         return config
 
 
 def model_names() -> list[str]:
-    """The ids of all models in the catalog, in its order (by family)."""
+    """Return the ids of all models in the catalog, in its order (by family)."""
     return list(_models())
 
 
 def find_model(name: str) -> Model | None:
-    """The model with this id, alias or Hub repository, compared exactly after lower-casing; None if there is none."""
-    return _model_names().get(normalise(name))
+    """Return the model with this id, alias or Hub repository, compared exactly after lower-casing, or None."""
+    return _models_by_name().get(normalise(name))
 
 
 def known_model_names() -> Iterable[str]:
-    """Every name that `find_model` knows, lower case."""
-    return _model_names().keys()
+    """Return all names that `find_model` knows, in lower case."""
+    return _models_by_name().keys()
 
 
 @cache
 def _models() -> Mapping[str, Model]:
-    """The catalog's models, read once."""
+    """Return the models of the catalog by id."""
     tables = tomllib.loads((files("tonnage") / "catalog" / "models.toml").read_text(encoding="utf-8"))
     return {
         name: Model(id=name, **{**entry, "aliases": tuple(entry.get("aliases", ()))})
@@ -65,10 +65,10 @@ def _models() -> Mapping[str, Model]:
 
 
 @cache
-def _model_names() -> Mapping[str, Model]:
-    """Every id, alias and Hub repository, normalised; the first model that names a repository has it."""
-    named: dict[str, Model] = {}
+def _models_by_name() -> Mapping[str, Model]:
+    """Return the models by normalised id, alias and Hub repository; the first model of a repository counts."""
+    by_name: dict[str, Model] = {}
     for model in _models().values():
         for name in (model.id, *model.aliases, model.hub):
-            named.setdefault(normalise(name), model)
-    return named
+            by_name.setdefault(normalise(name), model)
+    return by_name

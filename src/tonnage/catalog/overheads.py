@@ -1,4 +1,4 @@
-"""GPU memory of a process that torch's allocator does not see: the CUDA context and NCCL's buffers."""
+"""GPU memory of a process outside torch's allocator: the CUDA context and NCCL's buffers."""
 
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -9,26 +9,26 @@ from typing import Any, Final
 
 from tonnage.cluster import GPUS_PER_NODE, Cluster, Device
 
-_MOST_RANKS: Final = 2**31 - 1
-"""More than any communicator has."""
+_MAX_RANKS: Final = 2**31 - 1
+"""Upper limit of a communicator's ranks: more than any has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead:
-    """GPU memory of one process that torch's allocator does not see, as an interval."""
+    """GPU memory of one process outside torch's allocator, as an interval."""
 
     low_bytes: int
-    """The least that sources support."""
+    """Lowest value that the sources support."""
     bytes: int
-    """The figure to reckon with."""
+    """Typical value, which estimates use."""
     high_bytes: int
-    """The most that sources support."""
+    """Highest value that the sources support."""
     context_bytes: int
-    """Of `bytes`: the CUDA context and lazily loaded modules."""
+    """Part of `bytes`: the CUDA context and lazily loaded modules."""
     nccl_bytes: int
-    """Of `bytes`: buffers of NCCL communicators and of direct sends."""
+    """Part of `bytes`: buffers of NCCL communicators and of direct sends."""
     source: tuple[str, ...]
-    """Where the figures come from."""
+    """Sources of the figures."""
 
 
 def overheads(
@@ -38,15 +38,15 @@ def overheads(
     gpus_per_node: int = GPUS_PER_NODE,
     send_recv_peers: int = 0,
 ) -> Overhead:
-    """Memory of one rank outside torch's allocator.
+    """Return the memory of one rank outside torch's allocator.
 
-    `communicators` are the numbers of ranks of the NCCL communicators in which it takes part; one larger than
-    `gpus_per_node` spans machines.  `send_recv_peers` are the ranks with which it exchanges directly; at most as
-    many are counted as the rank has others on its machine, because what is known (overheads.toml) is about NVLink.
+    `communicators` are the sizes in ranks of its NCCL communicators; one larger than `gpus_per_node` spans machines.
+    `send_recv_peers` is the number of ranks with which it exchanges directly.  At most the other ranks of its own
+    machine are counted, because the figures (overheads.toml) are of NVLink.
     """
-    tables = _overheads()["nccl"]
-    peers = min(send_recv_peers, _most_peers(gpus_per_node))
-    kinds = [_communicator(ranks, gpus_per_node) for ranks in communicators] + ["peer"] * peers
+    tables = _overhead_tables()["nccl"]
+    peers = min(send_recv_peers, _max_peers(gpus_per_node))
+    kinds = [_table_name(ranks, gpus_per_node) for ranks in communicators] + ["peer"] * peers
     low, typical, high = (
         sum(tables[kind][column] for kind in kinds) for column in ("low_bytes", "typical_bytes", "high_bytes")
     )
@@ -62,32 +62,32 @@ def overheads(
 
 
 def ghost_settings(cluster: Cluster) -> dict[str, str]:
-    """The environment that makes a ghost a machine of this cluster: its card, and what NCCL takes of it.
+    """Return the environment variables that make a ghost a machine of this cluster: its card and NCCL's memory.
 
-    That is what `overheads` reckons with: bytes of a communicator up to a number of ranks, and of a direct peer.
+    The figures are those of `overheads`: bytes of a communicator up to a number of ranks, and of a direct peer.
     """
-    tables, per_node = _overheads()["nccl"], cluster.gpus_per_node
-    sizes = [*sorted({size for size in (1, 2, per_node) if size <= per_node}), _MOST_RANKS]
-    taken = ((size, tables[_communicator(size, per_node)]["typical_bytes"]) for size in sizes)
+    tables, per_node = _overhead_tables()["nccl"], cluster.gpus_per_node
+    sizes = [*sorted({size for size in (1, 2, per_node) if size <= per_node}), _MAX_RANKS]
+    bytes_by_size = ((size, tables[_table_name(size, per_node)]["typical_bytes"]) for size in sizes)
     return {
         **cluster.device.ghost_settings(),
-        "GHOST_NCCL_BYTES": ",".join(f"{size}:{count}" for size, count in taken),
+        "GHOST_NCCL_BYTES": ",".join(f"{size}:{count}" for size, count in bytes_by_size),
         "GHOST_NCCL_PEER_BYTES": str(tables["peer"]["typical_bytes"]),
-        "GHOST_NCCL_PEERS": str(_most_peers(per_node)),
+        "GHOST_NCCL_PEERS": str(_max_peers(per_node)),
     }
 
 
-def _most_peers(gpus_per_node: int) -> int:
+def _max_peers(gpus_per_node: int) -> int:
     return gpus_per_node - 1
 
 
-def _communicator(ranks: int, gpus_per_node: int) -> str:
-    """The table of overheads.toml for a communicator of so many ranks."""
+def _table_name(ranks: int, gpus_per_node: int) -> str:
+    """Return the name of overheads.toml's table for a communicator of this size."""
     if ranks > gpus_per_node:
         return "machines"
     return {1: "one", 2: "two"}.get(ranks, "node")
 
 
 @cache
-def _overheads() -> Mapping[str, Any]:
+def _overhead_tables() -> Mapping[str, Any]:
     return tomllib.loads((files("tonnage") / "catalog" / "overheads.toml").read_text(encoding="utf-8"))

@@ -1,15 +1,15 @@
-"""How a name that a person typed is compared with the names that exist: exactly, or as a suggestion."""
+"""Comparison of a name that a person typed with the names that exist: exactly, or to suggest close ones."""
 
 from collections.abc import Iterable
 
 
 def normalise(name: str) -> str:
-    """Lower case, with dashes for spaces and underscores; nothing else is forgiven."""
+    """Return the name in lower case, with dashes for spaces and underscores; nothing else is changed."""
     return name.strip().lower().replace(" ", "-").replace("_", "-")
 
 
 def distance(left: str, right: str) -> int:
-    """Levenshtein's distance: insertions, deletions and substitutions that turn one into the other."""
+    """Return Levenshtein's distance: the insertions, deletions and substitutions that turn one into the other."""
     previous = list(range(len(right) + 1))
     for row, letter in enumerate(left, start=1):
         current = [row]
@@ -21,15 +21,15 @@ def distance(left: str, right: str) -> int:
 
 
 def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """At most `limit` known names within half the length of `name`, nearest first.
+    """Return at most `limit` known names whose distance is within half the length of `name`, nearest first.
 
-    Names that begin alike come first among equals, because people misremember endings (`h100` for
-    `h100-80gb`); a name of which the typed one is the beginning is always near.
+    Among equally near names, those with the same first letter come first, because people misremember endings
+    (`h100` for `h100-80gb`).  A name that starts with the typed one has distance 0.
     """
     typed = normalise(name)[:80]
     ranked = []
     for candidate in known:
-        apart = 0 if typed and candidate.startswith(typed) else distance(typed, candidate)
-        if apart <= max(1, len(typed) // 2):
-            ranked.append((apart, candidate[:1] != typed[:1], candidate))
+        edits = 0 if typed and candidate.startswith(typed) else distance(typed, candidate)
+        if edits <= max(1, len(typed) // 2):
+            ranked.append((edits, candidate[:1] != typed[:1], candidate))
     return [candidate for _, _, candidate in sorted(ranked)[:limit]]

@@ -1,4 +1,4 @@
-"""How an Estimate leaves the program: on standard output, in files, as an exit code."""
+"""Output of an Estimate: on standard output, in files, as an exit code."""
 
 import json
 import os
@@ -16,40 +16,41 @@ if TYPE_CHECKING:
     from tonnage.estimates.estimate import Estimate
     from tonnage.trace.trace import Trace
 
-_WIDEST: Final = 120  # a reader's eye loses the line beyond
-_UNWATCHED_WIDTH: Final = 100  # what a pipe or a file gets
-_BEGINNING_BYTES: Final = 2**14  # a page's title comes before what tells that it is ours
+_MAX_WIDTH: Final = 120  # longer lines are hard to read
+_DEFAULT_WIDTH: Final = 100  # for a pipe or a file
+_BEGINNING_BYTES: Final = 2**14  # enough for a page's title and the mark of tonnage's pages after it
 _GLYPHS: Final = "█▓▒░▚▞╱▪·▕▏│└┴─▁×"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What the user asked to be given."""
+    """Output that the user requested."""
 
     json: bool = False
-    """One JSON document on standard output instead of the report."""
+    """True for one JSON document on standard output instead of the report."""
     html: Path | None = None
-    """Where a page goes."""
+    """File for the page."""
     save: Path | None = None
-    """Where estimate and traces go."""
+    """File for the estimate and its traces."""
     snapshot: Path | None = None
-    """Where a snapshot of the worst rank goes."""
+    """File for a snapshot of the worst rank."""
 
     def check(self, *, force: bool) -> None:
-        """Find out before the work whether the files can be written.  Raises UnwritableFile and UsageError.
+        """Check before the work that the files can be written.  Raises UnwritableFile and UsageError.
 
-        Without `force` only what tonnage itself wrote there is replaced.  A snapshot may be torch's own recording.
+        Without `force` only files that tonnage itself wrote are replaced.  An existing snapshot is never replaced
+        without it, because it may be a recording of torch.
         """
         from tonnage.files import check_free, check_places
 
         check_places(self.html, self.save, self.snapshot)
-        ours = ((self.html, _is_page), (self.save, _is_saved))
-        check_free(*(path for path, wrote in ours if path and not wrote(path)), self.snapshot, force=force)
+        outputs = ((self.html, _is_page), (self.save, _is_saved))
+        check_free(*(path for path, is_ours in outputs if path and not is_ours(path)), self.snapshot, force=force)
 
     def check_card(self, gpu: str) -> None:
-        """Raise UsageError for a snapshot of a card that has no caching allocator."""
+        """Raise UsageError for a snapshot of a device that has no caching allocator."""
         if self.snapshot is not None and gpu == CPU:
-            raise UsageError("--snapshot is of a GPU's caching allocator, and the CPU has none; leave it out.")
+            raise UsageError("--snapshot shows a GPU's caching allocator, and the CPU has none; leave it out.")
 
 
 def _is_saved(path: Path) -> bool:
@@ -59,22 +60,22 @@ def _is_saved(path: Path) -> bool:
 
 
 def _is_page(path: Path) -> bool:
-    """Whether a file is a page that tonnage wrote."""
+    """Return True if a file is a page that tonnage wrote."""
     if not path.is_file():
         return False
     try:
         with path.open("rb") as file:
-            begun = file.read(_BEGINNING_BYTES)
+            beginning = file.read(_BEGINNING_BYTES)
     except OSError:
         return False
-    return begun.startswith(b"<!DOCTYPE html>") and b'<div class="tonnage">' in begun
+    return beginning.startswith(b"<!DOCTYPE html>") and b'<div class="tonnage">' in beginning
 
 
 def deliver(estimate: "Estimate", traces: Callable[[], Sequence["Trace"]], wanted: Wanted) -> int:
     """Print the answer, write the files, and return the exit code: 0 fits, 1 does not.
 
-    `traces` is called only when a file needs them; the estimate's own rank comes first.  Standard output comes
-    first, so that a full disk does not cost the answer.
+    `traces` is called only when a file needs them; it returns the estimate's own rank first.  Standard output is
+    written before files, so that a full disk does not lose the answer.
     """
     if wanted.json:
         print_json(estimate.to_json())
@@ -99,45 +100,45 @@ def deliver(estimate: "Estimate", traces: Callable[[], Sequence["Trace"]], wante
 
 
 def print_json(document: Any) -> None:
-    """Exactly one JSON document on standard output."""
+    """Write exactly one JSON document to standard output."""
     emit(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
 def emit(text: str) -> None:
-    """Put text on standard output.  A reader that has seen enough is no error; a full disk is: UnwritableFile.
+    """Write text to standard output.  Raises UnwritableFile for a full disk, but not for a reader that stops reading.
 
-    Letters that its encoding does not have (of names, on a Windows console) are written as escapes.
+    Characters that its encoding lacks (in names, on a Windows console) are written as escapes.
     """
     encoding = sys.stdout.encoding or "utf-8"
     try:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
-        _silence()
+        _discard_output()
     except OSError as error:
-        _silence()
+        _discard_output()
         raise UnwritableFile(f"The answer could not be printed ({error.strerror}).") from error
 
 
-def _silence() -> None:
-    """Give standard output somewhere to go, or Python complains once more when it closes it at the end."""
+def _discard_output() -> None:
+    """Redirect standard output to the null device; otherwise Python reports the error again when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def width() -> int:
-    """Columns of the terminal, or of COLUMNS; a fixed number where nobody watches."""
+    """Return the columns of the terminal, or those in COLUMNS; a fixed number for a pipe or a file."""
     if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        return _UNWATCHED_WIDTH
-    return min(shutil.get_terminal_size((_UNWATCHED_WIDTH, 24)).columns, _WIDEST)
+        return _DEFAULT_WIDTH
+    return min(shutil.get_terminal_size((_DEFAULT_WIDTH, 24)).columns, _MAX_WIDTH)
 
 
 def colour() -> bool:
-    """Whether to colour: a terminal that can, and nobody who set NO_COLOR (https://no-color.org)."""
+    """Return True for a terminal with colours, unless NO_COLOR is set (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def unicode() -> bool:
-    """Whether standard output can carry the glyphs of the pictures."""
+    """Return True if the encoding of standard output has the glyphs of the pictures."""
     try:
         _GLYPHS.encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):

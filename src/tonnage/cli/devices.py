@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def devices(
-    name: Annotated[str | None, typer.Argument(help="One GPU, to see all of it with its sources.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One GPU, to show all its figures and their sources.")] = None,
     json: Json = False,
 ) -> int:
-    """The GPUs that --gpu knows, with what a program sees of their memory; or one of them in full."""
+    """List the GPUs that --gpu accepts, with the memory that a program can use; or show one GPU in full."""
     from dataclasses import asdict
 
     from tonnage.catalog.devices import device_names, find_device
@@ -24,22 +24,22 @@ def devices(
     if json:
         print_json(asdict(chosen[0]) if name else [asdict(device) for device in chosen])
     else:
-        emit(_one(chosen[0]) if name else _all(chosen))
+        emit(_device_table(chosen[0]) if name else _list_table(chosen))
     return 0
 
 
-def _all(chosen: "list[Device]") -> str:
+def _list_table(chosen: "list[Device]") -> str:
     from tonnage.cli.table import table
     from tonnage.units import gib
 
     rows = [
-        (device.id, gib(device.capacity_bytes), _capability(device), _bandwidth(device), device.name)
+        (device.id, gib(device.capacity_bytes), _format_capability(device), _format_bandwidth(device), device.name)
         for device in chosen
     ]
     return table(("--gpu", "memory", "capability", "bandwidth", "name"), rows, numbers=(1, 2, 3))
 
 
-def _one(device: "Device") -> str:
+def _device_table(device: "Device") -> str:
     from dataclasses import fields
 
     from tonnage.cli.table import table
@@ -47,14 +47,14 @@ def _one(device: "Device") -> str:
     rows = []
     for item in fields(device):
         label = item.name.removesuffix("_bytes").replace("_bytes_per_second", "").replace("_", " ")
-        for line in _shown(item.name, getattr(device, item.name)):
+        for line in _format_lines(item.name, getattr(device, item.name)):
             rows.append((label, line))
             label = ""
     return table((), rows)
 
 
-def _shown(name: str, value: Any) -> list[str]:
-    """A field's value for reading, as lines; none where it is not known."""
+def _format_lines(name: str, value: Any) -> list[str]:
+    """Return the lines that show a field's value; none where it is not known."""
     from dataclasses import asdict, is_dataclass
 
     from tonnage.units import size
@@ -62,7 +62,7 @@ def _shown(name: str, value: Any) -> list[str]:
     if value is None:
         return []
     if name.endswith("_bytes_per_second"):
-        return [_gigabytes_per_second(value)]
+        return [_format_rate(value)]
     if name.endswith("_bytes"):
         return [size(value)]
     if is_dataclass(value) and not isinstance(value, type):
@@ -75,14 +75,14 @@ def _shown(name: str, value: Any) -> list[str]:
     return [str(part) for part in value] if isinstance(value, tuple) else [str(value)]
 
 
-def _gigabytes_per_second(value: float) -> str:
+def _format_rate(value: float) -> str:
     return f"{value / 1e9:,.0f} GB/s"
 
 
-def _capability(device: "Device") -> str:
+def _format_capability(device: "Device") -> str:
     return f"{device.capability[0]}.{device.capability[1]}"
 
 
-def _bandwidth(device: "Device") -> str:
-    known = device.bandwidth_bytes_per_second
-    return "-" if known is None else _gigabytes_per_second(known)
+def _format_bandwidth(device: "Device") -> str:
+    bandwidth = device.bandwidth_bytes_per_second
+    return "-" if bandwidth is None else _format_rate(bandwidth)

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from tonnage.cli.options import (
-    CARD,
     Force,
     Gpu,
     GpuMemory,
@@ -19,12 +18,15 @@ from tonnage.cli.options import (
     TorchVersion,
     cluster_of,
     count,
+    in_panels,
 )
 
 
+@in_panels
 def dry_run(
     command: Annotated[
-        list[str], typer.Argument(help="As you would type it: python train.py, torchrun ..., accelerate launch ...")
+        list[str],
+        typer.Argument(help="The command as you would type it: python train.py, torchrun ..., accelerate launch ..."),
     ],
     gpu: Gpu = None,
     here: Here = False,
@@ -34,15 +36,14 @@ def dry_run(
         int | None,
         typer.Option(
             "--rank",
-            help="Run this rank alone, in one process and without torchrun or accelerate launch.",
+            help="Run only this rank, in one process, without torchrun or accelerate launch.",
             metavar="N",
             min=0,
-            rich_help_panel=CARD,
         ),
     ] = None,
     steps: Steps = 3,
     timeout: Annotated[
-        int, count("--timeout", "Seconds after which a command that has not made its steps is stopped.", CARD)
+        int, count("--timeout", "Stop a command that has not finished its steps after this many seconds.")
     ] = 900,
     torch: TorchVersion = None,
     json: Json = False,
@@ -51,7 +52,7 @@ def dry_run(
     snapshot: Snapshot = None,
     force: Force = False,
 ) -> int:
-    """Your own script, unchanged, for a few optimizer steps on GPUs that aren't there; then it is stopped."""
+    """Run your own training script, unchanged, for a few steps on ghost GPUs, and report its memory."""
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
     from tonnage.script import dry_run as dryrun

@@ -6,8 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from tonnage.cli.options import (
-    CARD,
-    PLAN,
     Force,
     Gpu,
     GpuMemory,
@@ -37,15 +35,14 @@ def estimate(
         int | None,
         typer.Option(
             "--rank",
-            help="The rank to run; default: the worst of those that differ.",
+            help="Run only this rank. Default: every rank that differs from the others; the worst is shown.",
             metavar="N",
             min=0,
-            rich_help_panel=CARD,
         ),
     ] = None,
     steps: Annotated[
         int | None,
-        count("--steps", "Optimizer steps to make; default: 3, two of them repeated where all are alike.", CARD),
+        count("--steps", "Optimizer steps to run. Default: 3; of equal steps one is run and repeated twice."),
     ] = None,
     torch: TorchVersion = None,
     offline: Offline = False,
@@ -53,23 +50,21 @@ def estimate(
         Path | None,
         typer.Option(
             "--plan",
-            help="A plan.toml: its model, cards and options, less what is said here.",
+            help="Take model, GPUs and options from a plan.toml; options given here replace its own.",
             metavar="FILE",
-            rich_help_panel=PLAN,
         ),
     ] = None,
     source: Annotated[
         str,
         typer.Option(
             "--source",
-            help="ghost: the real code on a ghost GPU; meta: imitated, on any platform, less exact.",
+            help="ghost: run the real PyTorch on a ghost GPU. meta: imitate the GPU on any platform, less exactly.",
             metavar="WORD",
-            rich_help_panel=CARD,
         ),
     ] = "ghost",
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Run the steps even if the same were run before.", rich_help_panel=CARD),
+        typer.Option("--fresh", help="Run again instead of using the cached trace of an earlier estimate."),
     ] = False,
     json: Json = False,
     html: Html = None,
@@ -78,7 +73,7 @@ def estimate(
     force: Force = False,
     **options: Any,
 ) -> int:
-    """Will it fit, and where do the bytes go? The real training step on a ghost GPU, from a model's name alone."""
+    """Estimate the memory and time of a training step from a model's name, and say whether it fits."""
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.case import Case
-from tonnage.cli.options import OUTPUT, Json, Offline, beginning
+from tonnage.cli.options import Json, Offline, beginning, in_panels
 from tonnage.errors import UnwritableFile, UsageError
 
 if TYPE_CHECKING:
@@ -21,8 +20,9 @@ def _targets(incomplete: str) -> list[str]:
     return beginning((known.name for known in TARGETS), incomplete)
 
 
+@in_panels
 def export(
-    plan: Annotated[Path, typer.Argument(help="A plan that `tonnage plan` has saved: plan.toml.", metavar="PLAN")],
+    plan: Annotated[Path, typer.Argument(help="A plan.toml that `tonnage plan` has saved.", metavar="PLAN")],
     to: Annotated[
         str,
         typer.Option(
@@ -35,38 +35,31 @@ def export(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", help="The folder to write; default: one named after the target.", rich_help_panel=OUTPUT
-        ),
+        typer.Option("--out", help="Folder to write. Default: one named after the target."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that exist.", rich_help_panel=OUTPUT)] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     strict: Annotated[
         bool,
-        typer.Option(
-            "--strict", help="Write nothing if a part of the plan cannot be expressed.", rich_help_panel=OUTPUT
-        ),
+        typer.Option("--strict", help="Write nothing if the target has no setting for a part of the plan."),
     ] = False,
     offline: Offline = False,
     json: Json = False,
 ) -> int:
-    """Do it. A plan as files for the trainer that you use, read back by that trainer's own code."""
+    """Write a plan as configuration files of your trainer, and check that its own code reads them as meant."""
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cli import answer
     from tonnage.cli.progress import progress
-    from tonnage.job import check_said
     from tonnage.planner import plan_file as planfile
+    from tonnage.trainers import cases, reread
     from tonnage.trainers import export as exports
-    from tonnage.trainers import reread
-    from tonnage.trainers.cases import request
 
     target = exports.target(to)
     kept = planfile.read(plan)
     cluster = parse_cluster(kept.gpu, gpus=None, gpu_memory_bytes=kept.gpu_memory_bytes)
-    job, techniques = request(kept.model, offline=offline, **kept.options)
-    check_said(kept.options, job)
+    case = cases.ask(kept.model, cluster, kept.options, said={}, offline=offline)
     with progress() as say:
         say("making the files")
-        made = exports.export(Case(job, techniques, cluster), kept.model, target)
+        made = exports.export(case, kept.model, target)
     if strict and made.unexpressed:
         listed = "; ".join(f"{item.option}={item.value} ({item.why})" for item in made.unexpressed)
         raise UsageError(f"{to} cannot express {listed}. Nothing was written.")

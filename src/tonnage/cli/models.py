@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from tonnage.catalog.models import Model
 
 _WITHOUT_DTYPE: Final = (
-    'It names no dtype: from_config makes weights of fp32 unless the script says another. "dtype": "bfloat16" in the '
-    "file makes them as most published weights are."
+    "It names no dtype, so from_config makes fp32 weights unless the script sets another dtype. "
+    '"dtype": "bfloat16" in the file gives the dtype of most published weights.'
 )
 
 
@@ -23,14 +23,14 @@ def models(
         bool, typer.Option("--config", help="Print the config.json of the model with exactly this name.")
     ] = False,
 ) -> int:
-    """The models that `estimate` knows by name, with the Hub repository whose configuration each is."""
+    """List the models that `estimate` knows by name, each with the Hub repository of its configuration."""
     from dataclasses import asdict
 
     from tonnage.catalog.models import find_model, model_names
     from tonnage.cli.answer import emit, print_json
 
     if config:
-        print_json(_named(search).config())
+        print_json(_find_exact(search).config())
         print(_WITHOUT_DTYPE, file=sys.stderr)
         return 0
     known = [model for model in map(find_model, model_names()) if model is not None]
@@ -40,19 +40,19 @@ def models(
     elif chosen:
         emit(_table(chosen))
     else:
-        return _none(search or "", len(known))
+        return _report_no_match(search or "", len(known))
     return 0 if chosen else 1
 
 
-def _named(name: str | None) -> "Model":
-    """The model of this name.  Raises UsageError."""
+def _find_exact(name: str | None) -> "Model":
+    """Return the model of this name.  Raises UsageError."""
     from tonnage.catalog.models import find_model
     from tonnage.errors import UsageError
 
-    found = find_model(name) if name else None
-    if found is None:
+    model = find_model(name) if name else None
+    if model is None:
         raise UsageError(f"--config needs the exact name of a model, not {name or ''!r}; see: tonnage models.")
-    return found
+    return model
 
 
 def _contains(model: "Model", search: str) -> bool:
@@ -67,9 +67,9 @@ def _table(chosen: "list[Model]") -> str:
     return table(("MODEL", "parameters", "Hub repository", "note"), rows, numbers=(1,))
 
 
-def _none(search: str, known: int) -> int:
+def _report_no_match(search: str, known: int) -> int:
     print(
-        f"None of the {known} models' names contains {search!r}; a Hub id or a config.json also works.",
+        f"None of the names of {known} models contains {search!r}; a Hub id or a config.json also works.",
         file=sys.stderr,
     )
     return 1

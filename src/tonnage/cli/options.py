@@ -3,11 +3,12 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import typer
+from typer.models import OptionInfo
 
 from tonnage.errors import UsageError
 from tonnage.job import Job
@@ -19,10 +20,39 @@ from tonnage.units import parse_bytes, parse_count
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
 
-CARD = "Where it runs"
-JOB = "What is trained"
-PLAN = "How it is trained"
-OUTPUT = "What you get"
+COMMON = "Common options"
+MODEL_AND_JOB = "Model and job"
+MEMORY = "Memory techniques"
+PARALLELISM = "Parallelism"
+SEARCH = "Search"
+HARDWARE = "Hardware and run"
+OUTPUT = "Output"
+
+PANELS: Final[Mapping[str, tuple[str, ...]]] = {
+    COMMON: (
+        *("gpu", "gpus", "gpu_memory", "method", "seq_len", "micro_batch", "grad_accum"),
+        *("precision", "optimizer", "checkpointing", "shard", "json"),
+    ),
+    MODEL_AND_JOB: (
+        *("plan", "engine", "lora_rank", "lora_targets", "lora_dropout", "global_batch_tokens", "packing", "lengths"),
+        *("images", "image_size", "clip_grad_norm", "eval_batch", "eval_logits", "generate", "resume"),
+        "save_checkpoint",
+    ),
+    MEMORY: (
+        *("loss", "attention", "activation_offload", "optimizer_offload", "param_offload", "optimizer_in_backward"),
+        *("allocator", "compile", "outputs", "weights_dtype", "reduce_dtype", "base_dtype", "quant"),
+        "unquantized_dtype",
+    ),
+    PARALLELISM: ("tp", "sequence_parallel", "pp", "pp_schedule", "pp_stages", "cp", "ep", "accum_sync"),
+    SEARCH: ("find", "allow", "only", "without", "headroom", "host_memory", "settings"),
+    HARDWARE: ("here", "rank", "steps", "timeout", "torch", "source", "fresh", "offline"),
+    OUTPUT: ("save", "html", "snapshot", "out", "top", "pareto", "strict", "force"),
+}
+"""The panels of `--help` in their order, and in each the parameters of commands in theirs."""
+
+_PLACES: Final = {
+    name: (panel, place) for panel, names in enumerate(PANELS.values()) for place, name in enumerate(names)
+}
 
 
 def _count(text: str) -> int:
@@ -39,9 +69,36 @@ def _bytes(text: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
-def count(name: str, text: str, panel: str | None = None) -> Any:
-    """An option that takes a whole number such as 4096 or 4M."""
-    return typer.Option(name, help=text, metavar="N", parser=_count, rich_help_panel=panel)
+def count(name: str, text: str) -> Any:
+    """Return an option that takes a whole number such as 4096 or 4M."""
+    return typer.Option(name, help=text, metavar="N", parser=_count)
+
+
+def in_panels(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command with its options sorted into the PANELS of its help."""
+    signature = inspect.signature(command)
+    parameters = _sorted_into_panels(signature.parameters.values())
+
+    @functools.wraps(command)
+    def called(**given: Any) -> Any:
+        return command(**given)
+
+    called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return called
+
+
+def _sorted_into_panels(parameters: Iterable[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Return the parameters in the order of PANELS, arguments first; each option learns its panel."""
+    titles = list(PANELS)
+    placed: list[tuple[tuple[int, int], inspect.Parameter]] = []
+    for parameter in parameters:
+        place = (-1, 0)
+        for option in get_args(parameter.annotation)[1:]:
+            if isinstance(option, OptionInfo) and parameter.name in _PLACES:
+                place = _PLACES[parameter.name]
+                option.rich_help_panel = titles[place[0]]
+        placed.append((place, parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)))
+    return [parameter for _, parameter in sorted(placed, key=lambda item: item[0])]
 
 
 def beginning(names: Iterable[str], incomplete: str) -> list[str]:
@@ -62,93 +119,82 @@ def _model_names(incomplete: str) -> list[str]:
 
 
 _MODEL: Any = typer.Argument(
-    help="A catalog name (`tonnage models`), a Hub id, a folder, a config.json, or package.module:factory.",
+    help="A name from `tonnage models`, a Hub id, a folder, a config.json, or package.module:factory.",
     autocompletion=_model_names,
 )
 Model = Annotated[str, _MODEL]
 ModelOrCommand = Annotated[
     list[str],
     typer.Argument(
-        help="As in `tonnage estimate`; or, after two dashes, a script of yours: -- python train.py ...",
+        help="A model as in `tonnage estimate`; or, after two dashes, your own script: -- python train.py ...",
         metavar="MODEL | -- COMMAND...",
         autocompletion=_model_names,
     ),
 ]
 ModelOrNone = Annotated[str | None, _MODEL]
-Offline = Annotated[
-    bool, typer.Option("--offline", help="Never ask the network about a model.", rich_help_panel=CARD)
-]
+Offline = Annotated[bool, typer.Option("--offline", help="Do not look models up on the Hub.")]
 Gpu = Annotated[
     str | None,
     typer.Option(
         "--gpu",
         autocompletion=_gpu_names,
-        help="The card: t4, 8xA100-80GB, 4x8xH100 (machines x GPUs). `tonnage devices` lists them.",
+        help="The GPU or GPUs: t4, 8xA100-80GB, or 4x8xH100 for 4 machines of 8. `tonnage devices` lists all.",
         metavar="NAME",
-        rich_help_panel=CARD,
     ),
 ]
 Here = Annotated[
     bool,
-    typer.Option("--here", help="The GPUs of this machine, as its driver reports them.", rich_help_panel=CARD),
+    typer.Option("--here", help="Use the GPUs of this machine, as its driver reports them."),
 ]
-Gpus = Annotated[int | None, count("--gpus", "How many cards, where --gpu does not say.", CARD)]
+Gpus = Annotated[int | None, count("--gpus", "Number of GPUs, if --gpu names only one.")]
 GpuMemory = Annotated[
     int | None,
     typer.Option(
         "--gpu-memory",
-        help="Memory of the card, in place of the catalog's or for a card that is not in it: 24GiB.",
+        help="Memory of each GPU, instead of the catalog's, or for a GPU that is not in the catalog: 24GiB.",
         metavar="SIZE",
         parser=_bytes,
-        rich_help_panel=CARD,
     ),
 ]
 HostMemory = Annotated[
     int | None,
     typer.Option(
         "--host-memory",
-        help="What a machine has beside its GPUs, to be kept to: 256GiB. Without: up to 512 GiB for each GPU; with "
-        "--here what this one has.",
+        help="Host memory of each machine, as a limit: 256GiB. Default: 512 GiB for each GPU; with --here, what "
+        "this machine has.",
         metavar="SIZE",
         parser=_bytes,
-        rich_help_panel=CARD,
     ),
 ]
-Steps = Annotated[int, count("--steps", "Optimizer steps to run.", CARD)]
+Steps = Annotated[int, count("--steps", "Optimizer steps to run.")]
 TorchVersion = Annotated[
     str | None,
     typer.Option(
         "--torch",
         help="Run this version of torch instead of the installed one: 2.12.0.",
         metavar="VERSION",
-        rich_help_panel=CARD,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")]
 Html = Annotated[
     Path | None,
-    typer.Option("--html", help="Also write a page that stands alone.", metavar="FILE", rich_help_panel=OUTPUT),
+    typer.Option("--html", help="Also write a web page, complete in one file.", metavar="FILE"),
 ]
 Save = Annotated[
     Path | None,
-    typer.Option(
-        "--save", help="Keep estimate and trace for `tonnage report`.", metavar="FILE", rich_help_panel=OUTPUT
-    ),
+    typer.Option("--save", help="Save the estimate and its traces, for `tonnage report`.", metavar="FILE"),
 ]
 Snapshot = Annotated[
     Path | None,
     typer.Option(
         "--snapshot",
-        help="Also write a snapshot for PyTorch's memory viewer (pytorch.org/memory_viz).",
+        help="Also write a memory snapshot for PyTorch's viewer (pytorch.org/memory_viz).",
         metavar="FILE",
-        rich_help_panel=OUTPUT,
     ),
 ]
 Force = Annotated[
     bool,
-    typer.Option(
-        "--force", help="Let the files take the place of others that tonnage did not write.", rich_help_panel=OUTPUT
-    ),
+    typer.Option("--force", help="Replace existing files that tonnage did not write."),
 ]
 
 
@@ -196,15 +242,15 @@ def with_request(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(**{name: words(value) if name in several else value for name, value in values.items()})
 
     asked = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    parameters = [*own, *_parameters(), asked]
+    parameters = _sorted_into_panels([*own, *_parameters(), asked])
     called.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return called
 
 
 def _parameters() -> Iterator[inspect.Parameter]:
-    for kind, panel in ((Job, JOB), (Plan, PLAN)):
+    for kind in (Job, Plan):
         for item, option in options(kind):
-            made, annotation, default = _declared(spelled(item.name), option, item.default, panel)
+            made, annotation, default = _declared(spelled(item.name), option, item.default)
             yield inspect.Parameter(
                 item.name,
                 inspect.Parameter.KEYWORD_ONLY,
@@ -213,23 +259,22 @@ def _parameters() -> Iterator[inspect.Parameter]:
             )
 
 
-def _declared(name: str, option: Option, default: Any, panel: str) -> tuple[Any, Any, Any]:
+def _declared(name: str, option: Option, default: Any) -> tuple[Any, Any, Any]:
     """What typer calls an option, the type of its value, and its default."""
     if option.kind == "switch":
-        return typer.Option(f"--{name}", help=option.help, rich_help_panel=panel), bool, default
+        return typer.Option(f"--{name}", help=option.help), bool, default
     if option.kind == "number":
-        return count(f"--{name}", option.help, panel), int if default is not None else int | None, default
+        return count(f"--{name}", option.help), int if default is not None else int | None, default
     if option.kind == "amount":
-        made = typer.Option(f"--{name}", help=option.help, metavar="NUMBER", rich_help_panel=panel)
+        made = typer.Option(f"--{name}", help=option.help, metavar="NUMBER")
         return made, float if default is not None else float | None, default
     if option.kind == "fraction":
-        return typer.Option(f"--{name}", help=option.help, metavar="PART", rich_help_panel=panel), float, default
+        return typer.Option(f"--{name}", help=option.help, metavar="PART"), float, default
     if option.kind == "names":
         made = typer.Option(
             f"--{name}",
-            help=f"{option.help} With commas between them, or one by one.",
+            help=f"{option.help} Separate several by commas, or repeat the option.",
             metavar="NAMES",
-            rich_help_panel=panel,
         )
         return made, list[str], list(default)
 
@@ -241,7 +286,6 @@ def _declared(name: str, option: Option, default: Any, panel: str) -> tuple[Any,
         help=f"{option.help} One of {', '.join(option.possible)}.",
         metavar="WORD",
         autocompletion=complete,
-        rich_help_panel=panel,
     )
     return made, str if default is not None else str | None, default
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tonnage.cli.options import (
-    CARD,
-    OUTPUT,
     Gpu,
     GpuMemory,
     Gpus,
@@ -36,15 +34,14 @@ if TYPE_CHECKING:
     from tonnage.planner.solution import Solution
     from tonnage.script.advice import Asked
 
-SEARCH = "What may be chosen"
 TIMEOUT_SECONDS = 900
 
 Words = list[str] | None
 """Of an option that may be given several times."""
 
 
-def _option(name: str, text: str, metavar: str, panel: str = SEARCH) -> Any:
-    return typer.Option(f"--{name}", help=text, metavar=metavar, rich_help_panel=panel)
+def _option(name: str, text: str, metavar: str) -> Any:
+    return typer.Option(f"--{name}", help=text, metavar=metavar)
 
 
 @with_request
@@ -55,61 +52,76 @@ def plan(
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
     host_memory: HostMemory = None,
-    only: Annotated[Words, _option("only", "Choose among these alone: shard,checkpointing.", "NAMES")] = None,
+    only: Annotated[
+        Words, _option("only", "Let the search choose only these options: shard,checkpointing.", "NAMES")
+    ] = None,
     without: Annotated[
-        Words, _option("without", "Leave these as they are: tp,param-offload, or shard=zero2.", "NAMES")
+        Words,
+        _option("without", "Keep the search from these options or values: tp,param-offload,shard=zero2.", "NAMES"),
     ] = None,
     allow: Annotated[
-        Words, _option("allow", "Options that may change the mathematics: optimizer,precision.", "NAMES")
+        Words,
+        _option(
+            "allow",
+            "Also choose values that change the mathematics (optimizer,precision), or activation budgets, which no "
+            "exported trainer can run (budget).",
+            "NAMES",
+        ),
     ] = None,
-    headroom: Annotated[float, _option("headroom", "Percent of the card that stays free.", "N")] = 100 * HEADROOM,
+    headroom: Annotated[float, _option("headroom", "Percent of each GPU's memory to leave free.", "N")] = 100
+    * HEADROOM,
     find: Annotated[
         str | None,
-        _option("find", "Ask backwards: max-seq-len, max-micro-batch, min-gpus or min-gpu.", "WORD"),
+        _option("find", "Find a limit instead of a plan: max-seq-len, max-micro-batch, min-gpus or min-gpu.", "WORD"),
     ] = None,
-    top: Annotated[int, typer.Option("--top", help="Plans to show.", metavar="N", min=1, rich_help_panel=OUTPUT)] = 4,
+    top: Annotated[int, typer.Option("--top", help="Number of plans to show.", metavar="N", min=1)] = 4,
     pareto: Annotated[
-        bool, typer.Option("--pareto", help="Also run the frontier of memory and speed.", rich_help_panel=OUTPUT)
+        bool,
+        typer.Option(
+            "--pareto",
+            help="Also show the Pareto-optimal plans: those that no other plan beats in both memory and speed.",
+        ),
     ] = False,
     timeout: Annotated[
-        int | None, count("--timeout", f"Seconds for each run of a script; default: {TIMEOUT_SECONDS}.", CARD)
+        int | None,
+        count("--timeout", f"Stop each run of a script after this many seconds. Default: {TIMEOUT_SECONDS}."),
     ] = None,
     torch: TorchVersion = None,
     offline: Offline = False,
     json: Json = False,
     html: Html = None,
     save: Annotated[
-        Path | None, _option("save", "Keep the best plan, to be edited and estimated: plan.toml.", "FILE", OUTPUT)
+        Path | None, _option("save", "Write the best plan to this plan.toml, to edit, estimate or export.", "FILE")
     ] = None,
-    source: Annotated[
+    settings: Annotated[
         Path | None,
         _option(
-            "from", "Settings of a trainer (ds_config.json, accelerate.yaml, ...): what to change in them.", "FILE"
+            "from",
+            "Read a trainer's settings (ds_config.json, accelerate.yaml, ...) and say what to change in them.",
+            "FILE",
         ),
     ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Let --save and --html replace files.", rich_help_panel=OUTPUT)
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Let --save and --html replace existing files.")] = False,
     **options: Any,
 ) -> int:
-    """What should I run? The fastest combination that fits, each plan that is shown run on a ghost GPU.
+    """Find the fastest combination of techniques that fits; every plan shown was run on a ghost GPU.
 
     --method any (or full,lora) compares methods.
     """
     from tonnage.files import check_free, check_places
-    from tonnage.search.backwards import card_asked, check_cards
+    from tonnage.planner.limits import check_cards, initial_card
 
     outputs = _Outputs(json=json, html=html, save=save)
     check_places(save, html)
     check_free(save, html, force=force)
-    cluster = cluster_of(gpu if here else card_asked(find, gpu), gpus, gpu_memory, here, model_or_command)
+    cluster = cluster_of(gpu if here else initial_card(find, gpu), gpus, gpu_memory, here, model_or_command)
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
         "headroom": headroom / 100,
     }
     if _is_command(model_or_command):
         _refuse(
-            {"find": find, "from": source, "save": save, "html": html, "pareto": pareto, "host-memory": host_memory}
+            {"find": find, "from": settings, "save": save, "html": html, "pareto": pareto, "host-memory": host_memory}
         )
         from tonnage.script.advice import Asked
 
@@ -131,7 +143,7 @@ def plan(
         host_memory = machine.memory_bytes()
     limits["host_memory_bytes"] = host_memory
     how = {"top": top, "pareto": pareto, "torch_version": torch}
-    return _of_model(model_or_command[0], cluster, options, limits, source, find, how, outputs, offline=offline)
+    return _of_model(model_or_command[0], cluster, options, limits, settings, find, how, outputs, offline=offline)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +192,9 @@ def _of_model(
     offline: bool,
 ) -> int:
     """Search, from what a trainer's file says if there is one, and say what to change in that."""
-    from tonnage import api
     from tonnage.catalog.devices import parse_cluster
     from tonnage.cli.progress import progress
+    from tonnage.planner import ask
 
     settings, options = None, said
     if source is not None:
@@ -192,10 +204,10 @@ def _of_model(
         settings = reading.read(source).on(cluster.gpus)
         options = settings.openly(said)
         limits = {**limits, "without": limits["without"] + wordless(settings)}
-    asked = api.question(model, cluster, options, said=said, find=find, offline=offline, **limits)
+    asked = ask.ask(model, cluster, options, said=said, find=find, offline=offline, **limits)
     found = None
     with progress() as say:
-        solution = api.answer(asked, find, **how, progress=say)
+        solution = ask.answer(asked, find, **how, progress=say)
         cards = asked.cluster
         if find is not None:  # the cards that were found
             name, memory_bytes = (solution.question[key] for key in ("gpu", "gpu_memory_bytes"))

@@ -1,4 +1,4 @@
-"""What is happening right now, on standard error: a moving line on a terminal, else a line when it takes long."""
+"""Progress on standard error: a status line on a terminal, otherwise plain lines when a command takes long."""
 
 import sys
 import threading
@@ -11,9 +11,9 @@ _PATIENCE_SECONDS: Final = 2.0
 
 @contextmanager
 def progress(*, moving: bool = True) -> Iterator[Callable[[str], None]]:
-    """A function to be called with what comes next; the display ends with the block.
+    """Yield a function that shows its text as the current state; the display ends with the block.
 
-    Not `moving` where others write to standard error too, and would tear the line apart.
+    `moving` must be False where other programs write to standard error too and would break the status line.
     """
     if moving and sys.stderr.isatty():
         from rich.console import Console
@@ -27,27 +27,27 @@ def progress(*, moving: bool = True) -> Iterator[Callable[[str], None]]:
         timer.daemon = True
         timer.start()
         try:
-            yield lines.say
+            yield lines.show
         finally:
             timer.cancel()
 
 
 class _Lines:
-    """Plain lines for logs: nothing for what is over in two seconds, then each new message once."""
+    """Plain lines for logs: none for a command that ends within two seconds, then each new message once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._begun = False
+        self._has_begun = False
         self._latest: str | None = None
 
     def begin(self) -> None:
         with self._lock:
-            self._begun = True
+            self._has_begun = True
             if self._latest is not None:
                 print(self._latest, file=sys.stderr, flush=True)
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         with self._lock:
-            if self._begun and text != self._latest:
+            if self._has_begun and text != self._latest:
                 print(text, file=sys.stderr, flush=True)
             self._latest = text

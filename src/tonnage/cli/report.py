@@ -1,16 +1,17 @@
-"""`tonnage report FILE`: what `--save` kept, shown again; without torch, on any machine."""
+"""`tonnage report FILE`: shows a file of `--save` again, without torch and on any machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.cli.options import Force, Html, Json, Snapshot
+from tonnage.cli.options import Force, Html, Json, Snapshot, in_panels
 
 if TYPE_CHECKING:
     from tonnage.trace.trace import Trace
 
 
+@in_panels
 def report(
     file: Annotated[Path, typer.Argument(help="A file written by --save.", metavar="FILE")],
     json: Json = False,
@@ -18,7 +19,7 @@ def report(
     snapshot: Snapshot = None,
     force: Force = False,
 ) -> int:
-    """Show a saved estimate again. Nothing is run, and nothing in the file is executed."""
+    """Show an estimate that was saved with --save; nothing is run, and no code in the file is executed."""
     from tonnage.cli.answer import Wanted, deliver
     from tonnage.errors import UnreadableFile
     from tonnage.estimates import archive as saved
@@ -29,9 +30,9 @@ def report(
     wanted.check_card(str(estimate.cluster.get("gpu")))
 
     def traces() -> "list[Trace]":
-        found = sorted(saved.load_traces(file), key=lambda trace: trace.rank != estimate.rank)
-        if not found:
-            raise UnreadableFile(f"{file} holds no trace to make a snapshot of; save it again with --save.")
-        return found
+        own_first = sorted(saved.load_traces(file), key=lambda trace: trace.rank != estimate.rank)
+        if not own_first:
+            raise UnreadableFile(f"{file} has no trace for a snapshot; make the file again with --save.")
+        return own_first
 
     return deliver(estimate, traces, wanted)

@@ -64,7 +64,7 @@ _IGNORED_FIELDS: Final = ("_name_or_path", "transformers_version")
 def key(request: Mapping[str, Any], torch_version: str | None = None) -> str | None:
     """Return the cache key of a worker's request; None if an equal key would not guarantee an equal Trace.
 
-    `request` is the result of `tonnage.ghost.pool.request`, `torch_version` the requested version, if any.
+    `request` is the result of `tonnage.workers.worker.request`, `torch_version` the requested version, if any.
     """
     model = request["job"]["model"]
     folders = tuple(_search_paths())

@@ -15,7 +15,6 @@ from tonnage.cluster import CPU
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates import cache
 from tonnage.estimates.step_time import is_better_seen
-from tonnage.ghost.pool import Worker, request
 from tonnage.ghost.process import any_libraries
 from tonnage.meta import scope
 from tonnage.shallow.continuing import continued, requests_of
@@ -24,6 +23,7 @@ from tonnage.shallow.requests import Requests
 from tonnage.trace.operations import Worked
 from tonnage.trace.trace import Trace
 from tonnage.units import counted
+from tonnage.workers.worker import Worker, request
 
 ALLOCATORS: Final = ("expandable", "default")
 """The choice between them changes where blocks are, not which are requested."""

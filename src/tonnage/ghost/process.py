@@ -20,6 +20,12 @@ from tonnage.ghost.wheel import Torch, cache_folder, find
 INSIDE = Path(__file__).parent / "inside"
 """Goes first on PYTHONPATH: sitecustomize and tonnage_inside."""
 
+RECORDER = Path(__file__).parents[1] / "recorder"
+"""Goes on PYTHONPATH of every process that is recorded: tonnage_recorder."""
+
+PATH = os.pathsep.join((str(INSIDE), str(RECORDER)))
+"""What every process of a ghost has first on its PYTHONPATH."""
+
 CUDA_MAJORS = (12, 13)
 """The versions of CUDA for which there are libraries."""
 
@@ -75,7 +81,7 @@ def environment(
     variables = dict(os.environ if inherit is None else inherit)
     folder = libraries(torch.cuda_major)
     preload = [str(path) for path in sorted(folder.iterdir()) if ".so" in path.name]
-    paths = [str(INSIDE)]
+    paths = [PATH]
     if torch.path is not None:
         paths.append(str(torch.path))
     variables["LD_PRELOAD"] = ":".join([*preload, *filter(None, [variables.get("LD_PRELOAD")])])

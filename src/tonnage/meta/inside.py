@@ -1,4 +1,4 @@
-"""Access to the modules that run inside a ghost's process."""
+"""Access to the recorder's modules, which processes without tonnage import under the same name."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import importlib
 import sys
 from typing import Any
 
-from tonnage.ghost.process import INSIDE
+from tonnage.ghost.process import RECORDER
 
 
 @functools.cache
 def inside(name: str) -> Any:
-    """Return a module of `tonnage_inside`, which is alone on the path in a ghost's process."""
-    if str(INSIDE) not in sys.path:
-        sys.path.append(str(INSIDE))
-    return importlib.import_module(f"tonnage_inside.{name}")
+    """Return a module of `tonnage_recorder`, whose folder goes on the path."""
+    if str(RECORDER) not in sys.path:
+        sys.path.append(str(RECORDER))
+    return importlib.import_module(f"tonnage_recorder.{name}")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.case import Case
 from tonnage.errors import TonnageError
+from tonnage.estimates import predict
 from tonnage.options import spelled
+from tonnage.trainers import cases
 from tonnage.units import gib
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from tonnage.job import Job
     from tonnage.planner.solution import Candidate
     from tonnage.plans import Plan
-    from tonnage.trainers.reading import Given
+    from tonnage.trainers.reading import TrainerConfig
 
 SCRIPTS: Final = "job."
 """What stands before the names of settings that are a script's, which the trainer's file has no place for."""
@@ -48,7 +50,7 @@ class Change:
 class Beside:
     """A file beside the best plan for the same job."""
 
-    given: Given
+    given: TrainerConfig
     """The file."""
     estimate: Estimate | None
     """Of exactly what it says; None where that cannot be run."""
@@ -94,7 +96,7 @@ class Beside:
 
 
 def beside(
-    given: Given,
+    given: TrainerConfig,
     said: Mapping[str, Any],
     model: str,
     cluster: Cluster,
@@ -105,8 +107,6 @@ def beside(
     progress: Any = lambda text: None,
 ) -> Beside:
     """Run what the file says, and compare its settings with those of the best plan."""
-    from tonnage.api import estimate
-
     exactly = given.exactly(said, cluster.gpus)
     silent = {option: line for option, line in given.silent.items() if option not in said}
 
@@ -114,28 +114,20 @@ def beside(
         return () if best is None else tuple(_changes(given, exactly, best, model, cluster, offline))
 
     try:
-        found = estimate(
-            model,
-            gpu=cluster,
-            offline=offline,
-            torch_version=torch_version,
-            progress=progress,
-            **exactly,
-        )
+        case = cases.ask(model, cluster, exactly, offline=offline)
+        found = predict.answer(case, torch_version=torch_version, progress=progress).estimate
     except TonnageError as error:
         return Beside(given=given, estimate=None, refusal=str(error), changes=changes(), silent=silent)
     return Beside(given=given, estimate=found, refusal=None, changes=changes(), silent=silent)
 
 
 def _changes(
-    given: Given, exactly: Mapping[str, Any], best: Candidate, model: str, cluster: Cluster, offline: bool
+    given: TrainerConfig, exactly: Mapping[str, Any], best: Candidate, model: str, cluster: Cluster, offline: bool
 ) -> Iterator[Change]:
     """Both said in the target's words, and compared; what it has no words for, the plan's own listing shows."""
-    from tonnage.trainers.cases import request
-
     try:
         wanted = _settings(given, best.job, best.plan, model, cluster)
-        found = _settings(given, *request(model, offline=offline, **exactly), model, cluster)
+        found = _settings(given, *cases.request(model, offline=offline, **exactly), model, cluster)
     except TonnageError:
         return
     older = {_NEWER[key] for key in given.document if key in _NEWER}
@@ -160,10 +152,10 @@ def _differs(option: str, exactly: Mapping[str, Any], best: Candidate) -> bool:
     return option in exactly and bool(exactly[option] != chosen)
 
 
-def wordless(given: Given) -> tuple[str, ...]:
+def wordless(given: TrainerConfig) -> tuple[str, ...]:
     """What a search must leave out, for the target to have words for its plans; nothing where an engine says so."""
+    from tonnage.planner.values import AXES, FREE, ORDER
     from tonnage.plans import Plan
-    from tonnage.search.space import AXES, FREE, ORDER
     from tonnage.timing.scores import SPARING
     from tonnage.trainers import export as exports
 
@@ -185,7 +177,7 @@ def wordless(given: Given) -> tuple[str, ...]:
     )
 
 
-def _settings(given: Given, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:
+def _settings(given: TrainerConfig, job: Job, plan: Plan, model: str, cluster: Cluster) -> Mapping[str, Any]:
     from tonnage.techniques import environment
     from tonnage.trainers import export as exports
 

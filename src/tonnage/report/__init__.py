@@ -1,1 +1,1 @@
-"""Views of an Estimate: terminal text and a web page.  Nothing here computes; what is shown was in the value."""
+"""Views of an Estimate and of a Solution: terminal text and web pages.  They show values and compute nothing new."""

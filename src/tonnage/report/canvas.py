@@ -1,4 +1,4 @@
-"""What reports for a terminal are drawn on, and the parts that they share: titles, tables, text from strangers."""
+"""The canvas of terminal reports, and the parts that they share: titles, tables, escaped text."""
 
 import io
 from collections.abc import Iterable
@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 LEAST_WIDTH: Final = 40
-"""Columns that an Estimate needs to be read."""
+"""Minimum columns for an Estimate."""
 
 LEAST_OF_PLANS: Final = 60
-"""Columns that plans need, whose tables hold words."""
+"""Minimum columns for plans, whose tables have text."""
 
 MAX_WIDTH: Final = 200
 
@@ -22,33 +22,33 @@ GOOD, TIGHT, BAD = "bold #009E73", "bold #E69F00", "bold #D55E00"
 """Colours of verdicts."""
 
 Part = Text | Table | Padding
-"""What a report is made of."""
+"""One part of a report."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Canvas:
-    """What the text is drawn on."""
+    """Properties of the terminal on which a report is drawn."""
 
     width: int
-    """Columns, from 40 to 200."""
+    """Number of columns, from 40 to 200."""
     colour: bool
-    """Whether escape sequences for colour may be used."""
+    """True if escape sequences for colour may be used."""
     unicode: bool = True
-    """Whether block characters can be shown."""
+    """True if block characters can be shown."""
 
     @staticmethod
     def of(*, width: int, colour: bool, unicode: bool, least: int = LEAST_WIDTH) -> "Canvas":
-        """A canvas as wide as asked for, within what can be read: from `least` columns on."""
+        """Return a canvas of this width, limited to the range from `least` to MAX_WIDTH columns."""
         return Canvas(width=min(max(width, least), MAX_WIDTH), colour=colour, unicode=unicode)
 
     @property
     def ends(self) -> tuple[str, str]:
-        """What stands before and after a bar."""
+        """Return the characters before and after a bar."""
         return ("▕", "▏") if self.unicode else ("|", "|")
 
 
 def drawn(parts: Iterable[Part], canvas: Canvas) -> str:
-    """The parts one below the other, ending in a newline."""
+    """Return the parts as text, one below the other, with a final newline."""
     out = io.StringIO()
     console = Console(
         file=out,
@@ -69,7 +69,7 @@ def drawn(parts: Iterable[Part], canvas: Canvas) -> str:
 
 
 def title(words: str, aside: Text | None = None, canvas: Canvas | None = None) -> Text:
-    """A heading after an empty line; what is said aside goes on a line of its own where there is no room."""
+    """Return a heading after an empty line; `aside` follows it, on its own line where there is no room."""
     line = Text("\n")
     line.append_text(text(words, "bold"))
     if aside and canvas is not None:
@@ -79,5 +79,5 @@ def title(words: str, aside: Text | None = None, canvas: Canvas | None = None) -
 
 
 def text(value: str, style: str = "") -> Text:
-    """Text from a value, which may come from a stranger's file: nothing in it reaches the terminal as a command."""
+    """Return a value as text without control characters, because a value from an untrusted file may contain them."""
     return Text("".join(letter if letter.isprintable() else "�" for letter in value), style=style)

@@ -1,7 +1,7 @@
-"""An Estimate as HTML: a fragment for notebooks, and a page that stands alone.
+"""An Estimate as HTML: a fragment for notebooks, and a self-contained page.
 
-No scripts, no fonts, no requests: pictures are inline SVG.  Everything that comes from a value is escaped, because
-a saved estimate may come from a stranger.
+There are no scripts, no fonts and no requests; pictures are inline SVG.  All text from values is escaped, because a
+saved estimate may come from an untrusted source.
 """
 
 from collections.abc import Iterator
@@ -30,12 +30,12 @@ _PHASE_COLOURS: Final = {
 
 
 def fragment(estimate: Estimate) -> str:
-    """The report as one `<div>`, with its own style, for a notebook cell or another page."""
+    """Return the report as one `<div>` with its own style, for a notebook cell or another page."""
     return markup.fragment(_parts(estimate))
 
 
 def page(estimate: Estimate) -> str:
-    """The report as a whole document; the Estimate itself travels in it as JSON, as inert data."""
+    """Return the report as a whole document, which also contains the Estimate as JSON data."""
     title = f"{wording.headline(estimate)}: {wording.subject(estimate)}"
     return markup.document(title, fragment(estimate), estimate.to_json())
 
@@ -56,24 +56,25 @@ def _parts(estimate: Estimate) -> Iterator[str]:
 
 def _verdict(estimate: Estimate) -> str:
     kind = "full" if not estimate.fits else "tight" if wording.is_tight(estimate) else "fits"
-    asked = f"{wording.subject(estimate)} on {wording.card(estimate)}"
+    question = f"{wording.subject(estimate)} on {wording.card(estimate)}"
     notes = "".join(f"<p>Note: {text(note)}</p>" for note in estimate.notes)
     return (
         f'<p class="answer"><span class="{kind}">{wording.headline(estimate)}</span> {text(wording.need(estimate))}'
-        f'</p>\n<p>{text(asked)}</p>\n<p class="quiet">{text(wording.choices(estimate))}</p>{notes}'
+        f'</p>\n<p>{text(question)}</p>\n<p class="quiet">{text(wording.choices(estimate))}</p>{notes}'
     )
 
 
 def _out_of_memory(estimate: Estimate) -> Iterator[str]:
     if estimate.oom is not None:
         oom = estimate.oom
-        yield f"<h3>Out of memory in {text(wording.moment(oom.step, oom.phase, oom.layer))}, in PyTorch's words</h3>"
+        moment = wording.moment(oom.step, oom.phase, oom.layer)
+        yield f"<h3>Out of memory in {text(moment)}: PyTorch's message</h3>"
         yield f"<p>{text(' '.join(oom.message.split()))}</p>"
         if oom.stack:
             yield "<pre>" + "\n".join(text(frame) for frame in wording.frames(oom.stack)) + "</pre>"
-    if found := advice(estimate):
-        yield "<h3>What to try (then estimate again: none of this is a promise)</h3>"
-        yield table((), [(f"<code>{text(item.what)}</code>", text(item.why)) for item in found])
+    if suggestions := advice(estimate):
+        yield f"<h3>{wording.ADVICE_TITLE}</h3>"
+        yield table((), [(f"<code>{text(item.what)}</code>", text(item.why)) for item in suggestions])
 
 
 def _phases(estimate: Estimate) -> Iterator[str]:
@@ -113,7 +114,7 @@ def _facts(estimate: Estimate) -> str:
         (f'<span class="quiet">{name}</span>', "<br>".join(map(text, lines)))
         for name, lines in wording.facts(estimate)
     ]
-    return "<h3>How this is known</h3>" + table((), rows)
+    return "<h3>Sources and assumptions</h3>" + table((), rows)
 
 
 # ---- the stacked bar -------------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def _curve(estimate: Estimate) -> Iterator[str]:
         return
     reserved = _area([point.reserved_bytes for point in points], top, _RESERVED, 0.45)
     allocated = _area([point.allocated_bytes for point in points], top, _ALLOCATED, 1)
-    yield '<h3>Memory through the steps <span class="quiet">across: modules as they ran, not seconds</span></h3>'
+    yield f'<h3>Memory through the steps <span class="quiet">{wording.AXIS}</span></h3>'
     yield (
         f'<svg viewBox="0 0 {_WIDTH} {_CURVE_HEIGHT + 40}" role="img" aria-label="Allocated and reserved memory">'
         f"{_scale(top)}{reserved}{allocated}{''.join(_phase_strip(estimate))}{''.join(_steps(estimate))}</svg>"
@@ -198,7 +199,7 @@ def _height(value_bytes: int, top: int) -> float:
 
 
 def _area(values: list[int], top: int, colour: str, opacity: float) -> str:
-    """A filled staircase: each moment holds its value until the next."""
+    """Return a filled staircase, in which each moment keeps its value until the next."""
     path = [f"M{_MARGIN},{_CURVE_HEIGHT}"]
     for index, value in enumerate(values):
         path.append(f"V{_height(value, top):.1f}H{_across(index + 1, len(values)):.1f}")
@@ -218,7 +219,7 @@ def _scale(top: int) -> str:
 
 
 def _phase_strip(estimate: Estimate) -> Iterator[str]:
-    """A band under the curve, coloured by phase; runs of one phase are one rectangle."""
+    """Yield the rectangles of a band under the curve, one for each run of one phase."""
     points = estimate.curve
     first = 0
     for index in range(1, len(points) + 1):

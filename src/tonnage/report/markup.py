@@ -1,6 +1,6 @@
-"""What the HTML pages share: their style, the frame of a page, tables, keys, escaped text.
+"""Building blocks of the HTML pages: style, document frame, tables, colour keys, escaped text.
 
-No scripts, no fonts, no requests.  What comes from a value is escaped: it may come from a stranger.
+There are no scripts, no fonts and no requests.  Text from values is escaped, because it may be untrusted.
 """
 
 import json
@@ -31,7 +31,7 @@ STYLE: Final = """
 
 
 def document(title: str, body: str, data: dict[str, Any]) -> str:
-    """A whole page; what it shows travels in it as JSON, as inert data."""
+    """Return a whole page, which also contains the shown value as JSON data that cannot run."""
     inert = json.dumps(data).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -46,29 +46,29 @@ def document(title: str, body: str, data: dict[str, Any]) -> str:
 
 
 def fragment(parts: Iterable[str]) -> str:
-    """The parts as one `<div>` with its own style."""
+    """Return the parts as one `<div>` with its own style."""
     return f'<div class="tonnage"><style>{STYLE}</style>\n' + "\n".join(parts) + "\n</div>"
 
 
 def table(headings: Iterable[str], rows: Iterable[tuple[str, ...]], numbers: tuple[int, ...] = ()) -> str:
-    """Cells are HTML already."""
+    """Return a table of cells that are HTML already; the columns in `numbers` are aligned to the right."""
 
     def line(tag: str, cells: Iterable[str]) -> str:
-        marked = (
-            f'<{tag} class="number">{cell}</{tag}>' if place in numbers else f"<{tag}>{cell}</{tag}>"
-            for place, cell in enumerate(cells)
+        tagged = (
+            f'<{tag} class="number">{cell}</{tag}>' if column in numbers else f"<{tag}>{cell}</{tag}>"
+            for column, cell in enumerate(cells)
         )
-        return f"<tr>{''.join(marked)}</tr>"
+        return f"<tr>{''.join(tagged)}</tr>"
 
     head = line("th", headings)
     return f"<table>{head if headings else ''}{''.join(line('td', row) for row in rows)}</table>"
 
 
 def text(value: str) -> str:
-    """A value, escaped."""
+    """Return a value as escaped text."""
     return escape("".join(letter if letter.isprintable() else "�" for letter in value))
 
 
 def key(name: str, colour: str) -> str:
-    """A colour of a picture with its name."""
+    """Return the entry of a colour key: a swatch and its name."""
     return f'<span class="swatch" style="background: {colour}"></span> <span class="quiet">{text(name)}</span>'

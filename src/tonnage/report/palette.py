@@ -1,4 +1,4 @@
-"""How each category of memory looks, the same in every view.
+"""The colour, glyph and label of each category of memory, for all views.
 
 The colours are those of Okabe and Ito ("Color Universal Design", https://jfly.uni-koeln.de/color/), which readers
 with the usual kinds of colour blindness can tell apart, and a brown that keeps the same distance.
@@ -10,18 +10,18 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """One category: its name for people, and how it is drawn."""
+    """Name and appearance of one category."""
 
     label: str
-    """What the reader calls it."""
+    """Name in reports."""
     meaning: str
-    """What is counted here, for a legend that explains itself."""
+    """Description of its bytes for the legend."""
     colour: str
-    """`#rrggbb`."""
+    """Colour as `#rrggbb`."""
     glyph: str
-    """Fills the bar where there is no colour."""
+    """Character that fills the bar without colour."""
     letter: str
-    """Fills the bar where there is only ASCII."""
+    """Character that fills the bar in ASCII."""
 
 
 LOOKS: Final[dict[str, Look]] = {
@@ -40,18 +40,18 @@ LOOKS: Final[dict[str, Look]] = {
         label="communication", meaning="buffers of collectives", colour="#56B4E9", glyph="▞", letter="C"
     ),
     "cached": Look(
-        label="cached", meaning="reserved by the allocator, not handed out", colour="#999999", glyph="╱", letter="-"
+        label="cached", meaning="reserved by the allocator, unallocated", colour="#999999", glyph="╱", letter="-"
     ),
     "runtime": Look(
         label="runtime", meaning="CUDA context, loaded kernels, NCCL", colour="#8C6D46", glyph="▪", letter="R"
     ),
 }
-"""In the order in which they are stacked."""
+"""Categories in their order in a stacked bar."""
 
 OTHERS: Final = Look(
     label="other processes", meaning="of the command, on the same card", colour="#4D4D4D", glyph="▧", letter="X"
 )
-"""What is no category of the process's own."""
+"""Memory of other processes on the same card."""
 
 FREE_GLYPH: Final = "·"
 FREE_LETTER: Final = "."
@@ -68,10 +68,10 @@ PHASE_LETTERS: Final = {
     "resume": "l",
     "other": " ",
 }
-"""One letter a phase, for the strip under the timeline."""
+"""Letter of each phase, for the strip under the timeline."""
 
 
 def look(category: str) -> Look:
-    """The look of a category; one that is not known (from a newer file) shows under its own name."""
+    """Return the look of a category; an unknown one (from a newer file) has its own name as label."""
     other = Look(label=category, meaning="", colour="#000000", glyph="?", letter="?")
     return LOOKS.get(category, other)

@@ -1,4 +1,4 @@
-"""A Solution as text for a terminal: the best plan, others beside it, why, how it came about, what was refused."""
+"""A Solution as text for a terminal: the best plan, alternatives, reasons, the path to the plan, refused options."""
 
 import textwrap
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ from rich.table import Table
 from rich.text import Text
 
 from tonnage.options import spelled
+from tonnage.planner.describe import describe
 from tonnage.planner.solution import Choice, Nearest, Point, Remedy, Solution, Stage
+from tonnage.planner.trial_run import count_micro_batches
+from tonnage.planner.unpriced import RANKED
+from tonnage.planner.values import OFFLOADS
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, Canvas, Part, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, LOOKS
 from tonnage.report.wording import longest_text, samples
-from tonnage.search.memory import micro_batches_run
-from tonnage.search.space import OFFLOADS
-from tonnage.search.unpriced import RANKED
-from tonnage.search.words import describe
 from tonnage.units import counted, gib
 
 _REFUSED_ROWS: Final = 8
-_ROOMY: Final = 90  # columns from which a plan's row has all that is known of it
-_NARROW: Final = ("", "plan", "step", "peak")
+_WIDTH_FOR_ALL_COLUMNS: Final = 90  # columns of the terminal from which a plan's row has all its cells
+_NARROW_HEADINGS: Final = ("", "plan", "step", "peak")
 _HEADLINES: Final = {
     "too_large": "DOES NOT FIT",
     "unsupported": "NOT POSSIBLE",
@@ -30,7 +30,7 @@ _HEADLINES: Final = {
 
 
 def render(solution: Solution, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
-    """The report, `width` columns wide (at least 60, at most 200), ending in a newline."""
+    """Return the report with this width (at least 60, at most 200 columns) and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode, least=LEAST_OF_PLANS)
     return drawn(_parts(solution, canvas), canvas)
 
@@ -51,7 +51,7 @@ def _parts(solution: Solution, canvas: Canvas) -> Iterator[Part]:
 
 
 def why_not(solution: Solution) -> str:
-    """What stands first against all plans, where none can be run."""
+    """Return the first reason against all plans, where none can be run."""
     if not solution.refused:
         return "no combination is left"
     first = solution.refused[0]
@@ -91,7 +91,7 @@ def _headline(solution: Solution) -> Table:
 
 
 def _batch(question: dict[str, Any]) -> str:
-    """What one step trains on; of images, whose tokens the network makes, and of factories only how many."""
+    """Return the batch of one step; only its size for images, whose tokens the network makes, and for factories."""
     sequences, tokens = question["sequences"], question["job"]["seq_len"]
     if not question.get("words", True):
         return f"{samples(sequences)} a step"
@@ -101,7 +101,7 @@ def _batch(question: dict[str, Any]) -> str:
 
 
 def order(solution: Solution) -> str:
-    """By what plans are ranked where the time model says nothing; those that were found may have seconds."""
+    """Return the ranking of plans without a time model, and the origin of the seconds that shown plans may have."""
     counted = any(one.estimate.time["step_seconds"] is not None for one in solution.plans)
     if counted:
         return (
@@ -112,7 +112,7 @@ def order(solution: Solution) -> str:
 
 
 def on_host(choice: Choice, memory_bytes: int | None) -> str | None:
-    """What a plan that uses the host's memory holds there, of what a machine is said to have; None for others."""
+    """Return the host memory of a plan that uses it, and the machine's limit if given; None for other plans."""
     plan, estimate = choice.candidate.plan, choice.estimate
     each, ranks = estimate.host.peak_bytes, estimate.cluster["gpus_per_node"]
     if each is None or all(getattr(plan, name) == "none" for name in OFFLOADS):
@@ -132,7 +132,7 @@ def _speed(choice: Choice) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """`0.86 s`, `12.4 ms`; a dash for none."""
+    """Return seconds as `0.86 s` or `12.4 ms`; a dash for None."""
     if value is None:
         return "-"
     return f"{value:.3g} s" if value >= 0.1 else f"{value * 1e3:.3g} ms"
@@ -144,8 +144,9 @@ def _plans(solution: Solution, canvas: Canvas) -> Iterator[Part]:
     yield title("Plans that fit, each run on the ghost")
     rows = Table.grid(padding=(0, 2))
     headings = ("", "plan", "step", "tokens/s a GPU", "MFU", "peak", "free", "bound by")
-    shown = [place for place, heading in enumerate(headings) if canvas.width >= _ROOMY or heading in _NARROW]
-    for heading in (headings[place] for place in shown):
+    has_all_columns = canvas.width >= _WIDTH_FOR_ALL_COLUMNS
+    shown = [index for index, heading in enumerate(headings) if has_all_columns or heading in _NARROW_HEADINGS]
+    for heading in (headings[index] for index in shown):
         justify: Any = "left" if heading in ("plan", "bound by") else "right"
         rows.add_column(
             header=Text(heading, style="dim"), justify=justify, no_wrap=heading != "plan", overflow="fold"
@@ -161,12 +162,12 @@ def _plans(solution: Solution, canvas: Canvas) -> Iterator[Part]:
             gib(max(solution.question["capacity_bytes"] - peak, 0)),
             rates(time)[3],
         )
-        rows.add_row(*(cells[place] for place in shown))
+        rows.add_row(*(cells[index] for index in shown))
     yield Padding(rows, (0, 0, 0, 2))
 
 
 def rates(time: dict[str, Any]) -> tuple[str, str, str, str]:
-    """Of an estimate's time: a step, tokens a second, MFU, what bounds it; dashes where no seconds are known."""
+    """Return an estimate's step time, tokens a second, MFU and bound; dashes where no seconds are known."""
     if time["step_seconds"] is None:
         return ("-",) * 4
     return (
@@ -199,7 +200,7 @@ def _reasons(choice: Choice) -> Iterator[Part]:
 
 
 def saving(saved_bytes: int | None) -> str:
-    """Bytes that a technique saves, which may be less than none; a dash where it was not run."""
+    """Return the bytes that a technique saves, which can be negative; a dash where it was not run."""
     if saved_bytes is None:
         return "-"
     words = gib(abs(saved_bytes))
@@ -207,7 +208,7 @@ def saving(saved_bytes: int | None) -> str:
 
 
 def cost(costs: float | None) -> str:
-    """Seconds that a technique costs, with their sign."""
+    """Return the seconds that a technique costs, with their sign; a dash where they are unknown."""
     if costs is None:
         return "-"
     if abs(costs) < 0.5e-3:
@@ -239,7 +240,7 @@ def _path(solution: Solution, canvas: Canvas) -> Iterator[Part]:
 
 
 def _bar(stage: Stage, most: int, capacity: int, room: int, canvas: Canvas) -> Text:
-    """Categories to the scale of the largest stage, with a mark where the card ends."""
+    """Return the bar of a stage's categories, scaled to the largest stage, with a mark at the card's capacity."""
     cells: list[tuple[str, str]] = []
     seen = 0
     for name, look in LOOKS.items():
@@ -281,12 +282,12 @@ def _frontier(solution: Solution) -> Iterator[Part]:
 
 
 def needed(point: Point) -> str:
-    """What a plan of the frontier needs; ~ where a look at a few layers says so."""
+    """Return the memory that a plan of the frontier needs; `~` marks a probe of a few layers."""
     return gib(point.process_bytes) if point.whole else f"~{gib(point.process_bytes)}"
 
 
 def named(point: Point) -> str:
-    """A plan of the frontier, and that it does not fit, if so."""
+    """Return a plan of the frontier in words, with a note if it does not fit."""
     return describe(point.candidate) + ("" if point.fits else " (more than the card has)")
 
 
@@ -346,7 +347,7 @@ def _refused(solution: Solution) -> Iterator[Part]:
 
 
 def facts(solution: Solution) -> str:
-    """How the answer was found: what was looked at, what of a step was run, and what numbers stand on."""
+    """Return the origin of the answer: the searched combinations, the executed part of a step, the models used."""
     counts = solution.looked_at or {}
     words = []
     if counts:
@@ -358,7 +359,7 @@ def facts(solution: Solution) -> str:
         )
     if solution.plans:
         best = solution.plans[0].candidate
-        run = micro_batches_run(best)
+        run = count_micro_batches(best)
         if run < best.job.grad_accum:
             words.append(
                 f"{run} of a step's {best.job.grad_accum} micro-batches were run: the others are like the last"

@@ -1,14 +1,14 @@
-"""A Solution as one HTML page that stands alone: the decision path as stacked bars, plans, reasons."""
+"""A Solution as a self-contained HTML page: the decision path as stacked bars, plans, reasons."""
 
 from collections.abc import Iterator
 from typing import Final
 
+from tonnage.planner.describe import describe
 from tonnage.planner.solution import Choice, Solution, Stage
 from tonnage.report import markup
 from tonnage.report.markup import key, table, text
 from tonnage.report.palette import LOOKS
 from tonnage.report.plans import cost, facts, named, needed, on_host, order, rates, saving, seconds, why_not
-from tonnage.search.words import describe
 from tonnage.units import gib
 
 _WIDTH: Final = 760
@@ -17,7 +17,7 @@ _AMOUNTS: Final = 90  # right of the bars
 
 
 def page(solution: Solution) -> str:
-    """The page; the Solution itself travels in it as JSON."""
+    """Return the page, which also contains the Solution as JSON data."""
     question = solution.question
     title = f"{question['model']} on {question['cluster']}"
     return markup.document(title, markup.fragment(_parts(solution, title)), solution.to_json())
@@ -112,7 +112,7 @@ def _reasons(choice: Choice) -> Iterator[str]:
 
 
 def _path(stages: tuple[Stage, ...], capacity: int) -> str:
-    """One stacked bar for each stage, to the scale of the largest, with a line where the card ends."""
+    """Return one stacked bar for each stage, scaled to the largest one, with a line at the card's capacity."""
     room = _WIDTH - _AMOUNTS
     most = max(capacity, *(stage.process_bytes for stage in stages))
     pieces = []

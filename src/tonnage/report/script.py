@@ -1,4 +1,4 @@
-"""An Advice as text for a terminal: the script as it is and as advised, what to change, what to type."""
+"""An Advice as text for a terminal: the script before and after the changes, the changes, and the command line."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -8,12 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tonnage.estimates.estimate import Estimate
+from tonnage.planner.describe import describe
 from tonnage.planner.solution import Refused
 from tonnage.report.canvas import BAD, GOOD, LEAST_OF_PLANS, TIGHT, Canvas, Part, drawn, text, title
 from tonnage.report.plans import cost, saving, seconds
 from tonnage.script.advice import Advice
 from tonnage.script.changes import Change
-from tonnage.search.words import describe
 from tonnage.units import counted, gib
 
 _VERDICTS: Final = {
@@ -25,7 +25,7 @@ _VERDICTS: Final = {
 
 
 def render(advice: Advice, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
-    """The report, `width` columns wide (at least 60, at most 200), ending in a newline."""
+    """Return the report with this width (at least 60, at most 200 columns) and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode, least=LEAST_OF_PLANS)
     return drawn(_parts(advice), canvas)
 
@@ -68,7 +68,7 @@ def _verdict(advice: Advice) -> str:
 
 
 def _left(advice: Advice) -> str:
-    """Why there is no plan."""
+    """Return the reason why there is no plan."""
     found = advice.solution
     if found is not None and found.nearest is not None:
         near = found.nearest
@@ -80,7 +80,7 @@ def _left(advice: Advice) -> str:
 
 
 def _beside(advice: Advice) -> Table:
-    """Both runs, one column each."""
+    """Return a table with one column for each of the two runs."""
     runs = [advice.before] + ([advice.after.estimate] if advice.after is not None else [])
     rows = Table.grid(padding=(0, 3))
     rows.add_column()
@@ -98,7 +98,7 @@ def _beside(advice: Advice) -> Table:
 
 
 def _reached(run: Estimate, most: int) -> str:
-    """A peak; of a run that ended for want of memory, what it had come to."""
+    """Return a peak; `>` marks the last value of a run that ended without memory."""
     return gib(most) if run.fits else f"> {gib(most)}"
 
 

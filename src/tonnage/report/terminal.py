@@ -1,6 +1,6 @@
-"""An Estimate as text for a terminal: the verdict first, then where the bytes go, when, and how that is known.
+"""An Estimate as text for a terminal: the verdict, then the categories of memory, the timeline, sources.
 
-Everything can be read without colour: the bar's pieces differ by glyph, and each has a line that names it.  A
+The report is readable without colour: the pieces of the bar differ by glyph, and each has a line in the legend.  A
 terminal that cannot show those glyphs gets ASCII.
 """
 
@@ -20,8 +20,8 @@ from tonnage.report.canvas import BAD, GOOD, TIGHT, Canvas, drawn, text, title
 from tonnage.report.palette import FREE_GLYPH, FREE_LETTER, PHASE_LETTERS
 from tonnage.units import gib, size
 
-_ROOMY: Final = 90  # columns from which the legend explains its words
-_WHOLE: Final = 60  # columns from which tables have all their columns
+_WIDTH_FOR_MEANINGS: Final = 90  # columns from which the legend explains its labels
+_WIDTH_FOR_TABLES: Final = 60  # columns from which tables have all their columns
 _TIMELINE_ROWS: Final = 7
 _RANK_ROWS: Final = 12
 _EIGHTHS: Final = " ▁▂▃▄▅▆▇█"
@@ -30,7 +30,7 @@ _RESERVED: Final = "#999999"
 
 
 def render(estimate: Estimate, *, width: int = 100, colour: bool = False, unicode: bool = True) -> str:
-    """The report, `width` columns wide (at least 40, at most 200), ending in a newline."""
+    """Return the report with this width (at least 40, at most 200 columns) and a final newline."""
     canvas = Canvas.of(width=width, colour=colour, unicode=unicode)
     return drawn(_parts(estimate, canvas), canvas)
 
@@ -56,8 +56,8 @@ def _verdict(estimate: Estimate) -> Table:
     rows.add_column()
     rows.add_row(Text(wording.headline(estimate), style=style), text(wording.need(estimate), "bold"))
     rows.add_row("", text(f"{wording.subject(estimate)} on {wording.card(estimate)}"))
-    if chosen := wording.choices(estimate):
-        rows.add_row("", text(chosen))
+    if choices := wording.choices(estimate):
+        rows.add_row("", text(choices))
     return rows
 
 
@@ -77,15 +77,15 @@ def _bar(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     if not total:
         return
     capacity = wording.capacity_bytes(estimate)
-    at = f"At the peak: rank {estimate.rank}, {_peak_moment(estimate)}"
-    yield title(at, text(f"on a card of {gib(capacity)}" if capacity else "", "dim"), canvas)
+    heading = f"At the peak: rank {estimate.rank}, {_peak_moment(estimate)}"
+    yield title(heading, text(f"on a card of {gib(capacity)}" if capacity else "", "dim"), canvas)
     bar, edge = Text(), 0
     inner = canvas.width - 2
     bar.append(canvas.ends[0])
-    seen = 0
+    sum_bytes = 0
     for share in shares:
-        seen += share.bytes
-        end = round(seen * inner / total)
+        sum_bytes += share.bytes
+        end = round(sum_bytes * inner / total)
         bar.append(_fill(share, canvas) * (end - edge), style=share.look.colour)
         edge = end
     bar.append((FREE_GLYPH if canvas.unicode else FREE_LETTER) * (inner - edge), style="dim")
@@ -111,7 +111,7 @@ def _legend(estimate: Estimate, shares: list[wording.Share], canvas: Canvas) -> 
             text(share.look.label),
             wording.amount(share.bytes),
             wording.percent(share.bytes, whole),
-            text(share.look.meaning if canvas.width >= _ROOMY else "", "dim"),
+            text(share.look.meaning if canvas.width >= _WIDTH_FOR_MEANINGS else "", "dim"),
         )
     if wording.capacity_bytes(estimate):
         free = wording.free_bytes(estimate)
@@ -130,15 +130,15 @@ def _peak_moment(estimate: Estimate) -> str:
 def _out_of_memory(estimate: Estimate) -> Iterator[Text | Padding]:
     if estimate.oom is not None:
         oom = estimate.oom
-        yield title(f"Out of memory in {wording.moment(oom.step, oom.phase, oom.layer)}, in PyTorch's words")
+        yield title(f"Out of memory in {wording.moment(oom.step, oom.phase, oom.layer)}: PyTorch's message")
         yield Padding(text(" ".join(oom.message.split())), (0, 0, 0, 2))
         for frame in wording.frames(oom.stack):
             yield Padding(text(frame, "dim"), (0, 0, 0, 4))
-    if found := advice(estimate):
-        yield title("What to try (then estimate again: none of this is a promise)")
+    if suggestions := advice(estimate):
+        yield title(wording.ADVICE_TITLE)
         rows = Table.grid(padding=(0, 2))
         rows.add_column(no_wrap=True)
-        for item in found:
+        for item in suggestions:
             rows.add_row(text(item.what, "bold"), text(item.why))
         yield Padding(rows, (0, 0, 0, 2))
 
@@ -174,13 +174,13 @@ def _timeline_key(canvas: Canvas) -> Text:
     key = Text()
     key.append(allocated, style=_ALLOCATED).append(" allocated  ", style="dim")
     key.append(reserved, style=_RESERVED).append(" reserved", style="dim")
-    key.append("; across: modules as they ran, not seconds", style="dim")
+    key.append(f"; {wording.AXIS}", style="dim")
     return key
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Column:
-    """One character's width of the timeline: the moments that fall into it."""
+    """The moments in one character's width of the timeline."""
 
     first: int
     allocated_bytes: int
@@ -206,24 +206,24 @@ def _columns(curve: tuple[Moment, ...], width: int) -> list[_Column]:
 
 
 def _cell(column: _Column, row: int, top: int, canvas: Canvas) -> tuple[str, str]:
-    """The character for one row (1 is the lowest) of a column, and its style."""
-    filled = column.allocated_bytes * _TIMELINE_ROWS * 8 // top - (row - 1) * 8
-    reserved = round(column.reserved_bytes * _TIMELINE_ROWS / top) >= row
+    """Return the character for one row (1 is the lowest) of a column, and its style."""
+    eighths = column.allocated_bytes * _TIMELINE_ROWS * 8 // top - (row - 1) * 8
+    is_reserved = round(column.reserved_bytes * _TIMELINE_ROWS / top) >= row
     if not canvas.unicode:
-        return ("#", "") if filled >= 4 else (":", "") if reserved else (" ", "")
-    if filled >= 8:
+        return ("#", "") if eighths >= 4 else (":", "") if is_reserved else (" ", "")
+    if eighths >= 8:
         return ("█", _ALLOCATED)
-    if filled > 0 and canvas.colour:
-        return (_EIGHTHS[filled], _ALLOCATED + (f" on {_RESERVED}" if reserved else ""))
-    if filled >= 4:
+    if eighths > 0 and canvas.colour:
+        return (_EIGHTHS[eighths], _ALLOCATED + (f" on {_RESERVED}" if is_reserved else ""))
+    if eighths >= 4:
         return ("▄", _ALLOCATED)
-    if reserved:
+    if is_reserved:
         return ("█" if canvas.colour else "░", _RESERVED)
     return (" ", "")
 
 
 def _axis(estimate: Estimate, columns: list[_Column], margin: int, canvas: Canvas) -> Text:
-    """The line under the curve, with a mark where each optimizer step begins."""
+    """Return the line under the curve, with a mark at the start of each optimizer step."""
     dash, tick, corner = ("─", "┴", "└") if canvas.unicode else ("-", "+", "+")
     line = [dash] * len(columns)
     position = 0
@@ -247,8 +247,8 @@ def _phase_strip(columns: list[_Column]) -> str:
 
 
 def _phase_key(columns: list[_Column]) -> str:
-    seen = dict.fromkeys(column.phase for column in columns)
-    return "  ".join(f"{PHASE_LETTERS.get(name, name[:1])} {name}" for name in seen if name not in ("", "other"))
+    names = dict.fromkeys(column.phase for column in columns)
+    return "  ".join(f"{PHASE_LETTERS.get(name, name[:1])} {name}" for name in names if name not in ("", "other"))
 
 
 # ---- tables and facts ------------------------------------------------------------------------------------------
@@ -258,53 +258,53 @@ def _phases(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
     if not estimate.phases:
         return
     yield title("Peak of each phase")
-    rows = _Rows(("phase", "allocated", "reserved", "reserved of the card"), () if _is_whole(canvas) else (3,))
+    hidden = () if _has_all_columns(canvas) else (3,)
+    rows = _Rows(("phase", "allocated", "reserved", "reserved of the card"), hidden)
     capacity, peak = wording.capacity_bytes(estimate), estimate.peak
     whole = PhasePeak(name="whole run", allocated_bytes=peak.allocated_bytes, reserved_bytes=peak.reserved_bytes)
     for phase in (*estimate.phases, *wording.first_and_later(estimate), whole):
         amounts = [wording.amount(value) for value in (phase.allocated_bytes, phase.reserved_bytes)]
         share = wording.percent(phase.reserved_bytes, capacity) if capacity else "-"
         rows.add(text(phase.name), *amounts, share)
-    yield rows.drawn
+    yield rows.indent()
 
 
 def _ranks(estimate: Estimate, canvas: Canvas) -> Iterator[Text | Padding]:
-    found = wording.rank_rows(estimate)
-    if not found:
+    groups = wording.rank_rows(estimate)
+    if not groups:
         return
     yield title(f"Ranks ({len(estimate.ranks)} were run)")
-    rows = _Rows(("rank", "fits", "allocated", "reserved", "process"), () if _is_whole(canvas) else (2,))
-    for row in found[:_RANK_ROWS]:
+    rows = _Rows(("rank", "fits", "allocated", "reserved", "process"), () if _has_all_columns(canvas) else (2,))
+    for row in groups[:_RANK_ROWS]:
         amounts = [wording.amount(value) for value in (row.allocated_bytes, row.reserved_bytes, row.process_bytes)]
         rows.add(Text(row.ranks), "yes" if row.fits else "no", *amounts)
-    yield rows.drawn
-    if len(found) > _RANK_ROWS:
-        yield Text(f"  {len(found) - _RANK_ROWS} more rows in --json", style="dim")
+    yield rows.indent()
+    if len(groups) > _RANK_ROWS:
+        yield Text(f"  {len(groups) - _RANK_ROWS} more rows in --json", style="dim")
 
 
 class _Rows:
-    """A table with headings, from which some columns are left out."""
+    """A table with headings, of which some columns can be hidden."""
 
-    def __init__(self, headings: Sequence[str], left_out: Sequence[int]) -> None:
-        self._shown = [place for place in range(len(headings)) if place not in left_out]
-        self._table = Table.grid(padding=(0, 2 if left_out else 3))
-        for place in self._shown:
-            amount = place > 0 and _is_amount(headings[place])
-            self._table.add_column(justify="right" if amount else "left", no_wrap=place > 0 or not left_out)
+    def __init__(self, headings: Sequence[str], hidden: Sequence[int]) -> None:
+        self._shown = [column for column in range(len(headings)) if column not in hidden]
+        self._table = Table.grid(padding=(0, 2 if hidden else 3))
+        for column in self._shown:
+            is_amount = column > 0 and _is_amount(headings[column])
+            self._table.add_column(justify="right" if is_amount else "left", no_wrap=column > 0 or not hidden)
         self.add(*(Text(heading, style="dim") for heading in headings))
 
     def add(self, *cells: Text | str) -> None:
-        self._table.add_row(*(cells[place] for place in self._shown))
+        self._table.add_row(*(cells[column] for column in self._shown))
 
-    @property
-    def drawn(self) -> Padding:
-        """The table, set in."""
+    def indent(self) -> Padding:
+        """Return the table, indented."""
         return Padding(self._table, (0, 0, 0, 2))
 
 
-def _is_whole(canvas: Canvas) -> bool:
-    """Whether there is room for all columns."""
-    return canvas.width >= _WHOLE
+def _has_all_columns(canvas: Canvas) -> bool:
+    """Return True if there is room for all columns of a table."""
+    return canvas.width >= _WIDTH_FOR_TABLES
 
 
 def _is_amount(heading: str) -> bool:
@@ -315,6 +315,6 @@ def _facts(estimate: Estimate) -> Padding:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(no_wrap=True)
     for name, lines in wording.facts(estimate):
-        for place, line in enumerate(lines):
-            rows.add_row(Text("" if place else name, style="dim"), text(line))
+        for index, line in enumerate(lines):
+            rows.add_row(Text("" if index else name, style="dim"), text(line))
     return Padding(rows, (1, 0, 0, 0))

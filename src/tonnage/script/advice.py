@@ -21,7 +21,15 @@ from tonnage.estimates.estimate import Estimate
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
 from tonnage.options import spelled
+from tonnage.planner.describe import describe
+from tonnage.planner.probe import Need
+from tonnage.planner.question import Question
+from tonnage.planner.reasons import EFFECTS
 from tonnage.planner.solution import Candidate, Refused, Solution
+from tonnage.planner.solve import search
+from tonnage.planner.space import free_choices
+from tonnage.planner.trial_runner import Failure, TrialRunner
+from tonnage.planner.values import ORDER
 from tonnage.plans import HEADROOM, Plan
 from tonnage.script import dry_run as dryrun
 from tonnage.script import launchers
@@ -29,12 +37,6 @@ from tonnage.script.changes import Change, Setting, changes, difference, holds, 
 from tonnage.script.command import flag, with_value
 from tonnage.script.facts import Facts, NotUnderstood, Understood, seen, understood
 from tonnage.script.ladder import rungs
-from tonnage.search.depth import Need
-from tonnage.search.memory import Failure, Ghosts
-from tonnage.search.reasons import DOES
-from tonnage.search.solve import search
-from tonnage.search.space import ORDER, Question, free
-from tonnage.search.words import describe
 from tonnage.trainers import engine_of
 from tonnage.units import gib
 
@@ -203,31 +205,31 @@ def advise(asked: Asked, progress: Progress = lambda text: None) -> Advice:
         now = understood(facts)
     except NotUnderstood as reason:
         return _without_plan(asked, facts, str(reason), common, progress)
-    with Ghosts(progress, torch=asked.torch_version) as ghosts:
-        return _planned(asked, facts, now, ghosts, common, progress)
+    with TrialRunner(progress, torch=asked.torch_version) as runner:
+        return _planned(asked, facts, now, runner, common, progress)
 
 
 def _planned(
-    asked: Asked, facts: Facts, now: Understood, ghosts: Ghosts, common: dict[str, Any], progress: Progress
+    asked: Asked, facts: Facts, now: Understood, runner: TrialRunner, common: dict[str, Any], progress: Progress
 ) -> Advice:
     """Plans, fastest first, until one of them fits when the script itself runs it."""
     question = _question(asked, now, facts)
     failed: list[Refused] = []
     here = Candidate(job=now.job, plan=now.plan)
     for _ in range(MOST_TRIES):
-        solution = search(question, ghosts, top=1, explain=False, progress=progress)
+        solution = search(question, runner, top=1, explain=False, progress=progress)
         if not solution.plans:
             return Advice(**common, now=now, solution=solution, failed=tuple(failed))
         best = solution.plans[0].candidate
         progress("taking each change back, to see what it is for")
-        found = _sorted(changes(now, best, facts, question, ghosts, asked.command), common["before"], asked)
+        found = _sorted(changes(now, best, facts, question, runner, asked.command), common["before"], asked)
         advice = Advice(
             **common,
             now=now,
             solution=solution,
             changes=found,
             failed=tuple(failed),
-            unexpressed=_unexpressed(best, facts, question, ghosts),
+            unexpressed=_unexpressed(best, facts, question, runner),
             step_seconds=(seconds(here, question), seconds(best, question)),
         )
         if not found:
@@ -334,7 +336,7 @@ def _not_taken(settings: Sequence[Setting], after: Facts) -> list[str]:
     return wrong
 
 
-def _unexpressed(best: Candidate, facts: Facts, question: Question, ghosts: Ghosts) -> tuple[Change, ...]:
+def _unexpressed(best: Candidate, facts: Facts, question: Question, runner: TrialRunner) -> tuple[Change, ...]:
     """Techniques that the script has no setting for, with what they would save and cost in tonnage's own loop.
 
     What cannot be run there either, beside what the plan has, is none.
@@ -345,12 +347,12 @@ def _unexpressed(best: Candidate, facts: Facts, question: Question, ghosts: Ghos
         for what, name, value in _further(best, question.cluster)
         if _has_no_words(name, value, best.job, replace(best.plan, **{name: value}), facts, question.cluster)
     }
-    needs = ghosts.need([own, *others.values()], question.cluster)
+    needs = runner.probe([own, *others.values()], question.cluster)
     return tuple(
         Change(
             technique=what,
             settings=(),
-            why=DOES[what.partition("=")[0].replace("-", "_")],
+            why=EFFECTS[what.partition("=")[0].replace("-", "_")],
             saves_bytes=saved(needs[0], need),
             costs_seconds=difference(other, own, question),
         )
@@ -362,7 +364,7 @@ def _unexpressed(best: Candidate, facts: Facts, question: Question, ghosts: Ghos
 def _further(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str, Any]]:
     """Values that keep less than the plan's own: in words, the option, the value."""
     plan = best.plan
-    for name, value in free(best.job, plan, cluster).items():
+    for name, value in free_choices(best.job, plan, cluster).items():
         if getattr(plan, name) != value:
             yield f"{spelled(name)}={value}", name, value
     for name, values in ORDER.items():

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tonnage.allocator.settings import variable
 from tonnage.errors import CannotEstimate
+from tonnage.planner.pricing import price_candidate
+from tonnage.planner.probe import Need
+from tonnage.planner.reasons import EFFECTS, EFFECTS_OF_VALUES
 from tonnage.planner.solution import Candidate
 from tonnage.script.command import can_say, flag
 from tonnage.script.facts import Facts, Understood, checkpointing_word
 from tonnage.script.launchers import is_accelerated
-from tonnage.search.depth import Need
-from tonnage.search.pricing import priced
-from tonnage.search.reasons import DOES, OF_VALUES
 from tonnage.trainers.hf_trainer import run as hf_trainer
 
 if TYPE_CHECKING:
-    from tonnage.search.memory import Failure, Ghosts
-    from tonnage.search.space import Question
+    from tonnage.planner.question import Question
+    from tonnage.planner.trial_runner import Failure, TrialRunner
 
 Where = Literal["flag", "launcher", "argument", "environment"]
 
@@ -37,7 +37,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
 """Options of Job and Plan that change together, because the script's settings say them together."""
 
 WHY: Final[Mapping[str, str]] = {
-    **DOES,
+    **EFFECTS,
     "precision": "matrix products run in fewer bits: rounds differently",
     "batch": "as many sequences a step, in other portions",
 }
@@ -87,20 +87,20 @@ class Change:
 
 
 def changes(
-    now: Understood, best: Candidate, facts: Facts, question: Question, ghosts: Ghosts, command: Sequence[str]
+    now: Understood, best: Candidate, facts: Facts, question: Question, runner: TrialRunner, command: Sequence[str]
 ) -> tuple[Change, ...]:
     """What lies between the script and a plan, each taken back on its own and run again; what is for nothing is not
     said."""
     groups = [name for name in GROUPS if _taken_back(name, now, best) != best]
     without = [_taken_back(name, now, best) for name in groups]
-    needs = ghosts.need([best, *without], question.cluster)
+    needs = runner.probe([best, *without], question.cluster)
     found = []
     for name, candidate, need in zip(groups, without, needs[1:], strict=True):
         settings = tuple(_settings(name, candidate, best, facts, command))
         change = Change(
             technique=name,
             settings=settings,
-            why=OF_VALUES.get(str(getattr(best.plan, name, None)), WHY[name]),
+            why=EFFECTS_OF_VALUES.get(str(getattr(best.plan, name, None)), WHY[name]),
             saves_bytes=saved(need, needs[0]),
             costs_seconds=difference(best, candidate, question),
         )
@@ -128,7 +128,7 @@ def _taken_back(group: str, now: Understood, best: Candidate) -> Candidate:
 def seconds(candidate: Candidate, question: Question) -> float | None:
     """Of a step, by the time model; None where it knows nothing of the network or the card."""
     try:
-        timing = priced(candidate, question.cluster).timing
+        timing = price_candidate(candidate, question.cluster).timing
     except CannotEstimate:
         return None
     return None if timing is None else timing.step_seconds

@@ -16,11 +16,12 @@ from typing import Final
 
 import numpy as np
 
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS
 from tonnage.shallow.periods import Pattern, ResolvedToken
 from tonnage.shallow.sizes import Sizes
 from tonnage.shallow.tokens import LAYERS_FURTHER, BlockGroup, BlockRegistry
 from tonnage.trace.communicators import Communicators
-from tonnage.trace.trace import ACTIONS, Activity, Claim, Mark, Trace, marks_to_json, packed
+from tonnage.trace.trace import Activity, Claim, Mark, Trace, marks_to_json, packed
 
 MARK, ALLOC, FREE, CONNECT, EMPTY = range(5)
 """Kinds of requests: a mark begins (its number); a block is allocated (bytes, stream) or freed (its number); ranks

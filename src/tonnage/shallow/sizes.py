@@ -13,8 +13,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS
 from tonnage.shallow.tokens import EXCHANGE, Place, without_layer
-from tonnage.trace.trace import ACTIONS, Trace
+from tonnage.trace.trace import Trace
 
 _ALLOC: Final = ACTIONS.index("alloc")
 

@@ -20,7 +20,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from tonnage.errors import CannotEstimate
-from tonnage.trace.trace import ACTIONS, Activity, Claim, Trace
+from tonnage.recorder.tonnage_recorder.layout import ACTIONS
+from tonnage.trace.trace import Activity, Claim, Trace
 
 Label: TypeAlias = tuple[str, str, int, int, int]
 """Identity of a block: phase and module (without a layer's number) in which it was allocated, bytes (or the name

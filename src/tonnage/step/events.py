@@ -21,11 +21,9 @@ _listeners: list[Callable[[str], None]] = []
 _phases: list[str] = [""]
 
 
-def listen(callback: Callable[[str], None] | None) -> None:
-    """Register the only callback, or None: it gets the name of each phase as it begins, and an empty one at its
-    end.
-    """
-    _listeners[:] = [callback] if callback is not None else []
+def listen(heard: Callable[[str], None]) -> None:
+    """Call `heard` from now on with the name of each phase as it begins, and with an empty name when it ends."""
+    _listeners.append(heard)
 
 
 @contextmanager

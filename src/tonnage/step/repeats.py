@@ -7,12 +7,12 @@ from collections.abc import Callable
 _listeners: list[Callable[[int, int], bool]] = []
 
 
-def listen(ask: Callable[[int, int], bool] | None) -> None:
-    """Register the only listener, or None; it is called before each of several micro-batches that are all alike.
+def listen(ask: Callable[[int, int], bool]) -> None:
+    """Ask `ask` from now on before each micro-batch of a series that all do the same.
 
-    It gets how many of them ran and how many are left, and returns True if it has accounted for all that are left.
+    It receives how many were made and how many are left, and returns whether all of the rest are dealt with.
     """
-    _listeners[:] = [ask] if ask is not None else []
+    _listeners[:] = [ask]
 
 
 def seen_to(made: int, left: int) -> bool:

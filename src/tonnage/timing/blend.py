@@ -1,4 +1,4 @@
-"""Seconds between those of other steps: of layers that run again in part, of batches that are unlike each other."""
+"""Timings made of other Timings: layers that run again in part, and batches of different lengths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -11,21 +11,22 @@ _CARD: Final = ("compute_seconds", "recompute_seconds", "bubble_seconds", "optim
 
 
 def blended(none: Timing, full: Timing, selective: Timing, run_again: Mapping[str, Any]) -> Timing:
-    """The Timing of a step of which `run_again` (see techniques.budget.summary) says how much runs again.
+    """Return the Timing of a step of which a part runs again, between those of no and of full recomputation.
 
-    The card's seconds follow the part of a full repetition's seconds that runs; exchanges follow the layers that run
-    again at all, however little; the host's the layers in which each operation is looked at, as `selective` does.
+    `run_again`: the part, see techniques.budget.summary.  The card's seconds follow the part of a full repetition's
+    seconds that runs; exchanges follow the layers that run again at all, however little; the host's seconds follow
+    the layers in which Python decides for each operation, as `selective` does.
     """
     part = float(run_again["seconds_fraction"])
     again = run_again["layers_again"] / run_again["layers"]
-    looked_at = run_again["layers_in_part"] / run_again["layers"]
+    decided = run_again["layers_in_part"] / run_again["layers"]
 
     def between(name: str, share: float) -> float:
         less, more = float(getattr(none, name)), float(getattr(full, name))
         return less + share * (more - less)
 
     host = between("host_seconds", part)
-    host += looked_at * max(selective.host_seconds - max(none.host_seconds, full.host_seconds), 0.0)
+    host += decided * max(selective.host_seconds - max(none.host_seconds, full.host_seconds), 0.0)
     seconds: dict[str, Any] = {name: between(name, part) for name in _CARD}
     seconds |= {"communication_seconds": between("communication_seconds", again), "host_seconds": host}
     step = sum(seconds.values())
@@ -43,37 +44,38 @@ def blended(none: Timing, full: Timing, selective: Timing, run_again: Mapping[st
 
 
 _GROUPS: Final = 16
-"""Of drawn lengths, each of which has its mean."""
+"""Groups of drawn lengths; each length counts as the mean of its group."""
 
 
 def padded_lengths(lengths: Sequence[int], longest: int, sequences: int) -> dict[float, float]:
-    """How long micro-batches of so many sequences are, whose lengths are drawn alike: each length and how often.
+    """Return the padded lengths of micro-batches of so many sequences, each with its probability.
 
-    A micro-batch is padded to its longest sequence; none is longer than `longest`.
+    `lengths` are drawn with equal probability.  A micro-batch is padded to its longest sequence; none is longer than
+    `longest`.
     """
     drawn = sorted(min(length, longest) for length in lengths)
     each = -(-len(drawn) // _GROUPS)
-    found: dict[float, float] = {}
+    padded: dict[float, float] = {}
     below = 0
     for group in (drawn[start : start + each] for start in range(0, len(drawn), each)):
-        reached = below + len(group)
-        often = (reached / len(drawn)) ** sequences - (below / len(drawn)) ** sequences
-        found[mean(group)] = found.get(mean(group), 0.0) + often
-        below = reached
-    return found
+        upto = below + len(group)
+        probability = (upto / len(drawn)) ** sequences - (below / len(drawn)) ** sequences
+        padded[mean(group)] = padded.get(mean(group), 0.0) + probability
+        below = upto
+    return padded
 
 
-def averaged(found: Mapping[Timing, float], filled: float) -> Timing:
-    """The Timing of steps of which each comes so often; `filled`: the part of their tokens that is no padding."""
+def averaged(steps: Mapping[Timing, float], filled: float) -> Timing:
+    """Return the mean Timing of steps with probabilities; `filled`: the part of their tokens that is no padding."""
 
     def average(name: str) -> float:
-        return sum(often * float(getattr(one, name)) for one, often in found.items())
+        return sum(probability * float(getattr(step, name)) for step, probability in steps.items())
 
-    longest = max(found, key=lambda one: one.step_seconds)
+    longest = max(steps, key=lambda step: step.step_seconds)
     seconds: dict[str, Any] = {
         item.name: average(item.name) for item in fields(Timing) if item.name.endswith("_seconds")
     }
-    step = seconds["step_seconds"]
-    tokens = sum(often * one.tokens_per_second_per_gpu * one.step_seconds for one, often in found.items())
-    used = sum(often * one.mfu * one.step_seconds for one, often in found.items())
-    return replace(longest, **seconds, tokens_per_second_per_gpu=filled * tokens / step, mfu=filled * used / step)
+    whole = seconds["step_seconds"]
+    tokens = sum(often * step.tokens_per_second_per_gpu * step.step_seconds for step, often in steps.items())
+    used = sum(often * step.mfu * step.step_seconds for step, often in steps.items())
+    return replace(longest, **seconds, tokens_per_second_per_gpu=filled * tokens / whole, mfu=filled * used / whole)

@@ -1,4 +1,4 @@
-"""How long ranks take to exchange: ring collectives by size, ranks, links, and the latency of each hop.
+"""Seconds of exchanges among ranks: ring collectives by size, ranks, links, and the latency of each hop.
 
 A ring of n ranks moves (n - 1)/n of the whole tensor over each link in n - 1 hops (all-gather, reduce-scatter), an
 all-reduce twice that (Patarasu and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002; nccl-tests' PERFORMANCE.md).  Between
@@ -12,59 +12,59 @@ from tonnage.cluster import Cluster, Device
 from tonnage.errors import CannotEstimate
 from tonnage.timing.rates import Card
 
-_OF_PCIE: Final = 0.17
+_PCIE_REACHES: Final = 0.17
 """Part of PCI Express's rate that ranks without NVLink reach through the host (docs/reference/time.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that exchange."""
+    """Ranks that exchange with each other."""
 
     ranks: int
-    """How many."""
+    """Ranks in all."""
     per_node: int
-    """How many of them in one machine."""
+    """Ranks in one machine."""
 
     @property
     def far(self) -> bool:
-        """Whether it spans machines."""
+        """True if it spans machines."""
         return self.ranks > self.per_node
 
     @property
     def nodes(self) -> float:
-        """Machines it spans."""
+        """Machines that it spans."""
         return self.ranks / self.per_node
 
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """The links of a cluster as a code uses them."""
+    """Links of a cluster as a code uses them."""
 
     near_bytes_per_second: float
-    """Of a rank to its neighbour in the machine, in one direction, in large collectives."""
+    """Bandwidth from a rank to its neighbour in the machine, in one direction, in large collectives."""
     far_bytes_per_second: float | None
-    """Of a rank's adapter to another machine; None: not known."""
+    """Bandwidth of a rank's adapter to another machine; None: not known."""
     half_bytes: float
     """Size of a collective that reaches half of the bandwidth in the machine."""
     near_hidden: float
     """Part of a collective within a machine that computation beside it hides."""
     call_seconds: float
-    """Of each collective, before the first byte."""
+    """Seconds of each collective before the first byte."""
     hop_seconds: float
-    """Of each hop in the machine."""
+    """Seconds of each hop in the machine."""
     far_hop_seconds: float
-    """Of each hop of a ring that leaves the machine."""
+    """Seconds of each hop of a ring that leaves the machine."""
 
     def latency(self, group: Group) -> float:
-        """Seconds of a collective of no bytes."""
+        """Return the seconds of a collective of no bytes."""
         return self.call_seconds + self.hops(group)
 
     def hops(self, group: Group) -> float:
-        """Seconds in which the first byte goes around the ring."""
+        """Return the seconds in which the first byte goes around the ring."""
         return (group.ranks - 1) * (self.far_hop_seconds if group.far else self.hop_seconds)
 
     def moving(self, group: Group, moved_bytes: float) -> float:
-        """Seconds in which the bytes of one all-gather or reduce-scatter of so many bytes in all pass each link."""
+        """Return the seconds in which one all-gather or reduce-scatter of so many bytes in all passes each link."""
         if group.ranks < 2 or not moved_bytes:
             return 0.0
         share = moved_bytes * (group.ranks - 1) / group.ranks
@@ -76,13 +76,13 @@ class Fabric:
         return max(near, share / (self.far_bytes_per_second * group.per_node))
 
     def gather(self, group: Group, moved_bytes: float) -> float:
-        """Seconds of an all-gather, or a reduce-scatter, of so many bytes in all."""
+        """Return the seconds of an all-gather, or a reduce-scatter, of so many bytes in all."""
         return 0.0 if group.ranks < 2 else self.latency(group) + self.moving(group, moved_bytes)
 
     def slowing(self, group: Group, moved_bytes: float) -> float:
-        """Seconds by which such an exchange slows down what is computed beside it.
+        """Return the seconds by which such an exchange slows down the computation beside it.
 
-        It takes multiprocessors as long as it lasts, and of the memory what its bytes need, wherever they go.
+        It takes multiprocessors as long as it lasts, and the memory bandwidth that its bytes need, wherever they go.
         """
         if group.ranks < 2 or not moved_bytes:
             return 0.0
@@ -90,11 +90,11 @@ class Fabric:
         return _HELD * self.gather(group, moved_bytes) + (1 - self.near_hidden - _HELD) * crossing
 
     def reduce(self, group: Group, moved_bytes: float) -> float:
-        """Seconds of an all-reduce."""
+        """Return the seconds of an all-reduce."""
         return 2 * self.gather(group, moved_bytes)
 
     def send(self, moved_bytes: float, far: bool) -> float:
-        """Seconds of handing so many bytes to one other rank."""
+        """Return the seconds of handing so many bytes to one other rank."""
         if far and self.far_bytes_per_second is None:
             raise CannotEstimate("The network between the machines is not known, so neither is the step's time.")
         rate = self.far_bytes_per_second if far else self.near_bytes_per_second
@@ -107,25 +107,25 @@ bytes hardly any part in that: 0.05 to 0.09 on 2 and 4 machines of A100 or V100 
 
 
 def has_links(device: Device) -> bool:
-    """Whether machines connect cards of this kind by NVLink: not where it is a bridge between two, bought apart."""
+    """Return True if machines connect such cards by NVLink, and not by a bridge between two that is sold apart."""
     return device.nvlink_bytes_per_second is not None and not device.nvlink_bridged
 
 
-def near_bytes_per_second(cluster: Cluster, reached: Card) -> float:
-    """Of a rank to its neighbours in the machine: NVLink, else PCI Express through the host.
+def near_bytes_per_second(cluster: Cluster, card: Card) -> float:
+    """Return the bandwidth from a rank to its neighbours in the machine: NVLink, else PCI Express through the host.
 
-    Raises CannotEstimate where no link is known.
+    Raise CannotEstimate where no link is known.
     """
     device = cluster.device
     if device.nvlink_bytes_per_second is not None and has_links(device):
-        return device.nvlink_bytes_per_second * reached.link
+        return device.nvlink_bytes_per_second * card.link
     if device.pcie_bytes_per_second is None:
         raise CannotEstimate(f"How {device.name} is connected is not known, so neither is the step's time.")
-    return device.pcie_bytes_per_second * _OF_PCIE
+    return device.pcie_bytes_per_second * _PCIE_REACHES
 
 
 def far_bytes_per_second(cluster: Cluster) -> float | None:
-    """Of each GPU's share of the network: the cluster's, or what machines with this card usually have."""
+    """Return the bandwidth of each GPU's share of the network: the cluster's, or the usual one for this card."""
     if cluster.network_bytes_per_second is not None:
         return cluster.network_bytes_per_second
     return cluster.device.network_bytes_per_second

@@ -1,11 +1,11 @@
-"""A layer that torch.compile's Inductor has made kernels of: what it passes over memory between its products.
+"""Operations of a layer under torch.compile: what Inductor's kernels pass over memory between products.
 
-Products and attention stay as they are.  What is between two of them is one kernel, that reads what comes from them
-and from the residual stream and writes what the next one takes; how many bytes each moves stands beside it, and was
+Products and attention stay as they are.  Everything between two of them is one kernel, which reads their results and
+the residual stream and writes the operands of the next one.  The bytes of each kernel stand beside it.  They were
 counted on the kernels of three steps of Llama 3.2 1B on an H200 (measurements/h200-2026-11-26b.events.jsonl: under
-autocast, in bf16, with LoRA).  With the least of each kernel they take as long as the former two's within 12 %
-(tests/benchmarks/test_time_benchmark.py).  Letters: timing/shape.py; e bytes of an element of the computation, r
-bytes of one of the residual stream.
+autocast, in bf16, with LoRA): moving the least bytes of each kernel takes as long as the kernels of the first two
+steps did, within 12 % (tests/benchmarks/test_time_benchmark.py).  Letters: timing/shape.py; e bytes of an element of
+the computation, r bytes of one of the residual stream.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,40 +13,42 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
-from tonnage.timing import operations
-from tonnage.timing.adapted import has_adapter
+from tonnage.timing.adapters import has_adapter
+from tonnage.timing.layer import layer_operations, products
 from tonnage.timing.operations import ELEMENT_BYTES, Operation, Passes, Slice
+from tonnage.timing.pointwise import inner_width
 from tonnage.timing.shape import Shape
 
-_AS_THEY_ARE: Final = ("matmul", "attention", "copy")
-"""Families that Inductor makes nothing else of; copies are casts and dequantized weights."""
+_UNCHANGED: Final = ("matmul", "attention", "copy")
+"""Families that Inductor leaves as they are; copies are casts and dequantized weights."""
 
 
 _BIASED: Final = {"qkv": ("qkv", "query", "key", "value"), "qkvo": ("qkv", "query", "key", "value", "output")}
-"""Products that have a bias; of `all` each."""
+"""Products that have a bias, by Shape's `biases`; for `all` each has."""
 
 
 @lru_cache(maxsize=4096)
 def layer(shape: Shape, part: Slice) -> Passes:
-    """One layer's operations."""
-    written = operations.layer(shape, part)
-    between = _between(shape, part)
+    """Return the operations of one layer."""
+    eager = layer_operations(shape, part)
+    between = _passes_between(shape, part)
     return Passes(
-        (*_kept(written.forward), *between.forward, *_adapters(shape, part)),
-        (*_kept(written.backward), *between.backward, *_adapters(shape, part, backward=True)),
+        (*_unchanged(eager.forward), *between.forward, *_adapters(shape, part)),
+        (*_unchanged(eager.backward), *between.backward, *_adapters(shape, part, backward=True)),
     )
 
 
-def _kept(written: Iterable[Operation]) -> Iterator[Operation]:
-    for op in written:
+def _unchanged(eager: Iterable[Operation]) -> Iterator[Operation]:
+    """Yield the operations of eager code that compiled code has too."""
+    for op in eager:
         if op.name.startswith("routing"):  # sorts, and sums by expert
             yield op
-        elif op.family in _AS_THEY_ARE and " adapter" not in op.name:
+        elif op.family in _UNCHANGED and " adapter" not in op.name:
             yield replace(op, plain=True, kernels=op.kernels if op.family == "copy" else max(op.products, op.kernels))
 
 
-def _between(shape: Shape, part: Slice) -> Passes:
-    """Norms with the sums before them, the last sum, rotations and activations, and scores that are kept.
+def _passes_between(shape: Shape, part: Slice) -> Passes:
+    """Return norms with the sums before them, the last sum, rotations and activations, and scores that are kept.
 
     Forward: the first norm r + e; the second, with the sum before it, r + 2 e; the last sum 2 r + 2 e.  Backward: a
     cast of the gradient (r + e, where they differ); a norm's 3 r + 3 e, as three products give their parts of the
@@ -57,41 +59,44 @@ def _between(shape: Shape, part: Slice) -> Passes:
     after = max(shape.norms - 2, 0)
     masks = 2 if shape.dropout else 0
     ahead = stream * (4 * r + 5 * e + after * 2 * e + masks)
-    behind = stream * (6 * r + 6 * e + (r + e if r != e else 0) + after * 3 * e + masks) + _biases(shape, part, e)
+    behind = stream * (6 * r + 6 * e + (r + e if r != e else 0) + after * 3 * e + masks) + _bias_bytes(shape, part, e)
     turned = part.tokens * (shape.query_width + shape.key_width) * (shape.rotary or shape.head_norms) * 2 * e
     normed = part.tokens * (shape.query_width + shape.key_width) * e * bool(shape.head_norms)
-    inner = part.tokens * operations.inner_width(shape, part) * e
-    scores, scores_back = _scores(shape, part)
+    inner = part.tokens * inner_width(shape, part) * e
+    scores, scores_back = _score_passes(shape, part)
 
-    def one(name: str, moved: float, kernels: int) -> Operation:
+    def passing(name: str, moved: float, kernels: int) -> Operation:
         return Operation(name, "pointwise", part.dtype, 0, moved, kernels, plain=True)
 
     return Passes(
         (
-            one("norms", ahead, 3 + after),
-            one("rotation", turned + normed, 2),
-            one("activation", inner * (3 if shape.gated else 2), 1),
+            passing("norms", ahead, 3 + after),
+            passing("rotation", turned + normed, 2),
+            passing("activation", inner * (3 if shape.gated else 2), 1),
             *scores,
         ),
         (
-            one("norms backward", behind, 4 + after),
-            one("rotation backward", turned + 5 * normed, 2),
-            one("activation backward", inner * (5 if shape.gated else 3), 1),
+            passing("norms backward", behind, 4 + after),
+            passing("rotation backward", turned + 5 * normed, 2),
+            passing("activation backward", inner * (5 if shape.gated else 3), 1),
             *scores_back,
         ),
     )
 
 
-def _biases(shape: Shape, part: Slice, e: float) -> float:
-    """Bytes of the sums that are the gradients of biases: the gradient of each product's result is read once more."""
+def _bias_bytes(shape: Shape, part: Slice, e: float) -> float:
+    """Return the bytes of summing up the gradients of biases: the gradient of each product's result is read again."""
     if not shape.biases or not part.trained:
         return 0.0
     biased = _BIASED.get(shape.biases)
-    return sum(one.m * one.n * e for one in operations.products(shape, part) if not biased or one.name in biased)
+    return sum(one.m * one.n * e for one in products(shape, part) if not biased or one.name in biased)
 
 
-def _scores(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
-    """Of attention that keeps its scores: read and written, 2 e; in backward the gradient and what was kept, 3 e."""
+def _score_passes(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]]:
+    """Return the passes of attention that keeps its scores.
+
+    They are read and written, 2 e; in backward the gradient and what was kept, 3 e.
+    """
     if part.backend not in ("eager", "math"):
         return [], []
     moved = part.tokens * part.seq_len * shape.heads * ELEMENT_BYTES[part.between]
@@ -102,7 +107,7 @@ def _scores(shape: Shape, part: Slice) -> tuple[list[Operation], list[Operation]
 
 
 def _adapters(shape: Shape, part: Slice, *, backward: bool = False) -> Iterator[Operation]:
-    """LoRA beside a linear module: two small products, whose scaled sum is in the kernel that takes it.
+    """Yield LoRA beside each linear module: two small products, whose scaled sum is in the kernel that takes it.
 
     Forward reads the input (k), writes what B makes of it, reads it and writes the sum (3 n); backward reads the
     output's gradient twice (2 n) and the input, writes the input's and reads it (3 k).
@@ -110,7 +115,7 @@ def _adapters(shape: Shape, part: Slice, *, backward: bool = False) -> Iterator[
     if not part.lora_rank:
         return
     e = 4.0 if part.wide_adapters else ELEMENT_BYTES[part.dtype]
-    for product in operations.products(shape, part):
+    for product in products(shape, part):
         if not has_adapter(product.name, part.adapted):
             continue
         moved = product.m * e * (3 * product.k + 2 * product.n if backward else product.k + 3 * product.n)

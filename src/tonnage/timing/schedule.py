@@ -1,4 +1,4 @@
-"""How the pieces of a step follow each other: pipelines, and what copies and exchanges hide behind."""
+"""Order of the pieces of a step: pipelines, and the computation that hides copies and exchanges."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -6,21 +6,22 @@ from typing import Final
 
 
 def pipeline_seconds(stages: tuple[float, ...], micro_batches: int, virtual_stages: int = 1) -> float:
-    """Seconds of all micro-batches through a 1F1B pipeline whose stages take so long for one (forward + backward).
+    """Return the seconds of all micro-batches through a 1F1B pipeline.
 
-    The slowest stage works without a pause on m micro-batches; before its first and after its last it waits for the
-    others: the sum of theirs, divided by the stages that each rank has of an interleaved pipeline (Narayanan et al.
-    2021, arXiv:2104.04473, section 2.2: the bubble of p equal stages is (p - 1)/m of the work, (p - 1)/(v m)
-    interleaved).
+    `stages`: seconds of each stage for one micro-batch, forward and backward.  The slowest stage works without a
+    pause on m micro-batches; before its first and after its last it waits for the others: the sum of their seconds,
+    divided by the stages that each rank has of an interleaved pipeline (Narayanan et al. 2021, arXiv:2104.04473,
+    section 2.2: the bubble of p equal stages is (p - 1)/m of the work, (p - 1)/(v m) interleaved).
     """
     slowest = max(stages)
     return micro_batches * slowest + (sum(stages) - slowest) / virtual_stages
 
 
-def exposed(copying: float, hiding: float, overlap: float = 1.0) -> float:
-    """Seconds of a copy or an exchange that computation of so many seconds does not hide, if `overlap` of it can.
+def exposed_seconds(copying: float, hiding: float, overlap: float = 1.0) -> float:
+    """Return the seconds of a copy or an exchange that computation of `hiding` seconds does not hide.
 
-    What goes on beside computation slows that down, not itself: a product of 9.0 ms and a collective of 16.8 take
+    `overlap`: the part of it that can be hidden.  An exchange beside computation slows the computation down, not
+    itself: a product of 9.0 ms and a collective of 16.8 take
     17.1 together, one of 34.8 ms takes 42.8 (Mist's overlap runs on 8 A100).
     """
     return max(copying - hiding, copying * (1 - overlap), 0.0)
@@ -28,7 +29,7 @@ def exposed(copying: float, hiding: float, overlap: float = 1.0) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which parts of a network are on which stage of a pipeline."""
+    """Parts of a network on each stage of a pipeline."""
 
     layers: tuple[int, ...]
     """Layers of each stage."""
@@ -39,35 +40,34 @@ class Split:
 
     @property
     def filled(self) -> bool:
-        """Whether each stage has weights: without any, its optimizer has nothing to do and cannot be made."""
-        return all(count or place in (0, self.head) for place, count in enumerate(self.layers))
+        """True if each stage has weights: without any, its optimizer has nothing to do and cannot be made."""
+        return all(count or stage in (0, self.head) for stage, count in enumerate(self.layers))
 
 
 @lru_cache(maxsize=4096)
-def equally(layers: int, stages: int) -> Split:
-    """As many layers on each stage, the more in front; head and loss on the last."""
-    counts = tuple(layers // stages + (1 if place < layers % stages else 0) for place in range(stages))
+def split_equally(layers: int, stages: int) -> Split:
+    """Return equally many layers for each stage, one more in front where they do not divide; head and loss last."""
+    counts = tuple(layers // stages + (1 if stage < layers % stages else 0) for stage in range(stages))
     return Split(counts, stages - 1, stages - 1)
 
 
 @lru_cache(maxsize=4096)
-def by_cost(layers: int, stages: int, head_layers: float) -> Split:
-    """Parts handed out in order; one with which the sum of costs passes the stage's part of the whole begins the
-    next.
+def split_by_cost(layers: int, stages: int, head_layers: float) -> Split:
+    """Return a split by cost: the part with which the sum of costs passes a stage's share begins the next stage.
 
     The parts are the layers, a final norm, the head (as costly as `head_layers` layers), a cast and the loss, the
     last two and the norm without cost: as nanotron's `build_and_set_rank` does with `get_block_compute_costs`.
     """
     whole = layers + head_layers
-    counts, place, passed = [0] * stages, 0, 0.0
-    places = []
+    counts, stage, passed = [0] * stages, 0, 0.0
+    stage_of_part = []
     for part, cost in (*(("layer", 1.0) for _ in range(layers)), ("norm", 0.0), ("head", head_layers), *_FREE):
         passed += cost
-        if place < stages - 1 and passed > whole * (place + 1) / stages * (1 + 1e-12):
-            place += 1
-        counts[place] += part == "layer"
-        places.append(place)
-    return Split(tuple(counts), places[-3], places[-1])
+        if stage < stages - 1 and passed > whole * (stage + 1) / stages * (1 + 1e-12):
+            stage += 1
+        counts[stage] += part == "layer"
+        stage_of_part.append(stage)
+    return Split(tuple(counts), stage_of_part[-3], stage_of_part[-1])
 
 
 _FREE: Final = (("cast", 0.0), ("loss", 0.0))

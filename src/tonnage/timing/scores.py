@@ -1,4 +1,4 @@
-"""Attention scores that are kept for backward and need not be: by which attention, and how large they are."""
+"""Attention scores that a plan keeps for backward although another backend would not, and their bytes."""
 
 from typing import Final
 
@@ -9,14 +9,14 @@ from tonnage.timing.kinds import read_shape
 from tonnage.timing.work import Work
 
 SPARING: Final = ("flex", "efficient")
-"""What `sparing_attention` may say."""
+"""Values that `sparing_attention` may return."""
 
 
 def sparing_attention(case: Case) -> str | None:
-    """The attention by which no scores are kept, where the plan's keeps them; None where there is none.
+    """Return the attention backend that keeps no scores, where the plan's keeps them; None where there is none.
 
-    Capped scores and sinks are for flex attention alone.  Heads that share keys get copies of them for the efficient
-    one, where torch has no other kernel for them but the plain one.
+    Capped scores and sinks need flex attention.  Heads that share keys get copies of them for the efficient backend,
+    where torch has no other kernel for them but the plain one.
     """
     try:
         shape = read_shape(case.job.model.config)
@@ -30,7 +30,7 @@ def sparing_attention(case: Case) -> str | None:
 
 
 def avoidable_bytes(case: Case) -> int | None:
-    """Bytes of one layer's attention scores in 16 bits, where `sparing_attention` would have none; else None."""
+    """Return the bytes of one layer's attention scores in 16 bits, if `sparing_attention` keeps none; else None."""
     if sparing_attention(case) is None:
         return None
     work = Work.of(case.job, case.plan, case.cluster)
@@ -38,7 +38,7 @@ def avoidable_bytes(case: Case) -> int | None:
 
 
 def is_plain(case: Case) -> bool:
-    """Whether no kernel of torch but the plain one takes heads that share keys: in fp32, and before capability 8.0
+    """Return True if only torch's plain kernel takes heads that share keys: in fp32, and before capability 8.0
     (ATen/native/transformers/cuda/sdp_utils.cpp)."""
     text = case.job.model.text
     heads, shared = text.get("num_attention_heads"), text.get("num_key_value_heads")

@@ -1,4 +1,4 @@
-"""The dimensions of a Transformer that decide how long it computes.
+"""Dimensions of a Transformer that decide how long it computes.
 
 Letters used in this package: L layers, h width of the residual stream, f width of the feed-forward network, V words
 of the vocabulary, s tokens of a sequence, b sequences of a micro-batch, T = b s tokens, P parameters, t ranks of
@@ -28,21 +28,21 @@ class Shape:
     intermediate: int
     """Inner width of the feed-forward network; of the layers without experts, where there are experts."""
     gated: bool
-    """Whether a gate multiplies the inner values: three matrices instead of two."""
+    """True if a gate multiplies the inner values: three matrices instead of two."""
     vocab: int
     """Rows of the embedding."""
     tied: bool
-    """Whether the head is the embedding."""
+    """True if the head is the embedding."""
     causal: bool = True
-    """Whether a token sees only those before it."""
+    """True if a token sees only those before it."""
     rms_norm: bool = True
     """Root-mean-square norms, which libraries compute in several kernels; False: layer norms, which torch fuses."""
     ends_in_norm: bool = False
-    """Whether a norm follows a layer's last product."""
+    """True if a norm follows a layer's last product."""
     norms: int = 2
     """Norms of a layer."""
     head_norms: bool = False
-    """Whether queries and keys are normalised."""
+    """True if queries and keys are normalised."""
     head_norm_parameters: int = 0
     """Weights of a layer's norms of queries and keys."""
     rotary: float = 1.0
@@ -50,17 +50,17 @@ class Shape:
     positions: int = 0
     """Rows of learned positions."""
     stepwise_activation: bool = False
-    """Whether libraries compute the activation in several kernels (GELU by its tanh formula, written out)."""
+    """True if libraries compute the activation in several kernels (GELU by its tanh formula, written out)."""
     squared_activation: bool = False
-    """Whether the activation is a squared ReLU."""
+    """True if the activation is a squared ReLU."""
     clamped_activation: bool = False
-    """Whether both halves of a gated activation are clamped first."""
+    """True if both halves of a gated activation are clamped first."""
     predicted: int = 1
-    """Tokens that each position predicts, for each of which the head is computed."""
+    """Tokens that each position predicts; the head is computed for each."""
     dropout: bool = False
-    """Whether the residual stream is dropped out."""
+    """True if the residual stream is dropped out."""
     biases: str = ""
-    """Which matrices have a bias: `qkv`, `qkvo` or `all`."""
+    """Matrices that have a bias: `qkv`, `qkvo` or `all`."""
     experts: int = 0
     """Routed experts of a layer; 0: none."""
     experts_per_token: int = 0
@@ -76,13 +76,14 @@ class Shape:
     latent_rank: int = 0
     """Width to which keys and values are compressed; 0: plain attention."""
     rotary_dim: int = 0
-    """Of latent attention's key: the part that is rotated, shared by all heads."""
+    """Width of latent attention's rotated key, shared by all heads."""
     keeps_scores: bool = False
-    """Whether scores are capped or get sinks, for which transformers has no attention of torch's that keeps none."""
+    """True if scores are capped or get sinks; no attention of torch's in transformers computes these without keeping
+    scores."""
     flexible: bool = False
-    """Whether it has torch's flex attention for them, which keeps none."""
+    """True if it can use torch's flex attention, which keeps no scores."""
     biased_scores: bool = False
-    """Whether scores get a bias, which of the attentions that keep none only the efficient one adds."""
+    """True if scores get a bias; of the attentions that keep no scores, only the efficient one adds it."""
     window: int | None = None
     """Tokens that a windowed layer sees; None: all."""
     window_fraction: float = 0.0
@@ -90,12 +91,12 @@ class Shape:
     parts: int = 1
     """Matrices whose parameters are separate in the eager code: 1 where query, key and value are one matrix."""
     extra_parameters: int = 0
-    """Parameters outside layers, embedding and head that take no time to speak of."""
+    """Parameters outside layers, embedding and head that take hardly any time."""
     unmeasured: str = ""
-    """The kind of network, where no step of its kind was measured."""
+    """Kind of network, if no step of its kind was measured; else empty."""
 
     def __hash__(self) -> int:
-        """Of a few fields, as a Device's of its name: few networks are asked about at a time."""
+        """Return the hash of a few fields, as a Device's of its name: few networks are asked about at a time."""
         return hash((self.layers, self.intermediate))
 
     @property
@@ -127,7 +128,7 @@ class Shape:
         return h * (q + 2 * k) + q * h + biases
 
     def feed_forward_parameters(self, width: int) -> int:
-        """Weights of a feed-forward network of this inner width, with its biases."""
+        """Return the weights of a feed-forward network of this inner width, with its biases."""
         matrices = 3 if self.gated else 2
         biases = (matrices - 1) * width + self.hidden if self.biases == "all" else 0
         return matrices * self.hidden * width + biases
@@ -149,7 +150,7 @@ class Shape:
 
     @property
     def expert_biases(self) -> bool:
-        """Whether experts' products have biases."""
+        """True if experts' products have biases."""
         return self.experts > 0 and self.biases == "qkvo"
 
     @cached_property

@@ -1,7 +1,7 @@
-"""Networks of more than one stack of layers: images, sounds, encoders with decoders, images beside text.
+"""Stacks of layers of a network: images, sounds, encoders with decoders, images beside text.
 
-Each stack is a Shape that sees sequences of its own length; a step runs them one after the other.  The letters are
-those of `tonnage.timing.shape`.
+Each stack is a Shape that sees sequences of its own length; a step runs them one after the other.  For example, the
+stacks of Whisper are its encoder, the decoder's attention to the encoder, and the decoder.  Letters: timing/shape.py.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,19 +17,19 @@ from tonnage.timing.shape import Shape
 
 @dataclass(frozen=True, kw_only=True)
 class Stack:
-    """One stack, and what it sees of each sequence of the batch."""
+    """One stack, and the tokens that it sees of each sequence of the batch."""
 
     name: str
-    """In words."""
+    """Name in sentences, e.g. `images`."""
     shape: Shape
     seq_len: int
     """Tokens (patches, frames) that see each other."""
     sequences: int = 1
-    """Of this stack for each one of the batch: the images of a text."""
+    """Sequences of this stack for each one of the batch: the images of a text."""
 
 
 def stacks(job: Job) -> tuple[Stack, ...]:
-    """The stacks of a job's network.  Raises UnknownNetwork with one line for a kind that is not known."""
+    """Return the stacks of a job's network.  Raise UnknownNetwork, with one line, for a kind that is not known."""
     config = job.model.config
     kind = str(config.get("model_type"))
     reader = _READERS.get(kind)
@@ -41,29 +41,29 @@ def stacks(job: Job) -> tuple[Stack, ...]:
         raise UnknownNetwork(f"The configuration of this {kind} network does not say {missing}.") from None
 
 
-def _plain(**known: Any) -> Shape:
-    """Layers that see tokens in both directions, without words: layer norms, biases, no gate."""
-    heads, h = known["heads"], known["hidden"]
+def _plain_shape(**stated: Any) -> Shape:
+    """Return layers that see tokens in both directions, without words: layer norms, biases, no gate."""
+    heads, h = stated["heads"], stated["hidden"]
     values: dict[str, Any] = {
         **{"kv_heads": heads, "head_dim": h // heads, "value_dim": h // heads, "gated": False},
         **{"vocab": 0, "tied": True, "causal": False, "rms_norm": False, "rotary": 0.0, "biases": "all", "parts": 3},
     }
-    return Shape(**values | known)
+    return Shape(**values | stated)
 
 
 # -- images
 
 
 def _vit(job: Job, config: Mapping[str, Any]) -> tuple[Stack, ...]:
-    """An image classifier; its tokens are patches and one for the class."""
-    patches = (_first(config.get("image_size", 224)) // _first(config.get("patch_size", 16))) ** 2
+    """Return the stack of an image classifier; its tokens are patches and one for the class."""
+    patches = (_side(config.get("image_size", 224)) // _side(config.get("patch_size", 16))) ** 2
     return (Stack(name="images", shape=_patched(config, patches + 1), seq_len=patches + 1),)
 
 
 def _patched(config: Mapping[str, Any], positions: int) -> Shape:
-    """Layers over the patches of an image; the patches' own product is counted with the weights beside layers."""
-    h, side = config["hidden_size"], _first(config.get("patch_size", 16))
-    return _plain(
+    """Return layers over the patches of an image; the patches' own product counts with the weights beside layers."""
+    h, side = config["hidden_size"], _side(config.get("patch_size", 16))
+    return _plain_shape(
         layers=config["num_hidden_layers"],
         hidden=h,
         heads=config["num_attention_heads"],
@@ -74,7 +74,8 @@ def _patched(config: Mapping[str, Any], positions: int) -> Shape:
     )
 
 
-def _first(size: Any) -> int:
+def _side(size: Any) -> int:
+    """Return the side of a square, or the first side of a rectangle."""
     return int(size[0] if isinstance(size, (list, tuple)) else size)
 
 
@@ -82,10 +83,10 @@ def _first(size: Any) -> int:
 
 
 def _t5(job: Job, config: Mapping[str, Any]) -> tuple[Stack, ...]:
-    """T5: as many tokens in as out; scores have a bias of their distance."""
+    """Return the stacks of T5: as many tokens in as out; scores have a bias of their distance."""
     gated = str(config.get("feed_forward_proj", "relu")).startswith("gated")
     layers = config.get("num_layers", 6)
-    known = {
+    common = {
         "hidden": config.get("d_model", 512),
         "heads": config.get("num_heads", 8),
         "head_dim": config.get("d_kv", 64),
@@ -100,16 +101,16 @@ def _t5(job: Job, config: Mapping[str, Any]) -> tuple[Stack, ...]:
     decoder = {"layers": config.get("num_decoder_layers") or layers, "vocab": config.get("vocab_size", 32128)}
     tied = bool(config.get("tie_word_embeddings", True))
     return (
-        Stack(name="encoder", shape=_plain(**known, layers=layers), seq_len=job.seq_len),
-        *_decoder(job, {**known, **decoder, "causal": True, "tied": tied}),
+        Stack(name="encoder", shape=_plain_shape(**common, layers=layers), seq_len=job.seq_len),
+        *_decoder(job, {**common, **decoder, "causal": True, "tied": tied}),
     )
 
 
 def _whisper(job: Job, config: Mapping[str, Any]) -> tuple[Stack, ...]:
-    """Whisper: an encoder over half as many positions as frames, which two convolutions make."""
+    """Return the stacks of Whisper: an encoder over half as many positions as frames, made by two convolutions."""
     h, frames = config["d_model"], config["max_source_positions"]
     dropout = bool(config.get("dropout"))
-    encoder = _plain(
+    encoder = _plain_shape(
         layers=config["encoder_layers"],
         hidden=h,
         heads=config["encoder_attention_heads"],
@@ -125,12 +126,12 @@ def _whisper(job: Job, config: Mapping[str, Any]) -> tuple[Stack, ...]:
     return (Stack(name="encoder", shape=encoder, seq_len=frames), *_decoder(job, decoder))
 
 
-def _decoder(job: Job, known: Mapping[str, Any]) -> tuple[Stack, ...]:
-    """A decoder, and its attention to what the encoder saw: layers without a feed-forward network, one norm each.
+def _decoder(job: Job, stated: Mapping[str, Any]) -> tuple[Stack, ...]:
+    """Return a decoder, and its attention to the encoder: layers without a feed-forward network, one norm each.
 
-    That attention's keys and values are taken to be as many as its queries.
+    That attention is assumed to have as many keys and values as queries.
     """
-    decoder = _plain(**known)
+    decoder = _plain_shape(**stated)
     across = replace(
         decoder, intermediate=0, gated=False, vocab=0, positions=0, causal=False, norms=1, biased_scores=False
     )
@@ -144,38 +145,38 @@ def _decoder(job: Job, known: Mapping[str, Any]) -> tuple[Stack, ...]:
 
 
 def _images_and_text(job: Job, config: Mapping[str, Any]) -> tuple[Stack, ...]:
-    """A tower over each image, and a decoder over text in which images have their places."""
+    """Return a tower over each image, and a decoder over text in which images have their places."""
     text = text_part(config)
     kind = str(text.get("model_type") or config["model_type"]).removesuffix("_text")
-    kind = _WORDS.get(kind, kind)
+    kind = _TEXT_KINDS.get(kind, kind)
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     shape = read_shape({**text, "model_type": kind, **({} if tied is None else {"tie_word_embeddings": tied})})
-    words = Stack(name="text", shape=shape, seq_len=job.seq_len)
+    text_stack = Stack(name="text", shape=shape, seq_len=job.seq_len)
     if not job.images:
-        return (words,)
+        return (text_stack,)
     vision = config["vision_config"]
-    tower = _any_size(job, vision) if "depth" in vision else _one_size(vision)
-    return (replace(tower, sequences=job.images), words)
+    tower = _tower_of_any_size(job, vision) if "depth" in vision else _tower_of_one_size(vision)
+    return (replace(tower, sequences=job.images), text_stack)
 
 
-_WORDS: Final = {
+_TEXT_KINDS: Final = {
     "qwen2_vl": "qwen2",
     "qwen2_5_vl": "qwen2",
     "qwen3_vl": "qwen3",
     "gemma3": "gemma3_text",
     "llava": "llama",
 }
-"""Whose layers those for text are, where a configuration does not say it: transformers' own defaults."""
+"""Kinds of the layers for text, where a configuration does not state it: transformers' own defaults."""
 
 
-def _one_size(vision: Mapping[str, Any]) -> Stack:
-    """A tower for images of one size (CLIP, SigLIP)."""
-    patches = (_first(vision["image_size"]) // _first(vision["patch_size"])) ** 2
+def _tower_of_one_size(vision: Mapping[str, Any]) -> Stack:
+    """Return a tower for images of one size (CLIP, SigLIP)."""
+    patches = (_side(vision["image_size"]) // _side(vision["patch_size"])) ** 2
     return Stack(name="images", shape=_patched(vision, patches), seq_len=patches)
 
 
-def _any_size(job: Job, vision: Mapping[str, Any]) -> Stack:
-    """Qwen's tower: patches of images of any size, most layers within windows, and a head that merges patches."""
+def _tower_of_any_size(job: Job, vision: Mapping[str, Any]) -> Stack:
+    """Return Qwen's tower: patches of images of any size, most layers within windows, a head that merges patches."""
     side, merged = vision["patch_size"], vision.get("spatial_merge_size", 2)
     width, height = (int(part) for part in job.image_size.split("x")) if job.image_size else USUAL_IMAGE
     unit = side * merged
@@ -186,7 +187,7 @@ def _any_size(job: Job, vision: Mapping[str, Any]) -> Stack:
     joined = merged**2 * h
     return Stack(
         name="images",
-        shape=_plain(
+        shape=_plain_shape(
             layers=vision["depth"],
             hidden=h,
             heads=vision["num_heads"],

@@ -1,53 +1,53 @@
-"""NCCL's communicators that a rank has used, and the peers it met in them: whatever it has buffers for."""
+"""The NCCL communicators that a rank has used, and its direct peers in them: NCCL keeps buffers for each."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 Layout = tuple[int, int, int]
-"""Ranks of a communicator, its number, and the place of this rank in it."""
+"""Size of a communicator in ranks, its number, and the index of this rank in it."""
 
 
 class First(NamedTuple):
-    """What an exchange is the first one of."""
+    """The communicator and the direct peers that an exchange is the first to use."""
 
     ranks: int = 0
-    """In a communicator of so many ranks; 0: in one that was used before."""
+    """Size of the new communicator in ranks; 0: it was used before."""
     peers: int = 0
-    """With so many ranks, directly."""
+    """Number of new direct peers."""
 
 
 class Communicators:
-    """Goes along with a rank's exchanges.
+    """Records the communicators and direct peers of a rank's exchanges.
 
-    Directly with another are messages (pipelines) and all-to-all.  Groups of two have nothing besides their
-    communicator.
+    Exchanges with direct peers are messages (pipelines) and all-to-all.  In a group of two ranks NCCL has no buffers
+    besides those of the communicator.
     """
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
-        self._met: set[tuple[int, int]] = set()
+        self._peers: set[tuple[int, int]] = set()
 
     def use(self, layout: Layout, name: str, peer: int) -> First:
-        """What is new with an exchange of this name."""
+        """Record an exchange, and return the communicator and peers that are new with it."""
         ranks, number, _ = layout
-        new = number not in self._sizes
+        is_new = number not in self._sizes
         self._sizes[number] = ranks
-        before = len(self._met)
-        self._met.update((number, other) for other in _directly(layout, name, peer))
-        return First(ranks if new else 0, len(self._met) - before)
+        before = len(self._peers)
+        self._peers.update((number, other) for other in _direct_peers(layout, name, peer))
+        return First(ranks if is_new else 0, len(self._peers) - before)
 
     @property
     def sizes(self) -> list[int]:
-        """Ranks of each communicator that was used, ascending."""
+        """Return the size in ranks of each used communicator, ascending."""
         return sorted(self._sizes.values())
 
     @property
     def peers(self) -> int:
-        """How many others were exchanged with directly; in two communicators counted twice."""
-        return len(self._met)
+        """Return the number of direct peers; a rank that is one in two communicators counts twice."""
+        return len(self._peers)
 
 
-def _directly(layout: Layout, name: str, peer: int) -> Iterator[int]:
+def _direct_peers(layout: Layout, name: str, peer: int) -> Iterator[int]:
     ranks, _, mine = layout
     if ranks > 2 and name in ("Send", "Recv", "AllToAll"):
         yield from (other for other in (range(ranks) if name == "AllToAll" else (peer,)) if other != mine)

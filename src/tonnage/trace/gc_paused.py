@@ -1,4 +1,4 @@
-"""Python's cyclic collector, for those who know better when to look for garbage."""
+"""A pause of Python's cyclic garbage collector, for code that creates many objects and no cycles."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the collector while this lasts; what is in no cycle is freed as ever."""
+    """Disable the cyclic collector inside the block; objects that are in no cycle are still freed at once."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,10 +1,9 @@
-"""What the operations of one step multiply, read and write, and in which order the card was asked for them.
+"""The operations of one step: what each multiplies, reads and writes, and the order in which they were launched.
 
-Written inside a ghost process (`tonnage_inside.worked`), read here without torch.
+A ghost process writes them (`tonnage_recorder.operations`); they are read here without torch.
 """
 
 import json
-import struct
 import zipfile
 from array import array
 from collections.abc import Iterator
@@ -13,49 +12,47 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tonnage.errors import UnreadableFile
+from tonnage.recorder.tonnage_recorder.layout import RECORD
 
 _DOCUMENT, _NUMBERS, _LOG = "worked.json", "worked.places", "worked.log"
-"""The members of an archive."""
-
-_RECORD: Final = struct.Struct("<BBHIIIIIIIQQQQ")  # struct ghost_record, 64 bytes
-
+"""Names of the members of an archive."""
 
 LAUNCHED: Final = (1, 2, 3, 4, 5, 13)
-"""Kinds of records that are work of the card: kernels, copies, fills, operations of libraries."""
+"""Kinds of records that are work for the card: kernels, copies, fills, operations of libraries."""
 
 
 class Operation(NamedTuple):
-    """One operation of torch's dispatcher that launched something."""
+    """One operation of torch's dispatcher that launched work."""
 
     phase: str
     """`forward`, `backward`, `recompute`, `optimizer` or `other`."""
     name: str
-    """As torch calls it; with ` masked` behind it where an attention is given a mask."""
+    """Name in torch; ` masked` is appended for an attention with a mask."""
     family: str
     """`product`, `attention` or `pass`."""
     dtype: str
-    """Of the first tensor of floating-point numbers, in torch's word; `tf32` where products of fp32 are so."""
+    """torch's name of the dtype of the first floating-point tensor; `tf32` for fp32 products computed in tf32."""
     flops: int
     """Multiplications and additions, by torch's formulas."""
     bytes: int
-    """Read and written."""
+    """Bytes read and written."""
     kernels: int
-    """Kernels, copies and operations of libraries that it launched."""
+    """Number of kernels, copies and library operations that it launched."""
     aligned: bool
-    """Of a product: whether rows begin at multiples of 16 bytes."""
+    """True for a product whose rows begin at multiples of 16 bytes."""
     causal: bool
-    """Of an attention: whether a token sees only those before it."""
+    """True for an attention in which a token sees only those before it."""
     tokens: int
-    """Keys of an attention."""
+    """Number of keys of an attention."""
     tensors: int
-    """How many it was given."""
+    """Number of its tensor arguments."""
 
 
 class Record(NamedTuple):
     """One record of the ghost's log."""
 
     kind: int
-    """As docs/explanation/ghost.md numbers them."""
+    """Kind of record, numbered as in docs/explanation/ghost.md."""
     flags: int
     mark: int
     name: str
@@ -68,62 +65,63 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Worked:
-    """One step of one rank."""
+    """The operations of one step of one rank."""
 
     operations: tuple[Operation, ...]
-    """Those that differ."""
+    """The distinct operations."""
     numbers: "array[int]"
-    """Three for each operation in order: which of `operations` it was, its first record, the one behind its last."""
+    """Three numbers for each operation in launch order: its index in `operations`, its first record, and the end of
+    its records (exclusive)."""
     phases: dict[int, str]
-    """Of each mark that records carry."""
+    """Phase of each mark in the records."""
     passed_on: dict[str, int]
-    """By phase: tensors of classes of their own (DTensor), which do operations by others, in Python."""
+    """Number of tensors by phase whose class (DTensor) implements operations by others, in Python."""
     names: tuple[str, ...]
     """Names of kernels and collectives; the log points at them by index."""
     log: bytes
     """The ghost's log of the step, records of 64 bytes (`struct ghost_record`)."""
 
     def places(self) -> Iterator[tuple[int, int, int]]:
-        """Which operation, its first record, the one behind its last."""
+        """Return each operation in launch order: index in `operations`, first record, end of its records."""
         return zip(self.numbers[::3], self.numbers[1::3], self.numbers[2::3], strict=True)
 
     def records(self) -> list[Record]:
-        """The log."""
+        """Return the records of the log."""
         names = dict(enumerate(self.names))
         return [
             Record(kind, flags, mark, names.get(name, ""), (x, y, z), block, stream, moved, address)
-            for kind, _, flags, mark, name, x, y, z, block, _, stream, moved, address, _ in _RECORD.iter_unpack(
+            for kind, _, flags, mark, name, x, y, z, block, _, stream, moved, address, _ in RECORD.iter_unpack(
                 self.log
             )
         ]
 
 
 def read(archive: zipfile.ZipFile, prefix: str = "") -> Worked | None:
-    """What is in an archive; None if there is nothing of the kind.  Raises UnreadableFile where it is damaged."""
+    """Return the operations in an archive; None if it has none.  Raises UnreadableFile where they are damaged."""
     if f"{prefix}{_DOCUMENT}" not in archive.namelist():
         return None
     try:
         document = json.loads(archive.read(f"{prefix}{_DOCUMENT}"))
         numbers = array("q")
         numbers.frombytes(archive.read(f"{prefix}{_NUMBERS}"))
-        found = Worked(
-            operations=tuple(map(_operation, document["rows"])),
+        worked = Worked(
+            operations=tuple(map(_parse_operation, document["rows"])),
             numbers=numbers,
             phases={int(mark): str(phase) for mark, phase in document["phases"].items()},
             passed_on={str(phase): int(count) for phase, count in document["passed_on"].items()},
             names=tuple(map(str, document["names"])),
             log=archive.read(f"{prefix}{_LOG}"),
         )
-        _check(found)
+        _check(worked)
     except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, OSError, EOFError) as error:
         raise UnreadableFile(f"The operations of a step are damaged ({type(error).__name__}: {error}).") from error
-    return found
+    return worked
 
 
 def write(worked: Worked, archive: zipfile.ZipFile, prefix: str = "") -> None:
-    """Put it into an open archive."""
+    """Write the operations into an open archive, under member names that start with `prefix`."""
     document = {
-        "rows": [list(one) for one in worked.operations],
+        "rows": [list(operation) for operation in worked.operations],
         "phases": {str(mark): phase for mark, phase in worked.phases.items()},
         "passed_on": worked.passed_on,
         "names": list(worked.names),
@@ -134,7 +132,7 @@ def write(worked: Worked, archive: zipfile.ZipFile, prefix: str = "") -> None:
 
 
 def load(path: Path) -> Worked | None:
-    """What is in a file; None where there is no such file.  Raises UnreadableFile."""
+    """Return the operations in a file; None if there is no such file.  Raises UnreadableFile."""
     if not path.exists():
         return None
     try:
@@ -144,22 +142,22 @@ def load(path: Path) -> Worked | None:
         raise UnreadableFile(f"{path} cannot be read ({error}).") from error
 
 
-def _operation(row: list[Any]) -> Operation:
+def _parse_operation(row: list[Any]) -> Operation:
     phase, name, family, dtype, flops, moved, kernels, aligned, causal, tokens, tensors = row
     numbers = (int(flops), int(moved), int(kernels))
     if min(*numbers, int(tokens), int(tensors)) < 0:
-        raise ValueError(f"{name} works less than nothing")
+        raise ValueError(f"{name} has a negative number")
     texts = (str(phase), str(name), str(family), str(dtype))
     return Operation(*texts, *numbers, bool(aligned), bool(causal), int(tokens), int(tensors))
 
 
 def _check(worked: Worked) -> None:
-    records = len(worked.log) // _RECORD.size
-    if len(worked.log) % _RECORD.size or len(worked.numbers) % 3:
-        raise ValueError("its parts differ in length")
-    kinds = worked.log[:: _RECORD.size]
+    records = len(worked.log) // RECORD.size
+    if len(worked.log) % RECORD.size or len(worked.numbers) % 3:
+        raise ValueError("its parts have incomplete records")
+    kinds = worked.log[:: RECORD.size]
     for number, first, last in worked.places():
         if not (0 <= number < len(worked.operations) and 0 <= first < last <= records):
-            raise ValueError("an operation points at records that are not there")
+            raise ValueError("an operation points at records that do not exist")
         if not any(kind in LAUNCHED for kind in kinds[first:last]):
             raise ValueError("an operation launched nothing")

@@ -173,19 +173,6 @@ API uint64_t ghost_device_peak(int device)
     return valid(device) ? card_peak_here(device_physical(device)) : 0;
 }
 
-/* Peaks, numbers of communicators and the log begin as in a new process; names and handles stay.  Whether nothing is
- * left on any card but the context: else what is run now would not be as it is alone. */
-API bool ghost_begin_anew(void)
-{
-    ghost_log_clear();
-    memory_count_anew();
-    nccl_count_anew();
-    for (int device = 0; device < device_count(); device++)
-        if (device_active(device) && ghost_device_used(device) != config()->context_bytes)
-            return false;
-    return true;
-}
-
 /* A device's number among all cards of the machine. */
 API int ghost_device_card(int device)
 {

@@ -201,7 +201,6 @@ struct ghost_record {
 uint32_t name_id(const char *name); /* equal texts have equal ids; id 0 is "" */
 extern uint32_t ghost_current_mark; /* what records carry from now on; a program that is watched sets it */
 size_t ghost_log_count(void);
-void ghost_log_clear(void);
 void log_append(struct ghost_record record);
 void log_memory(enum record_kind kind, int device, uint64_t address, uint64_t bytes);
 
@@ -280,11 +279,6 @@ struct function *function_of(const void *handle); /* NULL if unknown */
 int occupancy(int block_threads, size_t dynamic_shared_bytes);
 void launch(struct function *function, struct dim3 grid, struct dim3 block, size_t shared_bytes, cudaStream_t stream);
 void library_call(const char *name, int dtype, int m, int n, int k, int batch, cudaStream_t stream);
-
-/* ---- what a process that begins anew counts from its beginning (memory.c, nccl.c) ---------------- */
-
-void memory_count_anew(void); /* peaks on the host */
-void nccl_count_anew(void);   /* numbers of communicators */
 
 /* ---- memory (memory.c) -------------------------------------------------------------------------- */
 

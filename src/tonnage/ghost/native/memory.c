@@ -92,14 +92,6 @@ API uint64_t ghost_managed_peak_bytes(void)
     return managed_peak;
 }
 
-void memory_count_anew(void)
-{
-    pthread_mutex_lock(&lock);
-    pinned_peak = pinned;
-    managed_peak = managed;
-    pthread_mutex_unlock(&lock);
-}
-
 /* ---- device memory ---- */
 
 static void trim_pool(cudaMemPool_t pool, uint64_t keep)

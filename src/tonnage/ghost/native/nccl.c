@@ -458,11 +458,6 @@ API int ncclCommShrink(ncclComm_t c, int *excluded, int count, ncclComm_t *resul
     return start(result, c->ranks - count, c->rank - before, key, !c->meeting);
 }
 
-void nccl_count_anew(void)
-{
-    __atomic_store_n(&communicator_count, 0, __ATOMIC_RELAXED);
-}
-
 static int end(ncclComm_t c)
 {
     if (!c)

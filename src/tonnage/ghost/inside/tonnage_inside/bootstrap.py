@@ -11,10 +11,12 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-from . import kernels, native, outcome, ranks, recording, saves, untouched, values
-from .imports import after_import, expect
-from .script import Script
-from .watch import Watch
+from tonnage_recorder import native, outcome, ranks, recording, untouched
+from tonnage_recorder.imports import after_import, expect
+from tonnage_recorder.script import Script
+from tonnage_recorder.watch import Watch
+
+from . import kernels, saves, values
 
 IMPORT_TORCH = (
     *("transformers.modeling_utils", "transformers.masking_utils", "transformers.generation.utils"),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from .imports import after_import
+from tonnage_recorder.imports import after_import
 
 _KEYED = ("triton.runtime.cache", "triton.compiler.compiler")
 """Where Triton has the key of all that it compiles: today, and up to 3.4."""

@@ -14,12 +14,12 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+from tonnage_recorder import written
+from tonnage_recorder.records import OF_CARD, PINNED, RECORD
 
-from . import written
-from .records import OF_CARD, PINNED, RECORD
 from .repeating import lives
 
-_ALLOCATED, _REQUESTED = (written.ACTIONS[name] for name in ("alloc", "free_requested"))
+_ALLOCATED, _REQUESTED = (written.CODES[name] for name in ("alloc", "free_requested"))
 
 
 class RanOut(Exception):
@@ -57,7 +57,7 @@ class Alike:
     def ask(self, made: int, left: int) -> bool:
         """Whether so many micro-batches, like the last of those made before, were asked for: they need not be made.
 
-        Raises pairs.Uncertain as `written.event_columns` does, and RanOut.
+        Raises RanOut.
         """
         found = self._found(keeps_gradients=made == 1) if made > 1 or (made and self.as_first) else None
         if found is None:

@@ -9,8 +9,8 @@ from array import array
 from typing import Any, NamedTuple
 
 import numpy as np
+from tonnage_recorder import written
 
-from . import written
 from .requested import ALLOC, FREE, MARK, Requested
 
 
@@ -71,7 +71,7 @@ def _returned(columns: dict[str, Any], began: int, changes: list[int]) -> _Step:
 
 def lives(action: Any, address: Any) -> tuple[Any, Any]:
     """Events that handed out a block, in order, and those that took it back: for one that is kept, their number."""
-    allocated, completed = (written.ACTIONS[name] for name in ("alloc", "free_completed"))
+    allocated, completed = (written.CODES[name] for name in ("alloc", "free_completed"))
     either = np.flatnonzero((action == allocated) | (action == completed))
     either = either[np.argsort(address[either], kind="stable")]
     following = np.append(either[1:], len(action))

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from . import written
-from .native import Allocator, Asked
-from .records import OF_CARD, RECORD
+from tonnage_recorder import written
+from tonnage_recorder.native import Allocator, Asked
+from tonnage_recorder.records import OF_CARD, RECORD
 
 MARK, ALLOC, FREE, CONNECT, EMPTY = range(5)
 """Kinds of requests, three numbers each: a mark begins (its number); a block is handed out (bytes, stream) or taken
@@ -26,7 +25,7 @@ _AT_ONCE = 256
 """So many requests are made from Python before the ghost is asked to go on by itself."""
 
 _BLOCKS = ("alloc", "free_requested", "free_completed")
-_ALLOCATED, _REQUESTED = (written.ACTIONS[name] for name in _BLOCKS[:2])
+_ALLOCATED, _REQUESTED = (written.CODES[name] for name in _BLOCKS[:2])
 
 
 def read(path: str, watch: Any) -> "Requested":
@@ -169,7 +168,7 @@ class Requested:
         rest = [event for event in written.events(self.watch.torch) if event["action"] not in _BLOCKS]
         columns = written.columns_of(written.fields_of(rest))
         found = {name: np.array(column, dtype=np.int64) for name, column in columns.items()}
-        moves = found["action"] != written.ACTIONS["oom"]
+        moves = found["action"] != written.CODES["oom"]
         moved = np.cumsum(np.where(moves, found["size"], 0))
         pieces = np.append(np.cumsum(of_card["bytes"], dtype=np.int64), -1)
         place = np.searchsorted(pieces[:-1], moved)

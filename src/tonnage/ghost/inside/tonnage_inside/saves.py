@@ -20,9 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .imports import after_import
+from tonnage_recorder.imports import after_import
+from tonnage_recorder.tensors import tensors_in
+
 from .overlay import Overlay
-from .tensors import tensors_in
 
 _TRAINERS = ("save_model", "save_state", "save_metrics", "_save_checkpoint", "create_model_card", "push_to_hub")
 """Methods of Hugging Face's Trainer that write below its `args.output_dir`."""

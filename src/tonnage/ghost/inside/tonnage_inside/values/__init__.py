@@ -13,7 +13,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..imports import after_import
+from tonnage_recorder import native
+from tonnage_recorder.imports import after_import
+
 from . import (
     chosen,
     compiled,
@@ -82,7 +84,7 @@ def leave_alone(torch: Any) -> None:
     """Have Dynamo leave this package's code alone: once, and for all forks, since the marks are on the code."""
     of_package = f"{__name__}."
     looking = [module for name, module in sys.modules.items() if name.startswith(of_package)]
-    compiled.leave_alone(torch, [*looking, sys.modules[f"{__package__.rpartition('.')[0]}.native"]])
+    compiled.leave_alone(torch, [*looking, native])
 
 
 def install(policy: Policy) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..imports import after_import
+from tonnage_recorder.imports import after_import
+
 from .integers import KNOWN_BYTES, is_small, without_values
 
 if TYPE_CHECKING:

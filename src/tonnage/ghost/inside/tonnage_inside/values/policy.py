@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..native import Native
+from tonnage_recorder.native import Native
+
 from .integers import is_sparse, unseen
 
 BIG_ELEMENTS = 1 << 16
@@ -55,10 +56,6 @@ class Policy:
     def assumed(self) -> list[str]:
         """One sentence for each patch that was needed."""
         return [ASSUMED[name] for name in self._used]
-
-    def forget(self) -> None:
-        """Nothing was assumed yet."""
-        self._used.clear()
 
     def use(self, name: str) -> None:
         """Note that the assumption `name` was made, unless a more telling one covers it."""

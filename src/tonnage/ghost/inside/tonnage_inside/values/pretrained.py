@@ -9,7 +9,7 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..host import ZEROS
+from tonnage_recorder.host import ZEROS
 
 if TYPE_CHECKING:
     from .policy import Policy

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from ..host import ZEROS
+from tonnage_recorder.host import ZEROS
+
 from .policy import BIG_ELEMENTS, Policy
 
 OPTIMIZERS = (

@@ -1,0 +1,56 @@
+"""Whether a run fits: the card with its headroom, and the host's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tonnage.estimates.estimate import Estimate
+from tonnage.planner.pricing import Priced
+from tonnage.planner.question import Question
+from tonnage.units import gib
+
+
+class Fitting(NamedTuple):
+    """A candidate that fits, with the estimate of its whole run."""
+
+    priced: Priced
+    estimate: Estimate
+
+
+def sort_by_time(plans: Sequence[Fitting]) -> list[Fitting]:
+    """Return the plans, fastest first."""
+    return sorted(plans, key=lambda fitting: fitting.priced.seconds_per_token)
+
+
+def fits(estimate: Estimate, question: Question) -> bool:
+    """Return whether a run is within the card and its headroom, and within the host's memory."""
+    return fits_card(estimate, question) and fits_host(host_bytes(estimate), question)
+
+
+def fits_card(estimate: Estimate, question: Question) -> bool:
+    """Return whether a run is within the card and its headroom."""
+    return estimate.fits and estimate.peak.process_bytes <= question.budget_bytes
+
+
+def host_bytes(estimate: Estimate) -> int:
+    """Return the host memory that the processes of a machine need at their peak; 0 if it is not known."""
+    return (estimate.host.peak_bytes or 0) * int(estimate.cluster["gpus_per_node"])
+
+
+def fits_host(needed_bytes: int, question: Question) -> bool:
+    """Return whether a machine's host has this much memory, or may have."""
+    return needed_bytes <= question.host_limit_bytes
+
+
+def explain_host_limit(needed_bytes: int, question: Question, *, at_least: bool = False) -> str:
+    """Return why the host's memory is not enough; `at_least`: the need is a lower bound."""
+    limit = gib(question.host_limit_bytes)
+    is_stated = question.host_memory_bytes is not None
+    host = (
+        f"which has {limit}"
+        if is_stated
+        else f"more than the largest have for so many GPUs, {limit} (--host-memory says what yours has)"
+    )
+    needed = f"at least {gib(needed_bytes)}" if at_least else gib(needed_bytes)
+    return f"needs {needed} of host memory on each machine, {host}"

@@ -1,0 +1,58 @@
+"""Which options a search may choose, and which values it may give them.
+
+`FREE` is always chosen, `ORDER` and `AXES` are searched, `CHANGES` and `BUDGET` are searched only where the user
+allows it (`--allow optimizer`, `--allow budget`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+FREE: Final[Mapping[str, str]] = {"allocator": "expandable", "optimizer": "adamw-fused", "loss": "chunked"}
+"""Values that need less memory, give the same result and take hardly any time; chosen unless something forbids them.
+
+The chunked loss multiplies by the head twice, which is 1 to 8 % of a step (a factor of 1.08 for a network of
+1.2 billion parameters on an H200, measurements/h200-2026-11-20.jsonl). A plan with room for all logits gets the plain
+loss in the end (`logits.py`)."""
+
+FREE_OPTIONS: Final = (*FREE, "attention")
+"""`FREE` and the attention, whose best value depends on the network and the card (`space.free_choices`)."""
+
+ORDER: Final[Mapping[str, tuple[Any, ...]]] = {
+    "shard": ("none", "ddp", "zero1", "zero2", "hsdp", "zero3"),
+    "checkpointing": ("none", "every-4", "every-2", "selective", "full"),
+    "accum_sync": (False, True),
+    "optimizer_in_backward": (False, True),
+    "activation_offload": ("none", "cpu-streamed", "cpu"),
+    "optimizer_offload": ("none", "cpu"),
+    "param_offload": ("none", "cpu"),
+}
+"""Values of the options that trade time for memory, from the most memory to the least."""
+
+INTERVALS: Final = ("every-4", "every-2")
+"""Checkpointing of every N-th layer, for trainers that cannot checkpoint selectively within a layer."""
+
+OFFLOADS: Final = ("activation_offload", "optimizer_offload", "param_offload")
+"""Options that use the host's memory; tried only if nothing fits without, because the link to the host is slow."""
+
+FILES: Final = "nvme"
+"""The offload value for files on a disk; tried only if the host's memory is known and not enough."""
+
+AXES: Final = ("tp", "pp", "cp", "ep")
+"""Degrees of the parallel dimensions."""
+
+CHANGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "precision": ("bf16-true", "fp8"),
+    "optimizer": ("adamw-8bit", "adamw-4bit", "adafactor", "muon"),
+}
+"""Values that change the mathematics of training, by the option that `--allow` names."""
+
+BUDGET: Final = "budget"
+"""The word of `--allow` for checkpointing under a budget of activations, which only tonnage's own loop can run."""
+
+ALLOWABLE: Final = (*CHANGES, BUDGET)
+"""Words of `--allow`."""
+
+FAMILIES: Final = (*FREE_OPTIONS, *ORDER, *AXES, "pp_schedule", "precision", "micro_batch")
+"""Options that `--only` and `--without` may name."""

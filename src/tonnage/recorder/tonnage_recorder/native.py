@@ -1,0 +1,193 @@
+"""The ghost's C interface (libghost.so), or nothing at all where the GPU is real."""
+
+import ctypes
+import json
+from collections.abc import Callable
+from typing import Any
+
+
+class Native:
+    """Functions of libghost.so; `load` returns None where it is not loaded in this process."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        library.ghost_forget.argtypes = [ctypes.c_uint64]
+        library.ghost_forget.restype = None
+        for name in ("ghost_pinned_peak_bytes", "ghost_managed_peak_bytes", "ghost_log_data", "ghost_computed_reads"):
+            getattr(library, name).restype = ctypes.c_uint64
+        library.ghost_nccl_next_split.argtypes = [ctypes.c_int]
+        library.ghost_nccl_next_split.restype = None
+        library.ghost_log_count.restype = ctypes.c_size_t
+        library.ghost_name_count.restype = ctypes.c_uint32
+        library.ghost_name.argtypes = [ctypes.c_uint32]
+        library.ghost_name.restype = ctypes.c_char_p
+        library.ghost_unknown_calls.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        library.ghost_unknown_calls.restype = ctypes.c_size_t
+        library.ghost_unknown_workspaces.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        library.ghost_unknown_workspaces.restype = ctypes.c_size_t
+        library.ghost_set.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+        library.ghost_zero_host.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        library.ghost_zero_host.restype = None
+        library.ghost_copy_host.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+        library.ghost_copy_host.restype = None
+        library.ghost_copy_values.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+        library.ghost_copy_values.restype = None
+        library.ghost_reads_zero.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+        library.ghost_note_computed_read.restype = None
+        library.ghost_known.argtypes = [ctypes.c_uint64, ctypes.c_size_t]
+        library.ghost_log_add.argtypes = [ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64]
+        library.ghost_log_add.restype = None
+        library.ghost_log_cut.argtypes = [ctypes.c_size_t]
+        library.ghost_log_cut.restype = None
+        library.ghost_make_requests.restype = None
+        self._mark = ctypes.c_uint32.in_dll(library, "ghost_current_mark")
+        self.forget: Callable[[int], None] = library.ghost_forget
+
+    def back_python(self) -> None:
+        """Python's further small objects lie in huge pages."""
+        functions = (self._library.ghost_arena_take, self._library.ghost_arena_give)
+        arenas = (ctypes.c_void_p * 3)(None, *(ctypes.cast(each, ctypes.c_void_p) for each in functions))
+        ctypes.pythonapi.PyObject_SetArenaAllocator(arenas)  # which copies this PyObjectArenaAllocator
+
+    def set(self, key: str, value: str) -> None:
+        """Configure the card; valid before its first use in this process."""
+        if self._library.ghost_set(key.encode(), value.encode()) != 0:
+            raise ValueError(f"the ghost knows no setting {key}={value}")
+
+    def mark(self, number: int) -> None:
+        """Records carry this number from now on."""
+        self._mark.value = number
+
+    def known(self, address: int, count_bytes: int) -> bool:
+        """Whether these bytes were copied to the card, rather than left to a kernel to compute."""
+        return bool(self._library.ghost_known(address, count_bytes))
+
+    def zero_host(self, address: int, count_bytes: int) -> None:
+        """Make host memory read as zero; pages that were never touched read so already, and stay untouched."""
+        self._library.ghost_zero_host(address, count_bytes)
+
+    def copy_host(self, target: int, source: int, count_bytes: int) -> None:
+        """Copy within the host; pages of the source that were never touched touch none of the target."""
+        self._library.ghost_copy_host(target, source, count_bytes)
+
+    def copy_values(self, target: int, source: int, count_bytes: int) -> None:
+        """Copy between host and card what is known, without asking the driver for it."""
+        self._library.ghost_copy_values(target, source, count_bytes)
+
+    def reads_zero(self, address: int, count_bytes: int) -> bool:
+        """Whether all of this host memory is zero; pages that were never touched stay so."""
+        return bool(self._library.ghost_reads_zero(address, count_bytes))
+
+    def card(self, device: int) -> int:
+        """The number among all cards of the machine of one of those that this process sees."""
+        return int(self._library.ghost_device_card(device))
+
+    def log(self, enabled: bool) -> None:
+        """Record kernels, copies and collectives from now on, or stop."""
+        self._library.ghost_log_enable(1 if enabled else 0)
+
+    def log_bytes(self) -> bytes:
+        """The records so far, 64 bytes each."""
+        count = self._library.ghost_log_count()
+        return ctypes.string_at(self._library.ghost_log_data(), count * 64) if count else b""
+
+    def log_add(self, like: bytes, address: int, address2: int) -> None:
+        """Record the same as another record once more, at other addresses."""
+        self._library.ghost_log_add(like, address, address2)
+
+    def log_cut(self, count: int) -> None:
+        """Forget the records behind the first so many."""
+        self._library.ghost_log_cut(count)
+
+    def log_count(self) -> int:
+        """How many records there are."""
+        return int(self._library.ghost_log_count())
+
+    def launched(self, since: int) -> int:
+        """How many kernels, copies, fills and operations of libraries the records hold from this one on."""
+        count = self.log_count() - since
+        kinds = ctypes.string_at(self._library.ghost_log_data() + 64 * since, 64 * count)[::64] if count > 0 else b""
+        return sum(map(kinds.count, _LAUNCHED))
+
+    def make_requests(self, asked: "Asked", allocator: "Allocator") -> None:
+        """Ask an allocator's functions for C as far as they can be asked; how far that was is noted."""
+        self._library.ghost_make_requests(ctypes.byref(asked), ctypes.byref(allocator))
+
+    def names(self) -> list[str]:
+        """Names that the records point at."""
+        library = self._library
+        return [library.ghost_name(i).decode(errors="replace") for i in range(library.ghost_name_count())]
+
+    def pinned_peak_bytes(self) -> int:
+        """Most page-locked host bytes so far."""
+        return int(self._library.ghost_pinned_peak_bytes())
+
+    def managed_peak_bytes(self) -> int:
+        """Most bytes of managed memory (cudaMallocManaged) so far."""
+        return int(self._library.ghost_managed_peak_bytes())
+
+    def computed_reads(self) -> int:
+        """How often the program was told on the host what a kernel would have computed."""
+        return int(self._library.ghost_computed_reads())
+
+    def note_computed_read(self) -> None:
+        """It was told so by a patch, in place of a copy from the card."""
+        self._library.ghost_note_computed_read()
+
+    def next_split(self, ranks: int) -> None:
+        """The next part of a communicator that is split off has so many ranks."""
+        self._library.ghost_nccl_next_split(ranks)
+
+    def take_for_nccl(self, ranks: int, peers: int) -> None:
+        """Take what NCCL does for a communicator of so many ranks (0: for none) and so many new peers.
+
+        Raises RuntimeError, in NCCL's words, where the card has not so much left.
+        """
+        if self._library.ghost_nccl_take(ranks, peers) != 0:
+            raise RuntimeError("NCCL error: unhandled cuda error; Cuda failure 2 'out of memory'")
+
+    def unknown_calls(self) -> dict[str, int]:
+        """Calls of functions that the ghost does not implement: `library:symbol` to count."""
+        return _counts(self._library.ghost_unknown_calls)
+
+    def unknown_workspaces(self) -> dict[str, int]:
+        """Workspaces whose size only a closed library knows, which count 0 bytes: who asked, to count."""
+        return _counts(self._library.ghost_unknown_workspaces)
+
+
+_LAUNCHED = (1, 2, 3, 4, 5, 13)
+"""Kinds of records (`RECORD_KERNEL` and so on in ghost.h)."""
+
+
+class Asked(ctypes.Structure):
+    """Requests and what came of them (`struct requests`)."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("count", ctypes.c_uint64),
+        ("made", ctypes.c_uint64),
+        ("addresses", ctypes.c_void_p),
+        ("blocks", ctypes.c_uint64),
+    )
+
+
+class Allocator(ctypes.Structure):
+    """Functions for C (`struct allocator`): a block is handed out, taken back; a stream is entered, left."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("hand_out", "take_back", "enter_stream", "leave_stream"))
+
+
+def _counts(told: Any) -> dict[str, int]:
+    """What a function of the ghost writes as a JSON object."""
+    buffer = ctypes.create_string_buffer(1 << 20)
+    told(buffer, len(buffer))
+    return {str(name): int(count) for name, count in json.loads(buffer.value or b"{}").items()}
+
+
+def load() -> Native | None:
+    """The ghost of this process; None where there is none."""
+    try:
+        library = ctypes.CDLL("libghost.so", mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return None
+    return Native(library)

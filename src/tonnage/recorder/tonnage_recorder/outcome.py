@@ -1,0 +1,157 @@
+"""How the program ended: completed, out of memory, or failed; with the message and the Python stack."""
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any
+
+_OURS = ("tonnage_recorder", "tonnage_inside")
+"""Folders whose frames are not the program's."""
+
+
+def _here() -> str:
+    """The folder that the program was started in; "" where it is gone."""
+    try:
+        return os.path.join(os.getcwd(), "")
+    except OSError:
+        return ""
+
+
+_STARTED_IN = _here()
+
+
+def of_exception(error: BaseException, watch: Any) -> dict[str, Any]:
+    """The outcome that an uncaught exception means.  Phase and module are those of the failed allocation.
+
+    Of a failure it also says how often the program had asked for what the card computed (`computed_reads`).
+    """
+    told, is_oom = _chain(error)[-1], ran_out(error)
+    outcome: dict[str, Any] = {"kind": "oom" if is_oom else "failed", **described(error)}
+    if not is_oom and watch.native is not None:
+        outcome["computed_reads"] = watch.native.computed_reads()
+    if is_oom and _outside_allocator(told):
+        outcome |= watch.here()
+    elif is_oom and watch.ooms:
+        outcome |= watch.ooms[-1]
+    return outcome
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """What an exception says, its kind and the stack."""
+    *outer, told = _chain(error)
+    above = [frame for each in outer for frame in traceback.extract_tb(each.__traceback__)[:-1]]
+    return {
+        "message": _message(told),
+        "error": type(told).__name__,
+        "stack": frames([*above, *traceback.extract_tb(told.__traceback__)]),
+    }
+
+
+def _message(error: BaseException) -> str:
+    """What an error says, in one line; of one that happened in another process without the stack there."""
+    lines = str(error).strip().splitlines()
+    if any(line.startswith(("Original Traceback", "Traceback (most recent call last)")) for line in lines):
+        lines = [lines[0], lines[-1]]
+    return " ".join(" ".join(lines).split()) or type(error).__name__
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether the card's memory did not suffice."""
+    return _is_shortage(_chain(error)[-1])
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, and what it says it was caused by down to a shortage of memory; itself alone if there is none.
+
+    torch's pipelines raise an error of their own from the one that a stage met.
+    """
+    found = [error]
+    while not _is_shortage(found[-1]):
+        cause = found[-1].__cause__
+        if cause is None or cause in found:
+            return [error]
+        found.append(cause)
+    return found
+
+
+def _is_shortage(error: BaseException) -> bool:
+    return type(error).__name__ == "OutOfMemoryError" or _outside_allocator(error)
+
+
+def is_parted(torch: Any, error: BaseException) -> bool:
+    """Whether it is torch's error of a rank that waited for another, which had ended."""
+    kind = getattr(torch.distributed, "DistBackendError", None)
+    while kind is not None and not isinstance(error, kind):
+        if error.__cause__ is None:
+            return False
+        error = error.__cause__
+    return kind is not None
+
+
+_WORDS = ("CUDA error: out of memory", "Cuda failure 2 'out of memory'")
+"""Of CUDA on a card too full for one more context; of NCCL on one without room for its buffers."""
+
+
+def _outside_allocator(error: BaseException) -> bool:
+    """Whether the memory did not suffice for what is not the allocator's, which alone raises OutOfMemoryError."""
+    return any(words in str(error) for words in _WORDS)
+
+
+def frames(stack: Iterable[traceback.FrameSummary]) -> list[str]:
+    """`file:line function` of each frame that is not ours, outermost first; files as seen from the first folder."""
+    return [
+        f"{frame.filename.removeprefix(_STARTED_IN)}:{frame.lineno} {frame.name}"
+        for frame in stack
+        if os.path.basename(os.path.dirname(frame.filename)) not in _OURS
+    ]
+
+
+def hear_uncaught(watch: Any, store: dict[str, Any]) -> None:
+    """Chain into sys.excepthook: put the outcome of an uncaught exception into `store`."""
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _stop_if_done(watch, error)
+        store.update(of_exception(error, watch))
+        shown(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _stop_if_done(watch: Any, error: BaseException) -> None:
+    """End a rank that made its steps and waits for one that did, too, and was stopped where its next one began.
+
+    A pipeline's first stage begins with its forward, the others with what they receive.
+    """
+    if watch.is_done() and is_parted(watch.torch, error):
+        watch.on_end()
+
+
+def hear_spawned(torch: Any, watch: Any, store: dict[str, Any]) -> None:
+    """The same in processes that multiprocessing starts: it catches what their function raises and ends them."""
+
+    def hearing(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def heard(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                _stop_if_done(watch, error)
+                store.update(of_exception(error, watch))
+                raise
+
+        return heard
+
+    BaseProcess.run = hearing(BaseProcess.run)  # type: ignore[method-assign]
+    spawning = torch.multiprocessing.spawn.__globals__  # the module, which has the function's name
+    wrap = spawning["_wrap"]
+
+    @functools.wraps(wrap)
+    def _wrap(function: Callable[..., Any], *rest: Any) -> Any:
+        return wrap(hearing(function), *rest)
+
+    spawning["_wrap"] = _wrap

@@ -1,0 +1,273 @@
+"""Writes what the watch saw into one file, in the format that `tonnage.trace.trace` reads."""
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import time
+import zipfile
+from array import array
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, groupby, repeat
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from . import host, ranks
+from .layout import ACTIONS, FORMAT_VERSION
+from .untouched import peaks
+
+CODES = {name: code for code, name in enumerate(ACTIONS)}
+
+_FREE_COMPLETED, _OOM = CODES["free_completed"], CODES["oom"]
+
+_CONTEXT_BYTES = int(os.environ.get("GHOST_CONTEXT_BYTES", "0"))  # before the program changes its environment
+
+
+def write(
+    path: str,
+    watch: Any,
+    outcome: dict[str, Any],
+    assumed: list[str],
+    source: str,
+    columns: "dict[str, array[int]] | None" = None,
+    libraries: "Collection[str] | None" = None,
+) -> None:
+    """Collect everything and write it to `path`, appearing there only when it is whole.
+
+    `columns` are the events, where they are known; else the allocator is asked for them.  `libraries`: those whose
+    versions are told; default: all that are imported.
+    """
+    seconds = time.perf_counter() - watch.began
+    watch.finish()
+    torch, native = watch.torch, watch.native
+    device = fullest(torch)
+    pinned = (native.pinned_peak_bytes(), native.managed_peak_bytes()) if native is not None else (0, 0)
+    on_host = host.peaks(*pinned)  # before the events are collected, which may take more than the job
+    columns = columns or event_columns(torch, watch, device)
+    claims = list(watch.claims)  # before the marks that they point at: the program may still be running
+    rank, world_size = place(torch)
+    document = {
+        "format_version": FORMAT_VERSION,
+        "source": source,
+        "versions": versions(torch, libraries),
+        "device": device_facts(torch, device, native),
+        "rank": rank,
+        "world_size": world_size,
+        "steps": watch.steps,
+        "allocator_settings": allocator_settings(torch.__version__),
+        "outcome": outcome or {"kind": "completed"},
+        "peaks": peaks(torch, device),
+        "host": on_host,
+        "model": watch.model,
+        "script": {} if watch.script is None else watch.script.said,
+        "assumed": assumed,
+        "unknown_calls": native.unknown_calls() if native is not None else {},
+        "unknown_workspaces": native.unknown_workspaces() if native is not None else {},
+        "seconds": seconds,
+        "names": native.names() if native is not None else [],
+        "marks": marks_document(list(watch.marks)),
+        "claims": claims,
+        "repeated": watch.repeated,
+        "alike": watch.alike,
+    }
+    partial = f"{path}.partial"
+    with zipfile.ZipFile(partial, "w") as archive:
+        archive.writestr("trace.json", json.dumps(document))
+        for name, column in columns.items():
+            archive.writestr(f"events.{name}", column.tobytes())
+        archive.writestr("log", native.log_bytes() if native is not None else b"")
+    os.replace(partial, path)
+
+
+def fullest(torch: Any) -> int:
+    """The device that ran out of memory, or else the one of which this process reserved most."""
+    found = {device: peaks(torch, device) for device in range(torch.cuda.device_count())}
+    return max(found, key=lambda device: (found[device]["ooms"], found[device]["reserved_bytes"], -device))
+
+
+def event_columns(torch: Any, watch: Any, device: int | None = None) -> dict[str, "array[int]"]:
+    """Return the allocator's trace of one device as columns; each event carries the latest mark before it.
+
+    Events that were read before (`watch.read`) come first.
+    """
+    with without_collection():
+        watch.told = events(torch, device)
+        traced = fields_of(watch.told)
+        columns = {**columns_of(traced), "mark": event_marks(traced, watch)}
+    return {name: watch.read[name] + column for name, column in columns.items()} if watch.read else columns
+
+
+def events(torch: Any, device: int | None = None) -> list[dict[str, Any]]:
+    """What the allocator wrote down of a device, by default the current one."""
+    device = torch.cuda.current_device() if device is None else device
+    found: list[dict[str, Any]] = torch.cuda.memory._snapshot(device)["device_traces"][device]
+    return found
+
+
+class Fields(NamedTuple):
+    """What is read of events, a column each."""
+
+    action: bytes
+    """Codes of actions."""
+    address: Sequence[int]
+    """0 where there is none."""
+    size: Sequence[int]
+    """Bytes."""
+    stream: Sequence[int]
+    """Where it was asked for."""
+    note: Sequence[str | None]
+    """What the watch had announced."""
+
+
+def fields_of(traced: list[dict[str, Any]]) -> Fields:
+    """All in one go through the events, which lie all over the memory."""
+    try:
+        found = list(chain.from_iterable(map(_READ, traced)))
+    except KeyError:  # running out of memory is at no address, and old allocators take no notes
+        found = list(chain.from_iterable(map(_of_any, traced)))
+    action, address, size, stream, note = (
+        found[place :: len(Fields._fields)] for place in range(len(Fields._fields))
+    )
+    return Fields(bytes(map(CODES.__getitem__, action)), address, size, stream, note)
+
+
+_READ = itemgetter("action", "addr", "size", "stream", "user_metadata")
+"""What `Fields` has of an event."""
+
+
+def _of_any(event: dict[str, Any]) -> tuple[Any, ...]:
+    address = event.get("addr", event.get("device_free", 0))
+    return event["action"], address, event.get("size", 0), event.get("stream", 0), event.get("user_metadata")
+
+
+def columns_of(traced: Fields) -> dict[str, "array[int]"]:
+    """Events as columns, all but their marks."""
+    columns = {"action": traced.action, "address": traced.address, "size": traced.size, "stream": traced.stream}
+    return {name: array("q", list(column)) for name, column in columns.items()}
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Without Python's cyclic collector, which would go through all modules again and again as objects pile up."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def event_marks(traced: Fields, watch: Any) -> "array[int]":
+    """The mark of each event.
+
+    The allocator notes the mark that its thread last announced; marks only grow, so a thread that has announced
+    nothing lately is overtaken by the highest mark seen so far.  Where the watch counted the blocks handed out or
+    taken back before a mark (at all marks before torch 2.10, whose allocator takes no notes), the same count here
+    finds the mark; a segment belongs to the block that it is for, which comes next, if the memory does not run out.
+    """
+    latest = done = 0
+    found = array("q")
+    counted = _counted(traced.action, watch.positions, watch.oom_marks, watch.read_handed)
+    for place, mark in sorted([*_noted(traced.note), *counted]):
+        if mark > latest:
+            found.extend(repeat(latest, place - done))
+            latest, done = mark, place
+    found.extend(repeat(latest, len(traced.action) - done))
+    return found
+
+
+def _noted(notes: Sequence[str | None]) -> Iterator[tuple[int, int]]:
+    """At which event a mark is noted for the first of several times, and which."""
+    place = 0
+    for text, alike in groupby(notes):
+        if text and text.isdigit():
+            yield place, int(text)
+        place += len(list(alike))
+
+
+_HANDED = bytes(name in ("alloc", "free_requested") for name in ACTIONS).ljust(256, b"\0")
+"""For the code of each action, whether a block is handed out or taken back."""
+
+
+def _counted(
+    actions: bytes, positions: Mapping[int, int], oom_marks: Sequence[int], before: int
+) -> Iterator[tuple[int, int]]:
+    """At which event a mark begins before which so many blocks were handed out or taken back, and which mark.
+
+    So many of them `before` these events.
+    """
+    seen = list(accumulate(actions.translate(_HANDED), initial=before))
+    ooms = [place for place, action in enumerate(actions) if action == _OOM] if oom_marks else []
+    place = 0
+    for mark, count in positions.items():
+        place = max(place, bisect_left(seen, count))
+        refused = bisect_left(oom_marks, mark)  # so often memory had run out when it began
+        if refused > len(ooms):
+            return
+        if refused:
+            place = max(place, ooms[refused - 1] + 1)
+        while place < len(actions) and actions[place] == _FREE_COMPLETED:
+            place += 1
+        if place >= len(actions):
+            return
+        yield place, mark
+
+
+def marks_document(marks: list[tuple[int, str, str]]) -> dict[str, Any]:
+    """Marks with phases and modules written once."""
+    phases = {name: index for index, name in enumerate(dict.fromkeys(phase for _, phase, _ in marks))}
+    modules = {name: index for index, name in enumerate(dict.fromkeys(module for _, _, module in marks))}
+    rows = [[step, phases[phase], modules[module]] for step, phase, module in marks]
+    return {"phases": list(phases), "modules": list(modules), "rows": rows}
+
+
+def allocator_settings(version: str) -> str:
+    """The allocator's options from the environment, by the names that this version of torch reads."""
+    old = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    knows_new = tuple(int(number) for number in version.split(".")[:2]) >= (2, 10)  # 2.9 has it and passes it by
+    return (os.environ.get("PYTORCH_ALLOC_CONF") if knows_new else None) or old
+
+
+LIBRARIES = (
+    *("transformers", "accelerate", "peft", "deepspeed", "bitsandbytes", "torchao", "trl", "torchtitan"),
+    "megatron.core",
+)
+"""Those that decide allocations, torch aside."""
+
+
+def versions(torch: Any, libraries: "Collection[str] | None" = None) -> dict[str, str]:
+    """Of what decides allocations, as imported in this process; of `libraries` alone, where others may be there."""
+    found = {"torch": torch.__version__, "cuda": torch.version.cuda or "", "python": sys.version.split()[0]}
+    for name in LIBRARIES:
+        module = sys.modules.get(name)
+        if module is not None and hasattr(module, "__version__") and (libraries is None or name in libraries):
+            found[name] = str(module.__version__)
+    return found
+
+
+def device_facts(torch: Any, device: int, native: Any) -> dict[str, Any]:
+    """The card as this process sees it; on a ghost also its number among all cards of the machine."""
+    properties = torch.cuda.get_device_properties(device)
+    others = {other: peaks(torch, other) for other in range(torch.cuda.device_count()) if other != device}
+    return {
+        "index": device,
+        "card": native.card(device) if native is not None else device,
+        "others": [{"index": other, **found} for other, found in others.items() if found["reserved_bytes"]],
+        "name": properties.name,
+        "total_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "context_bytes": _CONTEXT_BYTES,
+        "devices": torch.cuda.device_count(),
+    }
+
+
+def place(torch: Any) -> tuple[int, int]:
+    """Rank and number of ranks; as the launcher said when the process group is not there, or not any more."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    if ranks.left is not None:
+        return ranks.left
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,0 +1,79 @@
+"""The warm worker: imports torch and transformers once, then forks a child for each job.
+
+`tonnage.workers.worker` starts it inside a ghost environment.  Each line of standard input is a request in JSON; each
+gets one line on standard output: `{"error": null}` once the trace is in the requested file, else the error's message
+and class.  The parent never touches CUDA, so each child gets an unused card of its own.
+"""
+
+import json
+import os
+import sys
+from typing import Any, TextIO
+
+import torch
+from tonnage_inside import kernels, values
+from tonnage_recorder import native
+
+from tonnage.plans import Plan
+from tonnage.step import heads, sources
+from tonnage.techniques import chosen
+from tonnage.trainers import engine_of
+from tonnage.workers import child, jobs, preload
+from tonnage.workers import failures as failing
+
+
+def serve() -> None:
+    """Answer requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
+    kernels.key_by_dates()
+    ghost = native.load()
+    if ghost is not None:
+        ghost.back_python()
+    policy = values.Policy(torch, ghost)
+    values.patch_torch(policy)  # once for all children, each of which starts with nothing used
+    answers.write(json.dumps({"ready": True}) + "\n")
+    for line in sys.stdin:
+        request = json.loads(line)
+        if _answer(request, policy, answers) == child.EVERY_MICRO_BATCH:
+            _answer(request | {"every_micro_batch": True}, policy, answers)
+
+
+def _answer(request: dict[str, Any], policy: values.Policy, answers: TextIO) -> str:
+    """Let a child do the job, write its answer unless the job has to be repeated, and return the child's reply."""
+    _import_libraries(request)
+    job = child.Child(request, policy)
+    reply = job.reply()
+    if reply and reply != child.EVERY_MICRO_BATCH:
+        answers.write(reply)  # before the child's memory is released, which takes a while
+    status = job.end()
+    if not reply:
+        answers.write(json.dumps(failing.answer(failing.died(status))) + "\n")
+    return reply
+
+
+def _import_libraries(request: dict[str, Any]) -> None:
+    """Import the job's libraries in the parent, so that no child has to."""
+    for module in engine_of(Plan(**request["plan"])).imports:
+        preload.imported(module)
+    for technique in chosen(jobs.job_of(request), Plan(**request["plan"])):
+        for library in technique.libraries:
+            preload.imported(library)
+    _build_tables()
+    config = request["job"]["model"]["config"]
+    if config and preload.imported(sources.NAMES):
+        for module in sources.modules(config):
+            preload.imported(module)
+        heads.trainable_types()  # which is kept
+
+
+def _build_tables() -> None:
+    """Build the table that PEFT asks transformers for with each network, which is built once a process."""
+    mapping = sys.modules.get("transformers.conversion_mapping") if "peft" in sys.modules else None
+    build = getattr(mapping, "get_checkpoint_conversion_mapping", None)
+    if build is not None:
+        build("")
+
+
+if __name__ == "__main__":
+    serve()

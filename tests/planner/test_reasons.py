@@ -1,0 +1,72 @@
+"""Reasons and the decision path: a whole run counts more than a probe of a few layers."""
+
+from dataclasses import replace
+
+from solutions import FormulaRunner, question
+from tonnage.planner.decision_path import list_stages, trace_path
+from tonnage.planner.reasons import explain_choice
+from tonnage.planner.solve import search
+
+ASKED = question("llama-3.1-8b", "4xa100-80gb", seq_len=16384)
+
+
+class OptimisticProbes(FormulaRunner):
+    """Probes show less than whole runs need."""
+
+    def probe(self, candidates, cluster):
+        return [
+            replace(one, process_bytes=one.process_bytes // 40, uncached_bytes=one.uncached_bytes // 40, whole=False)
+            for one in super().probe(candidates, cluster)
+        ]
+
+
+def test_whole_run_that_did_not_fit_counts_more_than_a_probe():
+    best = search(ASKED, FormulaRunner(), top=1).plans[0]
+    assert best.candidate.plan.checkpointing != "none"
+    runner = OptimisticProbes()
+    without = replace(best.candidate, plan=replace(best.candidate.plan, checkpointing="none"))
+    before = next(one for one in explain_choice(best, ASKED, runner) if one.technique.startswith("checkpointing"))
+    runner.run_whole([without], ASKED.cluster)
+    after = next(one for one in explain_choice(best, ASKED, runner) if one.technique.startswith("checkpointing"))
+    assert "which fits as well" in before.why
+    assert "too much" in after.why
+    assert after.saves_bytes is not None
+    assert before.saves_bytes is not None
+
+
+def test_path_shows_whole_runs():
+    asked = question("smollm2-135m", "4xa100-80gb")
+    best = search(asked, FormulaRunner(), top=1).plans[0]
+    runner = OptimisticProbes()
+    assert not any(stage.whole for stage in trace_path(best, asked, runner)[:-1])
+    runner.run_whole([candidate for _, candidate in list_stages(best.candidate, asked)], asked.cluster)
+    assert all(stage.whole for stage in trace_path(best, asked, runner))
+
+
+def test_each_stage_names_what_is_added():
+    asked = question("llama-3.1-8b", "4xa100-80gb", seq_len=2048, grad_accum=4, shard="zero3")
+    best = search(asked, FormulaRunner(), top=1).plans[0]
+    candidate = replace(best.candidate, plan=replace(best.candidate.plan, accum_sync=True))
+    changes = [stage.change for stage in trace_path(replace(best, candidate=candidate), asked, FormulaRunner())]
+    assert "accum-sync" in changes
+    assert "as planned" not in changes
+
+
+def test_reasons_name_changes_of_the_mathematics():
+    asked = question("llama-3.2-1b", "l4", micro_batch=2, allow=("optimizer", "precision"))
+    best = search(asked, FormulaRunner(), top=1).plans[0]
+    plan = replace(best.candidate.plan, optimizer="adamw-8bit", precision="bf16-true")
+    choice = replace(best, candidate=replace(best.candidate, plan=plan))
+    reasons = {one.technique: one.why for one in explain_choice(choice, asked, FormulaRunner())}
+    assert reasons["optimizer=adamw-8bit"].startswith("optimizer states are kept in 8 bits; with optimizer adamw ")
+    fused = replace(choice, candidate=replace(best.candidate, plan=replace(plan, optimizer="adamw-fused")))
+    reasons = {one.technique: one.why for one in explain_choice(fused, asked, FormulaRunner())}
+    assert reasons["optimizer=adamw-fused"].startswith("one kernel updates all weights in place")
+    assert "in 16 bits, which rounds otherwise; with precision bf16-mixed " in reasons["precision=bf16-true"]
+
+
+def test_precision_decided_by_the_card_has_no_reason():
+    asked = question("gpt2", "t4", seq_len=1024)
+    best = search(asked, FormulaRunner(), top=1).plans[0]
+    assert best.candidate.plan.precision == "fp16-mixed"
+    assert not any(one.technique.startswith("precision") for one in best.reasons)

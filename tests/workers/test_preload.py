@@ -1,0 +1,105 @@
+"""What the process that forks may import: nothing that touches the card."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tonnage.ghost import process
+from tonnage.ghost.wheel import Torch
+from tonnage.units import GIB
+from tonnage.workers import preload
+
+ASKS = """
+import torch
+CAPABILITY = torch.cuda.get_device_capability()
+KEPT = torch.cuda.get_device_properties
+MAJOR = torch.cuda.get_device_properties(torch.cuda.current_device()).major
+"""
+TOUCHES = """
+import preload_asks
+try:
+    import torch; torch.cuda._lazy_init()
+except Exception:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, text in {"asks": ASKS, "touches": TOUCHES, "breaks": "import preload_asks\n1 / 0"}.items():
+        (tmp_path / f"preload_{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.startswith("preload_")]:
+        del sys.modules[name]
+
+
+def test_who_asks_for_the_card_is_told_of_an_ordinary_one() -> None:
+    assert preload.imported("preload_asks")
+    assert sys.modules["preload_asks"].CAPABILITY == preload.CAPABILITY
+    assert sys.modules["preload_asks"].MAJOR == preload.CAPABILITY[0]
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize("name", ["preload_asks", "preload_breaks"])
+def test_what_keeps_a_function_that_was_told_asks_the_card_afterwards(name: str) -> None:
+    function = torch.cuda.get_device_properties
+    code = function.__code__, torch.cuda.current_device.__code__, torch.cuda._lazy_init.__code__
+    if preload.imported(name):
+        assert sys.modules[name].KEPT is function
+    assert (function.__code__, torch.cuda.current_device.__code__, torch.cuda._lazy_init.__code__) == code
+
+
+def test_torch_compile_learns_of_the_forks_own_card(torch_build: Torch) -> None:
+    """Its interface keeps torch.cuda's functions from the moment it is imported."""
+    print_card = (
+        "from tonnage.ghost import preload\n"
+        "assert preload.imported('torch._dynamo.device_interface')\n"
+        "from torch._dynamo.device_interface import get_interface_for_device\n"
+        "card = get_interface_for_device('cuda').get_device_properties(0)\n"
+        "print(card.multi_processor_count, card.total_memory)"
+    )
+    environment = process.environment(torch=torch_build, sms=132, total_bytes=80 * GIB)
+    answer = subprocess.run([sys.executable, "-c", print_card], env=environment, capture_output=True, text=True)
+    assert answer.stdout.split() == ["132", str(80 * GIB)], answer.stderr
+
+
+@pytest.mark.parametrize("name", ["preload_touches", "preload_breaks"])
+def test_an_import_that_goes_further_is_undone(name: str) -> None:
+    assert not preload.imported(name)
+    assert not any(name.startswith("preload_") for name in sys.modules)
+    assert not torch.cuda.is_initialized()
+
+
+def test_what_is_broken_says_so_where_it_is_imported_again(torch_build: Torch, tmp_path: Path) -> None:
+    """Torch's symmetric memory registers operators, and cannot be imported twice."""
+    (tmp_path / "preload_lacks.py").write_text("import torch.distributed._symmetric_memory\nimport preload_missing")
+    again = (
+        "from tonnage.ghost import preload\n"
+        "assert not preload.imported('preload_lacks')\n"
+        "try: import preload_lacks\n"
+        "except Exception as error: print(type(error).__name__, error.name)"
+    )
+    environment = process.environment(torch=torch_build, sms=132, total_bytes=80 * GIB)
+    environment["PYTHONPATH"] = f"{environment['PYTHONPATH']}{os.pathsep}{tmp_path}"
+    answer = subprocess.run([sys.executable, "-c", again], env=environment, capture_output=True, text=True)
+    assert answer.stdout.split() == ["ModuleNotFoundError", "preload_missing"], answer.stderr
+
+
+def test_a_package_is_told_as_well_when_a_part_of_it_is_wanted(tmp_path: Path) -> None:
+    package = tmp_path / "preload_package"
+    package.mkdir()
+    (package / "__init__.py").write_text(ASKS)
+    (package / "part.py").write_text("")
+    assert preload.imported("preload_package.part")
+    assert sys.modules["preload_package"].CAPABILITY == preload.CAPABILITY
+
+
+@pytest.mark.parametrize("name", ["no_such_package", "no_such_package.inside"])
+def test_what_is_not_installed_is_left_alone(name: str) -> None:
+    assert not preload.imported(name)

@@ -1,0 +1,66 @@
+"""What a worker says of a step that failed."""
+
+import errno
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from tonnage.ghost.process import PATH
+from tonnage.job import Job
+from tonnage.model import ModelRef
+from tonnage.plans import Plan
+from tonnage.step import sources
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", [*sys.path, *PATH.split(":")])
+    from tonnage.workers import server as worker
+
+    return worker
+
+
+@pytest.fixture
+def one_line(worker: Any) -> Any:
+    from tonnage.workers import failures as failing
+
+    return lambda error: str(failing.told(error))
+
+
+def seeing() -> dict[str, Any]:
+    config = {"model_type": "gemma3", "vision_config": {"model_type": "siglip_vision_model"}, "text_config": {}}
+    job = Job(model=ModelRef(name="mine", kind="config", config=config), seq_len=64)
+    return {"job": asdict(job), "plan": asdict(Plan())}
+
+
+def test_networks_of_a_network_are_imported_once_for_all_forks(worker: Any) -> None:
+    worker._import_libraries(seeing())
+    assert "transformers.models.gemma3.modeling_gemma3" in sys.modules
+    assert "transformers.models.siglip.modeling_siglip" in sys.modules
+
+
+def test_what_cannot_be_imported_is_told_by_the_fork(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(worker.preload, "imported", lambda name: asked.append(name))
+    worker._import_libraries(seeing())
+    assert sources.NAMES in asked
+    assert not any("modeling" in name for name in asked)
+
+
+def test_the_cause_is_told_where_the_error_does_not(one_line: Any) -> None:
+    error = RuntimeError("failed to run forward")
+    error.__cause__ = AttributeError("no such\nthing")
+    told = "RuntimeError: failed to run forward; because of AttributeError: no such thing"
+    assert one_line(error) == f"The step failed: {told}"
+
+
+def test_an_old_transformers_is_named(one_line: Any) -> None:
+    told = one_line(ImportError("cannot import name 'x' from 'transformers' (/some/where.py)"))
+    assert "cannot import name 'x' from 'transformers')" in told
+    assert told.endswith("; upgrade it.")
+
+
+def test_a_full_disk_is_named(one_line: Any) -> None:
+    assert "of /some/where;" in one_line(OSError(errno.ENOSPC, "No space left on device", "/some/where"))
