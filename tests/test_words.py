@@ -13,8 +13,9 @@ PACKAGE = Path(__file__).parents[1] / "src" / "tonnage"
 
 ROOMS = (
     *("errors.py", "units.py", "files.py", "options.py", "cluster.py", "model.py", "mesh.py"),
+    *("job.py", "plans.py", "case.py", "api.py", "__init__.py"),
     *("catalog", "trace", "allocator", "report", "timing", "trainers"),
-    *("script/facts.py", "techniques/optimizers.py", "techniques/muon.py"),
+    *("step", "techniques", "shallow", "meta", "estimates", "script/facts.py"),
     *("cli/progress.py", "cli/table.py", "cli/answer.py", "cli/report.py"),
     *("cli/devices.py", "cli/models.py", "cli/formats.py"),
 )
