@@ -220,13 +220,12 @@ MOST_TOKENS: Final = 2**27
 """Tokens of the largest micro-batch: its token ids and labels take 2 GiB of the host's memory."""
 
 
-def check_sequences(job: Job) -> None:
+def check_sequences(job: Job, longest: int | None) -> None:
     """Raise UsageError for sequences that cannot exist.
 
-    These are longer than a table of learned positions, hold more documents than tokens, or leave no token for the
-    prompt before what is generated.
+    They are longer than `longest`, the network's limit (None: there is none, or it is unknown), hold more documents
+    than tokens, or leave no token for the prompt before what is generated.
     """
-    longest = job.model.learned_positions
     if longest is not None and job.seq_len > longest:
         raise beyond_positions(job, longest)
     if job.model.kind == "config" and job.packing is not None:

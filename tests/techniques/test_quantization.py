@@ -37,7 +37,7 @@ def tokens() -> dict[str, torch.Tensor]:
 
 
 def mlp(made: ReadyStep) -> Any:
-    """The up projection of the first layer, 32 -> 48, without its adapter."""
+    """Return the up projection of the first layer, 32 -> 48, without its adapter."""
     layer: Any = models.layers(made.model)[0]
     return layer.mlp.up_proj.base_layer
 
@@ -109,7 +109,7 @@ class TestQlora:
 
 
 def scripted(quant: str, name: str, folder: Path) -> nn.Module:
-    """The same network from files, as a user's script quantizes and adapts it."""
+    """Return the same network from files, quantized and adapted as in a user's script."""
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 

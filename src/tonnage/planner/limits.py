@@ -11,6 +11,7 @@ from math import lcm
 from typing import Any, Final
 
 from tonnage.catalog.devices import device_names, find_device
+from tonnage.catalog.families import learned_positions
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates.estimate import Estimate
@@ -246,7 +247,7 @@ def _find_longest(question: Question, measure_room: MeasureRoom, progress: Progr
 def _last_position(question: Question) -> int:
     """Return the network's longest sequence, if its configuration states one."""
     model = question.job.model
-    return model.learned_positions or model.positions or LONGEST
+    return learned_positions(model) or model.positions or LONGEST
 
 
 def _find_largest_micro_batch(question: Question, measure_room: MeasureRoom, progress: Progress) -> Variant | None:
