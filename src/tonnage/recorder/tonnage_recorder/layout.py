@@ -1,6 +1,6 @@
 """The layout of what a Trace holds: codes of allocator actions, kinds and fields of the ghost's log records.
 
-Written once, for who writes (beside torch, without tonnage) and for who reads (`tonnage.trace`); a test compares it
+Written once, for who writes (beside torch, without tonnage) and for who reads (the room `trace`); a test compares it
 with `struct ghost_record` and `enum record_kind` in ghost.h.
 """
 
