@@ -170,14 +170,14 @@ def _read_as(reader: FileFormat, document: Mapping[str, Any], path: Path) -> Tra
                 not_understood.append(_shown(key, value))
             continue
         try:
-            found = read_key(value)
+            values = read_key(value)
         except WrongValue as possible:
             raise UnreadableFile(f"{path}: {_shown(key, value)}; it can be {possible}.") from None
         except (UnknownValue, UsageError, TypeError, ValueError, KeyError, OverflowError):
             not_understood.append(_shown(key, value))
             continue
-        options |= found
-        keys |= dict.fromkeys(found, key)
+        options |= values
+        keys |= dict.fromkeys(values, key)
     silent = {}
     for setting in reader.read(flat):
         options[setting.option] = setting.value

@@ -77,7 +77,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
 
     parsed = DeepSpeedConfig(json.loads((folder / FILE).read_text(encoding="utf-8")))
     zero = parsed.zero_config
-    found = {
+    settings_read = {
         "train_micro_batch_size_per_gpu": parsed.train_micro_batch_size_per_gpu,
         "gradient_accumulation_steps": parsed.gradient_accumulation_steps,
         "bf16.enabled": parsed.bfloat16_config.enabled,
@@ -91,10 +91,10 @@ def reread(folder: Path) -> Mapping[str, Any]:
         place = getattr(zero, name)
         if place is not None:
             if place.nvme_path is not None:
-                found[f"zero_optimization.{name}.nvme_path"] = str(place.nvme_path)
-            found[f"zero_optimization.{name}.device"] = getattr(place.device, "value", place.device)
-            found[f"zero_optimization.{name}.pin_memory"] = place.pin_memory
-    return {**found, **job_file.reread_job(folder)}
+                settings_read[f"zero_optimization.{name}.nvme_path"] = str(place.nvme_path)
+            settings_read[f"zero_optimization.{name}.device"] = getattr(place.device, "value", place.device)
+            settings_read[f"zero_optimization.{name}.pin_memory"] = place.pin_memory
+    return {**settings_read, **job_file.reread_job(folder)}
 
 
 DEEPSPEED: Final = Target(

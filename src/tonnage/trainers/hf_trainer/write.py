@@ -73,12 +73,12 @@ def overrides(job: Job, plan: Plan) -> Mapping[str, tuple[str, Any]]:
     """Return what transformers does without activation_checkpointing: every layer, its inputs on the card."""
     if _is_newer():
         return {}
-    found: dict[str, tuple[str, Any]] = {}
+    forced: dict[str, tuple[str, Any]] = {}
     if plan.checkpoint_interval is not None:
-        found["checkpointing"] = ("the installed transformers checkpoints every layer or none", "full")
+        forced["checkpointing"] = ("the installed transformers checkpoints every layer or none", "full")
     if plan.activation_offload != "none":
-        found["activation_offload"] = ("the installed transformers keeps the inputs of layers on the card", "none")
-    return found
+        forced["activation_offload"] = ("the installed transformers keeps the inputs of layers on the card", "none")
+    return forced
 
 
 def _is_newer() -> bool:

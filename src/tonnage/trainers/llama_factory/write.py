@@ -156,14 +156,14 @@ def reread(folder: Path) -> Mapping[str, Any]:
 
     training_args.is_torch_bf16_gpu_available = lambda: True  # this machine need not be the one that trains
     keys = yaml.safe_load((folder / FILE).read_text(encoding="utf-8"))
-    found: dict[str, Any] = {}
+    settings_read: dict[str, Any] = {}
     for parsed in _parse_train_args(dict(keys)):
-        found |= {name: getattr(parsed, name) for name in keys if hasattr(parsed, name)}
-    if isinstance(found.get("lora_target"), list):
-        found["lora_target"] = ",".join(found["lora_target"])
+        settings_read |= {name: getattr(parsed, name) for name in keys if hasattr(parsed, name)}
+    if isinstance(settings_read.get("lora_target"), list):
+        settings_read["lora_target"] = ",".join(settings_read["lora_target"])
     if (folder / accelerate.FILE).exists():
-        found |= {f"accelerate.{name}": value for name, value in accelerate.reread_launch(folder).items()}
-    return {name: getattr(value, "value", value) for name, value in found.items()}
+        settings_read |= {f"accelerate.{name}": value for name, value in accelerate.reread_launch(folder).items()}
+    return {name: getattr(value, "value", value) for name, value in settings_read.items()}
 
 
 def _base_engine(plan: Plan) -> str:

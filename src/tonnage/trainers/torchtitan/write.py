@@ -179,7 +179,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
     spec.loader.exec_module(recipe)
     config = recipe.training()
     written = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
-    found = {
+    settings_read = {
         f"{part}.{name}": getattr(getattr(config, part), name)
         for part in ("training", "parallelism", "optimizer", "compile")
         for name in written[part]
@@ -192,7 +192,7 @@ def reread(folder: Path) -> Mapping[str, Any]:
     }
     attention = type(network.layers[0].attention.inner_attention).__qualname__.partition(".")[0]
     return {
-        **found,
+        **settings_read,
         "activation_checkpoint": kinds[checkpointing],
         "loss": "chunked" if "Chunked" in type(config.loss).__qualname__ else "plain",
         "family": config.model_spec.name,
