@@ -147,7 +147,7 @@ def scripted(quant: str, name: str, folder: Path) -> nn.Module:
     ],
 )
 def test_refusals(job: dict[str, Any], plan: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("qlora", "lora", "fp8", "low_bit"):
+    for name in ("qlora", "lora", "fp8", "optimizers"):
         monkeypatch.setattr(f"tonnage.techniques.{name}.find_spec", lambda package: package)
     found = refusals(Case(tiny_job("gpt2", **job), Plan(**plan), T4))
     assert any(reason in str(refusal) for refusal in found), found
@@ -164,7 +164,7 @@ def test_refusals(job: dict[str, Any], plan: dict[str, Any], reason: str, monkey
     ],
 )
 def test_what_to_install(job: Any, plan: Any, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("qlora", "fp8", "low_bit"):
+    for name in ("qlora", "fp8", "optimizers"):
         monkeypatch.setattr(f"tonnage.techniques.{name}.find_spec", lambda package: None)
     (refusal,) = refusals(Case(tiny_job(**job), Plan(**plan), H100))
     assert refusal.instead == instead

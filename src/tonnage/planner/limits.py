@@ -52,7 +52,7 @@ _EXCLUDED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 """Options that state what is to be found, and what may be stated instead."""
 
 Variant = tuple[str, Question]
-"""What was changed, in words, and the question then."""
+"""A change of the question in words, and the changed question."""
 
 MeasureRoom = Callable[[Question], float | None]
 """Returns the room that a question leaves (`interpolated_bisection.Room`)."""
