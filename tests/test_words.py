@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parents[1] / "src" / "tonnage"
 ROOMS = (
     *("__init__.py", "__main__.py", "api.py", "job.py", "plans.py"),
     *("errors.py", "units.py", "files.py", "options.py", "cluster.py", "model.py", "mesh.py"),
-    *("catalog", "trace", "allocator", "report", "timing", "trainers", "cli", "script", "planner"),
-    *("step", "techniques", "shallow", "meta", "estimates", "case.py"),
+    *("case.py", "catalog", "trace", "allocator", "report", "timing", "trainers", "cli", "script", "planner"),
+    *("step", "techniques", "shallow", "meta", "estimates"),
 )
 """Files and folders of the package that are checked."""
 
