@@ -84,7 +84,7 @@ def test_code_of_a_type_that_shares_a_folder_is_loaded_before_the_card_is_there(
     config = {**job.model.config, "model_type": "gemma3_text", "head_dim": 8}
     program = (
         "from tonnage.case import Case; from tonnage.catalog.devices import parse_cluster; "
-        "from tonnage.estimates.estimate import predict; from tonnage.job import Job; "
+        "from tonnage.estimates import predict; from tonnage.job import Job; "
         "from tonnage.model import ModelRef; from tonnage.plans import Plan; "
         f"job = Job(model=ModelRef(name='text', kind='config', config={config!r}), seq_len=24); "
         "report = predict.estimate(Case(job, Plan(), parse_cluster('t4')), steps=1, source='meta'); "
