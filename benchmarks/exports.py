@@ -5,8 +5,9 @@
 A small Llama is exported (for torchtitan, which has networks of its own, the smallest of its Llamas and the debug
 models of its other families), as are small networks that read images, and what was exported is run as its users
 would run it: `tonnage dry-run -- COMMAND`, on several GPUs one rank of them.  Where the export leaves a place for the
-data there are rows of full length.  Prints the tables of docs/reference/export.md; `=`: equal to the estimate.  A
-target that is not installed is said and left out: LLaMA-Factory and axolotl each want a transformers of their own.
+data there are rows of full length.  Prints tables, of which docs/reference/export.md shows a part; `=`: equal to the
+estimate.  A target that is not installed is said and left out: LLaMA-Factory and axolotl each want a transformers of
+their own.
 """
 
 import json

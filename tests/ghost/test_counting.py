@@ -140,11 +140,11 @@ def test_a_step_that_follows_known_numbers_is_counted(dry_run: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("ends", "ended without a further one"),
-        ("fails", "ended without a further one"),
-        ("gives-up", "ended without a further one"),
-        ("counts", "ended without a further one"),
-        ("compiled", "what torch.compile made is not seen"),
+        ("ends", "ended before it"),
+        ("fails", "ended before it"),
+        ("gives-up", "ended before it"),
+        ("counts", "ended before it"),
+        ("compiled", "code that torch.compile made cannot be counted"),
     ],
 )
 def test_what_becomes_of_a_further_step_changes_no_answer(dry_run: Any, how: str, why: str) -> None:

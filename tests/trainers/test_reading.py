@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from networks import tiny_job
+from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import TonnageError, UnreadableFile
 from tonnage.job import Job
@@ -74,7 +75,7 @@ def test_what_was_exported_is_read_again(
     """Every option that the file itself carries; the rest is job.json's, which is ours."""
     wanted = Plan(**plan)
     export = exports.export(
-        dataclasses.replace(tiny_job(), **job), wanted, parse_cluster(gpus), "gpt2", exports.target(name)
+        Case(dataclasses.replace(tiny_job(), **job), wanted, parse_cluster(gpus)), "gpt2", exports.target(name)
     )
     if any("installed" in item.why for item in export.unexpressed):
         pytest.skip(f"{export.unexpressed[0].why}")

@@ -54,9 +54,9 @@ class Wanted:
 
 
 def _is_saved(path: Path) -> bool:
-    from tonnage.estimates import archive as saved
+    from tonnage.estimates import archive
 
-    return path.is_file() and saved.is_saved(path)
+    return path.is_file() and archive.is_saved(path)
 
 
 def _is_page(path: Path) -> bool:
@@ -84,9 +84,9 @@ def deliver(estimate: "Estimate", traces: Callable[[], Sequence["Trace"]], wante
 
         emit(render(estimate, width=width(), colour=colour(), unicode=unicode()))
     if wanted.save is not None:
-        from tonnage.estimates import archive as saved
+        from tonnage.estimates import archive
 
-        saved.save(wanted.save, estimate, traces())
+        archive.save(wanted.save, estimate, traces())
     if wanted.html is not None:
         from tonnage.files import write_text
         from tonnage.report.html import page

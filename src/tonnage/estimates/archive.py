@@ -128,8 +128,8 @@ def _check_times(time: dict[str, Any]) -> None:
         value = time.get(name)
         missing = value is None and (time.get("step_seconds") is None or name in _MAY_BE_ABSENT)
         if not missing and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-            found = value if type(value) in (int, float) else _kind(value)
-            raise UnreadableFile(f"The saved estimate is damaged: time: {name} is {found}, and no number from 0 on.")
+            shown = value if type(value) in (int, float) else _kind(value)
+            raise UnreadableFile(f"The saved estimate is damaged: time: {name} is {shown}, and no number from 0 on.")
 
 
 def _check(value: object, expected: Any, where: str) -> None:

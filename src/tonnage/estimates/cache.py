@@ -212,9 +212,10 @@ def _installed_torch(folders: tuple[tuple[str, int], ...]) -> tuple[Path | None,
 
 @functools.cache
 def _own_content() -> str:
-    """Return one hash of tonnage's code and its ghost's libraries."""
+    """Return one hash of tonnage's code, the tables that decide what is run, and its ghost's libraries."""
     package = Path(__file__).parents[1]
-    return _hash(path for pattern in ("**/*.py", "ghost/lib/*/*.so*") for path in sorted(package.glob(pattern)))
+    patterns = ("**/*.py", "catalog/families.toml", "meta/*.json", "ghost/lib/*/*.so*")
+    return _hash(path for pattern in patterns for path in sorted(package.glob(pattern)))
 
 
 def _hash(paths: Iterable[Path]) -> str:

@@ -21,7 +21,7 @@ CERTAIN_SECONDS: Final = 0.2
 """Duration of a micro-batch that lets the watchdog check between its averages and the next step."""
 
 SEEN: Final = "6 of 15 that were recorded"
-"""How often the old buckets still existed; tests count it in the records."""
+"""Share of recordings in which the old buckets still existed; tests count it in the records."""
 
 
 def with_buckets(estimate: Estimate, plan: Plan, cluster: Cluster) -> Estimate:

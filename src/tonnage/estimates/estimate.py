@@ -24,7 +24,7 @@ CATEGORIES: Final = (
     "cached",
     "runtime",
 )
-"""What the bytes of a process are for.  `cached`: reserved by the allocator but not allocated at the peak
+"""Categories of a process's bytes.  `cached`: reserved by the allocator but not allocated at the peak
 (fragmentation and slack); `runtime`: CUDA context, loaded kernels, NCCL: everything outside the allocator.
 """
 
@@ -109,7 +109,7 @@ class OutOfMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """What the numbers are based on."""
+    """The basis of the numbers."""
 
     run: tuple[str, ...] = ()
     """Parts that really ran."""
@@ -164,7 +164,7 @@ class Estimate:
     time: dict[str, Any]
     """step_seconds, tokens_per_second_per_gpu, mfu, bound_by; each null until it is priced."""
     coverage: Coverage
-    """What the numbers are based on."""
+    """The basis of the numbers."""
     oom: OutOfMemory | None = None
     """Set if the GPU was full."""
     curve: tuple[Moment, ...] = ()

@@ -99,7 +99,7 @@ class Ghost:
     torch_version: str | None = None
     """The torch of a new worker; None: the installed one."""
     repeated: int = 0
-    """How many more times a single step's requests are repeated, without the program."""
+    """Further repetitions of a single step's requests, without the program."""
     few_layers: bool = False
     """True to let networks of a few layers replace a deep one (`tonnage.shallow`)."""
     fresh: bool = False
@@ -164,8 +164,8 @@ class Ghost:
             replace(case, job=with_layers(case.job, depth), cluster=roomy(case.cluster)) for depth in depths
         ]
         try:
-            runs = [source._trace_under_any_allocator(one, rank) for one in shallow_cases]
-            keys = [source._key(_with_allocator(one, ALLOCATORS[0]), rank, 1) for one in shallow_cases]
+            runs = [source._trace_under_any_allocator(shallow, rank) for shallow in shallow_cases]
+            keys = [source._key(_with_allocator(shallow, ALLOCATORS[0]), rank, 1) for shallow in shallow_cases]
             requests = _requests((*keys, layers), partial(requests_of, runs, depths, layers))
         except CannotEstimate:
             if worker.closed:  # it died with that error
@@ -182,8 +182,8 @@ class Ghost:
         What a program requests does not depend on the allocator.
         """
         cases = (case, *(_with_allocator(case, allocator) for allocator in ALLOCATORS))
-        kept = (_find(self._key(one, rank, 1), self.fresh) for one in cases)
-        return next((trace for trace in kept if trace is not None), None) or self.trace(case, rank, 1)
+        cached = (_find(self._key(variant, rank, 1), self.fresh) for variant in cases)
+        return next((trace for trace in cached if trace is not None), None) or self.trace(case, rank, 1)
 
     def _start_worker(self, case: Case, steps: int = 1) -> Worker:
         if self.worker is None:
@@ -226,7 +226,7 @@ def _open_meta(options: Options, stack: ExitStack) -> Source:
 
 
 SOURCES: Final[Mapping[str, Callable[[Options, ExitStack], Source]]] = {"ghost": _open_ghost, "meta": _open_meta}
-"""What `--source` takes.  `real` Traces are recorded, not estimated."""
+"""Values of `--source`.  `real` Traces are recorded, not estimated."""
 
 
 def open_source(name: str, case: Case, options: Options, stack: ExitStack) -> Source:

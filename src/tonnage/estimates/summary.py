@@ -204,7 +204,7 @@ def _iterate_stretches(walked: Timeline) -> Iterator[_Stretch]:
         return iter(())
     marks = map(walked.marks.__getitem__, walked.turns.tolist())
     by_mark = (walked.allocated_by_mark, walked.reserved_by_mark)
-    return zip(marks, *(np.maximum.reduceat(each, walked.turns).tolist() for each in by_mark), strict=True)
+    return zip(marks, *(np.maximum.reduceat(levels, walked.turns).tolist() for levels in by_mark), strict=True)
 
 
 def units_of(besides: Sequence[bool]) -> list[range]:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from tonnage.case import Case
+from tonnage.catalog.families import learned_positions
 from tonnage.errors import UsageError
 from tonnage.job import check_sequences
 from tonnage.mesh import axes
@@ -34,7 +35,7 @@ def check_possible(question: Question) -> None:
 
     Raises UnreadableModel for a type that transformers does not know.
     """
-    check_sequences(question.job)
+    check_sequences(question.job, learned_positions(question.job.model))
     if question.job.model.kind == "config":
         check_type(question.job.model.config)
     stated = _as_stated(question)

@@ -1,4 +1,4 @@
-"""Whether a run fits: the card with its headroom, and the host's memory."""
+"""Decide if a run fits the card less its headroom and the host's memory."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from math import lcm
 from typing import Any, Final
 
 from tonnage.catalog.devices import device_names, find_device
+from tonnage.catalog.families import learned_positions
 from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates.estimate import Estimate
@@ -51,7 +52,7 @@ _EXCLUDED_OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 """Options that state what is to be found, and what may be stated instead."""
 
 Variant = tuple[str, Question]
-"""What was changed, in words, and the question then."""
+"""A change of the question in words, and the changed question."""
 
 MeasureRoom = Callable[[Question], float | None]
 """Returns the room that a question leaves (`interpolated_bisection.Room`)."""
@@ -246,7 +247,7 @@ def _find_longest(question: Question, measure_room: MeasureRoom, progress: Progr
 def _last_position(question: Question) -> int:
     """Return the network's longest sequence, if its configuration states one."""
     model = question.job.model
-    return model.learned_positions or model.positions or LONGEST
+    return learned_positions(model) or model.positions or LONGEST
 
 
 def _find_largest_micro_batch(question: Question, measure_room: MeasureRoom, progress: Progress) -> Variant | None:

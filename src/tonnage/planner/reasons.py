@@ -47,7 +47,7 @@ EFFECTS: Final[Mapping[str, str]] = {
     "optimizer_offload": "optimizer states rest on the host, where the update runs",
     "param_offload": "weights and optimizer states rest on the host",
 }
-"""What each option does."""
+"""Effect of each option."""
 
 EFFECTS_OF_VALUES: Final[Mapping[str, str]] = {
     "efficient": "heads get copies of keys that they share, for which torch has a kernel that keeps no scores",
@@ -59,7 +59,7 @@ EFFECTS_OF_VALUES: Final[Mapping[str, str]] = {
     "nvme": "what the card need not have waits in files",
     "bf16-true": "weights, gradients and optimizer states are in 16 bits, which rounds otherwise",
 }
-"""What values do whose effect differs from that of their option."""
+"""Effects of values that differ from the effect of their option."""
 
 STATES: Final = ("optimizer_offload", "param_offload")
 """Options that put optimizer states, or weights and states, on the host; a plan has one of them at most."""

@@ -68,7 +68,7 @@ class Search:
     pending: list[Priced] = field(default_factory=list)
     """Candidates whose probes seem to fit, to be run whole."""
     refusals: Refusals = field(default_factory=Refusals)
-    """What does not fit or cannot be run."""
+    """Candidates that do not fit or cannot be run, with the reasons."""
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("priced", "below_bound", "ruled_out"), 0))
     """How many candidates were decided without a run, and how."""
     pool: CandidatePool = field(init=False)

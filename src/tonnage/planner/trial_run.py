@@ -57,9 +57,9 @@ class TrialRun:
     """Further steps that only repeat the first one's requests."""
     rank: int
     is_probe: bool
-    """Whether only the memory need is wanted."""
+    """True if only the memory need is wanted."""
     counts_operations: bool = False
-    """Whether the operations of a step are wanted instead of its memory."""
+    """True if the operations of a step are wanted instead of its memory."""
 
     @property
     def key(self) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ class Refusal:
     reason: str
     """The reason in one line, with numbers or versions."""
     instead: str
-    """What to choose instead."""
+    """The choices that work instead."""
 
     def __str__(self) -> str:
         return f"{self.technique}: {self.reason}; {self.instead}."

@@ -9,6 +9,7 @@ from typing import Any
 
 from tonnage.case import Case, check_idle
 from tonnage.catalog.configurations import resolve
+from tonnage.catalog.families import learned_positions
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job, check_said, check_sequences, check_tokens
@@ -44,7 +45,7 @@ def check(case: Case) -> None:
 
     Raises UnreadableModel for a type that transformers does not know.
     """
-    check_sequences(case.job)
+    check_sequences(case.job, learned_positions(case.job.model))
     check_tokens(case.job)
     if case.job.model.kind == "config":
         check_type(case.job.model.config)
@@ -75,7 +76,7 @@ def request(
         defaults = engine_of(full_plan).unsaid(full_job)
         full_plan = replace(full_plan, **{name: value for name, value in defaults.items() if name not in options})
     resolved = resolve(model, offline=offline)
-    longest = resolved.learned_positions
+    longest = learned_positions(resolved)
     if job is None and "seq_len" not in options and longest is not None and longest < full_job.seq_len:
         full_job = replace(full_job, seq_len=longest)
     return replace(full_job, model=resolved), full_plan
