@@ -8,9 +8,9 @@ from typing import Any
 from tonnage.cluster import Cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job
-from tonnage.mesh import SHARDING, Axes, axes
+from tonnage.mesh import SHARDING, Mesh, make_mesh
 from tonnage.plans import Plan
-from tonnage.units import counted
+from tonnage.units import pluralise
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Case:
     """The GPUs, one per rank."""
 
     @cached_property
-    def mesh(self) -> Axes:
+    def mesh(self) -> Mesh:
         """Return the layout of the ranks.  Raises UsageError if the plan cannot divide the GPUs that way."""
-        return axes(self.plan, self.cluster.gpus, self.cluster.gpus_per_node)
+        return make_mesh(self.plan, self.cluster.gpus, self.cluster.gpus_per_node)
 
     def with_accumulation(self) -> "Case":
         """Return the case with the `grad_accum` at which all ranks together make the job's global batch exactly.
@@ -41,7 +41,7 @@ Open = Callable[[str], bool]
 """Tells whether the option of Plan with that name is still to be chosen."""
 
 
-def check_idle(given: Mapping[str, Any], plan: Plan, gpus: int, is_open: Open = lambda name: False) -> None:
+def check_unused(given: Mapping[str, Any], plan: Plan, gpus: int, is_open: Open = lambda name: False) -> None:
     """Raise UsageError for an option that the user gave and that has no use in any plan on `gpus` GPUs.
 
     `plan` holds the options that are fixed; the options for which `is_open` is true may still get any value.
@@ -69,7 +69,7 @@ def _check_accum_sync(given: Mapping[str, Any], plan: Plan, gpus: int, is_open: 
         return
     needs = "accum-sync needs several GPUs that average gradients"
     if gpus == plan.tp * plan.pp and plan.shard not in SHARDING:
-        alone = f"tp {plan.tp} x pp {plan.pp} on {counted(gpus, 'GPU')} leaves one that averages"
+        alone = f"tp {plan.tp} x pp {plan.pp} on {pluralise(gpus, 'GPU')} leaves one that averages"
         why = "there is 1 GPU" if gpus == 1 else alone
         yield f"{needs}, and {why}; leave it out, or choose shard zero3"
     elif plan.shard == "none" and not is_open("shard"):

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from tonnage.errors import UnreadableFile, UsageError
 from tonnage.model import ModelRef
-from tonnage.options import check, fraction, names, number, spelled, word, words
-from tonnage.units import counted
+from tonnage.options import check, fraction, names, number, parse_words, spell_option, word
+from tonnage.units import pluralise
 
 METHODS: Final = ("full", "lora", "qlora")
 
@@ -95,9 +95,9 @@ class Job:
         check(self)
         for name in ("lora_targets", "lengths"):
             try:
-                object.__setattr__(self, name, words(getattr(self, name)))
+                object.__setattr__(self, name, parse_words(getattr(self, name)))
             except ValueError as error:
-                raise UsageError(f"{spelled(name)}: {error}; give words with commas between them.") from error
+                raise UsageError(f"{spell_option(name)}: {error}; give words with commas between them.") from error
         if self.global_batch_tokens is not None and self.grad_accum > 1:
             raise UsageError("global-batch-tokens decides grad-accum; give one of them.")
         if self.packing is not None and self.model.config.get("is_encoder_decoder"):
@@ -141,7 +141,7 @@ class Job:
             return replace(self, global_batch_tokens=None, grad_accum=tokens // at_once)
         below = self.global_batch_tokens // at_once
         nearest = " or ".join(f"{steps * at_once:,}" for steps in (below, below + 1) if steps)
-        many = counted(ranks, "rank")
+        many = pluralise(ranks, "rank")
         raise UsageError(
             f"A global batch of {self.global_batch_tokens:,} tokens is no multiple of {at_once:,} ({many} x "
             f"{self.micro_batch} x {self.seq_len:,} tokens); possible: {nearest}."
@@ -156,12 +156,12 @@ def check_said(said: Mapping[str, Any], job: Job) -> None:
     idle = [name for name in ("lora_rank", "lora_targets", "lora_dropout") if name in said and job.method == "full"]
     if idle:
         raise UsageError(
-            f"{spelled(idle[0])} only applies to adapters, and method full has none; "
+            f"{spell_option(idle[0])} only applies to adapters, and method full has none; "
             "choose method lora or qlora, or leave it out."
         )
     idle = [name for name in ("quant", "unquantized_dtype") if name in said and job.method != "qlora"]
     if idle:
-        reason = f"{spelled(idle[0])} only applies to quantized weights, and method {job.method} has none"
+        reason = f"{spell_option(idle[0])} only applies to quantized weights, and method {job.method} has none"
         raise UsageError(f"{reason}; choose method qlora, or leave it out.")
     longest = max(map(int, job.lengths), default=0)
     if "lengths" in said and "seq_len" not in said and longest > job.seq_len:
@@ -171,7 +171,9 @@ def check_said(said: Mapping[str, Any], job: Job) -> None:
         )
     idle = [name for name in ("images", "image_size") if name in said and not _may_read_images(job.model)]
     if idle:
-        raise UsageError(f"{spelled(idle[0])} only applies to images, and {job.model.name} reads none; leave it out.")
+        raise UsageError(
+            f"{spell_option(idle[0])} only applies to images, and {job.model.name} reads none; leave it out."
+        )
 
 
 def _may_read_images(model: ModelRef) -> bool:
@@ -267,7 +269,7 @@ def check_prompt(job: Job) -> None:
     """Raise UsageError if a sequence leaves no token for the prompt before what is generated."""
     if job.generate is not None and job.generate >= job.seq_len:
         fewer = f"at most {job.seq_len - 1:,}, or " if job.seq_len > 1 else ""
-        tokens = counted(job.seq_len, "token")
+        tokens = pluralise(job.seq_len, "token")
         raise UsageError(
             f"generate is {job.generate:,}, and a sequence has {tokens}, its prompt among them; "
             f"choose {fewer}a longer seq-len."

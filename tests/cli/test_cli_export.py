@@ -90,7 +90,7 @@ def test_nothing_is_written_on_a_full_disk(tonnage: Any, plan: str, monkeypatch:
     from tonnage import files
     from tonnage.errors import UnwritableFile
 
-    real, seen = files.replacing, []
+    real, seen = files.open_replacing, []
 
     def replacing(path: Path) -> Any:
         seen.append(path)
@@ -98,7 +98,7 @@ def test_nothing_is_written_on_a_full_disk(tonnage: Any, plan: str, monkeypatch:
             raise UnwritableFile(f"{path} cannot be written (disk full); nothing was changed.")
         return real(path)
 
-    monkeypatch.setattr(files, "replacing", replacing)
+    monkeypatch.setattr(files, "open_replacing", replacing)
     assert tonnage("export", plan, "--to", "hf-trainer").code == 3
     assert not Path("hf-trainer").exists()
 

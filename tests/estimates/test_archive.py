@@ -252,7 +252,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch)
 
 def test_an_interrupted_save_leaves_nothing(tmp_path):
     def interrupted() -> None:
-        with files.replacing(tmp_path / "run") as file:
+        with files.open_replacing(tmp_path / "run") as file:
             file.write(b"half")
             raise KeyboardInterrupt
 

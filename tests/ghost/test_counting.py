@@ -16,7 +16,7 @@ from tonnage.model import ModelRef
 from tonnage.plans import Plan
 from tonnage.report import wording
 from tonnage.techniques import build
-from tonnage.trace.operations import Operation, Worked
+from tonnage.trace.operations import Operation, StepOperations
 from tonnage.workers.worker import Worker
 
 pytestmark = pytest.mark.ghost
@@ -26,12 +26,12 @@ LAUNCHED = (1, 2, 3, 4, 5, 13)
 COLLECTIVE = 12
 
 
-def operations(worked: Worked) -> Iterator[Operation]:
+def operations(worked: StepOperations) -> Iterator[Operation]:
     """One by one, in order."""
     return (worked.operations[number] for number, _, _ in worked.places())
 
 
-def flops(worked: Worked) -> Counter[str]:
+def flops(worked: StepOperations) -> Counter[str]:
     """Of products and attention, by phase."""
     found: Counter[str] = Counter()
     for one in operations(worked):

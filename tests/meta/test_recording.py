@@ -28,7 +28,7 @@ from tonnage.job import Job
 from tonnage.meta import recording as record
 from tonnage.model import ModelRef
 from tonnage.plans import Plan
-from tonnage.trace.gc_paused import uncollected
+from tonnage.trace.gc_paused import gc_paused
 
 _GROUPED = {key: TINY["llama"][key] for key in TINY["llama"] if key != "model_type"}
 
@@ -69,7 +69,7 @@ METHODS = ("full", "lora") if importlib.util.find_spec("peft") else ("full",)
 def no_collector() -> Iterator[None]:
     if "lora" in METHODS:
         importlib.import_module("peft")  # what it allocates when it is imported is not the step's
-    with uncollected():  # garbage in cycles is found at moments that differ from run to run
+    with gc_paused():  # garbage in cycles is found at moments that differ from run to run
         yield
 
 
@@ -156,7 +156,7 @@ def rank_main(rank: int, world: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
     predictions = torch.load(Path(folder) / "predicted")
     found = {}
-    with uncollected():  # garbage in cycles is found at moments that differ from run to run
+    with gc_paused():  # garbage in cycles is found at moments that differ from run to run
         for name, (network, plan) in SHARDED[world].items():
             ours = predictions[name, rank]
             found[name] = least = torch.full((len(ours),), 2**40)

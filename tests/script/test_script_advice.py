@@ -17,7 +17,7 @@ from tonnage.script import advice
 from tonnage.script.advice import Asked, advise
 from tonnage.script.changes import make_expandable_setting
 from tonnage.script.facts import understood
-from tonnage.units import GIB, gib
+from tonnage.units import GIB, format_gib
 
 COMMAND = ["python", "train.py", "--per_device_train_batch_size", "4"]
 OPTIONS = {
@@ -158,7 +158,7 @@ def test_if_nothing_fits_the_nearest_plan_is_shown(monkeypatch):
     near = found.solution.nearest
     said = " ".join(render(found).split())
     assert "DOES NOT FIT by none of its settings: with " in said
-    assert f"it needs {gib(near.needed_bytes)}, which is {gib(near.missing_bytes)} too much" in said
+    assert f"it needs {format_gib(near.needed_bytes)}, which is {format_gib(near.missing_bytes)} too much" in said
 
 
 def test_a_script_that_fails_with_the_changes(run, monkeypatch):

@@ -22,7 +22,7 @@ from tonnage.case import Case as TrainingCase
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import CannotEstimate
 from tonnage.job import Job
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.plans import Plan
 from tonnage.step import model as models
 from tonnage.step.main_weights import MainOptimizer
@@ -286,7 +286,7 @@ def in_processes(world: int) -> list[dict[str, float]]:
     if world not in _RUNS:
         with tempfile.TemporaryDirectory() as folder:
             for name, case in possible(world).items():
-                data = axes(case.parallel, world, _node(case)).data_parallel
+                data = make_mesh(case.parallel, world, _node(case)).data_parallel
                 torch.save(alone(case, data), Path(folder) / name)
             multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
             mp.start_processes(rank_main, (world, folder), nprocs=world, start_method="forkserver")

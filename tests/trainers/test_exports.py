@@ -16,7 +16,7 @@ from tonnage.case import Case
 from tonnage.catalog.devices import parse_cluster
 from tonnage.errors import UsageError
 from tonnage.job import Job
-from tonnage.options import listed, options
+from tonnage.options import is_accepted, options
 from tonnage.plans import Plan
 from tonnage.trainers import ENGINES, table
 from tonnage.trainers import export as exports
@@ -78,7 +78,7 @@ def test_every_value_is_said_or_listed(target: Target) -> None:
     for kind, fixed in ((Plan, Plan()), (Job, job_for(target))):
         for item, option in options(kind):
             for value in option.possible:
-                if item.name == "engine" or not listed(value, option.possible):  # a pattern
+                if item.name == "engine" or not is_accepted(value, option.possible):  # a pattern
                     continue
                 asked = dataclasses.replace(fixed, **{item.name: value})
                 plan, job = (asked, job_for(target)) if kind is Plan else (Plan(), asked)
@@ -108,7 +108,7 @@ def test_a_plan_that_changes_a_setting_changes_the_export(target: Target) -> Non
         if values == ANY or option in exports.QUANTIZED or option not in {item.name for item, _ in options(Plan)}:
             continue
         for value in values:
-            if not listed(value, values):
+            if not is_accepted(value, values):
                 continue
             gpus = "2x8xa100-80gb" if option == "shard" else "a100-80gb"
             shard = "zero3" if option == "param_offload" else Plan().shard

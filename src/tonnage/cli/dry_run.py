@@ -60,11 +60,11 @@ def dry_run(
 
     Example: tonnage dry-run --gpu a100-80gb -- python train.py
     """
-    from tonnage.cli.answer import Wanted, deliver
+    from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress
     from tonnage.script import dry_run
 
-    wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
+    wanted = Output(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
     cluster = cluster_of(gpu, gpus, gpu_memory, here, command)
     with progress(moving=False) as say:

@@ -82,14 +82,14 @@ def estimate(
 
     Example: tonnage estimate llama-3.1-8b --gpu 8xA100-80GB --seq-len 8192 --shard zero3 --checkpointing full
     """
-    from tonnage.cli.answer import Wanted, deliver
+    from tonnage.cli.answer import Output, deliver
     from tonnage.cli.progress import progress
     from tonnage.errors import UsageError
     from tonnage.estimates import predict
     from tonnage.planner import plan_file
     from tonnage.trainers import cases
 
-    wanted = Wanted(json=json, html=html, save=save, snapshot=snapshot)
+    wanted = Output(json=json, html=html, save=save, snapshot=snapshot)
     wanted.check(force=force)
     stated = options
     if plan is not None:

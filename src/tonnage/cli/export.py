@@ -101,7 +101,7 @@ def _check_folder(folder: Path, files: "tuple[File, ...]", force: bool) -> None:
 
 def _write_files(folder: Path, files: "tuple[File, ...]") -> None:
     """Write all files or none: they are moved into place after the last one has been written."""
-    from tonnage.files import replacing
+    from tonnage.files import open_replacing
 
     is_new = not folder.exists()
     try:
@@ -111,7 +111,7 @@ def _write_files(folder: Path, files: "tuple[File, ...]") -> None:
     try:
         with ExitStack() as stack:
             for item in files:
-                stack.enter_context(replacing(folder / item.name)).write(item.text.encode("utf-8"))
+                stack.enter_context(open_replacing(folder / item.name)).write(item.text.encode("utf-8"))
     except UnwritableFile:
         if is_new:
             with suppress(OSError):

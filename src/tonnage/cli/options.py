@@ -12,8 +12,8 @@ from typer.models import OptionInfo
 
 from tonnage.errors import UsageError
 from tonnage.job import Job
-from tonnage.options import Option, options, spelled
-from tonnage.options import words as words_in
+from tonnage.options import Option, options, spell_option
+from tonnage.options import parse_words as words_in
 from tonnage.plans import Plan
 from tonnage.units import parse_bytes, parse_count
 
@@ -259,7 +259,7 @@ def _job_and_plan_parameters() -> Iterator[inspect.Parameter]:
     """Yield a parameter of a command for each option of Job and Plan."""
     for kind in (Job, Plan):
         for item, option in options(kind):
-            declaration, annotation, default = _declare(spelled(item.name), option, item.default)
+            declaration, annotation, default = _declare(spell_option(item.name), option, item.default)
             yield inspect.Parameter(
                 item.name,
                 inspect.Parameter.KEYWORD_ONLY,

@@ -28,7 +28,7 @@ from tonnage.cli.options import (
     words,
 )
 from tonnage.errors import UsageError
-from tonnage.options import spelled
+from tonnage.options import spell_option
 from tonnage.plans import HEADROOM
 
 if TYPE_CHECKING:
@@ -133,12 +133,12 @@ def plan(
 
     Example: tonnage plan llama-3.1-70b --gpu 4x8xh100-80gb --seq-len 8192 --global-batch-tokens 4M --save plan.toml
     """
-    from tonnage.files import check_free, check_places
+    from tonnage.files import check_outputs, check_replaceable
     from tonnage.planner.limits import check_cards, initial_card
 
     outputs = _Outputs(json=json, html=html, save=save)
-    check_places(save, html)
-    check_free(save, html, force=force)
+    check_outputs(save, html)
+    check_replaceable(save, html, force=force)
     cluster = cluster_of(gpu if here else initial_card(find, gpu), gpus, gpu_memory, here, model_or_command)
     limits: dict[str, Any] = {
         **{"only": words(only), "without": words(without), "allow": words(allow)},
@@ -280,14 +280,14 @@ def _check_plan_options(stated: dict[str, Any], cluster: "Cluster") -> dict[str,
 
     Raises UsageError for an option that the script itself sets, and for one that has no effect.
     """
-    from tonnage.case import check_idle
+    from tonnage.case import check_unused
     from tonnage.plans import Plan
 
     of_plan = {item.name for item in fields(Plan)} - {"engine"}
     for name in stated:
         if name not in of_plan:
-            raise UsageError(f"--{spelled(name)} is set by the script itself; change it there.")
-    check_idle(stated, Plan(**stated), cluster.gpus, lambda name: name not in stated)
+            raise UsageError(f"--{spell_option(name)} is set by the script itself; change it there.")
+    check_unused(stated, Plan(**stated), cluster.gpus, lambda name: name not in stated)
     return stated
 
 

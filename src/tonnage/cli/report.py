@@ -20,11 +20,11 @@ def report(
     force: Force = False,
 ) -> int:
     """Show an estimate that was saved with --save; nothing is run, and no code in the file is executed."""
-    from tonnage.cli.answer import Wanted, deliver
+    from tonnage.cli.answer import Output, deliver
     from tonnage.errors import UnreadableFile
     from tonnage.estimates import archive
 
-    wanted = Wanted(json=json, html=html, snapshot=snapshot)
+    wanted = Output(json=json, html=html, snapshot=snapshot)
     wanted.check(force=force)
     estimate = archive.load_estimate(file)
     wanted.check_card(str(estimate.cluster.get("gpu")))

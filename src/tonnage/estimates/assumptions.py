@@ -8,7 +8,7 @@ from tonnage.catalog.conventions import conventions_of
 from tonnage.catalog.families import types_with
 from tonnage.cluster import Cluster
 from tonnage.job import Job
-from tonnage.mesh import SHARDING, axes
+from tonnage.mesh import SHARDING, make_mesh
 from tonnage.plans import Plan
 
 _DROPOUTS: Final = (
@@ -113,7 +113,7 @@ def describe_whole_gradients(job: Job, plan: Plan) -> tuple[str, ...]:
 
 def describe_copies(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """Return a sentence if several GPUs train copies without exchanging gradients."""
-    layout = axes(plan, cluster.gpus, cluster.gpus_per_node)
+    layout = make_mesh(plan, cluster.gpus, cluster.gpus_per_node)
     if plan.shard != "none" or layout.data_parallel == 1:
         return ()
     gpus_per_copy = cluster.gpus // layout.data_parallel

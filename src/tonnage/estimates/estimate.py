@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from tonnage.errors import UnreadableFile
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 SCHEMA_VERSION: Final = 1
 
@@ -217,8 +217,8 @@ class Estimate:
     def verdict(self) -> str:
         """Return one sentence: fits or not, with the numbers that decide."""
         capacity = self.cluster.get("capacity_bytes")
-        need = gib(self.peak.process_bytes)
-        where = f"of {gib(capacity)}" if capacity else ""
+        need = format_gib(self.peak.process_bytes)
+        where = f"of {format_gib(capacity)}" if capacity else ""
         if self.fits:
             return f"fits: {need} {where}".rstrip()
         return f"does not fit: out of memory in {self.oom.phase if self.oom else self.peak.phase} ({need} {where})"

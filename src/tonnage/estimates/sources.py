@@ -20,9 +20,9 @@ from tonnage.meta import scope
 from tonnage.shallow.continuing import continued, requests_of
 from tonnage.shallow.few import depths_to_continue, layers_of, roomy, with_layers
 from tonnage.shallow.requests import Requests
-from tonnage.trace.operations import Worked
+from tonnage.trace.operations import StepOperations
 from tonnage.trace.trace import Trace
-from tonnage.units import counted
+from tonnage.units import pluralise
 from tonnage.workers.worker import Worker, request
 
 ALLOCATORS: Final = ("expandable", "default")
@@ -57,7 +57,7 @@ class Cpu:
         _check_torch()
         from tonnage.meta import recording  # imports torch
 
-        self.progress(f"recording {counted(steps, 'step')} on the CPU without computing them")
+        self.progress(f"recording {pluralise(steps, 'step')} on the CPU without computing them")
         return recording.run(case, rank=rank, steps=steps)
 
 
@@ -81,7 +81,7 @@ class Meta:
         _check_torch()
         from tonnage.meta import step  # imports torch
 
-        self.progress(f"imitating {counted(steps, 'step')} on one {case.cluster.device.id}")
+        self.progress(f"imitating {pluralise(steps, 'step')} on one {case.cluster.device.id}")
         trace = step.run(case, rank=rank, steps=steps)
         if key is not None and key == _key(case, None, source="meta", rank=rank, steps=steps):
             cache.keep(key, trace, None)
@@ -142,7 +142,7 @@ class Ghost:
             trace = run(steps=steps + self.repeated)  # a repetition has no stack to report
         return trace
 
-    def _count(self, case: Case, rank: int) -> Worked | None:
+    def _count(self, case: Case, rank: int) -> StepOperations | None:
         """Return the operations of a step; None if its second one cannot run while they are counted."""
         self.progress("counting the operations of a step, for its seconds")
         worker = self._start_worker(case)
@@ -188,7 +188,7 @@ class Ghost:
     def _start_worker(self, case: Case, steps: int = 1) -> Worker:
         if self.worker is None:
             self.worker = self.stack.enter_context(_start(self.torch_version, self.progress))
-            steps_made = counted(steps + self.repeated, "step")
+            steps_made = pluralise(steps + self.repeated, "step")
             self.progress(f"running {steps_made} on a ghost {case.cluster.device.id}")
         return self.worker
 

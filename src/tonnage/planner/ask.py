@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tonnage.case import check_idle
+from tonnage.case import check_unused
 from tonnage.cluster import Cluster
 from tonnage.job import check_said
 from tonnage.planner.contradictions import check_possible
@@ -37,7 +37,7 @@ def ask(
         check_said(said, job)
     cluster = initial_cluster(find, cards, given)
     question = Question(job=job, plan=given, cluster=cluster, stated=tuple(said), methods=methods, **limits)
-    check_idle(said, given, most_gpus(find, cluster), question.is_undecided)
+    check_unused(said, given, most_gpus(find, cluster), question.is_undecided)
     if find is None:  # `find` tries other GPUs, lengths and batches than those of the question
         check_possible(question)
     return question

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from tonnage.case import Case
 from tonnage.errors import TonnageError
 from tonnage.estimates import predict
-from tonnage.options import spelled
+from tonnage.options import spell_option
 from tonnage.trainers import cases
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 if TYPE_CHECKING:
     from tonnage.cluster import Cluster
@@ -86,7 +86,10 @@ class Beside:
     def _lines(self) -> Iterator[str]:
         yield ""
         if self.estimate is not None:
-            peak, capacity = (gib(self.estimate.peak.process_bytes), gib(self.estimate.cluster["capacity_bytes"]))
+            peak, capacity = (
+                format_gib(self.estimate.peak.process_bytes),
+                format_gib(self.estimate.cluster["capacity_bytes"]),
+            )
             if self.estimate.fits:
                 yield f"The {self.given.target} file as it is fits: {peak} of {capacity} on each GPU."
             else:  # the peak is that before the allocation that failed
@@ -184,7 +187,7 @@ def wordless(given: TrainerConfig) -> tuple[str, ...]:
     ]
     missing = [pair for pair in pairs if not target.has_words(*pair, getattr(default, pair[0]))]
     return tuple(
-        spelled(name) if isinstance(value, bool | int) else f"{spelled(name)}={value.partition('=')[0]}"
+        spell_option(name) if isinstance(value, bool | int) else f"{spell_option(name)}={value.partition('=')[0]}"
         for name, value in missing
     )
 

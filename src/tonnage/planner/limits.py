@@ -16,7 +16,7 @@ from tonnage.cluster import GPUS_PER_NODE, Cluster
 from tonnage.errors import CannotEstimate, GhostUnavailable, UsageError
 from tonnage.estimates.estimate import Estimate
 from tonnage.mesh import divisors
-from tonnage.options import spelled
+from tonnage.options import spell_option
 from tonnage.planner.fit import host_bytes
 from tonnage.planner.interpolated_bisection import find_largest, has_room
 from tonnage.planner.nearest import KeepingWay, keeping_way, list_smallest
@@ -28,7 +28,7 @@ from tonnage.planner.solve import Progress, refuse_missing_engine, search
 from tonnage.planner.space import check_precision
 from tonnage.planner.trial_runner import Failure, TrialRunner
 from tonnage.plans import Plan
-from tonnage.units import counted
+from tonnage.units import pluralise
 
 STEP_TOKENS: Final = 1024
 """Sequence lengths are tried in multiples of this, and of what the stated degrees divide."""
@@ -90,8 +90,8 @@ def check_find_options(find: str | None, options: Mapping[str, Any]) -> None:
     """Raise UsageError if an option states what is to be found."""
     for name, instead in _EXCLUDED_OPTIONS.get(find or "", {}).items():
         if name in options:
-            what = f"--find {find} looks for what --{spelled(name)} says"
-            raise UsageError(f"{what}; leave --{spelled(name)} out{instead}, or leave --find out.")
+            what = f"--find {find} looks for what --{spell_option(name)} says"
+            raise UsageError(f"{what}; leave --{spell_option(name)} out{instead}, or leave --find out.")
 
 
 def most_gpus(find: str | None, cluster: Cluster) -> int:
@@ -273,7 +273,7 @@ def _find_fewest_gpus(question: Question, measure_room: MeasureRoom, progress: P
         progress(f"trying {cluster}")
         changed = replace(question, cluster=cluster)
         if has_room(measure_room(changed)):
-            return f"{counted(cluster.gpus, 'GPU')} ({cluster})", changed
+            return f"{pluralise(cluster.gpus, 'GPU')} ({cluster})", changed
     return None
 
 

@@ -31,7 +31,7 @@ from tonnage.job import Job
 from tonnage.options import Option, options
 from tonnage.planner.solution import Choice
 from tonnage.plans import Plan
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 SCHEMA_VERSION: Final = 1
 _TABLES: Final[Mapping[str, type]] = {"job": Job, "plan": Plan}
@@ -95,9 +95,9 @@ def text(choice: Choice, *, gpu: str, gpu_memory_bytes: int | None = None, model
     model = model or job.model.name
     again = f"{model} --plan FILE" if is_factory(model) else "--plan FILE"
     seconds = estimate.time.get("step_seconds")
-    capacity = gib(estimate.cluster["capacity_bytes"])
+    capacity = format_gib(estimate.cluster["capacity_bytes"])
     lines = [
-        f"# {choice.name}: {gib(estimate.peak.process_bytes)} of {capacity} on each GPU"
+        f"# {choice.name}: {format_gib(estimate.peak.process_bytes)} of {capacity} on each GPU"
         + (f", {seconds:.3g} s a step" if seconds else ""),
         f"# tonnage estimate {again} estimates it again; tonnage export FILE --to TARGET writes it for a trainer.",
         f"schema_version = {SCHEMA_VERSION}",

@@ -17,7 +17,7 @@ from tonnage.catalog.overheads import overheads
 from tonnage.cluster import Cluster
 from tonnage.errors import CannotEstimate
 from tonnage.estimates.step_time import price
-from tonnage.mesh import Axes
+from tonnage.mesh import Mesh
 from tonnage.planner.bounds import bound_activations, bound_host_memory, bound_memory, estimate_extra
 from tonnage.planner.pipeline_buffers import buffer_bytes_at
 from tonnage.planner.solution import Candidate
@@ -157,7 +157,7 @@ def _find_timing(candidate: Candidate, work: Work, cluster: Cluster) -> Timing |
 
 
 @lru_cache(maxsize=1024)
-def _outside_bytes(layout: Axes, cluster: Cluster) -> int:
+def _outside_bytes(layout: Mesh, cluster: Cluster) -> int:
     """Return the bytes outside torch's allocator: the context, and a communicator for each axis of several ranks."""
     sizes = (layout.pp, layout.dp_replicate, layout.shards, layout.cp, layout.tp)
     ranks = [size for size in sizes if size > 1]

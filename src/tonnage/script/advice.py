@@ -21,7 +21,7 @@ from tonnage.errors import TrialFailed
 from tonnage.estimates.estimate import Estimate
 from tonnage.job import Job
 from tonnage.mesh import SHARDING
-from tonnage.options import spelled
+from tonnage.options import spell_option
 from tonnage.planner.describe import describe
 from tonnage.planner.probe import Need
 from tonnage.planner.question import Question
@@ -46,7 +46,7 @@ from tonnage.script.command import find_flag, set_value
 from tonnage.script.facts import Facts, NotUnderstood, Understood, seen, understood
 from tonnage.script.ladder import list_rungs
 from tonnage.trainers import engine_of
-from tonnage.units import gib
+from tonnage.units import format_gib
 
 Progress = Callable[[str], None]
 
@@ -254,7 +254,7 @@ def _try_plans(
             return advice
         assert advice.after is not None
         peak = advice.after.estimate.peak.process_bytes
-        failed.append(Refused(what=describe(best), why=f"does not fit: the script itself needs {gib(peak)}"))
+        failed.append(Refused(what=describe(best), why=f"does not fit: the script itself needs {format_gib(peak)}"))
         excess = (peak - solution.plans[0].estimate.peak.process_bytes) / asked.cluster.device.capacity_bytes
         question = replace(question, headroom=min(question.headroom + max(excess, LEAST_FURTHER), 0.9))
     return replace(advice, after=None, failed=tuple(failed))
@@ -382,13 +382,13 @@ def _list_stronger(best: Candidate, cluster: Cluster) -> Iterator[tuple[str, str
     plan = best.plan
     for name, value in free_choices(best.job, plan, cluster).items():
         if getattr(plan, name) != value:
-            yield f"{spelled(name)}={value}", name, value
+            yield f"{spell_option(name)}={value}", name, value
     for name, values in ORDER.items():
         if cluster.gpus == 1 and name in ("shard", "accum_sync"):
             continue
         present = getattr(plan, name)
         for value in values[values.index(present) + 1 :] if present in values else ():
-            yield spelled(name) if value is True else f"{spelled(name)}={value}", name, value
+            yield spell_option(name) if value is True else f"{spell_option(name)}={value}", name, value
 
 
 def _has_no_setting(name: str, value: Any, job: Job, plan: Plan, facts: Facts, cluster: Cluster) -> bool:
@@ -396,10 +396,10 @@ def _has_no_setting(name: str, value: Any, job: Job, plan: Plan, facts: Facts, c
     if name == "attention":  # no flag of a Trainer or a launcher sets it
         return True
     if facts.is_loop:
-        return spelled(name) in LOOPS_NOT or f"{spelled(name)}={value}" in LOOPS_NOT
+        return spell_option(name) in LOOPS_NOT or f"{spell_option(name)}={value}" in LOOPS_NOT
     refusals = engine_of(plan).refusals(Case(job, plan, cluster))
     return any(
-        refusal.technique.partition("=")[0] == spelled(name) and "no setting" in refusal.reason
+        refusal.technique.partition("=")[0] == spell_option(name) and "no setting" in refusal.reason
         for refusal in refusals
     )
 

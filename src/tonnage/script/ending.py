@@ -14,7 +14,7 @@ from tonnage.errors import TrialFailed
 from tonnage.ghost import cards
 from tonnage.script.records import Records
 from tonnage.trace.trace import Trace
-from tonnage.units import counted, size
+from tonnage.units import format_size, pluralise
 
 ENOUGH_STEPS: Final = 2
 """Steps after which the peak is known: optimizer states appear in the first step, so the second has everything."""
@@ -61,16 +61,16 @@ def note_followed(failed: Trace | None) -> str:
 def note_shared(card: cards.Card, names: Mapping[int, tuple[int, str]], cluster: Cluster) -> str:
     """Return the note about a GPU that several processes used: the peak of each, and of all together."""
     peaks = [
-        f"{_name_process(holder.process, names)} {size(holder.peak_bytes)}"
+        f"{_name_process(holder.process, names)} {format_size(holder.peak_bytes)}"
         for holder in sorted(card.holders, key=lambda holder: -holder.peak_bytes)
     ]
     more = f" and {len(peaks) - 8} more" if len(peaks) > 8 else ""
     sum_of_peaks = sum(holder.peak_bytes for holder in card.holders)
-    summed = f"; had all peaks come at once, {size(sum_of_peaks)}" if sum_of_peaks > card.peak_bytes else ""
+    summed = f"; had all peaks come at once, {format_size(sum_of_peaks)}" if sum_of_peaks > card.peak_bytes else ""
     return (
         f"GPU {card.index} was used by {len(peaks)} processes. Their peaks, with contexts and NCCL's buffers: "
-        f"{', '.join(peaks[:8])}{more}; together they held at most {size(card.peak_bytes)} of "
-        f"{size(cluster.device.capacity_bytes)}{summed}."
+        f"{', '.join(peaks[:8])}{more}; together they held at most {format_size(card.peak_bytes)} of "
+        f"{format_size(cluster.device.capacity_bytes)}{summed}."
     )
 
 
@@ -102,7 +102,7 @@ def judge(command: list[str], records: Records, ended: int | None, steps: int, t
     lost = [describe_cut_off(records.cut_off)] if records.cut_off else []
     if ended > 0:
         ooms = max(trace.peaks.get("ooms", 0) for trace in records.traces)
-        why = [f"The command ended with exit code {ended} after {counted(done, 'optimizer step')}.", *lost]
+        why = [f"The command ended with exit code {ended} after {pluralise(done, 'optimizer step')}.", *lost]
         raise TrialFailed(" ".join([*why, _note_ooms(ooms)] if ooms else why))
     if not any(trace.peaks.get("allocated_bytes", 0) for trace in (*records.traces, *records.others)):
         raise TrialFailed(_explain_no_gpu(command, "allocated no GPU memory through PyTorch"))
@@ -117,7 +117,8 @@ def judge(command: list[str], records: Records, ended: int | None, steps: int, t
 def _note_early(done: int) -> str:
     """Return the note about a command that ended after its first step."""
     return (
-        f"The command ended by itself after {counted(done, 'optimizer step')}, perhaps because losses read as zero: "
+        f"The command ended by itself after {pluralise(done, 'optimizer step')}, perhaps because losses "
+        f"read as zero: "
         "these numbers do not include a later step, which has optimizer states beside its activations."
     )
 
@@ -131,7 +132,7 @@ def explain_failure(trace: Trace) -> str:
         return f"{description} {_note_ooms(ooms)}"
     if "invalid device ordinal" in message:
         count = trace.device.get("devices", 1)
-        return f"{description} The ghost machine has {counted(count, 'GPU')}; name more with --gpu, such as 8xt4."
+        return f"{description} The ghost machine has {pluralise(count, 'GPU')}; name more with --gpu, such as 8xt4."
     if outcome.get("error") not in VALUE_ERRORS or not outcome.get("computed_reads"):
         return description
     return f"{description} If it needs a value that only a real GPU computes, skip that part in the dry-run."
@@ -167,7 +168,7 @@ def describe_failure(outcome: Mapping[str, Any]) -> str:
 
 def _note_ooms(ooms: int) -> str:
     """Return the note about a command that caught out-of-memory errors and failed later with an error of its own."""
-    return f"It had run out of GPU memory {counted(ooms, 'time')} before."
+    return f"It had run out of GPU memory {pluralise(ooms, 'time')} before."
 
 
 def locate_failure(stack: Sequence[str]) -> str:
@@ -179,9 +180,9 @@ def locate_failure(stack: Sequence[str]) -> str:
 def _describe_stop(trace: Trace, timeout_seconds: float, steps: int) -> str:
     """Return a sentence about the progress of a command that was stopped at the time limit."""
     outcome = trace.outcome
-    done = f"{trace.steps} of {counted(steps, 'optimizer step')} {'was' if steps == 1 else 'were'} done"
+    done = f"{trace.steps} of {pluralise(steps, 'optimizer step')} {'was' if steps == 1 else 'were'} done"
     description = f"The command was stopped after {timeout_seconds:.0f} s, when {done} and at most "
-    description += f"{size(trace.peaks.get('allocated_bytes', 0))} had been allocated"
+    description += f"{format_size(trace.peaks.get('allocated_bytes', 0))} had been allocated"
     if outcome.get("kind") != "stopped":
         return f"{description}."
     module = f" in {outcome['module']}" if outcome.get("module") else ""
@@ -195,7 +196,8 @@ def _note_other_process(trace: Trace) -> str:
     ending = " and ran out of memory" if trace.outcome.get("kind") == "oom" else ""
     return (
         f"Another process of the command used GPU {trace.device.get('card', 0)} too{ending}: at most "
-        f"{size(trace.peaks.get('allocated_bytes', 0))} allocated, {size(trace.peaks.get('reserved_bytes', 0))} "
+        f"{format_size(trace.peaks.get('allocated_bytes', 0))} allocated, "
+        f"{format_size(trace.peaks.get('reserved_bytes', 0))} "
         "reserved, and a context of its own."
     )
 
@@ -213,8 +215,9 @@ def _describe_progress(process: dict[str, Any]) -> str:
     if not steps:
         return f"rank {rank} before its first optimizer step"
     return (
-        f"rank {rank} after {counted(steps, 'optimizer step')}, with at most "
-        f"{size(process['peaks']['reserved_bytes'])} reserved on the GPU and {size(process['host_bytes'])} resident "
+        f"rank {rank} after {pluralise(steps, 'optimizer step')}, with at most "
+        f"{format_size(process['peaks']['reserved_bytes'])} reserved on the GPU and "
+        f"{format_size(process['host_bytes'])} resident "
         "on the host until the last one"
     )
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from tonnage.errors import CannotEstimate, UsageError
 from tonnage.step import model as models
 from tonnage.step.model import causal_network
-from tonnage.units import counted
+from tonnage.units import pluralise
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -126,7 +126,7 @@ def cut(module: nn.Module, *, index: int, count: int) -> Stage:
     tied = network.get_output_embeddings().weight is embedding.weight
     [layers], [norm] = lists, ends
     if len(layers) < count:
-        there = counted(len(layers), "layer")
+        there = pluralise(len(layers), "layer")
         raise UsageError(f"{there} cannot be cut into {count} stages; choose at most {len(layers)}.")
     own_layers = layers_of_stage(len(layers), index, count)
     for place in range(len(layers)):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from tonnage.case import Case, check_idle
+from tonnage.case import Case, check_unused
 from tonnage.catalog.configurations import resolve
 from tonnage.catalog.families import learned_positions
 from tonnage.cluster import Cluster
@@ -36,7 +36,7 @@ def ask(
     said = options if said is None else said
     full_job, full_plan = request(model, job, plan, offline=offline, **options)
     check_said(said if "method" in said else options, full_job)  # another method leaves the file's adapters unused
-    check_idle(said, full_plan, cluster.gpus)
+    check_unused(said, full_plan, cluster.gpus)
     return Case(full_job, full_plan, cluster)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tonnage.case import Case
 from tonnage.errors import UsageError
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.techniques.chunked_loss import CAUSAL
 
 if TYPE_CHECKING:
@@ -100,4 +100,4 @@ def check_plan(request: ExportRequest, to: Target) -> None:
 
 def data_parallel(plan: Plan, cluster: Cluster) -> int:
     """Return the number of ranks that have batches of their own."""
-    return axes(plan, cluster.gpus, cluster.gpus_per_node).data_parallel
+    return make_mesh(plan, cluster.gpus, cluster.gpus_per_node).data_parallel

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from tonnage.mesh import axes
+from tonnage.mesh import make_mesh
 from tonnage.step import batches, generation
 from tonnage.step import model as models
 from tonnage.step.events import phase
@@ -127,7 +127,7 @@ def evaluation_rows(step: Step, module: nn.Module) -> Rows:
 def count_rows(step: Step, steps: int) -> int:
     """Return the sequences of `steps` optimizer steps on all ranks; ranks that share a sequence get the same one."""
     job, world = step.job, step.world
-    layout = axes(step.plan, world.size, world.gpus_per_node)
+    layout = make_mesh(step.plan, world.size, world.gpus_per_node)
     return job.micro_batch * job.grad_accum * layout.data_parallel * steps
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tonnage.options import listed, options, spelled
+from tonnage.options import is_accepted, options, spell_option
 from tonnage.techniques import chosen
 from tonnage.techniques.technique import Refusal, first_of, nothing_against
 from tonnage.trainers.packages import installed
@@ -103,10 +103,14 @@ class Engine:
 
         option, known = item.name, (self.expresses or {}).get(item.name, ())
         choices = [word for word in possible if word in known]
-        way_out = f"choose {spelled(option)} {' or '.join(choices)}" if choices else f"leave {spelled(option)} out"
+        way_out = (
+            f"choose {spell_option(option)} {' or '.join(choices)}"
+            if choices
+            else f"leave {spell_option(option)} out"
+        )
         shown = ",".join(value) if isinstance(value, tuple) else "on" if value is True else value
         return Refusal(
-            technique=f"{spelled(option)}={shown}",
+            technique=f"{spell_option(option)}={shown}",
             reason=f"the engine {self.name} has no setting for it",
             instead=f"{way_out}, or engine {' or '.join(with_words(option, value, item.default))}",
         )
@@ -114,7 +118,7 @@ class Engine:
 
 def has_words(known: tuple[str, ...] | None, value: Any, default: Any) -> bool:
     """Return whether a value of an option is among the known ones; None: only its default is."""
-    return bool(value == default) if known is None else known == ANY or listed(str(value), known)
+    return bool(value == default) if known is None else known == ANY or is_accepted(str(value), known)
 
 
 def refuse_undivided(plan: Plan, cluster: Cluster, instead: str = "choose shard ddp or zero3") -> Refusal | None:

@@ -11,7 +11,7 @@ from dataclasses import Field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.errors import UsageError
-from tonnage.options import options, spelled
+from tonnage.options import options, spell_option
 from tonnage.trainers.accelerate.write import ACCELERATE
 from tonnage.trainers.axolotl.write import AXOLOTL
 from tonnage.trainers.deepspeed.write import DEEPSPEED
@@ -146,7 +146,7 @@ def _substitute_options(job: Job, plan: Plan, missing: Missing) -> str:
     for item, new in missing:
         old = getattr(job if hasattr(job, item.name) else plan, item.name)
         if isinstance(new, str) and new != old:
-            arguments.append(f" --{spelled(item.name)} {new}")
+            arguments.append(f" --{spell_option(item.name)} {new}")
     return "".join(arguments)
 
 
@@ -161,7 +161,7 @@ def _find_missing(job: Job, plan: Plan, to: Target, overrides: Overrides) -> Ite
                 continue
             if item.name in REFUSED:
                 raise UsageError(
-                    f"{to.name} has no setting for {spelled(item.name)} {value}{_reason(to, item.name, value)}; "
+                    f"{to.name} has no setting for {spell_option(item.name)} {value}{_reason(to, item.name, value)}; "
                     f"plan without it: tonnage plan MODEL {_search_options(to, item)}."
                 )
             yield item, _substitute(to, item, value)
@@ -175,7 +175,7 @@ def _search_options(to: Target, item: Field[Any]) -> str:
     if item.name == "method":
         return f"--method {','.join(to.expresses.get('method', (str(item.default),)))}"
     engine = f", or --engine {to.engine}" if to.engine not in (None, "tonnage") else ""
-    return f"--without {spelled(item.name)}{engine}"
+    return f"--without {spell_option(item.name)}{engine}"
 
 
 def _settle(missing: Missing, job: Job, plan: Plan, to: Target) -> Missing:
@@ -213,7 +213,7 @@ def _reason(to: Target, option: str, value: Any) -> str:
 def _describe(to: Target, option: str, value: Any, new: Any, overrides: Overrides) -> Unexpressed:
     general = to.why.get(f"{option}={value}", to.why.get(option, f"{to.name} has no setting for it"))
     reason = overrides[option][0] if option in overrides else general
-    return Unexpressed(option=spelled(option), value=_shown(value), why=reason, instead=_shown(new))
+    return Unexpressed(option=spell_option(option), value=_shown(value), why=reason, instead=_shown(new))
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tonnage.mesh import SHARDING
 from tonnage.trainers.target import File, flat, without_none
-from tonnage.units import counted
+from tonnage.units import pluralise
 
 if TYPE_CHECKING:
     from tonnage.job import Job
@@ -53,7 +53,7 @@ def note_rows(request: ExportRequest) -> tuple[str, ...]:
     return (
         "train.py --data FILE trains on JSON lines with images and messages (rows.py shows one); without it rows are "
         "made up.",
-        f"The plan counts on {counted(request.job.images, 'image')} in each row{shrunk}. Rows are padded or cut to "
+        f"The plan counts on {pluralise(request.job.images, 'image')} in each row{shrunk}. Rows are padded or cut to "
         f"{request.job.seq_len:,} tokens.",
     )
 

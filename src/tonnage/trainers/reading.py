@@ -26,7 +26,7 @@ from tonnage.trainers.hf_trainer.read import HF_TRAINER
 from tonnage.trainers.keys import FileFormat, UnknownValue, WrongValue
 from tonnage.trainers.llama_factory.read import LLAMA_FACTORY
 from tonnage.trainers.trl.read import TRL
-from tonnage.units import counted
+from tonnage.units import pluralise
 
 READERS: Final[tuple[FileFormat, ...]] = (DEEPSPEED, ACCELERATE, AXOLOTL, LLAMA_FACTORY, TRL, HF_TRAINER)
 """The formats that are known, the first match first: SFTConfig has all keys of TrainingArguments."""
@@ -75,7 +75,7 @@ class TrainerConfig:
         if micro_batch * steps * ranks != self.batch:
             raise UnreadableFile(
                 f"{GLOBAL_BATCH} = {self.batch} is not {micro_batch} sequences x {steps} micro-batches x "
-                f"{counted(ranks, 'rank')}; such a job does not start."
+                f"{pluralise(ranks, 'rank')}; such a job does not start."
             )
         return replace(self, options={**self.options, "micro_batch": micro_batch, "grad_accum": steps})
 
@@ -230,7 +230,7 @@ def _possible(
 ) -> dict[str, Any]:
     """Return the options whose values a field can have; the others are added to what is not understood."""
     from tonnage.job import Job
-    from tonnage.options import is_amount, listed
+    from tonnage.options import is_accepted, is_amount
     from tonnage.options import options as declared
     from tonnage.plans import Plan
 
@@ -240,7 +240,7 @@ def _possible(
         option = fields[name]
         is_number = isinstance(value, int) and not isinstance(value, bool) and option.least <= value < 2**31
         is_possible = {
-            "word": isinstance(value, str) and listed(value, option.possible),
+            "word": isinstance(value, str) and is_accepted(value, option.possible),
             "number": is_number,
             "amount": is_amount(value),
             "fraction": isinstance(value, float) and 0 <= value < 1,

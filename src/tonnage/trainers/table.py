@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from tonnage.job import Job
-from tonnage.options import options, spelled
+from tonnage.options import options, spell_option
 from tonnage.plans import Plan
 from tonnage.trainers.engine import ANY
 from tonnage.trainers.export import DECIDED, TARGETS, Target
@@ -39,7 +39,7 @@ def _rows() -> Iterator[str]:
             if item.name in DECIDED or not any(item.name in target.expresses for target in TARGETS):
                 continue
             cells = [_cell(target, item.name, option.possible) for target in TARGETS]
-            yield f"| `{spelled(item.name)}` | {' | '.join(cells)} |"
+            yield f"| `{spell_option(item.name)}` | {' | '.join(cells)} |"
 
 
 def _cell(target: Target, name: str, possible: tuple[str, ...]) -> str:

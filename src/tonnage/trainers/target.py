@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.mesh import Axes, axes
+from tonnage.mesh import Mesh, make_mesh
 from tonnage.trainers.engine import has_words
 
 if TYPE_CHECKING:
@@ -58,9 +58,9 @@ class ExportRequest:
     """The shapes of a row, for a network that reads images too."""
 
     @property
-    def axes(self) -> Axes:
+    def axes(self) -> Mesh:
         """The layout of the ranks."""
-        return axes(self.plan, self.cluster.gpus, self.cluster.gpus_per_node)
+        return make_mesh(self.plan, self.cluster.gpus, self.cluster.gpus_per_node)
 
 
 @dataclass(frozen=True, kw_only=True)

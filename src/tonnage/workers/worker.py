@@ -23,8 +23,8 @@ from tonnage.plans import Plan
 from tonnage.shallow.requests import Requests
 from tonnage.trace import operations as worked
 from tonnage.trace import trace
-from tonnage.trace.gc_paused import uncollected
-from tonnage.trace.operations import Worked
+from tonnage.trace.gc_paused import gc_paused
+from tonnage.trace.operations import StepOperations
 from tonnage.trace.trace import Trace
 
 _PROGRAM: Final = ("-P", "-m", "tonnage.workers.server")
@@ -141,7 +141,7 @@ class Worker:
         asked = request(job, plan, cluster, rank=rank, steps=1, repeated=repeated)
         return requests.traced(self._traced(asked | {"requests": str(path)}))
 
-    def worked(self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0) -> Worked:
+    def worked(self, job: Job, plan: Plan, cluster: Cluster, *, rank: int = 0) -> StepOperations:
         """What the operations of one rank's second step work.  Raises CannotEstimate as `run` does."""
         path = self._folder / "worked"
         path.unlink(missing_ok=True)
@@ -160,7 +160,7 @@ class Worker:
             self.answered = True
         if answer["error"] is not None:
             raise of_kind(answer["kind"], answer["error"])
-        with uncollected():  # a Trace is many small things that all stay
+        with gc_paused():  # a Trace is many small things that all stay
             return trace.load(self.trace_file)
 
     def _check_open(self) -> None:

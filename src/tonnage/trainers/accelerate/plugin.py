@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tonnage.mesh import SHARDING, axes
+from tonnage.mesh import SHARDING, make_mesh
 from tonnage.techniques.technique import Refusal
 
 if TYPE_CHECKING:
@@ -76,6 +76,6 @@ def parallelism_settings(plan: Plan, world: World) -> dict[str, Any]:
         return {}
     from accelerate import ParallelismConfig
 
-    layout = axes(plan, world.size, world.gpus_per_node)
+    layout = make_mesh(plan, world.size, world.gpus_per_node)
     sizes = {"dp_replicate_size": layout.dp_replicate, "dp_shard_size": layout.dp_shard, "cp_size": plan.cp}
     return {"parallelism_config": ParallelismConfig(**sizes)}
