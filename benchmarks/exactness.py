@@ -20,9 +20,10 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # their tiny networks, and how bytes are counted
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "meta")]  # their tiny networks, and how bytes are counted
 
-import test_record as tests
+import test_recording as tests
 import torch
 from asking import table
 
