@@ -20,8 +20,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).parents[1] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "meta")]  # their tiny networks, and how bytes are counted
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # their tiny networks, and how bytes are counted
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "meta"))
 
 import test_recording as tests
 import torch
