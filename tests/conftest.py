@@ -6,6 +6,8 @@ import platform
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +17,8 @@ from tonnage.estimates import cache as shelf
 from tonnage.ghost import process, wheel
 from tonnage.ghost.wheel import Torch
 from tonnage.workers.worker import Worker
+
+HERE: Final = Path(__file__).parent
 
 settings.register_profile(
     "tonnage",
@@ -32,6 +36,23 @@ def pytest_collection_finish() -> None:
     """Who looks for garbage in a test need not look through all that was imported: a twentieth of the time."""
     gc.collect()
     gc.freeze()
+
+
+SLOW: Final = ("torch_build", "worker", "dry_run")
+"""Fixtures of tests that run a ghost; `pytest -m "not slow"` leaves them out, for daily work."""
+
+SLOW_FILES: Final = ()
+"""Files of tests without a ghost that take long together."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that daily work can do without."""
+    for item in items:
+        needs_ghost = not set(SLOW).isdisjoint(getattr(item, "fixturenames", ()))
+        if needs_ghost or (
+            item.path.is_relative_to(HERE) and str(item.path.relative_to(HERE)).startswith(SLOW_FILES)
+        ):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
