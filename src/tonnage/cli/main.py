@@ -110,7 +110,7 @@ def _no_room(error: Exception) -> str | None:
     if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # tempfile's own words
         return "No folder for temporary files can be written to; set TMPDIR to one."
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
-        return "Files may not be as large as one that is needed here (ulimit -f says how large)."
+        return "A file that is needed here is larger than the limit for files (see ulimit -f)."
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = error.filename or gettempdir()
         return f"No space is left on the device of {where}; free some, or set TMPDIR to a folder elsewhere."
