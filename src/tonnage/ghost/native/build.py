@@ -245,7 +245,8 @@ def build_major(major: int, folder: Path, *, strict: bool = False, force: bool =
 def build(folder: Path | None = None, *, strict: bool = False, force: bool = False) -> list[Path]:
     """Build every major CUDA version that is not up to date; return their folders.
 
-    With `strict`, warnings are errors.  Raises BuildError without Linux on x86-64, without a compiler, or if it fails.
+    With `strict`, warnings are errors.  Raises BuildError if this is not Linux on x86-64 or there is no compiler, and
+    if the compiler fails.
     """
     if not supported():
         raise BuildError(f"the ghost runs on Linux x86_64, this is {sys.platform} {platform.machine()}")

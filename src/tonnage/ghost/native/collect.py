@@ -187,7 +187,7 @@ def exported(listing: Path) -> set[str]:
 
 
 def variables(listing: Path) -> dict[str, str]:
-    """Return the public C variables of one `nm -S` listing with their sizes; a program that uses one needs it to load."""
+    """Return the public C variables of one `nm -S` listing, with their sizes; a library that uses one needs it."""
     notes = {}
     for line in listing.read_text().splitlines():
         words = line.split()

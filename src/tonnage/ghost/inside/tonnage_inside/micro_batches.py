@@ -1,8 +1,8 @@
 """Repeats the memory requests of a micro-batch for those that are like it, without running the program.
 
-All micro-batches of a step but the first allocate alike: blocks that one of them allocated and freed are allocated and
-freed again, in the same order, sizes and streams, under marks of the same phases and modules, by the real allocator in
-its current state.  The first one creates the gradients.  If they are averaged each time, each of the
+All micro-batches of a step but the first allocate alike: blocks that one of them allocated and freed are allocated
+and freed again, in the same order, sizes and streams, under marks of the same phases and modules, by the real
+allocator in its current state.  The first one creates the gradients.  If they are averaged each time, each of the
 others creates as many bytes, adds them to the gradients and frees them at once, and is otherwise like the first.
 
 This takes microseconds a block, where the program takes a tenth of a second and more.

@@ -1,8 +1,8 @@
 """Repeats the memory requests of a step without running the program.
 
-All steps but the first do what the first did, beside the memory that the first left behind (optimizer states).  The
-blocks that the step allocated and freed are allocated and freed once more, in the same order, sizes and streams, by the
-real allocator in the state in which the step left it; blocks that the step kept exist already.  This takes
+All steps but the first do what the first did, beside the memory that the first left behind (optimizer states).
+Blocks that the step allocated and freed are allocated and freed once more, in the same order, sizes and streams, by
+the real allocator in the state in which the step left it; blocks that the step kept exist already.  This takes
 microseconds a block.
 """
 
@@ -71,7 +71,7 @@ def _returned(columns: dict[str, Any], began: int, changes: list[int]) -> _Step:
 
 
 def lives(action: Any, address: Any) -> tuple[Any, Any]:
-    """Return the events that handed out blocks, in order, and those that freed them: for a kept block, their count."""
+    """Return the events that handed out blocks, in order, and those that freed them (a kept block: their count)."""
     allocated, completed = (written.CODES[name] for name in ("alloc", "free_completed"))
     either = np.flatnonzero((action == allocated) | (action == completed))
     either = either[np.argsort(address[either], kind="stable")]

@@ -309,7 +309,7 @@ def _values_in(load: Any, path: Path) -> dict[int, Any]:
 
 
 def _write_empty(path: Path, tensors: Any, metadata: Any) -> None:
-    """Write a file in the format of safetensors with its full length, and a hole in place of the tensors' bytes."""
+    """Write a file in the format of safetensors, at full length, with a hole in place of the tensors' bytes."""
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, tensor in tensors.items():
